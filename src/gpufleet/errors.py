@@ -1,7 +1,7 @@
 """The exception type for operators, and sentences for parser errors.
 
-Its text reaches a terminal as it is, so every problem is a whole sentence: what was found, why it
-is wrong, what to do; with the file and the key where there is one.
+Its text is printed unchanged, so every problem is a whole sentence: what was found, why it is
+wrong, what to do; with the file and the key where there is one.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class NotKnownError(FleetError):
 # Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.
 _YAML = {
     "found character '\\t'": "it is indented by a tab, which YAML does not take: use spaces",
-    "could not determine a constructor": "a value is of a kind (`!name`) that YAML itself has not",
+    "could not determine a constructor": "a value has a tag (`!name`) that YAML does not have",
     "found unhashable key": "a name is a mapping or a list: put quotes around it",
     "found character": "YAML reserves the character there: put quotes around it",
-    "mapping values are not allowed": "there is a `: ` inside of a value: put quotes around that",
+    "mapping values are not allowed": "there is a `: ` inside a value: put quotes around the value",
     "could not find expected ':'": "there is a name without `:`",
     "expected <block end>": "it is not indented as the lines before it, or a quote is missing",
     "expected ',' or": "a `,` or a closing bracket is missing",
@@ -48,15 +48,15 @@ _YAML = {
     "expected a single document": "a second document begins: a file of settings has one",
     "found unknown escape character": "`\\` precedes a character that YAML cannot escape: "
     "write the text in single quotes",
-    "special characters are not allowed": "it has a character that YAML does not take",
+    "special characters are not allowed": "it has a character that YAML does not allow",
 }
 _JSON = {
-    "Expecting value": "no value of JSON begins there",
+    "Expecting value": "a JSON value is expected there",
     "Expecting property name": "a name in double quotes is missing there",
     "Expecting ':'": "a `:` is missing there",
     "Expecting ','": "a `,` or a closing bracket is missing there",
-    "Illegal trailing comma": "the `,` there is one too many",
-    "Extra data": "the value ends before it, and something follows",
+    "Illegal trailing comma": "the `,` there must be removed",
+    "Extra data": "the JSON value ends before that place, and more text follows",
     "Unterminated string": "the text that begins there has no closing quote",
     "Invalid control character": "a text has a character there that is written as `\\n` or such",
     "Invalid \\": "`\\` precedes a character that JSON cannot escape",
@@ -76,7 +76,7 @@ def file_fault(error: OSError | ValueError) -> str:
         return f"line {error.lineno}: is not JSON: {json_fault(error)}"
     if isinstance(error, OSError):
         return error.strerror or "the system gives no reason"
-    return "it has a number or a text that is too long, or a character that no file name has"
+    return "it has a number or text that is too long, or a character that a file name cannot have"
 
 
 def json_fault(error: json.JSONDecodeError) -> str:
@@ -84,12 +84,12 @@ def json_fault(error: json.JSONDecodeError) -> str:
     Return the syntax error of invalid JSON with its column, without quoting the line.
 
     >>> json_fault(json.JSONDecodeError("Expecting value", "[1, x]", 4))
-    'column 5: no value of JSON begins there'
+    'column 5: a JSON value is expected there'
     """
     if not error.doc.strip("\ufeff \t\r\n"):
         return "it is empty"
     if error.pos >= len(error.doc.rstrip()):
-        return "it ends before it is whole"
+        return "it is incomplete"
     known = (words for begins, words in _JSON.items() if error.msg.startswith(begins))
     return f"column {error.colno}: {next(known, 'it cannot be read from there on')}"
 
@@ -105,7 +105,7 @@ def answer_fault(error: Exception) -> str:
         return f"it has no {error}"
     if isinstance(error, OverflowError | RecursionError):
         return "a number is too large, or its nesting is too deep"
-    return "a value is of another kind than its program writes"
+    return "a value is not of the type that its program writes"
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:

@@ -49,7 +49,7 @@ def node_ranges(names: Iterable[str]) -> str:
 
 def join_names(names: Iterable[str], limit: int = 4) -> str:
     """
-    Write names one after another, and of many the first: a sentence stays a sentence.
+    Join names with commas; of many only the first, so that a sentence stays readable.
 
     >>> join_names(["d", "a", "c", "e", "b"])
     'a, b, c and 2 more'
@@ -62,7 +62,7 @@ def join_names(names: Iterable[str], limit: int = 4) -> str:
 
 def count_of(count: int, noun: str) -> str:
     """
-    Write how many there are of something.
+    Write a count with its noun.
 
     >>> count_of(1, "node"), count_of(2, "node")
     ('1 node', '2 nodes')

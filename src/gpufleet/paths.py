@@ -16,8 +16,8 @@ from gpufleet.errors import FleetError
 _INSTALLED = Path(__file__).with_name("_project")
 PROJECT = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2]
 """
-The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or what
-a wheel brings of it. It does not depend on the working directory.
+The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or the
+wheel's copy of it. It does not depend on the working directory.
 """
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 RELEASE = re.compile(r"\d+\.\d+\.\d\w*(?:\.\w+)*")
-"""Three numbers, and what may follow them: 0.32.0, 0.19.1rc2, 0.32.0.post1."""
+"""Three numbers with an optional suffix: 0.32.0, 0.19.1rc2, 0.32.0.post1."""
 
 
 def numbers(version: str) -> tuple[int, ...]:

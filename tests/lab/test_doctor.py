@@ -183,7 +183,7 @@ FAILURES = (
     ),
     Failure(
         "a model type that Transformers lacks",
-        "config.json: written after",
+        "config.json: changed after",
         "/.complete` on",
         **edited("c.update(model_type='nosuch')"),
         fix=PLACE_AGAIN,
@@ -205,7 +205,7 @@ FAILURES = (
     ),
     Failure(
         "weights that are cut off",
-        "model.safetensors: written after",
+        "model.safetensors: changed after",
         "/.complete` on",
         before="cd $MODEL; cp -p model.safetensors /root/weights; "
         "truncate -s 1000 model.safetensors",

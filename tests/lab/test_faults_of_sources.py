@@ -135,7 +135,7 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
             time.sleep(DRIP_SECONDS)
             went_on = run.poll() is None
             status, output = interrupted(fleet, run)
-            assert "may still run to its end on nodes: gpu-0" in output
+            assert "may continue on the nodes: gpu-0" in output
             assert "Run the same command again" in output
             shown = [line.strip() for line in output.splitlines() if "download of" in line]
             row.said = (

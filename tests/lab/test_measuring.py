@@ -185,7 +185,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
     kill_while_it_is_tried()
     run = fleet.gpufleet(*tune, "--json", seconds=2400)
     assert run.status in (0, 1), run.output
-    assert "was interrupted: its declared settings are deployed first" in run.stderr
+    assert "was interrupted: the declared settings are deployed first" in run.stderr
     trials = json.loads(run.stdout)["trials"]
     assert [each["settings"] for each in trials] == [{}, {"max-num-seqs": 6}]
     assert fleet.seqs() == declared

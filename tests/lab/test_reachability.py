@@ -135,7 +135,7 @@ def test_a_replica_starts_once_its_nodes_have_proven_that_they_reach_each_other(
     """Foretold by a dry run; and no proof is asked for when nothing is to start."""
     foretold = deploy(pair, "--dry", "--json")
     assert any(PROOF in name for name in foretold.changed), foretold.output
-    assert "would have gpu-01 and gpu-02 prove first" in foretold.output
+    assert "would first test that gpu-01 and gpu-02" in foretold.output
     status, found = reach(pair)
     assert (status, found["problems"]) == (0, [])
     assert {(way["from"], way["to"]) for way in found["ways"]} == {
@@ -160,7 +160,7 @@ def test_what_runs_is_asked_for_the_ports_that_it_does_not_use(pair: Fleet) -> N
     status, found = reach(pair)
 
     assert (status, found["problems"]) == (0, [])
-    assert any("in use by what runs there now" in each for each in found["remarks"])
+    assert any("in use by programs that run there now" in each for each in found["remarks"])
     assert pair.pids() == before
 
 

@@ -66,15 +66,14 @@ _FOOT = """
 """
 
 
-_HELD_OUT = """
-The ranges are fitted again without a whole laboratory (or kind of GPU, or minor release), and the
-starts that were left out are judged by them; and once to the starts that were here before
-2026-11-25, to judge those that came then. `tests/support/start_up_fit.py` says how.
+_HELD_OUT = """ The ranges are refitted without one laboratory (or kind of GPU, or minor release),
+and the starts that were left out are judged by them. Once they are fitted to the starts from before
+2026-11-25, to judge the later ones. `tests/support/start_up_fit.py` says how.
 
-Ranges are added end to end. No start had all of its parts at one end at once, so of the sum a share
-is stated: the largest that any start needed in a laboratory whose starts no range was fitted to. In
-each row below that share is taken from the other starts, too, by leaving laboratories out of these
-once more.
+The ends of all ranges are added up. No start had all its parts at one end at once, so only a share
+of the sum is used: the largest that any start needed in a laboratory that no range was fitted to.
+In each row below that share is taken from the other starts, too, by leaving laboratories out of
+these once more.
 """
 _BEFORE = """
 Before that, with constants that were written by hand and errors added as the root of their squares,
@@ -258,7 +257,10 @@ def report() -> str:
         "",
         "## Cache",
         "",
-        "How far the logged tokens lie outside what the printed memory allows; 0 is exact.",
+        (
+            "How far the logged number of tokens is outside the range that follows from the "
+            "printed\nmemory; 0: inside."
+        ),
         *_table("tokens", tokens, 0.1, " %"),
         "",
         f"{len(refusal_errors())} starts were refused with an estimated length, and "
@@ -289,7 +291,7 @@ def report() -> str:
         "",
         "## Beside vLLM's own classes",
         "",
-        "Logs are of the models that people serve most. Of more, `tests/data/models_oracle.py`",
+        "The logs are from the most-served models. For more, `tests/data/models_oracle.py`",
         "built vLLM 0.32.0's own classes without memory for their tensors, and summed up what each",
         "rank would hold; `test_published_sizes.py` says why where it is more than 0.1 % off.",
         "Beside that, each layer's cache is the one that its class asks for, to the byte.",

@@ -14,11 +14,11 @@ from gpufleet.errors import answer_fault, file_fault, json_fault, yaml_fault
     ("text", "says"),
     [
         ("", "it is empty"),
-        ('{"a": ', "ends before it is whole"),
+        ('{"a": ', "is incomplete"),
         ("{a: 1}", "column 2: a name in double quotes"),
         ('{"a" 1}', "column 6: a `:` is missing"),
         ('{"a": 1 2}', "a `,` or a closing bracket"),
-        ("{} 1", "column 4: the value ends before it"),
+        ("{} 1", "column 4: the JSON value ends before that place"),
         ('["a', "has no closing quote"),
         ('["\\x"]', "JSON cannot escape"),
     ],
@@ -33,13 +33,13 @@ def test_json(text: str, says: str) -> None:
     ("text", "says"),
     [
         ("a:\n\tb: 1\n", "use spaces"),
-        ("a: b: c\n", "inside of a value"),
-        ("a: 1\n b: 2\n", "inside of a value"),
+        ("a: b: c\n", "inside a value"),
+        ("a: 1\n b: 2\n", "inside a value"),
         ("a: [1\nb: 2\n", "closing bracket"),
         ("a: 'x\n", "ends within a text in quotes"),
         ("a: *b\n", "refers to an anchor that no `&` defines"),
         ("a: @x\n", "put quotes around it"),
-        ("a: \0\n", "a character that YAML does not take"),
+        ("a: \0\n", "a character that YAML does not allow"),
         ('a: "\\d"\n', "single quotes"),
     ],
 )
@@ -57,5 +57,5 @@ def test_what_is_no_text_and_what_cannot_be_opened() -> None:
 
 
 def test_an_answer_of_another_kind() -> None:
-    assert answer_fault(TypeError("x")) == "a value is of another kind than its program writes"
+    assert answer_fault(TypeError("x")) == "a value is not of the type that its program writes"
     assert answer_fault(RecursionError()).startswith("a number is too large, or its nesting")

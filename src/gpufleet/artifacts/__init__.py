@@ -1,1 +1,3 @@
-"""Releases, model files and program archives: names, paths, scripts, and who copies from whom."""
+"""
+Releases, model files and program archives: names, paths, scripts, and which node copies from which.
+"""

@@ -50,7 +50,7 @@ def read_note(wanted: Release) -> dict[Kind, frozenset[str]]:
 
 
 def note_build(wanted: Release, kind: Sequence[str], tree: str, node: str) -> None:
-    """Add a whole build to the note. Raises `FleetError` if it cannot be read or written."""
+    """Add a completed build to the record. Raises `FleetError` if it cannot be read or written."""
     path = note_path(wanted)
     lock = hashlib.sha256(wanted.lock).hexdigest()
     added = {"lock": lock, **dict(zip(_KIND, kind, strict=True)), "tree": tree, "node": node}

@@ -2,15 +2,14 @@
 Decide which node builds or downloads an artifact, and which nodes copy it from where.  Pure.
 
 A release works on nodes of one kind: system, machine and interpreter (hardware changes no wheels).
-One of them has it or builds it, and the others copy it from there; so it is with a model, which
-works everywhere.
+One of them has it or builds it, and the others copy it from there. A model is distributed in the
+same way, to nodes of any kind.
 
-The way is two trees (`sources`). In each a node hands its pieces to two others, and a node that
-does so in the first has no node below it in the second: pieces of even number go down the first and
-those of odd number the second. So no line carries more than one copy in either direction, the
-source's neither, and the way to the last of N nodes is log2 N nodes long. (One tree alone would
-have each node send two copies, and take twice as long; a chain would take one copy's time, and be
-N nodes long.)
+The way is two trees (`sources`). In each tree a node passes its pieces to two others; an inner node
+of the first tree is a leaf of the second. Even pieces go down the first tree, odd ones the second.
+So no link, not even the source's, carries more than one copy in either direction, and the path to
+the last of N nodes is log2 N nodes long. (With a single tree each node would send two copies, which
+takes twice as long; a chain would take one copy's time, but be N nodes long.)
 """
 
 from __future__ import annotations
@@ -45,12 +44,10 @@ class TreeState:
 @dataclass(frozen=True)
 class Share:
     """
-    Nodes of one kind, and the source of what they need.
+    Nodes of one kind, and the node from which they copy.
 
-    Attributes:
-        source: the node that has it, or is to make it.
-        there: whether it has it by now.
-        others: who copies it from there, in order.
+    Attributes: source: the node that has it, or will make it. there: whether it already has it.
+        others: the nodes that copy it from there, in order.
     """
 
     source: str
@@ -63,10 +60,8 @@ class DistributionPlan:
     """
     The source of every artifact on every node.
 
-    Attributes:
-        shares: who makes it and who copies it.
-        alone: who makes its own, and why.
-        unknown: nodes that have it, and not with files that are known to be right.
+    Attributes: shares: which nodes make it and which copy it. alone: nodes that make their own, and
+        why. unknown: nodes whose files are not known to be right.
     """
 
     shares: tuple[Share, ...]
@@ -74,7 +69,7 @@ class DistributionPlan:
     unknown: tuple[str, ...] = ()
 
     def makes(self, node: str) -> Share | None:
-        """Return the share for which a node builds it; None: it builds for no other node."""
+        """Return the share that a node builds for others; None: it builds for no other node."""
         return next((each for each in self.shares if each.source == node and not each.there), None)
 
     def copies(self, node: str) -> Share | None:
@@ -102,10 +97,10 @@ def plan_distribution(
     """
     Plan which nodes make an artifact and which copy it.
 
-    `wanting` are the nodes that need it in this run and may have it, in the inventory's order.
-    `looks` are theirs and those of others who may have it already: a node that has it sends it, the
-    first of `wanting` before the first of the others; where none has it, the first makes it.
-    `right` are the digests that it may have, by kind of node; None: any. A node with a
+    `wanting` are the nodes of this run that need it, in the inventory's order. `looks` are the
+    reports of these nodes and of others that may already have it. A node that has it sends it: the
+    first of `wanting`, else the first of the others. If none has it, the first of `wanting` makes
+    it. `right` are the digests that it may have, by kind of node; None: any. A node with a
     different one keeps it and is no source for other nodes.
     """
     alone = {
@@ -140,7 +135,7 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
     """
     Return for each of `others`, by halves, its sources of pieces: best first, `source` last.
 
-    After the node above it come those above that one: who is nearer to the source has more.
+    After the parent node come its ancestors: nodes nearer to the source have more pieces.
 
     >>> sources("a", ["b", "c", "d"])["d"]
     (('b', 'a'), ('a',))

@@ -1,7 +1,7 @@
 """A model's files on a node: their path, and the download script.  Pure.
 
-Files are staged before a unit is touched, so that a restart costs the load time and nothing else,
-and so that no service needs the hub, or its token, to start.
+Files are staged before a unit is touched, so that a restart costs only the load time, and no
+service needs the hub or its token to start.
 """
 
 from __future__ import annotations
@@ -118,13 +118,12 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     Return the shell script that downloads the files, and resumes when run again.
 
     `on_node/transfer/place_model.py` makes the folder before it and puts the files into their place
-    after it. It runs as the service user in a transient unit that can write to that folder alone,
-    and which hands it the token as a credential: the token is in no argument list and in no
-    environment that others may read.
+    after it. It runs as the service user in a transient unit that can write only to that folder,
+    and that passes the token as a credential: the token is in no argument list and in no readable
+    environment.
 
-    The unit outlives a deploy that was interrupted, and its client of the Hub holds locks on the
-    files that the next one would wait for, however slow its mirror. So its name is the folder's,
-    and the next download ends it first.
+    The unit outlives an interrupted deploy, and its Hub client holds locks on the files, for which
+    the next download would wait. So its name is the folder's, and the next download ends it first.
     """
     token = vllm.hf_token_file is not None
     folder = wanted.download

@@ -90,7 +90,7 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     Return the remark on models whose files no lock names.
 
     `settings` are those of nodes with the flags that presets set. Raises `FleetError` for a model
-    whose files hold code that is to run, unless its entry allows that.
+    with code that would run, unless its entry allows that.
     """
     unlocked = {
         (model, repository): served for model, repository, served in _unlocked(settings.values())
@@ -113,7 +113,9 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 
 
 def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Served]]:
-    """Yield each entry, a repository that it downloads and no lock names, and its settings."""
+    """
+    Yield each entry that downloads a repository without a lock: entry, repository and settings.
+    """
     locks: dict[str, Models] = {}
     for each in settings:
         if each.vllm is None:

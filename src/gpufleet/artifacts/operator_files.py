@@ -14,7 +14,7 @@ def read(path: str) -> bytes:
     """
     Return the content of a file that settings name, as the inventory's loader found it.
 
-    Raises `FleetError` naming the file, where it was looked for and where it is named.
+    Raises `FleetError` with the file, where it was searched, and which setting names it.
     """
     try:
         return Path(path).read_bytes()

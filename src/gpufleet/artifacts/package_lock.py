@@ -1,7 +1,7 @@
 """Package locks with wheels only, and their SBOM.  Pure.
 
-uv resolves and says which files each package has (PEP 751, `pylock.toml`); of these the lock has
-the wheels' hashes, for nodes build nothing. The SBOM beside it is CycloneDX 1.5
+uv resolves and lists each package's files (PEP 751, `pylock.toml`); the lock has only the wheels'
+hashes, because nodes build nothing. The SBOM beside it is CycloneDX 1.5
 (cyclonedx.org/docs/1.5/json): name, version, package URL and files of each package.
 """
 
@@ -31,11 +31,9 @@ class Program:
     """
     A program with a lock, and the nodes that the lock is for.
 
-    Attributes:
-        file: the lock's name, with the version's place.
-        python: the Python that it is for, and where `platform` is None all newer ones.
-        platform: uv's name of the oldest system; None: any.
-        extra: what of the package is wanted beside itself.
+    Attributes: file: the lock's name, with a placeholder for the version. python: the Python that
+        it is for; where `platform` is None, also all newer ones. platform: uv's name of the oldest
+        system; None: any. extra: the package's extra to install.
     """
 
     file: str
@@ -88,11 +86,12 @@ def packages(pylock: str) -> tuple[Package, ...]:
         }
         if not wheels or not version:
             problems.append(
-                f"{name} {version}".rstrip() + ": has no wheel, and nodes build nothing: build "
-                "one, publish it on a page, and set that with --find-links and in `find_links`"
+                f"{name} {version}".rstrip() + ": has no wheel, and nodes build none: build one, "
+                "publish it on a page, and give that page as "
+                "--find-links and in `find_links`"
             )
         elif not all(map(_SHA256.fullmatch, wheels.values())):
-            problems.append(f"{name} {version}: the index has no SHA-256 of a wheel of it")
+            problems.append(f"{name} {version}: the index lists none of its wheels with a SHA-256")
         else:
             found.append(Package(name, version, wheels, each.get("marker", "")))
     if problems or not found:
@@ -101,7 +100,7 @@ def packages(pylock: str) -> tuple[Package, ...]:
 
 
 def _file(wheel: Mapping[str, Any]) -> str:
-    """Return a wheel's file name: of its own key, or of where it lies."""
+    """Return a wheel's file name, from its own key or from its address."""
     where = str(wheel.get("name") or wheel.get("url") or wheel.get("path") or "")
     return urlsplit(where).path.rpartition("/")[2] or where
 
@@ -188,8 +187,7 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
 
 
 def constraints(lock: str, program: str) -> str:
-    r"""
-    Return the pins of a lock, but for those of the program itself, so that what is locked stays.
+    r"""Return a lock's pins without the program's own, so that the other versions stay.
 
     >>> constraints("uv==1 \\\n --hash=x\na==2 ; os_name == 'nt' \\\n --hash=y\n", "uv")
     "a==2 ; os_name == 'nt'\n"
@@ -200,7 +198,7 @@ def constraints(lock: str, program: str) -> str:
 
 def pins_of(lock: str) -> Iterator[tuple[str, str]]:
     """
-    Yield each package of a lock with its version; "": the lock takes it from an address without.
+    Yield each package of a lock with its version; "": the lock has an address without a version.
 
     >>> [*pins_of("torch==2.9.0+cu130 --hash=sha256:...")]
     [('torch', '2.9.0+cu130')]

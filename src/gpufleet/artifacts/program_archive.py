@@ -1,9 +1,9 @@
 """
 A program from its publisher's .tar.gz on a node: its path, and the download script. Pure.
 
-One directory a content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name only
-once it is complete, so a directory with that name is correct and nothing is downloaded twice. The
-running version stays until another one runs.
+One directory per content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name
+only once it is complete, so a directory with that name is correct and nothing is downloaded twice.
+The running version is kept until another one runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ProgramArchive:
     """
     A program on a node.
 
-    `name` is its directory's; `programs` are the files that the archive must have beside each
-    other, in the one folder that it packs.
+    `name` names its directory; `programs` are files that the archive must have in its one top
+    folder.
     """
 
     name: str

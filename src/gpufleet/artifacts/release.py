@@ -1,8 +1,8 @@
 """A release on a node: name, directory and build script.  Pure.
 
 A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
-`/opt/litellm/`), built by uv from a lock in which every package has a hash. Units name one release;
-rolling back is rendering a unit again, never installing again. A release without its `.complete`
+`/opt/litellm/`), built by uv from a lock in which every package has a hash. A unit names one
+release; a rollback renders the unit again and installs nothing. A release without its `.complete`
 mark is incomplete, and is rebuilt.
 """
 
@@ -52,11 +52,10 @@ class Program:
     """
     A program that is installed as releases.
 
-    Attributes:
-        package: its name in a lock, and in front of `version` in settings.
-        home: the directory with its releases, their locks and uv.
-        cache: uv's, of wheels that were unpacked. One a program: builds of two may run at once.
-        imports: the modules that a whole release can import.
+    Attributes: package: its name in a lock, and of its settings section. home: the directory with
+        its releases, their locks and uv. cache: uv's, of wheels that were unpacked. One per
+        program, so that two programs can build at once. imports: the modules that a complete
+        release can import.
     """
 
     package: str
@@ -132,8 +131,9 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     """
     Return the release that settings and the locks' contents mean.
 
-    Its id has the version, for people, and a hash over everything that decides what is installed.
-    Raises FleetError for a lock without hashes, or one that is for another version of the program.
+    Its id has the version, for readers, and a hash over everything that determines what is
+    installed. Raises FleetError for a lock without hashes, or one that is for another version of
+    the program.
     """
     problems = []
     for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
@@ -172,7 +172,7 @@ def pinned(lock: bytes, package: str) -> str | None:
     Return the version that a lock has of a package, by any spelling of its name; None: it has none.
 
     A package that the lock takes from an address has the version in the name of the file there;
-    where even that says none (a git address), the version is "".
+    without one there (a git address) the version is "".
 
     >>> pinned(b"ray[default]==2.60.0 --hash=sha256:...", "ray")
     '2.60.0'
@@ -228,12 +228,12 @@ def build_script(wanted: Release) -> str:
     files in it without their content. Complete means: all locked packages are installed and
     compatible with each other and this Python, and the program can be imported.
 
-    Nothing is built from source: a lock's hash holds a source distribution, and not what that
-    requires to be built, which an index could choose and root would run.
+    Nothing is built from source: a lock's hash covers a source distribution, but not its build
+    requirements, which an index could choose and root would run.
 
-    No code of a wheel runs as root: uv unpacks wheels, and asks what they require as a user without
-    rights. Bytecode is compiled by the interpreter without the wheels' start-up hooks
-    (on_node/transfer/compile_bytecode.py), in a unit that can write to the release alone. The
+    No code of a wheel runs as root: uv only unpacks wheels, and they are imported as an
+    unprivileged user. Bytecode is compiled by the interpreter without the wheels' start-up hooks
+    (on_node/transfer/compile_bytecode.py), in a unit that can write only to the release. The
     service cannot write to its release, and would otherwise compile it at every start (14 s of
     each, measured on two cores).
     """

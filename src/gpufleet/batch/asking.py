@@ -1,7 +1,7 @@
 """Requests of a batch over persistent HTTP connections.  Border.
 
-Blocks; under gevent, where it is used, other greenlets go on meanwhile. The key is in a header and
-nowhere else, no text of a request or an answer is in an error.
+Blocks; under gevent, where it is used, other greenlets continue. The key is only in a header, and
+errors contain no text of a request or answer.
 """
 
 from __future__ import annotations

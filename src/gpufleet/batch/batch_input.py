@@ -1,7 +1,7 @@
 """The lines of a batch: OpenAI's batch format, checked whole before anything is asked.
 
-Border: it reads the input, twice and line by line; of its lines only hashes of `custom_id` stay in
-memory. A refusal names a line and what is wrong with it, and no prompt.
+Border: reads the input twice, line by line; only hashes of `custom_id` stay in memory. A refusal
+names a line and what is wrong with it, and no prompt.
 """
 
 from __future__ import annotations
@@ -92,7 +92,9 @@ class BatchInput:
         self._file: BinaryIO = os.fdopen(handle, "rb")
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             self._file.close()
-            raise FleetError(f"{path} is no file: a batch is read twice; write it to a file")
+            raise FleetError(
+                f"{path} is not a regular file, and a batch is read twice: write it to a file"
+            )
         self._state = self._now()
 
     def close(self) -> None:
@@ -115,8 +117,9 @@ class BatchInput:
             else:
                 if (key := id_hash(line.custom_id)) in seen:
                     problem = (
-                        f"`custom_id` {json.dumps(line.custom_id)[:80]} is that of an earlier line "
-                        "too, and answers are told apart by it: give each line its own"
+                        f"`custom_id` {json.dumps(line.custom_id)[:80]} is also that of an "
+                        "earlier line, and answers are matched to lines by it: give each line "
+                        "its own"
                     )
                 seen.add(key)
                 paths[line.path] = None
@@ -125,11 +128,11 @@ class BatchInput:
             elif problem:
                 more += 1
         if more:
-            problems.append(f"{self._path}: {more} lines more cannot be asked")
+            problems.append(f"{self._path}: {more} more lines are not valid")
         if problems:
             raise FleetError(*problems)
         if not seen:
-            raise FleetError(f"{self._path} has no line: write one JSON object a line")
+            raise FleetError(f"{self._path} has no line: write one JSON object per line")
         return CheckedInput(len(seen), digest.hexdigest(), tuple(paths))
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
@@ -184,7 +187,7 @@ def id_hash(custom_id: str) -> int:
 
 def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     """Return a line's request. Raises `LineError` with what is wrong and what to write."""
-    largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
+    largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller one"
     if raw is None:
         raise LineError(f"is {largest} request")
     found = _parse_json(raw)
@@ -195,7 +198,9 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
         )
     custom_id, body = found.get("custom_id"), found.get("body")
     if not (isinstance(custom_id, str) and custom_id):
-        raise LineError("has no `custom_id`, by which its answer is found: write a text of its own")
+        raise LineError(
+            "has no `custom_id`, by which its answer is found: write one that no other line has"
+        )
     if found.get("method", "POST") != "POST":
         raise LineError('its `method` is not POST: write "method": "POST"')
     if not isinstance(found.get("url"), str) or found["url"] not in URLS:

@@ -3,7 +3,7 @@
 Border. `OUTPUT.state` beside it has its input's hash and is its lock: one process writes an output,
 and its `flock` ends with the process. After a kill at any moment the output has complete lines and
 at most one partial last line, which the next process removes. After a power loss answers of the
-last second may be missing: these lines are asked again.
+last second may be missing: these lines are sent again.
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ class BatchOutput:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise FleetError(
-                f"{self.path} cannot be written: {file_fault(error)}; its answers stay: make room, "
-                "and type the same command again"
+                f"{self.path} cannot be written: {file_fault(error)}; the answers in it are kept: "
+                "make room, and run the same command again"
             ) from None
         self._size += len(data)
         self._unsynced = True
@@ -119,13 +119,13 @@ class BatchOutput:
         if not text.endswith(b"\n") and has_answers:
             # It is written whole before the first answer.
             raise FleetError(
-                f"{self.path} is there, and {place.name} does not say of which input: name another "
-                "output, `-o`, or move it away"
+                f"{self.path} exists, and {place.name} does not name the input that it answers: "
+                "name another output with `-o`, or move it away"
             )
         if has_answers and _parse_state(text) != wanted:
             raise FleetError(
                 f"{self.path} has answers to another input, or of another model ({place.name}): "
-                "name another output, `-o`, or put the input back"
+                "name another output with `-o`, or put the input back"
             )
         if not has_answers:
             os.ftruncate(lock, 0)
@@ -158,8 +158,8 @@ class BatchOutput:
                 key = id_hash(document["custom_id"])
                 if key in self.done:
                     raise FleetError(
-                        f"{self.path}: line {number}: this `custom_id` was answered before: it was "
-                        "changed by hand; remove one of the two lines"
+                        f"{self.path}: line {number}: this `custom_id` has an answer in an "
+                        "earlier line: the file was changed by hand; remove one of the two lines"
                     )
                 self._count(document)
                 size += len(line)
@@ -173,7 +173,7 @@ class BatchOutput:
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FleetError(
                 f"{self.path}: line {number}: was not written by `gpufleet batch`: the file was "
-                "changed by hand; remove the line, and it is asked again"
+                "changed by hand; remove the line, and its request is sent again"
             ) from None
         return document
 

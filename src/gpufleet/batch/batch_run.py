@@ -70,9 +70,9 @@ class BatchRun:
         on_beat: Callable[[Moment], None] = lambda _moment: None,
     ) -> None:
         """
-        `look` receives a function that counts the requests in flight, and may block.
+        `look` is called with a function that counts the requests in flight; it may block.
 
-        `seconds` is the most for one request. The run ends if no answer came for
+        `seconds` is the limit for one request. The run ends if no answer came for
         `patience_seconds` and no request is in flight.
         """
         self._asks, self._lines, self._output = asks, lines, output
@@ -87,7 +87,7 @@ class BatchRun:
         self._wake = Event()
         self._answered_at = time.monotonic()
         self.stopped = ""
-        """Why it ended before all lines were answered; "": they are."""
+        """Why the run ended before all lines were answered; "": all lines were answered."""
 
     def stop(self, why: str) -> None:
         """End the run: requests in flight are abandoned; the next run sends them again."""
@@ -96,7 +96,7 @@ class BatchRun:
 
     def run(self) -> None:
         """
-        Ask all lines, or stop with the reason in `stopped`.
+        Send all lines, or stop with the reason in `stopped`.
 
         Raises `FleetError` if the key is refused, the certificate is not trusted, the input was
         changed, or the output cannot be written.
@@ -125,7 +125,7 @@ class BatchRun:
         if not self._again and self._peek() is None:
             return True
         if now - self._answered_at > self._patience:
-            why = self._throttle.why(now) or "each line that was asked got no answer"
+            why = self._throttle.why(now) or "no line that was sent got an answer"
             self.stopped = f"no answer for {self._patience:.0f} s: {why}"
         return bool(self.stopped)
 

@@ -1,4 +1,4 @@
-"""Classify the server's reply to a line: answered, failed, or to be asked again. Pure.
+"""Classify the server's reply to a line: answered, failed, or to be sent again. Pure.
 
 A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A refused request
 (4xx) counts as answered; without capacity (429, 503), or if the request is lost, it is retried.
@@ -18,8 +18,8 @@ Kind: TypeAlias = Literal["answer", "busy", "lost", "broken", "refused"]
 
 MOST_TRIES = {"busy": 50, "lost": 5, "broken": 5}
 """
-How often a line is asked that gets no answer. One that kills its server is asked of 5 servers, not
-of all; one that finds no room waits up to a minute each time.
+How often a line without an answer is sent. A line that kills its server is sent to 5 servers, not
+to all; a line that finds no room waits up to a minute each time.
 """
 LONGEST_BACK_OFF_SECONDS = 60.0
 _BUSY = frozenset({408, 425, 429, 503})
@@ -27,7 +27,7 @@ _LOST = frozenset({502, 504})
 _NUMBERS = ("embedding", "probs", "data", "relevance_score", "score")
 """Keys of rows whose values are numbers, or lists of them."""
 _REFUSED = frozenset({401, 403})
-"""The key is not taken: so for every line."""
+"""The key is refused, and would be for every line."""
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Reply:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The meaning of a reply for its line."""
+    """What a reply means for its line."""
 
     kind: Kind
     """

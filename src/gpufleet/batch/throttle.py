@@ -15,14 +15,16 @@ STALE_SECONDS = 60.0
 
 
 class Throttle:
-    """It is queried before each line, and updated after each observation, answer and failure."""
+    """
+    Callers query it before each line, and update it after each observation, answer and failure.
+    """
 
     def __init__(self, most: int | None, now: float) -> None:
         """`most` is never exceeded; None: only the idle capacity limits."""
         self._most = most
         self._looked_at = now
         self._allowed = 0
-        self._why = "the fleet has not been looked at yet"
+        self._why = "the fleet's load has not been read yet"
         self._failures = 0
         self._held_at = self._held_until = now
 
@@ -34,7 +36,7 @@ class Throttle:
         self._why = found.why
 
     def succeeded(self) -> None:
-        """Record an answer: when the hold is over, all lines may go on, not one alone."""
+        """Record an answer: after the hold all lines may continue, not only one."""
         self._failures = 0
 
     def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:

@@ -54,8 +54,8 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     if unknown := [name for name, version in wanted if not version]:
         raise FleetError(
             *(
-                f"{name}: is locked by an address without a version: check it by hand, or lock "
-                "its version"
+                f"{name}: is locked as a URL without a version: check it by hand, or lock its "
+                "version"
                 for name in unknown
             )
         )
@@ -103,7 +103,7 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
         for (each, _), (ids, _) in zip(asked, rows, strict=True):
             found[each] |= ids
         asked = [(each, page) for (each, _), (_, page) in zip(asked, rows, strict=True) if page]
-    raise FleetError(f"{source}: its answer about {asked[0][0][0]} does not end")
+    raise FleetError(f"{source}: its answer about {asked[0][0][0]} has too many pages")
 
 
 def _query(name: str, version: str, page: str) -> dict[str, Any]:

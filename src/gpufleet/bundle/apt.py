@@ -1,8 +1,8 @@
 """Resolve the packages of nodes in apt archives, with apt itself, in a separate folder.
 
 apt checks the signatures and resolves the dependencies as for an empty system, so that the result
-is complete for any node. The signed indexes go into the bundle unchanged: nodes hold them to the
-same keys.
+is complete for any node. The signed indexes go into the bundle unchanged: nodes verify them with
+the same keys.
 """
 
 from __future__ import annotations
@@ -139,14 +139,14 @@ class Archives:
                     folder.write(beside, (folder.root / path).read_bytes())
                     yield beside
             if not kept and f"{stem}" in hashes:
-                raise FleetError(f"{at}: lists {stem}, but has it in no format that apt reads")
+                raise FleetError(f"{at}: lists {stem}, but in no format that apt reads")
         # Last: it is what makes the new indexes count.
         for name, content in names.items():
             folder.write(f"{bundle_path(at)}/{name}", content)
             yield f"{bundle_path(at)}/{name}"
 
     def _stems(self, source: Source, suite: str, release: str) -> Iterator[str]:
-        """Yield which indexes nodes ask for, without their compression."""
+        """Yield the indexes that nodes request, without their compression."""
         if suite.endswith("/"):
             yield from ("Packages", "./Packages")
             return
@@ -251,7 +251,8 @@ def key_of(keyring: Path) -> bytes:
         ]
         if len(keys) != 1:
             raise FleetError(
-                f"{keyring.name}: brings {len(keys)} keys below /usr/share/keyrings, and not one"
+                f"{keyring.name}: has {len(keys)} keys below /usr/share/keyrings; exactly one "
+                "is expected"
             )
         content = files.extractfile(keys[0])
         return content.read() if content else b""

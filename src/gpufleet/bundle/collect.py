@@ -110,7 +110,7 @@ def nodes_sources(wanted: Packages) -> str:
     """
     Return the apt source file that points nodes at the bundle for the distribution's packages.
 
-    `Targets`: apt fails on translations that are listed and not there, and a bundle has none.
+    `Targets`: apt fails on listed translations that are missing, and a bundle has none.
     """
     stanzas = [
         f"Types: deb\nURIs: @MIRROR@/{bundle_path(archive.url)}/\n"
@@ -156,7 +156,7 @@ def _key_file(name: str, url: str) -> Path:
 
 
 def _vendors_key(done: Collected, repository: Repository) -> Path:
-    """Return the vendor's key, out of the keyring package that settings name by its hash."""
+    """Return the vendor's key from the keyring package, which settings pin by hash."""
     keyring = Remote(
         f"{repository.url}/{repository.keyring}",
         f"{bundle_path(repository.url)}/{repository.keyring}",

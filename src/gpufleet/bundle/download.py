@@ -131,8 +131,8 @@ class Folder:
             partial.unlink()
             expected = " or ".join(digest.hexdigest for digest in remote.digests)
             raise FleetError(
-                f"{without_password(remote.url)}: its content is not as announced "
-                f"({expected[:200]}): it was discarded; if it has just changed at the source, run "
+                f"{without_password(remote.url)}: its content does not match what the source "
+                f"lists ({expected[:200]}) and was discarded; if the source has just changed, run "
                 "again"
             )
         with self._lock:
@@ -150,7 +150,7 @@ class Folder:
             self._place(partial, target)
 
     def sha256(self, path: str) -> str:
-        """Return a file's hash; from memory while its size and time are as they were."""
+        """Return a file's hash; from memory while its size and time are unchanged."""
         target = self.root / path
         stat = target.stat()
         known = self._known.get(path)
@@ -228,7 +228,7 @@ class Folder:
 @contextmanager
 def open_folder(root: Path) -> Iterator[Folder]:
     """
-    Open a folder for a bundle, made if it is not there.
+    Open a folder for a bundle; create it if it is missing.
 
     Raises FleetError if the folder has other content, or cannot be written.
     """
@@ -259,7 +259,7 @@ def read(
     url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
 ) -> tuple[bytes, str]:
     """
-    Return a page's content, and its media type; with `data` that of the answer to a POST of it.
+    Return a page's content and media type; with `data`, those of the answer to a POST.
 
     Raises FleetError, `MissingFileError` if there is none.
     """
@@ -302,7 +302,9 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS - 1:
                 raise FleetError(f"{without_password(remote.url)}: was cut off: {error}") from None
-    raise FleetError(f"{without_password(remote.url)}: ends before its size of {remote.size} bytes")
+    raise FleetError(
+        f"{without_password(remote.url)}: is shorter than its size of {remote.size} bytes"
+    )
 
 
 class _RangeRefused(Exception):  # noqa: N818

@@ -37,7 +37,7 @@ _DEB = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """One node: its settings as written, its system, its Python ("3.11.2"), and its packages."""
+    """One node: its settings as written, its system, its Python ("3.11.2") and its packages."""
 
     name: str
     settings: NodeSettings
@@ -87,7 +87,7 @@ class Needs:
 
 def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = KINDS) -> Needs:
     """
-    Return what these nodes need, of these kinds.
+    Return the downloads of these kinds that the nodes need.
 
     `index_url` is the package index if settings name none.
 

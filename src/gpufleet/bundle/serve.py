@@ -53,7 +53,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer; made by each server."""
+        """Answer a request; each server implements it."""
         raise NotImplementedError
 
     def send(

@@ -157,7 +157,7 @@ def _choose(
         )
     if wanted.url:
         raise FleetError(
-            f"{lock.name}: {called} is a URL, and nodes would download it past the mirror: "
+            f"{lock.name}: {called} is a URL, and nodes would not download it from the mirror: "
             "lock its version, and set the page that lists it in `vllm.find_links`"
         )
     links = [*flat]

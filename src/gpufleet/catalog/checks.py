@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """One check: the question that it answers, and what of it only root can read."""
+    """One check: the question that it answers, and the parts that only root can read."""
 
     id: str
     question: str

@@ -1,7 +1,7 @@
 """NVIDIA's driver branches: how long they live, and what they need and serve.  Pure data.
 
-A branch that is not here is not refused: NVIDIA makes new ones faster than gpufleet's releases are
-made, and says so (`unknown`). Unknown values are None, and nothing follows from them.
+A branch that is not here is not refused, only reported as `unknown`: NVIDIA publishes branches more
+often than gpufleet releases. Unknown values are None, and no check uses them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ class Branch:
     """
     One branch of the driver, as in "580".
 
-    `end_of_life` is the last day of the month that NVIDIA names; `cuda` the release of CUDA that
-    the branch came out with, the newest whose PTX it compiles; `flavours` the kernel modules that
-    its packages have.
+    `end_of_life` is the last day of the month that NVIDIA names; `cuda` the CUDA release that came
+    with the branch, the newest whose PTX it compiles; `flavours` the kernel modules that its
+    packages have.
     """
 
     name: str

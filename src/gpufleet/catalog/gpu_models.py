@@ -1,8 +1,8 @@
 """GPUs by name: the memory that CUDA reports of them, and their compute capability.
 
-vLLM's budget is a share of the total that CUDA reports, which is neither the number on the box
-(80 GB) nor NVML's total (79.65 GiB): the driver keeps a part. `data/gpus.json` has what was
-measured, each with its source; a name that is not there is refused and not taken for its like.
+vLLM's budget is a share of the total that CUDA reports, which is neither the number on the box (80
+GB) nor NVML's total (79.65 GiB): the driver keeps a part. `data/gpus.json` has what was measured,
+each with its source; an unknown name is refused, never replaced by a similar one.
 """
 
 from __future__ import annotations
@@ -57,14 +57,14 @@ def card(name: str) -> Card:
     """
     Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
 
-    Raises `FleetError` for a name that is not in the catalogue, with near ones, and for one that
-    cards with another memory have too.
+    Raises `FleetError` for a name that is not in the catalogue, with near ones, and for a name that
+    cards with different memory share.
     """
     found = _by_key().get(_key(name))
     if found and found.shares_name and _key(name) in map(_key, found.products):
         raise FleetError(
-            f"--gpu {name}: cards of this name differ in memory; give {found.name}, or what "
-            "CUDA reports with --gpu-memory-gib, in GiB"
+            f"--gpu {name}: cards of this name differ in memory; give {found.name}, or "
+            "--gpu-memory-gib with the GiB that CUDA reports"
         )
     if found:
         return found
@@ -83,9 +83,9 @@ def card(name: str) -> Card:
     near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]
     hint = f"near names: {', '.join(near)}" if near else f"known are {', '.join(cards)}"
     raise FleetError(
-        f"--gpu {name}: the memory of this GPU is unknown; {hint} "
-        "(`gpufleet size --gpu list` has all); or give what CUDA reports with --gpu-memory-gib, in "
-        "GiB (torch.cuda.mem_get_info()[1] / 2**30)"
+        f"--gpu {name}: the memory of this GPU is unknown; {hint} (`gpufleet size --gpu list` has "
+        "all); or give --gpu-memory-gib with the GiB that CUDA reports "
+        "(torch.cuda.mem_get_info()[1] / 2**30)"
     )
 
 
@@ -95,7 +95,7 @@ def cuda_total_gib(product: str, nvml_bytes: int) -> float:
 
     `product` and `nvml_bytes` are NVML's name and total memory. For a product that is not in the
     catalogue, and for a card or a partition that has less than the catalogue's, it is NVML's total
-    by `LOWEST_SHARE`: not more than CUDA would report.
+    times `LOWEST_SHARE`: at most what CUDA would report.
     """
     found = product_card(product)
     if found and nvml_bytes / 2**30 >= found.memory_gib:

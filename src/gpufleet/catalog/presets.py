@@ -2,7 +2,7 @@
 Flags for the situations that models are served in.
 
 A preset is a file of `data/presets/`: a situation, and for each flag a value, the releases that it
-holds for and the reason. Pure, but for reading its own data.
+holds for and the reason. Pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -100,14 +100,14 @@ def load(name: str) -> Preset:
     if name not in names():
         raise FleetError(
             f"there is no preset {name!r}{suggestion(name, list(names()))}; `gpufleet presets` "
-            "names them all"
+            "lists them"
         )
     return Preset.model_validate(safe_load((DATA / "presets" / f"{name}.yml").read_text("utf-8")))
 
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Return the families in the order in which they are looked through."""
+    """Return the families in search order."""
     return tuple(
         Family.model_validate(entry) for entry in safe_load((DATA / "families.yml").read_text())
     )
@@ -122,7 +122,7 @@ def choose(preset: str, choices: tuple[Choice, ...], subject: Subject) -> tuple[
     """
     Return the value of a preset's flag for a subject, and why; None: no choice holds.
 
-    Raises `FleetError` where the value depends on the model's family, and that is not known.
+    Raises `FleetError` where the value depends on an unknown model family.
     """
     for choice in choices:
         if not _holds(choice, subject):

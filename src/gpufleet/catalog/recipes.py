@@ -1,5 +1,5 @@
 """
-Published recipes: which arguments and variables others serve a model with, on which GPUs.
+Published recipes: arguments and variables with which others serve a model, by GPU.
 
 `data/recipes.json` has facts of vLLM's recipes, `data/documented_recipes.json` of its
 documentation, each with its file there. Pure, but for reading its own data.
@@ -27,7 +27,7 @@ class _Entry(BaseModel):
 
 
 class Addition(_Entry):
-    """Arguments behind `vllm serve MODEL`, and variables of the process."""
+    """Arguments after `vllm serve MODEL`, and variables of the process."""
 
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
@@ -82,7 +82,7 @@ def recipe_origins() -> tuple[str, ...]:
     return tuple(each.about for each in _tables())
 
 
-def describe_source(recipe: Recipe) -> str:
+def source_project(recipe: Recipe) -> str:
     """Return the project that a recipe's `source` file belongs to."""
     return next(each.origin for each in _tables() if recipe in each.recipes)
 

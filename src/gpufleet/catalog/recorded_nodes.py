@@ -2,7 +2,7 @@
 Recorded probes of healthy hardware, by the names for `--as`.
 
 `data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
-(`lab/profiles/*.conf`) name what of the hardware is documented and what is assumed. `python -m
+(`lab/profiles/*.conf`) state what is documented and what is assumed. `python -m
 tests.support.record_node` rewrites them.
 """
 
@@ -29,7 +29,7 @@ def document(name: str) -> dict[str, Any]:
     """
     Return the probe's document of one kind of node; the caller may change it.
 
-    Raises `FleetError` for a name that is not known, with the names there are.
+    Raises `FleetError` for an unknown name, with the known ones.
     """
     if name not in names():
         raise FleetError(

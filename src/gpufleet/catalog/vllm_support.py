@@ -2,8 +2,8 @@
 Architectures and quantizations that each vLLM release serves, and on which GPUs. Pure.
 
 Contract: `data/vllm_support.json` was read from the sources of the releases that it names, by
-tests/data/release_limits.py. A release between two known ones has what both have; where they differ
-it is unknown. A newer one counts as the newest.
+tests/data/release_limits.py. For a release between two known ones, what both have is known; where
+they differ it is unknown. A newer one counts as the newest.
 """
 
 from __future__ import annotations
@@ -99,7 +99,7 @@ def _held(spans: Sequence[tuple[Version, Version | None]] | None, vllm: Version)
     """
     Return whether a release is in one of the spans.
 
-    None where the nearest releases that were read, before and after it, say different things.
+    None where the nearest known releases before and after it differ.
     """
     if spans is None:
         return None

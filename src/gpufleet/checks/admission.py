@@ -77,7 +77,7 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
             problems.append(
                 f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
-                "group_vars or host_vars to serve on those meanwhile"
+                "group_vars or host_vars to serve on these until the others are repaired"
             )
         everything += problems
         if problems and (gone or not node.gpus or _hides_hardware(report, node.name)):
@@ -118,7 +118,7 @@ def finding_sentence(finding: Finding) -> str:
     """
     Return a finding for a run that it stops: what, why, what to do, where to read on.
 
-    For terminals and logs: what the node put into it is printable.
+    For terminals and logs: text from the node is made printable.
     """
     gpu = f" GPU {finding.gpu.name}" if finding.gpu else ""
     expected = f"; expected {finding.expected} ({finding.source})" if finding.expected else ""

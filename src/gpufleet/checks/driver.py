@@ -40,7 +40,7 @@ _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORE
 _Ladder = tuple[str, tuple[Step, ...]]  # what is wrong, and the way out of it
 
 _SEE_LOG = Step(Action.LOOK, "`dmesg | grep -E 'NVRM|nvidia' | tail -30` on the node")
-_LOAD = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; if it fails, it says why")
+_LOAD = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; if it fails, it prints why")
 _RELOAD = Step(
     Action.RESTART_SERVICE,
     "stop all that holds the GPUs (`systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced "
@@ -57,14 +57,13 @@ _SILENCES: dict[str, _Ladder] = {
         (_RELOAD, _REBOOT),
     ),
     "library_not_found": (
-        "libnvidia-ml.so.1 is not there, so nothing can ask the driver",
+        "libnvidia-ml.so.1 is missing, so no program can query the driver",
         (
             Step(Action.LOOK, "`ldconfig -p | grep libnvidia-ml` on the node finds none"),
             Step(
                 Action.CONFIGURE,
-                "install the driver's libraries (libnvidia-compute, nvidia-driver-cuda: as the "
-                "distribution calls them) in the kernel module's version (`cat "
-                "/sys/module/nvidia/version`)",
+                "install the driver's libraries (libnvidia-compute or nvidia-driver-cuda, by "
+                "distribution) in the kernel module's version (`cat /sys/module/nvidia/version`)",
             ),
         ),
     ),
@@ -76,11 +75,11 @@ _SILENCES: dict[str, _Ladder] = {
         ),
     ),
     "no_ctypes": (
-        "its python3 has no ctypes, without which the driver cannot be asked",
+        "its python3 has no ctypes, without which the driver cannot be queried",
         (Step(Action.CONFIGURE, "`apt install python3` (python3-minimal lacks ctypes)"),),
     ),
     "timeout": (
-        "the driver did not answer in time: whatever asks it hangs, vLLM too",
+        "the driver did not answer in time: every program that calls it hangs, also vLLM",
         (
             _SEE_LOG,
             _REBOOT,
@@ -174,7 +173,7 @@ def _has_no_driver(node: Reading) -> bool:
 
 
 def _provision(node: Reading) -> tuple[Step, ...]:
-    """Return the way to install a driver on a bare node: by its lock, or by one to write first."""
+    """Return how to install a driver on a bare node: by its lock, or by a lock to write first."""
     if lock := node.settings.gpu_lock:
         return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
     first = f"name a driver: `gpufleet lock INVENTORY --set r580-lts`; then install it: {_INSTALL}"
@@ -186,13 +185,13 @@ def _not_loaded(node: Reading) -> _Ladder:
     gpus = [at for at in node.known("pci", default=[]) if at["class"].startswith("0x03")]
     drivers = {at["driver"] for at in gpus if not is_missing(at["driver"])}
     if loaded := node.known("driver", "module"):
-        return f"the kernel module {loaded} is loaded, and NVML does not reach it", _NO_DEVICE_FILES
+        return f"the kernel module {loaded} is loaded, but NVML cannot reach it", _NO_DEVICE_FILES
     if node.known("pci") == []:
         return "the PCI bus has no NVIDIA device", _NO_DEVICES
     if "nouveau" in drivers | set(node.known("system", "modules", default=[])):
         return "nouveau has the GPUs, so NVIDIA's kernel module cannot be loaded", _NOUVEAU
     if drivers == {"vfio-pci"}:
-        return "vfio-pci has every GPU: they are given away to virtual machines", _GIVEN_AWAY
+        return "every GPU is bound to vfio-pci, for virtual machines", _GIVEN_AWAY
     if refusal := _refusal(node):
         return f"Secure Boot keeps NVIDIA's kernel module out: {refusal}", _UNSIGNED
     disk = node.document["driver"].get("disk", {})
@@ -238,7 +237,7 @@ def _number(text: str | None) -> str | None:
 
 
 def driver_versions(node: Reading) -> Iterator[Problem]:
-    """Loaded module and libraries are of one version; NVML demands exactly that (error 18)."""
+    """The loaded module and the libraries have one version, as NVML requires (error 18)."""
     init = node.document["driver"]["init"]
     silent = "" if init == "ok" else str(init["missing"])
     if silent in {"driver_not_loaded", "library_not_found"}:
@@ -252,7 +251,7 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
     yield Problem(
         Severity.WARN if init == "ok" else Severity.BLOCK,
         f"the loaded kernel module is {loaded or 'of another version'}, the libraries are "
-        f"{library or 'not of its version'}",
+        f"{library or 'of another version'}",
         "one version",
         "NVML",
         (
@@ -269,7 +268,8 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
 
 def driver_minimum(node: Reading) -> Iterator[Problem]:
     """
-    The driver runs the CUDA of vLLM's wheels: its own is as new, or at least of the same major.
+    The driver supports the CUDA of vLLM's wheels: its own CUDA is as new, or has the same major
+    version.
 
     Not checked without a declared vLLM.
     """
@@ -322,7 +322,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     if forward and _forward_compatible(node):
         return Problem(
             Severity.WARN,
-            f"{said}: vLLM relies on the package {package}, which was not looked for",
+            f"{said}: vLLM relies on the package {package}, which the probe did not look for",
             wanted,
             f"{FORWARD_COMPATIBILITY} in vllm.environment",
             (Step(Action.LOOK, f"`dpkg -l '{package}'` on the node"), upgrade),
@@ -412,9 +412,9 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
     """
     /dev/nvidia-uvm is there: without it CUDA does not start.
 
-    CUDA has it made by a setuid program (nvidia-modprobe), which units of gpufleet forbid
-    (NoNewPrivileges). deploys/node.py has it made at each boot, also of a driver that it did not
-    install.
+    CUDA creates it with a setuid program (nvidia-modprobe), which gpufleet's units forbid
+    (NoNewPrivileges). deploys/node.py has it created at each boot, also for a driver that it did
+    not install.
     """
     vllm = node.settings.vllm
     if vllm is not None and vllm.device != "cuda":
@@ -426,17 +426,17 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
     loaded = "nvidia_uvm" in node.known("system", "modules", default=[])
     yield Problem(
         Severity.BLOCK if vllm is not None else Severity.INFO,
-        f"/dev/{UVM} is not there, and "
+        f"/dev/{UVM} is missing, and "
         + ("its module nvidia_uvm is loaded" if loaded else "its module nvidia_uvm is not loaded")
-        + ": vLLM's units may not make it, so CUDA does not start",
+        + ": vLLM's units have no permission to create it, so CUDA does not start",
         f"/dev/{UVM}",
         "CUDA, and NoNewPrivileges in vLLM's units",
         (
             Step(Action.CONFIGURE, "now: `nvidia-modprobe -c0 -u`; then `ls -l /dev/nvidia-uvm`"),
             Step(
                 Action.CONFIGURE,
-                "at each boot: run deploys/node.py, also where you install the driver yourself; or "
-                "`echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf` and a unit of your own "
+                "at each boot: run deploys/node.py, also where you install the driver yourself; "
+                "or `echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf` and your own unit "
                 "that runs `nvidia-modprobe -c0 -u` before vllm-*",
             ),
         ),

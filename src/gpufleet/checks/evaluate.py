@@ -233,7 +233,8 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
         "docs/reference/probe.md",
         (
             Step(
-                Action.LOOK, "find out why it cannot be read, or accept it by name (checks.accept)"
+                Action.LOOK,
+                ("find out why it cannot be read, or accept this check by name (checks.accept)"),
             ),
         ),
     )

@@ -54,7 +54,7 @@ REGISTRATION_SECONDS = 300
 
 @dataclass(frozen=True)
 class HealthField:
-    """One field of the fabric's health mask: where it is, which values are good, the others."""
+    """One field of the fabric's health mask: its position, good values and faults."""
 
     shift: int
     width: int
@@ -71,7 +71,7 @@ HEALTH = (
     HealthField(0, 0x3, _NO, {1: "bandwidth is degraded"}),
     HealthField(2, 0x3, _NO, {1: "a route is being recovered"}, passing=True),
     HealthField(4, 0x3, _NO, {1: "a route is unhealthy"}),
-    HealthField(6, 0x3, _NO, {1: "an access timeout is being recovered from"}, passing=True),
+    HealthField(6, 0x3, _NO, {1: "it is recovering from an access timeout"}, passing=True),
     HealthField(
         8,
         0xF,
@@ -81,7 +81,7 @@ HEALTH = (
             3: "its chassis' serial number is wrong",
             4: "it is in no partition",
             5: "it has too few NVLinks",
-            6: "its firmware does not fit",
+            6: "its firmware is incompatible",
             7: "its location is invalid",
             8: "its state is invalid",
         },
@@ -106,8 +106,8 @@ def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
     """
     The GPU has joined its fabric, with success and in health, and reaches its peers.
 
-    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or passed to a
-    virtual machine alone) have no state, but their peer access is also checked.
+    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or a single one in
+    a virtual machine) have no state, but their peer access is also checked.
     """
     refused = _refused(gpu)
     try:
@@ -141,7 +141,7 @@ def _fabric_state(gpu: GpuReading) -> Any:
         state = gpu.section("fabric", "state")
     except (CannotTell, DoesNotApply) as why:
         if _its_like_tell(gpu):
-            raise Unread("the GPU reports no fabric state, and the node's other GPUs do") from None
+            raise Unread("the GPU reports no fabric state, unlike the node's other GPUs") from None
         if isinstance(why, DoesNotApply) and _must_register(gpu):
             raise Unread(
                 "the GPU reports no fabric state, although it is behind NVSwitches"
@@ -187,7 +187,7 @@ def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
 def _not_joined(gpu: GpuReading, state: Any) -> Problem:
     found = f"the GPU has not joined the NVLink fabric: {_STATES.get(state, f'state {state}')}"
     if state == NO_FABRIC:
-        found = "the GPU reports no NVLink fabric, and other GPUs of the node or model have one"
+        found = "the GPU reports no NVLink fabric, unlike other GPUs of the node or model"
     uptime = gpu.node.known("system", "uptime_seconds")
     if uptime is not None and uptime < REGISTRATION_SECONDS:
         found += f"; the node booted {uptime:.0f} s ago, so it may still be joining"
@@ -195,7 +195,7 @@ def _not_joined(gpu: GpuReading, state: Any) -> Problem:
 
 
 def _others_have_fabric(gpu: GpuReading) -> bool:
-    """Return whether a GPU that denies to be in a fabric should be in one."""
+    """Return whether a GPU that reports no fabric should be in one."""
     node = gpu.node
     count = len(node.document["gpus"])
 
@@ -286,7 +286,7 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
             yield _fabric_problem(
                 gpu,
                 f"in the NVLink fabric {said}",
-                "a health mask of which every field is good",
+                "a health mask without a fault",
                 severity=Severity.WARN if field.passing else Severity.BLOCK,
             )
     if summary not in {None, 0, _SUMMARY_HEALTHY} and not told:
@@ -383,7 +383,7 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
 
 
 def _needs_manager(node: Reading) -> None:
-    """Return if this node has to run a fabric manager; raises `DoesNotApply` if not."""
+    """Return if this node must run a fabric manager; raise `DoesNotApply` otherwise."""
     if nvswitches(node):
         return
     if not node.driver_answers:
@@ -430,7 +430,7 @@ def _all_joined(node: Reading) -> bool:
 
 
 def _driver_version(node: Reading) -> str | None:
-    """Return the version of the driver that runs, by itself or by its kernel module."""
+    """Return the running driver's version, from NVML or from its kernel module."""
     version: str | None = node.known("driver", "version") or node.known("driver", "module")
     return version
 

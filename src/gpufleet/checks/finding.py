@@ -97,9 +97,9 @@ class GpuId:
 class Finding:
     """One check's answer about one node or one GPU.
 
-    `accepted` is the operator's reason and date where he accepts the finding: it stays visible and
-    stops nothing. `cause` is the check whose finding made this one impossible: an operator reads
-    and accepts that one.
+    `accepted` is the operator's reason and date for accepting the finding: it stays visible and
+    stops nothing. `cause` is the check whose finding made this one impossible: operators read and
+    accept that one.
     """
 
     check: str
@@ -238,7 +238,8 @@ POWER_CYCLE = Step(
 
 
 RETURN_IT = Step(
-    Action.SERVICE, "it comes back after that: `nvidia-bug-report.sh`, have the GPU exchanged"
+    Action.SERVICE,
+    "if it comes back after that: `nvidia-bug-report.sh`, then have the GPU replaced",
 )
 
 

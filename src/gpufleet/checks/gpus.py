@@ -57,17 +57,17 @@ _SILENCES = {
     "timeout": "does not answer in time: programs that use it may hang",
     "crashed": "crashes the driver's library when asked",
     "reset_required": "needs a reset before it works again",
-    "no_permission": "exists, and the SSH user has no access to it",
+    "no_permission": "exists, but the SSH user has no access to it",
 }
 
 
 def gpu_answers(node: Reading) -> Iterator[Problem]:
     """Every GPU that NVML lists answers with consistent data, and lists its neighbours."""
     for facts in node.document["gpus"]:
-        if why := _silent(facts):
+        if why := _why_silent(facts):
             yield _silence(facts["index"], why)
     for gpu in node.gpus:
-        if _silent(gpu.facts):
+        if _why_silent(gpu.facts):
             continue
         if nonsense := _nonsense(gpu):
             yield Problem(
@@ -109,7 +109,7 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
         if other != gpu.index:
             yield Problem(
                 Severity.BLOCK,
-                f"it answers with the UUID of GPU {other}: {uuid}",
+                f"it has the UUID of GPU {other}: {uuid}",
                 "a UUID of its own",
                 "the device",
                 (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT),
@@ -147,7 +147,7 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
         )
 
 
-def _silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
+def _why_silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
     """Return why a GPU counts as silent: no answer, a needed fact missing, or gone; else None."""
     if is_missing(facts):
         return facts
@@ -212,7 +212,7 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
                     f"its model is {name}",
                     declared,
                     "gpus.name in group_vars",
-                    (Step(Action.CONFIGURE, "correct gpus.name, or have the GPU exchanged"),),
+                    (Step(Action.CONFIGURE, "correct gpus.name, or have the GPU replaced"),),
                     index,
                 )
     elif len(set(names.values())) > 1:
@@ -225,9 +225,9 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
                 Step(
                     Action.CONFIGURE,
                     "keep each model's replicas on identical GPUs (a tensor-parallel group is as "
-                    "fast and as large as its weakest), declare gpus.name if one is wrong; "
-                    "programs "
-                    "started by hand need CUDA_DEVICE_ORDER=PCI_BUS_ID to count as NVML does",
+                    "fast and as large as its weakest); declare gpus.name, so that a wrong GPU "
+                    "is found; programs started by hand need CUDA_DEVICE_ORDER=PCI_BUS_ID to "
+                    "number GPUs as NVML does",
                 ),
             ),
         )
@@ -313,7 +313,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
                 Step(
                     Action.DRAIN,
                     "stop every process that uses this GPU from another GPU: `systemctl stop "
-                    "'vllm-*'`; check again: the driver then asks for a reset or for nothing",
+                    "'vllm-*'`; check again: the driver then asks for a reset or for no action",
                 ),
                 again,
             ),

@@ -23,12 +23,12 @@ BOARD_WITH_SWITCHES = 8
 
 def gpu_count(node: Reading) -> Iterator[Problem]:
     """
-    NVML lists as many GPUs as are declared, else as the siblings have, and all of the PCI bus.
+    NVML lists all GPUs on the PCI bus, and as many as are declared, or as the siblings have.
 
-    Those on the bus that vfio-pci has, or that a module option hides, are away on purpose: what
-    siblings have is compared with those of vfio-pci too. Where the bus misses nothing, siblings
-    alone only warn: a node may have been built with fewer. Without declaration and siblings a gap
-    in the board's module numbers shows a missing GPU.
+    GPUs that are bound to vfio-pci, or that a module option hides, are absent on purpose; the
+    comparison with siblings counts those of vfio-pci. Where no GPU on the bus is missing, a
+    difference from siblings only warns: a node may have been built with fewer. Without declaration
+    and siblings a gap in the board's module numbers shows a missing GPU.
     """
     count = _counted(node)
     unlisted, given = _unlisted(node), _given_away(node)
@@ -73,7 +73,7 @@ def _counted(node: Reading) -> int:
     """Return how many GPUs NVML counts; raises `Unread` where the probe lists another number."""
     count, listed = int(node.get("driver", "gpu_count")), len(node.document["gpus"])
     if count != listed:
-        raise Unread(f"the driver counts {count} GPUs, and the probe lists {listed}")
+        raise Unread(f"the driver counts {count} GPUs, but the probe lists {listed}")
     return count
 
 
@@ -120,7 +120,7 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
 
 def _modules_missing(node: Reading) -> Iterator[Problem]:
     """
-    Report the module numbers of a board that no GPU has (nvmlDeviceGetModuleId).
+    Report a board's module numbers without a GPU (nvmlDeviceGetModuleId).
 
     Boards count their GPUs from 1 (or 0) on. A node with the board's NVSwitches has the whole board
     of 8 GPUs; a virtual machine may have any of them.
@@ -164,7 +164,7 @@ def _manages_switches(node: Reading) -> bool:
 
 def _unlisted_said(driver: str | None) -> str:
     if driver in {None, "nvidia"}:
-        return "{} is on the PCI bus, and the driver does not list it"
+        return "{} is on the PCI bus, but the driver does not list it"
     return f"{{}} is on the PCI bus, bound to {driver}: the NVIDIA driver does not have it"
 
 
@@ -179,7 +179,7 @@ def _hidden(bus_ids: list[str]) -> str:
 def _back(
     bus_id: str | None, unlisted: Mapping[str, str | None], hidden: list[str]
 ) -> tuple[Step, ...]:
-    """Return the way to get a missing GPU back."""
+    """Return the steps to get a missing GPU back."""
     unhide = Step(
         Action.CONFIGURE,
         "remove NVreg_ExcludedGpus from /etc/modprobe.d to use the GPU again, then reboot",

@@ -37,7 +37,7 @@ MEMORY_EACH_GPU = 2 * GIB
 # nvmlGpuP2PStatus_t, nvml.h. The others (2, 5) are the GPU's own limits: GeForce.
 P2P_OK = 0
 P2P_OFF = 4
-P2P_BETWEEN = {1: "the chipset", 3: "the way between their host bridges"}
+P2P_BETWEEN = {1: "the chipset", 3: "the path between their host bridges"}
 
 # What the kernel says when it refuses a module (kernel/module/signing.c, security/lockdown).
 _REFUSED = re.compile(
@@ -72,7 +72,7 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
     said = f": {refusals[-1]}" if refusals else ""
     yield Problem(
         Severity.BLOCK,
-        f"Secure Boot is on, module {version} {why}, and it is not loaded{said}",
+        f"Secure Boot is on, module {version} {why} and is not loaded{said}",
         "a module signed by a key that the firmware knows",
         "the kernel's lockdown under Secure Boot",
         (
@@ -121,8 +121,8 @@ def iommu_acs(node: Reading) -> Iterator[Problem]:
     PCIe traffic between GPUs is neither redirected nor refused.
 
     NCCL's user guide: ACS that redirects to the root complex, and an IOMMU that translates, make
-    P2P slow or hang it. Where NVLink joins every pair, or the GPUs have no P2P over PCIe anyway
-    (GeForce), that only matters to NICs.
+    P2P slow or hang it. Where NVLink joins every pair, or GPUs have no P2P over PCIe (GeForce),
+    this matters only to NICs.
     """
     if _gpu_count(node) < 2:
         raise DoesNotApply("there is no second GPU")
@@ -229,8 +229,8 @@ def disk_space(node: Reading) -> Iterator[Problem]:
     """
     The disk has space for two releases, and for the models to download.
 
-    It blocks because a deploy would fail halfway, not because of running servers. Where a release
-    of the declared version is whole, there is nothing to build, and it only warns.
+    It blocks because a deploy would fail halfway, not because of running servers. Where the
+    declared release is complete, nothing is built, and it only warns.
     """
     vllm = node.settings.vllm
     whole = node.get("system", "releases", absent=[])
@@ -321,7 +321,10 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
         f"{gpus} GiB, 1 GiB a GPU; a replica on several GPUs starts with {SHM_RING} MiB at least",
         "vLLM's message queue, and NCCL's user guide",
         (
-            Step(Action.LOOK, "df -h /dev/shm; ls -la /dev/shm: files of dead processes?"),
+            Step(
+                Action.LOOK,
+                "df -h /dev/shm; ls -la /dev/shm: does it hold files of ended processes?",
+            ),
             Step(Action.CONFIGURE, "mount -o remount,size=50% /dev/shm; and in /etc/fstab"),
         ),
     )
@@ -357,16 +360,16 @@ CORRECTED_A_DAY = 100
 
 def host_ecc(node: Reading) -> Iterator[Problem]:
     """
-    The machine's own memory has had no error that was not corrected, and few that were.
+    The machine's own memory has had no uncorrected error, and few corrected ones.
 
-    A warning: the kernel ends the program that met an uncorrectable error, and nothing else.
+    A warning: the kernel ends only the program that hit an uncorrectable error.
     """
     if "memory_errors" not in node.document["system"]:
         raise CannotTell("the document is from an older gpufleet, which did not probe this")
     counted = node.get("system", "memory_errors", absent=None)
     if counted is None:
         raise DoesNotApply(
-            "no memory controller reports errors (EDAC): a virtual machine, or no ECC"
+            "no memory controller reports errors (EDAC): this is a virtual machine, or has no ECC"
         )
     days = max(node.known("system", "uptime_seconds", default=0.0) / 86400, 1.0)
     corrected, uncorrected = counted["corrected"], counted["uncorrected"]
@@ -386,7 +389,10 @@ def host_ecc(node: Reading) -> Iterator[Problem]:
                 "`grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_{label,ce_count,ue_count}`: "
                 "which DIMM?",
             ),
-            Step(Action.SERVICE, "have that DIMM reseated, then exchanged, in the next window"),
+            Step(
+                Action.SERVICE,
+                "have that DIMM reseated, then replaced, in the next maintenance window",
+            ),
         ),
     )
 

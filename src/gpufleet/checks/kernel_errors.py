@@ -1,7 +1,8 @@
 """Other kernel log errors since boot: PCIe, GPU starts, hardware errors.
 
 As with Xids (`checks/kernel_log.py`), errors before the driver was last loaded are history, except
-the machine's own. A log that cannot be read, or lost its beginning, is the check xid's.  Pure.
+the machine's own. The check xid reports a log that cannot be read, or that lost its beginning.
+Pure.
 """
 
 from __future__ import annotations
@@ -59,9 +60,9 @@ class PcieError:
 
 def pcie_errors(node: Reading) -> Iterator[Problem]:
     """
-    The kernel reported no PCIe error of a GPU, or of a bridge above one, that was not corrected.
+    The kernel reported no uncorrected PCIe error of a GPU, or of a bridge above one.
 
-    One problem for each function and kind of error. Of other functions (disks, NICs) fatal errors
+    One problem for each function and kind of error. For other functions (disks, NICs) fatal errors
     are a warning, the rest remarks. Corrected ones count when they are many within a day.
     """
     log = _log(node)
@@ -153,7 +154,9 @@ def _pcie_problem(
 
 
 def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
-    """Return, for each GPU and each bridge above one, the GPUs below: NVML's index, or address."""
+    """
+    Return, for each GPU and each bridge above one, the GPUs below it by NVML's index or address.
+    """
     index = {str(place): gpu.index for gpu, place in gpu_facts(node.gpus, "pci", "bus_id")}
     found: dict[str, list[int | str]] = defaultdict(list)
     for place, number in index.items():
@@ -255,9 +258,9 @@ _MACHINE_SAID = {
 
 def machine_check(node: Reading) -> Iterator[Problem]:
     """
-    The machine's CPUs and memory reported no error that was not corrected, and few that were.
+    The machine's CPUs and memory reported no uncorrected error, and few corrected ones.
 
-    A warning, as host-ecc is: the kernel ends the program that met the error, and nothing else.
+    A warning, as in host-ecc: the kernel ends only the program that hit the error.
     """
     by_kind: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for seconds, text in _log(node).lines:

@@ -2,12 +2,12 @@
 
 A log shows the past; NVML shows the present. Four rules follow (docs/checks/xid.md):
 
-1. An Xid before the driver was last loaded, or before the driver itself took its request for a
-   recovery of that GPU back (Xid 154 "to 0x0 (None)"), is history: `INFO`.
-2. An Xid about uncorrectable memory predates the last reset if the GPU has counted no such error
-   since, and the driver requests nothing: `WARN`. Both are needed: counters have been seen at zero
+1. An Xid is history (`INFO`) if it came before the driver was last loaded, or before the driver
+   withdrew its recovery request for that GPU (Xid 154 "to 0x0 (None)").
+2. An Xid about uncorrectable memory predates the last reset (`WARN`) if the GPU has counted no such
+   error since, and the driver requests no action. Both are needed: counters have been seen at zero
    on a GPU that still waited for its reset.
-3. The newest Xid 154 counts, but NVML's present answer takes precedence.
+3. The newest Xid 154 counts, but NVML's current answer takes precedence.
 4. A log that does not reach back to the boot cannot prove that there were no errors: `WARN`.
 """
 
@@ -245,8 +245,8 @@ def _judged(
     node: Reading, gpu: GpuReading | None, number: int, fresh: tuple[Xid, ...]
 ) -> tuple[Severity, tuple[Action, ...], str]:
     """
-    Return an Xid's present severity, the remedy, and the reason for a lower severity than its
-    number's.
+    Return an Xid's current severity, its remedy, and why the severity differs from the number's
+    usual one.
     """
     kind: Kind = KINDS.get(number, UNKNOWN)
     severity, ladder = kind.severity, kind.ladder
@@ -255,7 +255,7 @@ def _judged(
     if number == RECOVERY_CHANGED:
         return _of_recovery(gpu, fresh[-1])
     if number == NVLINK and not _talks_over_nvlink(node):
-        return Severity.WARN, ladder, ", and nothing here spans GPUs over NVLink"
+        return Severity.WARN, ladder, ", and no replica here spans GPUs over NVLink"
     if number == CONTEXT_SWITCH and len(fresh) > 1:
         return Severity.BLOCK, ladder, ", repeatedly"
     if number in NVLINK5 and all(_NONFATAL.search(one.text) for one in fresh):
@@ -271,7 +271,7 @@ def _judged(
 
 
 def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
-    """Xid 154: the action that the driver requests. NVML's field 230 (R570) has the present one."""
+    """Xid 154: the action that the driver requests. NVML's field 230 (R570) has the current one."""
     words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
     if last.action == 0:
         return Severity.INFO, (), ", to none"
@@ -376,7 +376,7 @@ def _step(action: Action, place: str | None) -> str:
     """Return the command for one step of the remedy."""
     return {
         Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: "
-        "if it returns, with other programs too: continue down the page",
+        "if it returns, also with other programs: do the page's next steps",
         Action.DRAIN: "let requests finish, then stop what uses the GPU: systemctl stop 'vllm-*'",
         Action.RESTART_SERVICE: "restart what ran on the GPU: systemctl restart its vllm-* unit",
         Action.RESET_GPU: "systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced; nvidia-smi "
@@ -423,8 +423,9 @@ def sxid(node: Reading) -> Iterator[Problem]:
     One problem for each NVSwitch and SXid number that was reported since this boot.
 
     Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
-    error's registers do not repeat the word; an error of which no line has it counts as fatal. No
-    line is skipped: an unparsable one is a warning, and blocks if it says "fatal", not "non-fatal".
+    error's registers do not repeat the word; an error without the word in any line counts as fatal.
+    No line is skipped: an unparsable one is a warning, and blocks if it says "fatal", not
+    "non-fatal".
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))

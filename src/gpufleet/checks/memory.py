@@ -65,7 +65,9 @@ def _reset(gpu: GpuReading) -> Step:
 
 
 def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
-    """ECC is as declared; undeclared, on where boards of its kind or its siblings have it on."""
+    """
+    ECC is as declared; if undeclared, it is on where boards of its kind or its siblings have it on.
+    """
     declared = gpu.node.settings.gpus.ecc
     try:
         current, pending = bool(gpu.get("ecc_mode", "current")), gpu.get("ecc_mode", "pending")
@@ -99,7 +101,7 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.WARN,
             f"ECC is {_word(current)}{_and_pending(current, pending)}",
-            f"ECC {_word(current)} after the next reset too",
+            f"ECC {_word(current)}, also after the next reset",
             wanted.source if wanted else "the device",
             remedy,
         )
@@ -241,7 +243,7 @@ def _contains_errors(gpu: GpuReading) -> bool:
 
 def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     """
-    No row waits for a reset while the bad one may still be used.
+    No row remap waits for a reset while the bad row may still be used.
 
     On chips that contain errors the driver has taken the page with the bad row out of use, and
     NVIDIA states that new work may start: there the reset can wait for the next window.
@@ -307,7 +309,7 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
     if used_up or few:
         yield Problem(
             Severity.WARN,
-            f"{used_up} memory banks have no spare row left, {few} have few",
+            f"{used_up} memory banks have no spare row left, {few} have only a few",
             "no bank short of spare rows",
             f"the driver (row remapper histogram), {_MEMORY_ERRORS}",
             (Step(Action.SERVICE, "plan the GPU's replacement: the next remap there may fail"),),
@@ -318,12 +320,11 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     """
     Volta and Turing: few pages are retired, and none waits for a reset.
 
-    A page that waits may be used until then. That is a warning and no more, because an
-    uncorrectable error that caused it is one since the driver loaded: ecc-uncorrected stops work
-    then.
+    A page that waits may be used until then. This only warns: an uncorrectable error that caused it
+    has happened since the driver loaded, and then ecc-uncorrected stops work.
     """
     if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
-        raise DoesNotApply("this chip remaps rows, it does not retire pages")
+        raise DoesNotApply("this chip remaps rows instead of retiring pages")
     if gpu.get("retired_pages_pending"):
         yield Problem(
             Severity.WARN,

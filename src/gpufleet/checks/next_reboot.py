@@ -1,8 +1,8 @@
 """Find what will break at the next reboot, while everything still runs. Pure.
 
 The next boot starts the newest installed kernel, as boot loaders do unless they are configured
-otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing of it stops
-work today: every problem here is a `WARN`.
+otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing here stops
+work today: every problem is a `WARN`.
 """
 
 from __future__ import annotations
@@ -67,13 +67,13 @@ def loaded_module(node: Reading) -> str:
 
 
 def reboot_module(node: Reading) -> Iterator[Problem]:
-    """The module on the disk is of the version that is loaded. The device: modinfo, /sys/module."""
+    """The module on disk has the loaded module's version. The device: modinfo, /sys/module."""
     loaded, boot = loaded_module(node), next_boot(node)
     if boot.module is None and boot.running:
         yield Problem(
             Severity.WARN,
-            f"module {loaded} is loaded, and kernel {boot.kernel} no longer has an NVIDIA module "
-            f"on disk: the node has no driver after the next reboot{_urgent(node)}",
+            f"module {loaded} is loaded, but kernel {boot.kernel} no longer has an NVIDIA module "
+            f"on disk: the node will have no driver after the next reboot{_urgent(node)}",
             f"module {loaded} for {boot.kernel}",
             NEWEST,
             _build(boot.kernel),
@@ -81,7 +81,7 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
     elif boot.module not in {None, loaded}:
         yield Problem(
             Severity.WARN,
-            f"module {loaded} is loaded, {boot.module} is on disk for {boot.kernel}: the next "
+            f"module {loaded} is loaded, but {boot.module} is on disk for {boot.kernel}: the next "
             f"reboot changes the driver{_urgent(node)}",
             f"module {loaded}",
             NEWEST,
@@ -108,8 +108,8 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
     if boot.module is None and not boot.running:
         yield Problem(
             Severity.WARN,
-            f"kernel {boot.kernel} is installed and has no NVIDIA module: the node has no driver "
-            f"after the next reboot{_urgent(node)}",
+            f"kernel {boot.kernel} is installed and has no NVIDIA module: the node will have no "
+            f"driver after the next reboot{_urgent(node)}",
             "an NVIDIA module for it",
             NEWEST,
             _build(boot.kernel),
@@ -213,7 +213,7 @@ def _can_be_told(node: Reading) -> None:
 def _fits(pattern: str, name: str) -> bool:
     """
     Apply a blacklist's pattern: unattended-upgrades' are regular expressions that have to match
-    from the name's start, dnf's are globs. A pattern that is neither protects nothing.
+    from the name's start, dnf's are globs. An invalid pattern protects nothing.
     """
     glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
     if re.fullmatch(glob, name):

@@ -110,8 +110,8 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
     Active links are as many as declared, else as on its siblings, else as its board uses.
 
-    Behind NVSwitches, and on boards that are sold no other way, that is all of them. A GPU's report
-    of no NVLink is accepted only if none is expected.
+    Behind NVSwitches, and on boards that are only sold with NVLink, that is all links. A GPU's
+    report of no NVLink is accepted only if none is expected.
     """
     try:
         links = links_of(gpu)
@@ -184,7 +184,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
     """
     Return the expected number of links of a GPU that reports no NVLink; None: none.
 
-    A board of another kind than most of the node's (a workstation's display) may well have none.
+    A board of another kind than the node's others (a workstation's display) may have none.
     """
     node = gpu.node
     others = max((count for _, count in _alike(gpu)), default=0)
@@ -249,7 +249,7 @@ def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
 
 
 def _partial_bridge(links: Links) -> str | None:
-    """Return which peer is joined by part of a bridge, if any."""
+    """Return the peer that only part of a bridge joins, if any."""
     if not links.down or links.version < NVLINK_3:
         return None
     for peer, count in links.peers.items():
@@ -280,7 +280,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
     NVLink pairs are as wide as the siblings' same pairs, else as each other.
 
     NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one link here, two there): those are
-    compared with siblings alone. A pair that is narrow because of links that are down is judged by
+    compared only with siblings. A pair that is narrow because of links that are down is judged by
     nvlink-links; here it is a remark.
     """
     links = {gpu.index: own for gpu in node.gpus if (own := links_or_none(gpu))}
@@ -342,10 +342,10 @@ def _widths_expected(
 ) -> dict[tuple[int, int], Expectation]:
     """Return the expected width of pairs, if there is a reference."""
 
-    def of_twin(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
+    def sibling_widths(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
         return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
 
-    by_siblings = expectation(None, "", twin_answers(node, of_twin))
+    by_siblings = expectation(None, "", twin_answers(node, sibling_widths))
     if by_siblings:
         return {
             pair: Expectation(expected, by_siblings.source, by_siblings.certain)

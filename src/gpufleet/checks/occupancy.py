@@ -77,7 +77,7 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
-    """Several processes may use the GPU, as vLLM's ranks and whatever monitors it do."""
+    """Several processes may use the GPU, such as vLLM's ranks and monitoring."""
     mode = gpu.get("compute_mode")
     if mode == 0:
         return
@@ -100,17 +100,17 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
     Check that only gpufleet's own units compute on the GPU.
 
     A desktop that only draws, and leaves vLLM the memory that it takes by default, is a warning, as
-    is a unit named like ours for a model that is not declared: a deploy would stop it. Where
-    processes of others are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's own
-    services, and processes that root finds no more, are no trouble (`foreign_memory` looks at what
-    those leave).
+    is a unit named like gpufleet's for an undeclared model: a deploy would stop it. Where other
+    users' processes are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's own
+    services, and processes that have ended, are no problem (`foreign_memory` checks for memory that
+    these leave).
     """
     computing = [*gpu.get("processes"), *_listed(gpu, "mps_processes")]
     pids = {process["pid"] for process in computing}
     drawing = [
         process for process in _listed(gpu, "graphics_processes") if process["pid"] not in pids
     ]
-    foreign = [process for process in computing if not _own(process)]
+    foreign = [process for process in computing if not _own_unit(process)]
     yield from _passing(gpu, [process for process in foreign if _is_passing(gpu, process)])
     foreign = [process for process in foreign if not _is_passing(gpu, process)]
     if foreign:
@@ -130,7 +130,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
             gpu.index,
         )
     yield from _undeclared(gpu, computing)
-    others = [at for at in drawing if not _own(at) and not _is_passing(gpu, at)]
+    others = [at for at in drawing if not _own_unit(at) and not _is_passing(gpu, at)]
     if others:
         yield _drawing(gpu, others)
 
@@ -183,12 +183,12 @@ def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Pr
 
 
 def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Warn of units that are named like ours, for a model that the node's variables lack."""
+    """Warn of units named like gpufleet's for a model that the node's variables lack."""
     models = gpu.node.settings.serving
     strays = [
         process
         for process in computing
-        if (own := _own(process)) is not None and models and own["model"] not in models
+        if (own := _own_unit(process)) is not None and models and own["model"] not in models
     ]
     if strays:
         yield Problem(
@@ -199,8 +199,8 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
             (
                 Step(
                     Action.CONFIGURE,
-                    "deploys/vllm.py stops those units that gpufleet placed; your own unit "
-                    f"needs another name and another node: `systemctl cat {strays[0]['unit']}`",
+                    "deploys/vllm.py stops the units that gpufleet placed; rename your own unit "
+                    f"and move it to another node: `systemctl cat {strays[0]['unit']}`",
                 ),
             ),
             gpu.index,
@@ -208,15 +208,17 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
-    """Return one list of processes; empty if the board or the driver does not support this kind."""
+    """
+    Return one of the GPU's process lists; empty if the board or driver does not support this kind.
+    """
     try:
         return list(gpu.get(kind))
     except (DoesNotApply, CannotTell):
         return []
 
 
-def _own(process: Mapping[str, Any]) -> re.Match[str] | None:
-    """Return the parts of the unit's name if it is one that the planner gives."""
+def _own_unit(process: Mapping[str, Any]) -> re.Match[str] | None:
+    """Return the parts of a process's unit name if it is a name that the planner assigns."""
     unit = process["unit"]
     return _OWN_UNIT.fullmatch(unit) if isinstance(unit, str) else None
 
@@ -230,9 +232,9 @@ def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     """
     Return whether a process ended between the driver's answer and the read of /proc.
 
-    Root sees every process, a container's too: one that is not there, and that the driver cannot
-    name any more, is over. Others may only not see it, as may root in a container: where systemd
-    does not run the probe may be in one.
+    Root sees every process, also of containers: one that is missing and that the driver cannot name
+    has ended. Other users may be unable to see it, as may root in a container, where systemd does
+    not run.
     """
     node = gpu.node
     about = (process["name"], process["unit"], process["uid"])
@@ -247,7 +249,7 @@ def _hidden(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 
 def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield how to end them: services by name, the rest by its owner."""
+    """Yield the steps to end them: services by name, other processes by their owner."""
     units = sorted({p["unit"] for p in foreign if not is_missing(p["unit"])})
     services = [unit for unit in units if unit.endswith(".service")]
     if services:

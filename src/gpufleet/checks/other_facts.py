@@ -56,14 +56,17 @@ ELSEWHERE: dict[str, str] = {
     "system.memory_available_mib": "host-memory",
     "system.shm": "shared-memory",
 }
-"""The check that judges a number by itself, by how its path begins; the longest one counts."""
+"""
+The check that judges a number on its own, by the beginning of the number's path; the longest match
+counts.
+"""
 
 UNJUDGED: dict[str, str] = {
     "fabric.*.struct": "the version of NVML's answer",
     "gpus.*.architecture": "follows from the name, which gpu-identical compares",
     "gpus.*.brand": "follows from the name, which gpu-identical compares",
     "gpus.*.ecc_corrected_aggregate": (
-        "of the GPU's whole life: ecc-corrected judges those since the last reset"
+        "counted over the GPU's whole life: ecc-corrected judges those since the last reset"
     ),
     "gpus.*.ecc_dram": "parts of a sum: ecc-uncorrected judges the sum of all places",
     "gpus.*.ecc_sram": "ecc-sram judges NVIDIA's threshold and its counts",
@@ -71,27 +74,27 @@ UNJUDGED: dict[str, str] = {
         "parts of a sum: ecc-uncorrected judges the sum, ecc-sram the threshold"
     ),
     "gpus.*.index": "NVML's own number of the GPU",
-    "gpus.*.memory.free": "what `total` and `used` leave",
+    "gpus.*.memory.free": "`total` minus `used`",
     "gpus.*.memory.reserved": "the driver's own memory; `free` has the rest, for models",
     "gpus.*.minor": "the number of its device file, in the order in which the driver found it",
-    "gpus.*.performance_state": "changes with load; pcie-generation asks for it",
-    "gpus.*.platform": "its place in the rack: every node has another",
+    "gpus.*.performance_state": "changes with load; pcie-generation judges it",
+    "gpus.*.platform": "its place in the rack: it differs on every node",
     "gpus.*.remap_histogram": "banks with spare rows left; those with few or none are judged",
     "gpus.*.remapped_rows.corrected": (
         "NVIDIA's limit is on rows that replaced uncorrectable errors"
     ),
-    "gpus.*.temperature_limits": "temperature asks for them where a board tells no other limits",
+    "gpus.*.temperature_limits": "`temperature` uses them where a board reports no other limits",
     "nvlink.*.links.*.errors.symbol_ber": (
         "errors before they are corrected; nvlink-errors judges the effective rate"
     ),
     "nvlink.*.switch_links": "nvlink-width counts the links themselves",
-    "pci.*.numa_node": "numa.*.node says the same of GPUs; NVSwitches have no use for it",
-    "schema": "the document's version: another one is refused as a whole",
-    "seconds": "how long the probe took: the load of the node and of its disks",
+    "pci.*.numa_node": "numa.*.node has the same for GPUs; it does not matter for NVSwitches",
+    "schema": "the document's version: a document of another version is refused",
+    "seconds": "how long the probe took, which depends on the load of the node and its disks",
     "system.hugepages": "set aside on purpose; host-memory names them where memory is short",
     "system.iommu.groups": "how many devices there are; iommu-acs judges their types",
     "system.iommu.types.identity": "passed through, as it should be",
     "system.uptime_seconds": "when a node was booted is the operator's choice",
     "user.uid": "who probed",
 }
-"""Why a number is judged by no check, by how its path begins; the longest one counts."""
+"""Why no check judges a number, by the beginning of the number's path; the longest match counts."""

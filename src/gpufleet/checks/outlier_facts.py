@@ -3,8 +3,8 @@
 A table, pure: `JUDGED_OF_GPU` and `JUDGED_OF_NODE`, compared by `checks/outliers.py`. All other
 numbers that the probe reads are in `checks/other_facts.py`.
 
-Severities: what other values make of the same hardware by design, by its surroundings or by choice
-(more memory, a GPU that idles warmer) is a remark. Only memory that a GPU lost blocks.
+Severities: a difference by design, surroundings or choice (more memory, a GPU that idles warmer) is
+a remark. Only memory that a GPU lost blocks.
 """
 
 from __future__ import annotations
@@ -37,7 +37,8 @@ class Reference(Enum):
 @dataclass(frozen=True)
 class Step:
     """
-    From which distance on a value is how bad: more than `share` of the usual value and `least`.
+    A severity, and the distance from which it applies: more than `share` of the usual value and
+    more than `least`.
 
     `least` is in the fact's own unit.
     """
@@ -57,12 +58,12 @@ class Fact:
     One number of the table.
 
     `path` is where the probe's document has it, `words` what reports call it (with `{}` for the
-    value), `read` how it is taken: of a GPU, or of a node by device ("": the node as a whole).
-    `low` and `high` are the steps on either side, the mildest first; none: that side is no problem.
-    `spread`: sound GPUs differ in it, so the mildest step counts from the nearest other one.
-    `names`: the value is a name and no quantity, any other one stands out. `among` narrows what a
-    GPU is compared with: GPUs that answer the same, None being compared with none. `asked_by` is
-    the check that also needs the number: that one reports it as missing.
+    value), `read` reads it: of a GPU, or of a node by device ("": the node as a whole). `low` and
+    `high` are the steps on either side, the mildest first; none: that side is no problem. `spread`:
+    sound GPUs differ in it, so the mildest step counts from the nearest other one. `names`: the
+    value is a name, so any different one stands out. `among` narrows the comparison to GPUs with
+    the same answer; a GPU with None is not compared. `asked_by` is another check that needs the
+    number and reports it if it is missing.
     """
 
     path: str
@@ -141,8 +142,8 @@ _MATES, _SLOT, _TWINS = (Reference.MATES,), (Reference.SLOT,), (Reference.TWINS,
 _MATES_AND_TWINS = (Reference.MATES, Reference.TWINS)
 _LESS = (Step(WARN),)
 _OTHER = (Step(INFO),)
-_EXACT = "it is the same of one product; no tolerance"
-_BOARD = "part of a board's design; no tolerance, boards of another part number apart"
+_EXACT = "equal for all boards of one product; no tolerance"
+_BOARD = "part of a board's design; no tolerance; boards of another part number are compared apart"
 # A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
 # differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
 _MEMORY = "drivers of two branches report totals within 2 % of each other"
@@ -243,7 +244,7 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "numa.*.gpu_memory_node", "NUMA node {} for its own memory", _numa("gpu_memory_node"),
-        _SLOT, "Linux numbers them as the driver loads", low=_OTHER, names=True,
+        _SLOT, "Linux numbers them in the order in which the driver loads", low=_OTHER, names=True,
     ),
 )  # fmt: skip
 
@@ -336,7 +337,7 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "nics.net.*.mtu", "an MTU of {}", _of_net("mtu", with_link=False), _TWINS,
-        "a larger packet than the other end takes is lost", low=_LESS, high=_LESS,
+        "a packet larger than the other end accepts is lost", low=_LESS, high=_LESS,
     ),
     Fact(
         "nics.*.pci.numa_node", "NUMA node {}", _nic_numa, _TWINS,
@@ -352,7 +353,10 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
         (Reference.LIMIT,),
         # The kernel lets it grow by 500 ppm (MAXFREQ, linux/timex.h) from one correction to the
         # next; systemd-timesyncd waits for up to 2048 s, which is 1.02 s.
-        "500 ppm in the 2048 s that systemd-timesyncd waits at most; four times that: no answer",
+        (
+            "500 ppm over 2048 s, the longest interval of systemd-timesyncd; at four times that "
+            "it got no answer"
+        ),
         high=(Step(INFO, least=1_100_000), Step(WARN, least=4_100_000)),
         show=lambda value: f"{value / 1e6:.1f} s",
     ),

@@ -2,7 +2,7 @@
 
 The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value is
 an outlier if more than half of the others agree and it differs. Of only two, either may be wrong:
-the worse one is named, and never blocks.
+the worse one is reported, but never blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpufleet.checks.outlier_facts import Step as Tolerance
 from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
 
 CERTAIN = 2
-"""So many others that agree make the odd one out certain."""
+"""With this many others that agree, the one that differs is certainly wrong."""
 
 # ECC on GDDR takes 1/16 of the memory, and the catalogue does not say whether it was on.
 WITH_ECC = 15 / 16
@@ -46,7 +46,7 @@ class Outlier:
 
 def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The GPU's numbers are those of the node's other GPUs of its model, and of its siblings'.
+    The GPU's numbers match those of the same model on its node and on the siblings.
 
     One problem names all outliers. A GPU without any other of its model, on a node without
     siblings, is compared with nothing.
@@ -69,9 +69,9 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
 
 def node_outlier(node: Reading) -> Iterator[Problem]:
     """
-    The node's numbers are those of its siblings of the same hardware, and its clock is right.
+    The node's numbers match those of siblings with the same hardware, and its clock is right.
 
-    One problem names all outliers. Siblings with another number of GPUs are other machines.
+    One problem names all outliers. Siblings with another number of GPUs are not compared.
     """
     found: list[Outlier] = []
     compared = False
@@ -328,7 +328,7 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
 def _reached(
     steps: Sequence[Tolerance], value: float, usual: float, nearest: float
 ) -> Severity | None:
-    """Return the severity of the last step that a value is beyond; None: of none."""
+    """Return the severity of the last step that a value exceeds; None if it exceeds none."""
     reached = None
     for number, step in enumerate(steps):
         start = nearest if number == 0 else usual

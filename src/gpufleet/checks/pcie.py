@@ -31,7 +31,7 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     """
     The GPU has all its PCIe lanes.
 
-    "All" means: as declared, else as on its siblings in the same slot, and as on most GPUs of its
+    "All" means the declared number, else that of siblings in the same slot, and of most GPUs of its
     node. Fewer than the device could have, with no GPU to compare with, may be the slot's design.
     """
     width = gpu.get("pcie_width")
@@ -92,7 +92,8 @@ def _like(gpu: GpuReading) -> list[GpuReading]:
 
 def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     """
-    A GPU that computes at full clocks has the fastest PCIe that it and its slot can.
+    A GPU that computes at full clocks uses the fastest PCIe generation that it and its slot
+    support.
 
     An idle GPU lowers the generation to save power, which does not indicate a fault.
     """

@@ -56,12 +56,12 @@ _DECLARED = {"pcie_width": "pcie_width", "power_limit_milliwatts": "power_limit_
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value stands for one that the probe could not read."""
+    """Return whether a value is the placeholder for one that the probe could not read."""
     return isinstance(value, dict) and "missing" in value
 
 
 def reason(value: Mapping[str, Any]) -> str:
-    """Return why a value is missing, with what the probe knows beside it: "lost, code 15"."""
+    """Return why a value is missing, with the probe's details: "lost, code 15"."""
     more = [f"{key} {value[key]}" for key in ("code", "signal", "detail") if value.get(key)]
     return ", ".join([str(value["missing"]).replace("_", " "), *more])
 
@@ -92,7 +92,7 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 class Needs:
     """Requirements of the declared software; None: nothing declared.
 
-    `cuda` is the CUDA release that vLLM's wheels carry, `source` where that is written.
+    `cuda` is the CUDA release of vLLM's wheels, `source` the file or setting that states it.
     """
 
     cuda: tuple[int, int] | None = None
@@ -161,7 +161,7 @@ class Reading:
 
     @cached_property
     def twins(self) -> tuple[Reading, ...]:
-        """The siblings with the same kind of GPU: only those say what should be here."""
+        """The siblings with the same kind of GPU, the only ones to compare with."""
         return tuple(other for other in self.siblings if other.product == self.product)
 
     def id_of(self, index: int | str) -> GpuId:
@@ -251,7 +251,10 @@ class GpuReading:
         return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
-        """Return from another list of the document: "nvlink", "numa", "fabric"; raises alike."""
+        """
+        Return the GPU's entry of another list of the document: "nvlink", "numa", "fabric"; raises
+        like `get`.
+        """
         return lookup(self.node.document[name][self.at], path, _RAISE, _RAISE)
 
 
@@ -262,7 +265,7 @@ def expectation(
     Return the expected value: as declared, else the siblings', else `own`.
 
     `key` is the setting's name for the source. `of_siblings` are their values, None where unknown;
-    more than half of those that know must agree. One sibling alone makes the expectation uncertain:
+    more than half of those that know must agree. A single sibling makes the expectation uncertain:
     of two that differ, either may be the odd one. None: unknown.
 
     >>> expectation(None, "gpus.count", [8, 8, 7]).value

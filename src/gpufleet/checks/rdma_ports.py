@@ -56,7 +56,7 @@ def rdma(node: Reading) -> Iterator[Problem]:
         yield Problem(
             _severity(spanning, certain=expected.certain),
             f"{len(active)} of {expected.value} RDMA ports are active"
-            + (f"; down: {join_names(down, NAMES_SHOWN)}" if down else "; no other port is there")
+            + (f"; down: {join_names(down, NAMES_SHOWN)}" if down else "; there is no other port")
             + _at_risk(spanning),
             f"{expected.value} active ports",
             expected.source,
@@ -114,7 +114,10 @@ def _at_risk(spanning: tuple[str, ...]) -> str:
 
 
 def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterator[Problem]:
-    """Yield the ports that are slower than siblings' of that name, or than the node's like them."""
+    """
+    Yield ports that are slower than the siblings' ports of that name, or than the node's similar
+    ports.
+    """
     there = [told for told in twin_answers(node, _rates) if told is not None]
     slow: dict[bool, list[tuple[Port, float, str]]] = {True: [], False: []}
     for port in ports:

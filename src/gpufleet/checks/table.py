@@ -48,7 +48,9 @@ def report_table(found: Report, *, everything: bool = False) -> RenderableType:
 
 
 def _likeness(finding: Finding) -> tuple[Any, ...]:
-    """Return the key by which findings share a line; those not asked share one per node."""
+    """
+    Return the key by which findings share a line; checks that were skipped share one per node.
+    """
     if finding.cause:
         gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found
@@ -109,7 +111,7 @@ def _gpu_names(gpus: Iterable[GpuId]) -> str:
 
 
 def _nodes_by_verdict(found: Report) -> Table:
-    """Return a line for each kind of node and verdict: a healthy fleet is as many as its kinds."""
+    """Return a line for each kind of node and verdict: a healthy fleet has one line per kind."""
     kinds: dict[tuple[Severity, str], list[str]] = {}
     for node in found.nodes:
         verdict = found.verdict(node)

@@ -38,7 +38,7 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80).
 
     Set in every one of three samples it stops work; in some of them it is worth a look. 0x8 alone
-    for a moment is nothing: a change of clocks reports it too.
+    for a moment is no problem: a change of clocks reports it, too.
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
     if not samples:
@@ -95,7 +95,7 @@ _BOTH_LADDER = (
 
 def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     """
-    An idle GPU is held down by neither power cap nor heat (NVML's reasons 0x4 and 0x20).
+    Neither a power cap nor heat throttles an idle GPU (NVML's reasons 0x4 and 0x20).
 
     Under load a power cap is normal; heat is a remark.
     """
@@ -132,8 +132,8 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
     No setting holds the GPU's clocks below their default.
 
     Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not report
-    locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. So do
-    clocks that were raised, and defaults below the highest clocks (V100): no problem.
+    locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. Raised
+    clocks, and defaults below the highest clocks (V100), also set it: they are no problem.
     """
     held = bool(_reasons(gpu.get("throttle_reasons")) & CLOCKS_SETTING)
     lower, by_design = [], False

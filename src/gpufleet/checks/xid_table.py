@@ -1,8 +1,8 @@
 """The meaning, severity and remedy of the driver's Xid numbers. A table, pure.
 
 Actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1
-to 172); severities are ours: `BLOCK` where the GPU itself needs a reset or a person, `INFO` where
-only the program that was running did. docs/checks/xid.md says so in words.
+to 172); severities are gpufleet's: `BLOCK` where the GPU needs a reset or a technician, `INFO`
+where only the running program was at fault. docs/checks/xid.md says so in words.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Kind:
     """
     One number: its meaning in a few words, its severity, the ladder of remedies.
 
-    `action` is the catalogue's word for what to do at once; "" where it gives none.
+    `action` is the catalogue's immediate action; "" where it has none.
     """
 
     meaning: str
@@ -92,10 +92,10 @@ KINDS: dict[int, Kind] = {
     80: Kind("data on its way to the GPU was corrupted", Severity.WARN, RESTART, RESTART_APP),
     159: Kind("error between CPU and GPU that carried no data", Severity.WARN, WATCH, "CHECK_UVM"),
     13: _application("exception in a kernel"),
-    31: _application("access to memory that is not mapped"),
+    31: _application("access to unmapped memory"),
     32: _application("invalid commands to the GPU"),
     43: _application("the GPU stopped its work", IGNORE),
-    45: _application("its work was cleared away after it ended", "WORKFLOW_XID_45"),
+    45: _application("its work was cleaned up after it ended", "WORKFLOW_XID_45"),
     46: Kind("the GPU stopped working", Severity.BLOCK, RESET, RESET_GPU),
     48: Kind("double-bit memory error", Severity.BLOCK, RESET, "WORKFLOW_XID_48"),
     54: Kind(
@@ -111,13 +111,13 @@ KINDS: dict[int, Kind] = {
     92: Kind("many correctable memory errors", Severity.WARN, WATCH, IGNORE),
     93: Kind("the InfoROM is written often", Severity.INFO, APPLICATION, IGNORE),
     94: Kind(
-        "contained memory error: only the program that met it died",
+        "contained memory error: only the program that hit it ended",
         Severity.WARN,
         RESTART,
         RESTART_APP,
     ),
     95: Kind(
-        "uncontained memory error: every program on the GPU met it",
+        "uncontained memory error: every program on the GPU is affected",
         Severity.BLOCK,
         RESET,
         RESET_GPU,

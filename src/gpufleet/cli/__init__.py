@@ -1,1 +1,1 @@
-"""The command line `gpufleet ...`: one module a command."""
+"""The command line `gpufleet ...`: one module per command."""

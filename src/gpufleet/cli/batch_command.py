@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="Requests at once, at most.  [default: by idle capacity]",
+    help="Most requests at once. [default: by idle capacity]",
 )
 @click.option(
     "--patience",
@@ -63,13 +63,13 @@ if TYPE_CHECKING:
     show_default=True,
     help="End after this many seconds without an answer.",
 )
-@click.option("--retry-failed", is_flag=True, help="Ask the lines that have failed again.")
+@click.option("--retry-failed", is_flag=True, help="Send the lines that failed again.")
 @json_option
 def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -> int:
     """
     Send a file of requests beside users' traffic.
 
-    INPUT has a request a line, in OpenAI's batch format. Uses a share of the idle capacity, and
+    INPUT has one request per line, in OpenAI's batch format. Uses a share of the idle capacity, and
     sends nothing while requests of users wait. The same command resumes after it was stopped or
     killed.
 

@@ -1,4 +1,4 @@
-"""One run of `gpufleet batch`: the checks, the fleet as a guest sees it, the lines, the summary.
+"""One run of `gpufleet batch`: check, observe the fleet's load, send the lines, print the summary.
 
 Border: it asks nodes over SSH, and the fleet over HTTP.
 """
@@ -34,15 +34,17 @@ from gpufleet.settings.gateway_settings import Gateway
 from gpufleet.upgrade.run.connections import open_nodes
 
 ASK_AGAIN_SECONDS = 300.0
-"""Between two looks at what runs on nodes; at once where a replica's load is not known."""
+"""
+Seconds between two status queries; where a replica's load is unknown the next follows at once.
+"""
 REPLICA_BODY_MIB = 32
-"""Limit for a server without a gateway, which has none of its own: a gateway's default."""
+"""Limit for a server without a gateway, which itself has no limit: the gateway's default."""
 REPLICA_SECONDS = 3600.0
 """For an answer of a server without a gateway."""
 CHECK_SECONDS = 30.0
 """For the answer to an empty request, before the first line."""
 MOST_AT_ONCE = 512
-"""Requests: half of the files that a process may have open where nothing else is set."""
+"""Most requests at once: half of a process's default limit of open files."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +104,10 @@ class Summary:
 
 
 class Session:
-    """An inventory while a file of requests is asked. Raises `FleetError` for what is not there."""
+    """
+    An inventory while a file of requests is sent to it. Raises `FleetError` for an unknown model,
+    replica or gateway.
+    """
 
     def __init__(self, inventory_file: str, wanted: BatchOptions) -> None:
         self._inventory, self._wanted = inventory_file, wanted
@@ -114,7 +119,7 @@ class Session:
 
     def run(self) -> Summary:
         """
-        Ask the lines of the input that the output has no answer to.
+        Send the input's lines that have no answer in the output.
 
         Raises `FleetError` for everything to correct before the first request, for a refused key
         and for an output that cannot be written.
@@ -201,8 +206,8 @@ def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | Non
     found = declared.gateways[node].gateway
     if found is not None and found.listen in LOOPBACK:
         raise FleetError(
-            f"{node}: its gateway listens on this node only (`gateway.listen`), and requests come "
-            "from here: let it listen on an address of the network"
+            f"{node}: its gateway listens only on localhost (`gateway.listen`), and requests come "
+            "from this machine: set an address that this machine can reach"
         )
     return found
 
@@ -211,7 +216,7 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
     Refuse a rejected key, and routes that the model does not have, before the first request.
 
-    No server computes an empty request: it answers 400. A missing answer is ignored.
+    The request is empty: servers answer 400 and compute nothing. A missing answer is ignored.
     """
     problems = []
     for path in checked.paths:
@@ -226,7 +231,7 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
         if reply.status == 404:
             problems.append(
                 f"{target.name} has no {path} for {target.served_name} (status 404): remove the "
-                "lines with that `url`, or name a model of another kind"
+                "lines with that `url`, or name a model that has it"
             )
     if problems:
         raise FleetError(*problems)
@@ -246,10 +251,10 @@ class GuestLook:
         self._asked_at = -math.inf
 
     def begin(self) -> Target:
-        """Make the first observation. Raises `FleetError` where no load is known."""
+        """Make the first observation. Raises `FleetError` if no replica's load is known."""
         self._ask_nodes()
         if self.answers.changes():
-            say("note: the fleet is being changed; requests go on beside it")
+            say("note: the fleet is being changed; requests continue")
         target, notes = self._target()
         for each in notes:
             say(f"note: {each}")
@@ -294,7 +299,8 @@ class GuestLook:
 
     def _loads(self, target: Target) -> list[guest.ServerLoad | str]:
         """
-        Return loads; for servers whose requests queue at the gateway, only what it lets through.
+        Return the servers' loads; where requests queue at the gateway, only those that it lets
+        through.
         """
         return [
             each

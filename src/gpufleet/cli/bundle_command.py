@@ -1,4 +1,4 @@
-"""`gpufleet bundle`: write a static mirror of all that an inventory's nodes download."""
+"""`gpufleet bundle`: write a static mirror of everything that an inventory's nodes download."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--index-url",
     metavar="URL",
     envvar="PIP_INDEX_URL",
-    help="Package index if `vllm.index_url` is not set.  [default: PyPI]",
+    help="Package index where `vllm.index_url` is not set. [default: PyPI]",
 )
 def bundle(
     inventory_file: str,
@@ -95,9 +95,9 @@ def bundle(
 
 def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) -> list[NodeNeeds]:
     """
-    Return what each node needs, by its settings and its probe.
+    Return each node's needs, from its settings and its probe.
 
-    Raises FleetError naming every node that has given none.
+    Raises FleetError with every node without a probe.
     """
     from gpufleet.bundle.requirements import NodeNeeds
     from gpufleet.inventory.loader import read
@@ -123,9 +123,8 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     if problems:
         raise FleetError(
             *problems,
-            "what a node needs depends on its probe: if this machine cannot reach the nodes, "
-            "run `gpufleet probe INVENTORY --json` where they can be reached, and pass the file "
-            "with --nodes",
+            "what a node needs depends on its probe: if this machine cannot reach the nodes, run "
+            "`gpufleet probe INVENTORY --json` on one that can, and give its output with --nodes",
         )
     packages = _packages()
     found = []
@@ -143,7 +142,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
-    """Return roles/package_list.py's `packages`, which knows what the roles install."""
+    """Return `packages` of roles/package_list.py: the packages that the roles install."""
     bundled = import_from_project(
         "roles.package_list", needed_by="gpufleet bundle", run="the command"
     )

@@ -128,7 +128,7 @@ def check(
 
 
 def checks_table() -> Table:
-    """Return one line a check: its name, the question it answers, and which parts need root."""
+    """Return one line per check: its name, the question it answers, and which parts need root."""
     from gpufleet.catalog.checks import CHECKS
 
     table = new_table("check", "question", "needs root for")

@@ -82,7 +82,7 @@ class FleetCommand(click.Command):
 def fleet_command(
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], FleetCommand]:
-    """Return the decorator of a command that takes INVENTORY: `inventory_argument` has it."""
+    """Return the decorator of a command that takes INVENTORY, as `inventory_argument` uses it."""
     return click.command(name, cls=FleetCommand)
 
 

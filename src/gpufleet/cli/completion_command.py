@@ -28,7 +28,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     if kind is None:
-        raise FleetError(f"{shell}: click has no completion for it; there are {', '.join(SHELLS)}")
+        raise FleetError(f"{shell}: click has no completion for it; it has {', '.join(SHELLS)}")
     # Without asking the shell for its version, as click's own way does: it may not be here.
     source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
     click.echo(source.source_template % source.source_vars(), nl=False)

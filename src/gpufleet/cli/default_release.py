@@ -12,10 +12,10 @@ SHIPPED = "0.32.0"
 
 def default_release(root: Path | None = None) -> str:
     """
-    Return the release that a project serves: of its newest lock `locks/vllm-RELEASE.txt`.
+    Return the release of the project's newest lock, `locks/vllm-RELEASE.txt`.
 
-    `root` is the project's directory; None: the current one. Without a lock there it is the one
-    that gpufleet comes with.
+    `root` is the project's directory; None: the current one. Without a lock there, it is the
+    release that gpufleet ships.
     """
     folder = (root or Path.cwd()) / "locks"
     names = (path.stem.removeprefix("vllm-") for path in folder.glob("vllm-*.txt"))

@@ -43,7 +43,7 @@ def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     gpufleet's own. The exit status is pyinfra's.
     """
     if not name:
-        raise FleetError(f"no NAME of a deploy is given; there are {', '.join(deploy_names())}")
+        raise FleetError(f"NAME is missing; the deploys are {', '.join(deploy_names())}")
     deploy_file(name)  # a wrong name is a mistake in the first word, an inventory comes after it
     inventory = () if names_inventory(words) else (default_inventory(),)
     command = pyinfra_command(name, *inventory, *words)

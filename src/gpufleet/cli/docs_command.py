@@ -42,4 +42,4 @@ def _find(page: str, pages: dict[str, Path]) -> Path:
     if found:
         raise FleetError(f"several pages are called {page!r}: {', '.join(found)}: name one of them")
     near = suggestion(wanted, [*pages, *(file.name for file in pages.values())])
-    raise FleetError(f"no page is called {page!r}{near}; `gpufleet docs` names all of them")
+    raise FleetError(f"no page is called {page!r}{near}; `gpufleet docs` lists all pages")

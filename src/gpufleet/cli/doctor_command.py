@@ -29,14 +29,14 @@ LONGEST_NAME = 200
     "--bundle",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.tar.gz",
-    help="Of a fleet: also write all that was seen into one archive, without secrets.",
+    help="For a fleet: also write all evidence into one archive, without secrets.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=20,
     show_default=True,
-    help="Of a fleet: seconds to wait for nodes; 30% of them to connect.",
+    help="For a fleet: seconds to wait for nodes; 30% of them for connecting.",
 )
 @json_option
 def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_json: bool) -> int:
@@ -63,7 +63,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     if logs[0].endswith(".py"):
         return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:
-        raise click.UsageError("--bundle is of a fleet: give an inventory.")
+        raise click.UsageError("--bundle needs an inventory, not logs.")
     from gpufleet.failures.diagnosis import explain
     from gpufleet.failures.diagnosis_text import as_json as in_json
     from gpufleet.failures.diagnosis_text import text_lines
@@ -82,7 +82,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
 
 
 def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as_json: bool) -> int:
-    """Look at the nodes of an inventory; with a name, print what concerns it."""
+    """Diagnose an inventory's fleet; with a name, print only what concerns it."""
     if len(names) > 2:
         raise click.UsageError("Give an inventory and at most one model, replica or node.")
     use_gevent()
@@ -109,7 +109,7 @@ def _check_names(logs: tuple[str, ...]) -> None:
         if logs.count(name) > 1:
             problems.append(f"{name}: is named {logs.count(name)} times: name a log once")
         elif name.endswith(".py"):
-            problems.append(f"{name}: is an inventory: name it first, and no log beside it")
+            problems.append(f"{name}: is an inventory: give it as the first argument, and no logs")
         elif name != STDIN and (problem := _not_a_file(Path(name))):
             problems.append(f"{name[:LONGEST_NAME]}: {problem}")
     if problems:
@@ -127,7 +127,7 @@ def _not_a_file(path: Path) -> str | None:
 
 
 def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
-    """Refuse logs without a line: that nothing was read does not show that nothing is wrong."""
+    """Refuse logs without a line: an empty log does not show that nothing is wrong."""
     empty = [name for name in logs if name not in with_lines]
     if empty:
         raise FleetError(

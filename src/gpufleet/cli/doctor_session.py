@@ -1,4 +1,4 @@
-"""Everything that `gpufleet doctor INVENTORY` looks at, asked of all nodes at once.
+"""Everything that `gpufleet doctor INVENTORY` reads, from all nodes at once.
 
 Border: it asks nodes over SSH.
 """
@@ -27,7 +27,7 @@ from gpufleet.doctor import (
 )
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
-from gpufleet.doctor.sights import Alert, FleetObservations
+from gpufleet.doctor.observations import Alert, FleetObservations
 from gpufleet.doctor.support_bundle import bundle_files
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
@@ -52,11 +52,11 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 JOURNAL_LINES = 1500
 """Lines per replica: a start with its traceback on eight ranks has some 1,000."""
 CONNECT_SHARE = 0.3
-"""The share of the time for connecting: later nodes do not keep the others waiting."""
+"""The share of the time for connecting, so that unreachable nodes do not delay the others."""
 PLAN_SECONDS = 3.0
 """A plan of models that no node has reads their descriptions from the Hub."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
-"""Labels that say what an alert is about."""
+"""Labels that name an alert's subject."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FleetLook:
 
     inventory: str
     declared: Fleet
-    sights: FleetObservations
+    observed: FleetObservations
     now: float
     """Seconds since 1970."""
 
@@ -86,10 +86,10 @@ class FleetLook:
 
         Raises `FleetError` for a name that is none of these.
         """
-        found = fleet_problems.diagnose(self.sights, self.now, self.inventory)
+        found = fleet_problems.diagnose(self.observed, self.now, self.inventory)
         if not name:
             return found
-        return fleet_problems.problems_of(found, name, self.sights.status, self.declared.nodes)
+        return fleet_problems.problems_of(found, name, self.observed.status, self.declared.nodes)
 
     def write_bundle(self, file: Path) -> None:
         """Write an archive for a vendor or an issue; only its owner may read it."""
@@ -100,7 +100,7 @@ class FleetLook:
             for name, each in self.declared.nodes.items()
         }
         secrets.update(find_secrets(settings))
-        files = bundle_files(self.diagnosis(), self.sights, settings, secrets, self.now)
+        files = bundle_files(self.diagnosis(), self.observed, settings, secrets, self.now)
         packed = io.BytesIO()
         with tarfile.open(fileobj=packed, mode="w:gz") as archive:
             for name, text in files.items():
@@ -160,7 +160,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         **journal_causes.gateway_causes(evidence, inventory_file),
     }
     sizes, unsized = _sizes(answers.probes, declared, planned_memory.short_of_memory(status, logs))
-    sights = FleetObservations(
+    observed = FleetObservations(
         status,
         report,
         answers.gateways,
@@ -185,7 +185,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
         ],
         (*answers.alerts.problems, *unsized),
     )
-    return FleetLook(inventory_file, declared, sights, now)
+    return FleetLook(inventory_file, declared, observed, now)
 
 
 def _objectives(declared: Fleet) -> dict[str, Objectives]:
@@ -209,12 +209,12 @@ def _sizes(
         PLAN_SECONDS, "the plan", lambda: assessment.plan_fleet(known, there, unfit_stops=False)
     )
     if isinstance(found, UnfinishedWork | RefusedWork):
-        return {}, (f"what the plan counts for {join_names(sorted(models))}: {found}",)
+        return {}, (f"the planned memory of {join_names(sorted(models))} is unknown: {found}",)
     return planned_memory.planned_sizes(found.plan, models), ()
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
-    """Return a node's log evidence; an invalid answer becomes a sentence."""
+    """Return a node's log evidence; for an invalid answer, a message."""
     try:
         return node_evidence(node, answer)
     except FleetError as error:
@@ -222,7 +222,7 @@ def _evidence(node: str, answer: Answer) -> NodeEvidence:
 
 
 def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
-    """Ask everything at once; what does not answer in time gets a sentence."""
+    """Query everything at once; a query without an answer in time gets a message instead."""
 
     def then(what: str, node: str, answer: Answer) -> Questions:
         if what == "status":

@@ -1,4 +1,4 @@
-"""`gpufleet cordon`, `uncordon`, `drain` and `undrain`: a person takes a node out of service.
+"""`gpufleet cordon`, `uncordon`, `drain` and `undrain`: take a node out of service and back.
 
 Thin: `drain_session.py` drains, `on_node/change/change.py` makes the marks.
 """
@@ -104,7 +104,7 @@ def drain(
     No process is stopped. A replica that spans nodes is drained on all of them. Requests that do
     not finish in time are counted and continue.
 
-    Exit status: 0 no request is left, 1 some are, or it is unknown, 2 error.
+    Exit status: 0 no request is left, 1 some are left or it is unknown, 2 error.
     """
     with _node_drains(inventory_file, name) as drains:
         found = drains.drain(name, why, seconds, force=force)
@@ -154,7 +154,7 @@ def _change_marks(
     *,
     as_json: bool,
 ) -> int:
-    """Ask nodes to make or remove a mark, and print the marks that they have then."""
+    """Make nodes set or remove a mark, and print their marks afterwards."""
     _load_inventory(inventory_file, names)
     from gpufleet.cli.drain_session import mark_json
     from gpufleet.fleet import live
@@ -214,8 +214,8 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
     else:
         silent = f"; {', '.join(found['unknown'])} did not say" if found["unknown"] else ""
         click.echo(
-            f"{name}: {replicas} drained, {found['left']} requests left after "
-            f"{found['seconds']} s{silent}: they go on; `gpufleet drain` again waits on"
+            f"{name}: {replicas} drained, {found['left']} requests left after {found['seconds']} "
+            f"s{silent}: they continue; run `gpufleet drain` again to wait longer"
         )
     for problem in found["problems"]:
         click.echo(printable(f"note: {problem}"), err=True)

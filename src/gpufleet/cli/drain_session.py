@@ -1,7 +1,7 @@
-"""One node taken out of service and put back: marks, gateways, the end of its requests.
+"""Take one node out of service and back: set marks, tell gateways, wait for its requests.
 
-Border. `fleet/draining.py` says what a drain is about, `on_node/change/change.py` makes the marks,
-and `upgrade/run/traffic.py` tells gateways, as an upgrade does.
+Border. `fleet/draining.py` determines what a drain affects, `on_node/change/change.py` makes the
+marks, and `upgrade/run/traffic.py` tells gateways, as in an upgrade.
 """
 
 from __future__ import annotations
@@ -142,7 +142,10 @@ class NodeDrains:
         return max((serving[model].drain_seconds for model in here or serving), default=0)
 
     def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
-        """Wait for requests to end; return how many remain, and the servers that gave no number."""
+        """
+        Wait for requests to end; return how many remain, and the servers that did not report a
+        number.
+        """
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
         asked = {

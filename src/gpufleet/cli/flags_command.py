@@ -1,7 +1,7 @@
 """`gpufleet flags ...`: look up and check vLLM's flags by release. Contacts no node.
 
-Thin: reads files, calls the modules that know, prints. Whatever is only needed by one command is
-imported by it: `check` has to answer in 300 ms from a cold start.
+Thin: reads files, calls the library, prints. Each command imports what only it needs: `check` must
+answer in 300 ms from a cold start.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def read_saved(
 
 
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
-    """Return {node: its probe, or a sentence why there is none} out of files."""
+    """Return {node: its probe, or why there is none} from files."""
     from gpufleet.node.probe_document import parse_documents
 
     documents: dict[str, Any] = {}
@@ -118,7 +118,7 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
     """
     Write each node's findings to the node; report failures on stderr.
 
-    The exit status depends on the findings alone: a node that cannot be written to has stale
+    The exit status depends only on the findings: a node that cannot be written to has stale
     metrics, and an alert reports that.
     """
     from gpufleet.fleet import live, node_records

@@ -1,7 +1,7 @@
 """`gpufleet import FILE`: convert launch scripts and manifests to settings. Contacts no node.
 
-Thin: reads one text, calls the modules that know, prints. The settings go to standard output or to
-a file, what was dropped or renamed and why to standard error, one sentence a line.
+Thin: reads one text, calls the library, prints. The settings go to standard output or to a file.
+What was dropped or renamed, and why, goes to standard error, one sentence per line.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
 
 _MOST = 1 << 24
-"""Characters that are read: more than any file that is imported has; `detect` says how many."""
+"""Characters to read: one more than a file may have; `detect` refuses it and names the limit."""
 
 
 @click.command("import")

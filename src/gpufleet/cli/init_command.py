@@ -175,7 +175,7 @@ def _accept(*, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise FleetError(
             "the host keys above are new, and there is no terminal to confirm them: compare them "
-            "with the hosts' own, and give --yes, or --known-hosts FILE"
+            "with the keys on the hosts, and give --yes, or --known-hosts FILE"
         )
     click.confirm("Are these the keys of your hosts?", abort=True)
 
@@ -248,9 +248,8 @@ def _say_next(
         click.echo(f"No model was chosen: write one into {directory}/group_vars/gpu.yml.")
     elif model and not (model.revision or model.local):
         click.echo(
-            f"The Hub did not report the commit that {model.model} is at: "
-            f"{directory}/group_vars/gpu.yml "
-            "has the line to fill in."
+            f"The Hub did not report the current commit of {model.model}: fill in its line in "
+            f"{directory}/group_vars/gpu.yml."
         )
     click.echo("Next:")
     click.echo(f"  cd {directory}")

@@ -47,7 +47,7 @@ def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: 
 
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
-    """Return one line a node: its address, its groups, the models that it should serve."""
+    """Return one line per node: its address, its groups, the models that it should serve."""
     table = new_table("node", "address", "groups", "models")
     for node in (fleet.nodes[name] for name in names):
         add_row(

@@ -1,6 +1,6 @@
 """`gpufleet lock INVENTORY`: record the versions that a group's nodes run, as their lock.
 
-Thin: probes, calls the modules that know, writes one file. Changes no node.
+Thin: probes, calls the library, writes one file. Changes no node.
 """
 
 from __future__ import annotations
@@ -44,11 +44,11 @@ def lock(
     """
     Record the versions that a group's nodes must keep.
 
-    What the nodes of INVENTORY run is written to group_vars/GROUP.lock.yml.
+    Writes the versions that the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
 
-    Nodes that differ from each other, or are between two versions, are named, and nothing is
-    written; the same applies to contradictions with `cuda`, `dcgm` and `vllm`. With --set the
-    versions are those of a set that is known to fit together: r580-lts, r595, r615.
+    If nodes differ, or one is between two versions, they are listed and nothing is written; the
+    same applies to contradictions with `cuda`, `dcgm` and `vllm`. With --set the versions come from
+    a set that is known to work together: r580-lts, r595, r615.
 
     With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
     names them, to models.lock.json. Nodes then accept no other files, downloaded or copied.
@@ -59,7 +59,7 @@ def lock(
     gpufleet lock inventories/prod.py --group gpu_h100 --set r580-lts
     gpufleet lock inventories/prod.py --models
 
-    Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
+    Exit status: 0 written or unchanged, 1 with --dry: it would be written, 2 refused.
     """
     if models:
         if group or set_:
@@ -127,7 +127,7 @@ def _read(
     documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
     settings = {name: fleet.nodes[name].settings for name in nodes}
     found = lock_from_nodes.build_lock(documents, settings)
-    return found, f"What every node of {group} runs.", {}
+    return found, f"The versions that every node of {group} runs.", {}
 
 
 def _there(file: Path, root: Path) -> GpuLock | None:
@@ -160,7 +160,7 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         there = node.variables.get(lock_file.KEY)
         if there and there[1].file != shown:
             yield (
-                f"{there[1]}: {lock_file.KEY}: is already set for {name}: remove it there, or "
+                f"{there[1]}: {lock_file.KEY}: is already set there for {name}: remove it, or "
                 "lock that file's group"
             )
             continue

@@ -68,15 +68,17 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False),
-    help="Your own requests, a JSON object a line. They are never printed.",
+    help="Your own requests, one JSON object per line. They are never printed.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False),
-    help="Replay a trace once: a JSON object with `timestamp` and lengths a line.",
+    help="Replay a trace once: one JSON object with `timestamp` and lengths per line.",
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="This rate only.")
-@click.option("--concurrency", type=click.IntRange(min=1), help="Closed loop: so many clients.")
+@click.option(
+    "--concurrency", type=click.IntRange(min=1), help="Closed loop with this many clients."
+)
 @click.option(
     "--closed-loop",
     is_flag=True,
@@ -120,8 +122,8 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--tune",
     is_flag=True,
-    help="Try settings on one drained replica and propose the best; it returns to what is "
-    "declared.",
+    help="Try settings on one drained replica and propose the best; it is deployed as declared "
+    "again afterwards.",
 )
 @click.option(
     "--try",
@@ -151,8 +153,8 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     on nodes except with --tune, and leaves nothing there. Results are files: JSON, a Benchmark
     Report for each level, and a page.
 
-    Exit status: 0 found, 1 not known or the objectives are never met (with --tune: by what is
-    declared), 2 error.
+    Exit status: 0 found, 1 unknown or objectives never met (with --tune: by the declared settings),
+    2 error.
     """
     if compare:
         return _print_comparison(*compare, as_json=given["as_json"])

@@ -198,7 +198,8 @@ class Session:
 
     def _admit(self, first: Look, contract: Contract) -> int | None:
         """
-        Return the limit of requests in flight; None: unlimited. Refuses load on top of users'.
+        Return the limit of requests in flight; None: unlimited. Refuses to add load while users'
+        requests run.
         """
         loads = first.loads
         if self.wanted.guest is not None:
@@ -209,8 +210,8 @@ class Session:
         if busy := guest.busy_replicas(loads):
             said = join_names([f"{name} has {count:.0f}" for name, count in busy.items()])
             raise FleetError(
-                f"requests of others are under way ({said}), and a measurement would slow them: "
-                "measure beside them with --guest 0.3, or when none are"
+                f"other clients' requests are running ({said}), and a measurement would slow "
+                "them: measure beside them with --guest 0.3, or wait until they end"
             )
         return None
 

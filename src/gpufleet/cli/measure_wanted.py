@@ -83,10 +83,10 @@ class MeasureOptions:
         ]:
             raise FleetError(*problems)
         if self.tries and not self.tune:
-            raise FleetError("--try names values for --tune: add --tune, or remove it")
+            raise FleetError("--try gives values for --tune: add --tune, or remove --try")
 
     def work(self, kind: ModelKind) -> Work:
-        """Return the requests that are wanted, to a model of this kind."""
+        """Return the requests to send to a model of this kind."""
         if self.prompts and kind == "transcribe":
             raise FleetError(
                 "--prompts: sounds are not read from files: use --preset, or --lengths SECONDS"
@@ -123,7 +123,7 @@ class MeasureOptions:
         found = known.get(self.preset or next(iter(known)))
         if found is None:
             raise FleetError(
-                f"--preset {self.preset}: a model of `kind: {kind}` has {', '.join(known)}"
+                f"--preset {self.preset}: the presets for `kind: {kind}` are {', '.join(known)}"
             )
         return found
 

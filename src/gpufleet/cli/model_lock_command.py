@@ -1,4 +1,4 @@
-"""`gpufleet lock INVENTORY --models`: writes the hashes of models' files, as the Hub names them."""
+"""`gpufleet lock INVENTORY --models`: write the Hub's hashes of models' files."""
 
 from __future__ import annotations
 

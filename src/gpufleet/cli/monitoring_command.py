@@ -1,4 +1,6 @@
-"""`gpufleet monitoring ...`: its files for your own servers, and silences on a monitoring node."""
+"""
+`gpufleet monitoring ...`: files for your own monitoring servers, and silences on a monitoring node.
+"""
 
 from __future__ import annotations
 
@@ -214,7 +216,7 @@ def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
-    """Return the inventory; raises `FleetError` for nodes that it has not."""
+    """Return the inventory; raise `FleetError` for unknown nodes."""
     use_gevent()  # before pyinfra is imported
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read

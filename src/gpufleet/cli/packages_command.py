@@ -1,6 +1,6 @@
-"""`gpufleet packages ...`: locks of the packages that nodes install, and what is known of them.
+"""`gpufleet packages ...`: lock the packages that nodes install, and look up their vulnerabilities.
 
-Thin: has uv resolve, or asks an advisory source, and writes or prints what comes of it.
+Thin: runs uv, or queries an advisory source, and writes or prints the result.
 """
 
 from __future__ import annotations
@@ -53,8 +53,9 @@ def lock(
     """
     Write the lock of PROGRAM (vllm, litellm, uv) in VERSION, and its SBOM beside it.
 
-    uv resolves; no node is queried. Pins of an existing lock are kept. The lock has hashes of
-    wheels only, because nodes build nothing. The SBOM (CycloneDX 1.5) names every package and file.
+    uv resolves the versions; no node is queried. Pins of an existing lock are kept. The lock has
+    hashes of wheels only, because nodes build nothing. The SBOM (CycloneDX 1.5) names every package
+    and file.
 
     \b
     gpufleet packages lock vllm 0.32.0

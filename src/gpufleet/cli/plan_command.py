@@ -88,7 +88,7 @@ def plan(
     Where `gpufleet measure` has results, it also shows what replicas were measured to carry.
 
     The --nodes files are the output of `gpufleet probe --json`, or one probe per file, named after
-    the node. With --as as well, the other nodes are assumed.
+    the node. With --as as well, the other nodes have that hardware.
     """
     if len(targets) > 1 and not (nodes or vars_file):
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
@@ -149,7 +149,7 @@ def _nodes(
     vars_file: str | None,
     hardware: tuple[str, ...],
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return each node's probe and declaration, by the command's options."""
+    """Return each node's probe and declaration, as the command's options select them."""
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
@@ -162,7 +162,9 @@ def _nodes(
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
-    """Return one line a stage of each block of nodes that hold the same: where it runs, on what."""
+    """
+    Return one line for each stage of each block of equal nodes: where it runs, and on which GPUs.
+    """
     from gpufleet.planning.gpu_totals import equal_nodes, gpus_text
 
     table = new_table("nodes", "model", "replicas", "GPUs", "NVLink island", "TP", "port")
@@ -200,7 +202,7 @@ def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Tab
 
 
 def changes_table(changes: Iterable[Change]) -> Table:
-    """Return one line a replica: a deploy's action on it."""
+    """Return one line per replica: a deploy's action on it."""
     from gpufleet.planning.explanation import Action
 
     table = new_table("replica", "", "runs now", "is to run", "why")

@@ -1,4 +1,4 @@
-"""`gpufleet preflight`: what has to be true before users come, each with its proof."""
+"""`gpufleet preflight`: the conditions for letting users in, each with its proof."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def preflight(
 
 
 def preflight_table(found: Preflight) -> RenderableType:
-    """Return one line a finding, then how many there are of each status."""
+    """Return one line per finding, then the number of findings of each status."""
     from rich.console import Group
     from rich.text import Text
 

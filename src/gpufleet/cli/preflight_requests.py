@@ -39,7 +39,7 @@ BODY_BYTES = 1 << 20
 
 @dataclass(frozen=True)
 class UnfinishedWork:
-    """Work that had not ended in its time."""
+    """Work that did not end within its deadline."""
 
     why: str
 
@@ -60,7 +60,7 @@ class RefusedWork:
 def run_bounded(
     seconds: float, what: str, work: Callable[[], T]
 ) -> T | UnfinishedWork | RefusedWork:
-    """Return the result of `work` within a limit in seconds, or why there is none."""
+    """Run `work` with a limit in seconds; return its result, or why there is none."""
     try:
         with gevent.Timeout(seconds):
             return work()
@@ -95,7 +95,7 @@ def ask_gateways(
 def _gateways(
     nodes: Mapping[str, NodeVars], ca_file: str | None
 ) -> Iterator[tuple[str, tuple[str, int, ssl.SSLContext | None]]]:
-    """Yield each gateway's node with the host, the port and the authorities for it."""
+    """Yield each gateway's node with its host, port and certificate authorities."""
     for name, each in nodes.items():
         gateway = each.settings.gateway
         if gateway is None:
@@ -219,7 +219,7 @@ def secret_files(fleet: Fleet) -> tuple[str, ...]:
 
 
 def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield files with their text; those that cannot be read are left out."""
+    """Yield files with their text, without unreadable ones."""
     for file in files:
         try:
             yield file, Path(file).read_text(encoding="utf-8")

@@ -72,8 +72,8 @@ PLAN_SECONDS = 8.0
 """A plan of models that no node has reads their descriptions from the Hub."""
 
 
-SILENT = "the node did not answer: see its line of node-checks"
-"""In all other lines, so that silent nodes are one line of each."""
+SILENT = "the node did not answer: see its line in node-checks"
+"""For all other lines, so that the silent nodes share one line in each."""
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Session:
         self.planned: tuple[Stage, ...] = ()
         self.plan_problems: tuple[str, ...] = ()
         self.no_plan = ""
-        """Why it is not known whether there is a plan."""
+        """Why it is unknown whether there is a plan."""
         self.running: tuple[Running, ...] = ()
         self.topology: dict[str, Node] = {}
         self.looks: dict[str, Answer] = {}
@@ -112,7 +112,7 @@ class Session:
         """`upgrade.keep`."""
 
     def look(self) -> Preflight:
-        """Ask everything, and return the lines."""
+        """Query everything, and return the lines."""
         asked = count_of(len(self.settings), "node")
         click.echo(f"asking {asked}, at most a minute", err=True)
         git = gevent.spawn(git_state, self.fleet.root, secret_files(self.fleet))
@@ -165,7 +165,7 @@ class Session:
 
     def _plan(self) -> None:
         if silent := node_lines.silent_nodes(self.answers):
-            self.no_plan = f"a plan needs an answer of every node; silent: {node_ranges(silent)}"
+            self.no_plan = f"a plan needs an answer from every node; silent: {node_ranges(silent)}"
             return
         found = run_bounded(
             self._left(PLAN_SECONDS),
@@ -182,7 +182,7 @@ class Session:
             self.planned = found.plan.stages
 
     def _look_around(self, nodes: Nodes) -> dict[str, Answer]:
-        """Ask all nodes that answered, in one round; return what `serving/status` says."""
+        """Query all nodes that answered, in one round; return `serving/status`'s answers."""
         asked: dict[tuple[str, str], NodeQuestion] = {}
         status = payload.program("serving/status", completion=False)
         for name, here in self.settings.items():
@@ -254,7 +254,7 @@ class Session:
             return [unknown("spare-capacity", "; ".join(error.problems), "gpufleet validate")]
         self.keep = rules.keep
         if silent or missing:
-            loads = f"not all nodes say what runs: {node_ranges({*silent, *missing})}"
+            loads = f"these nodes do not report what they run: {node_ranges({*silent, *missing})}"
         else:
             found = run_bounded(
                 self._left(LOAD_SECONDS),
@@ -310,7 +310,7 @@ class Session:
         )
 
     def _short_answers(self) -> dict[str, Answer]:
-        """Return the probes; for a silent node only the sentence `SILENT`."""
+        """Return the probes; for a silent node the sentence `SILENT`."""
         return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
 
     def _all_answers(self) -> dict[str, Answer]:

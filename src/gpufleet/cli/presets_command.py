@@ -1,4 +1,4 @@
-"""`gpufleet presets`: what a preset sets, and why."""
+"""`gpufleet presets`: show what a preset sets, and why."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def presets(name: str | None, as_json: bool) -> None:
 
 
 def presets_table(found: Mapping[str, Preset]) -> Table:
-    """Return one line a preset."""
+    """Return one line per preset."""
     table = new_table("preset", "objective", "for", whole={"preset"})
     for name, preset in found.items():
         add_row(table, name, preset.objective, preset.situation)
@@ -46,7 +46,7 @@ def presets_table(found: Mapping[str, Preset]) -> Table:
 
 
 def preset_table(preset: Preset) -> Table:
-    """Return one line a value that a preset may set."""
+    """Return one line for each value that a preset may set."""
     table = new_table("flag", "value", "where", "because", whole={"flag"})
     for flag, choices in preset.flags.items():
         for each in choices:

@@ -74,7 +74,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
 
 
 def reach_table(found: ReachabilityResult) -> RenderableType:
-    """Return one line a node, with what arrives at each other one, then what is wrong."""
+    """Return one line per node, with what arrives at each other node, then the problems."""
     from rich.console import Group
     from rich.text import Text
 

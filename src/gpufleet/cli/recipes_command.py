@@ -74,7 +74,7 @@ def recipes(
 
 
 def recipes_table(found: Iterable[Recipe]) -> Table:
-    """Return one line a recipe."""
+    """Return one line per recipe."""
     table = new_table("model", "kind", "vLLM since", "checkpoints", "verified on")
     for each in found:
         precisions = ", ".join(dict.fromkeys(one.precision for one in each.variants))
@@ -131,7 +131,7 @@ def _print(
     since = variant.since or recipe.since
     click.echo(
         f"# {variant.model}, {variant.precision}: {recipe.source} of "
-        f"{catalog.describe_source(recipe)}"
+        f"{catalog.source_project(recipe)}"
     )
     click.echo(yaml.safe_dump(settings, sort_keys=False, width=100), nl=False)
     for note in imported.notes:
@@ -141,8 +141,8 @@ def _print(
     too_old = numbers(release) < numbers(since)
     if too_old:
         click.echo(
-            f"to decide: the recipe needs vLLM {since} or newer, and the flags are written for "
-            f"{release}: choose another with --vllm",
+            f"to decide: the recipe needs vLLM {since} or newer, but the flags are written for "
+            f"{release}: choose another release with --vllm",
             err=True,
         )
     else:
@@ -167,4 +167,4 @@ def _remarks(recipe: Recipe, variant: Variant, release: str, gpu: str | None) ->
     if gpu is None or gpu not in recipe.verified_on:
         yield f"the recipe was verified on {verified}"
     if recipe.installs_more:
-        yield "the recipe installs more packages than vLLM: see its file"
+        yield "the recipe installs packages beside vLLM: see its file"

@@ -1,4 +1,7 @@
-"""`gpufleet report`: a fleet as one page, a manifest that rebuilds it, and two of them compared."""
+"""
+`gpufleet report`: write a fleet as one page, or as a manifest that rebuilds it; compare two
+manifests.
+"""
 
 from __future__ import annotations
 
@@ -30,8 +33,12 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
 )
 @click.option("-o", "--output", type=_FILE, help="Write the page to this file.")
 @click.option("--manifest", type=_FILE, help="Write what rebuilds the fleet, as JSON.")
-@click.option("--drift", "deploys", is_flag=True, help="Also compare with deploys: minutes more.")
-@click.option("--from", "from_file", type=_FILE, help="Read the JSON of --json, ask no node.")
+@click.option(
+    "--drift", "deploys", is_flag=True, help="Also compare nodes with the deploys; takes minutes."
+)
+@click.option(
+    "--from", "from_file", type=_FILE, help="Read the output of --json instead of asking nodes."
+)
 @click.option("--compare", "compared", type=_FILE, nargs=2, help="Show how two manifests differ.")
 @click.option(
     "--seconds",
@@ -70,13 +77,13 @@ def report(
     """
     if compared:
         if inventory_file or output or manifest or deploys or from_file:
-            raise click.UsageError("--compare takes two manifests, and of the options only --json.")
+            raise click.UsageError("--compare takes two manifests and no other option than --json.")
         return _compare(*compared, as_json=as_json)
     if not (output or manifest or as_json):
-        raise click.UsageError("Give -o FILE, --manifest FILE or --json: where to write it.")
+        raise click.UsageError("Give the output: -o FILE, --manifest FILE or --json.")
     if from_file:
         if inventory_file or deploys:
-            raise click.UsageError("--from takes a document in place of INVENTORY and --drift.")
+            raise click.UsageError("--from replaces INVENTORY and --drift: remove them.")
         document = _read_document(from_file)
     else:
         document = _ask(inventory_file or default_inventory(), seconds, deploys=deploys)

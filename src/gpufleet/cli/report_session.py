@@ -1,7 +1,7 @@
 """Everything that `gpufleet report INVENTORY` reads, as one document.
 
-Border: it asks nodes over SSH, git, and files of the project. What cannot be read becomes a
-sentence of the document; the rest is still read.
+Border: it asks nodes over SSH, git, and files of the project. For what cannot be read the document
+has a sentence; the rest is still read.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ class _Reading:
             checkout=self._checkout(git.get()),
             nodes=nodes,
             models=models,
-            replicas=tuple(fleet_parts.replicas(self.seen.sights.status)),
-            missing=self.seen.sights.status.missing,
+            replicas=tuple(fleet_parts.replicas(self.seen.observed.status)),
+            missing=self.seen.observed.status.missing,
             plan=plan,
             capacity=tuple(fleet_parts.capacities(models, assessed, self._rates(planned))),
             findings=tuple(fleet_parts.findings(diagnosis)),
@@ -135,17 +135,17 @@ class _Reading:
 
     def _probes(self) -> Iterator[tuple[str, Answer]]:
         """Yield each GPU node with its probe, or a sentence why there is none."""
-        found = self.seen.sights.report
+        found = self.seen.observed.report
         why = {each.node: each.found for each in found.findings if each.check == "probe"}
         for name in self.settings:
-            silent = self.seen.sights.status.silent.get(name, "it did not answer")
+            silent = self.seen.observed.status.silent.get(name, "it did not answer")
             there = found.facts.get(name)
             yield name, dict(there) if there is not None else why.get(name) or silent
 
     def _nodes(self, looks: Mapping[str, Answer], releases: Mapping[str, str]) -> Iterator[Node]:
         for name, each in sorted(self.fleet.nodes.items()):
             if name in self.settings:
-                found = self.seen.sights.report
+                found = self.seen.observed.report
                 yield gpu_node(name, each, self.answers[name], found, releases.get(name, ""))
             else:
                 said = looks.get(name, "it was not asked")
@@ -153,13 +153,13 @@ class _Reading:
                 yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
 
     def _certificates(self) -> tuple[dict[str, Answer], tuple[Certificate, ...]]:
-        """Ask nodes what their servers show; return the answers of nodes without GPUs, too."""
+        """Query what the nodes' servers show; return also the answers of nodes without GPUs."""
         files = look_questions.authority_files(self.fleet.nodes, None)
         servers = look_questions.tls_servers(self.fleet.nodes, None, dict(read_texts(files)))
         looks: dict[str, Answer] = {
             name: each for name, each in self.answers.items() if isinstance(each, str)
         }
-        gateways = self.seen.sights.gateways
+        gateways = self.seen.observed.gateways
         looks |= {name: each for name, each in gateways.items() if isinstance(each, str)}
         asked = {}
         for name in self.fleet.nodes:
@@ -179,10 +179,10 @@ class _Reading:
     # -- the plan
 
     def _plan(self) -> Assessment | Plan:
-        """Return the plan with its nodes, or a part that says why there is none."""
+        """Return the plan with its nodes, or the reason why there is none."""
         if silent := [name for name, each in self.answers.items() if isinstance(each, str)]:
             return Plan(
-                unknown=(f"it needs an answer of every node; silent: {node_ranges(silent)}",)
+                unknown=(f"it needs an answer from every node; silent: {node_ranges(silent)}",)
             )
         found = run_bounded(
             PLAN_SECONDS,

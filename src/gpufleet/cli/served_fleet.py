@@ -42,7 +42,7 @@ class NodeAnswers:
 
 
 class ServedFleet:
-    """The nodes of an inventory, and the servers that requests may go to."""
+    """The nodes of an inventory, and the servers that can receive requests."""
 
     def __init__(self, project: Fleet, nodes: Nodes) -> None:
         self.project, self.nodes = project, nodes
@@ -90,10 +90,10 @@ class ServedFleet:
         return target, (*rotation.lines(), *rotation.remarks, *affinity)
 
     def rotation(self, model: str, gateway: str, declared: TargetDeclaration) -> Rotation:
-        """Ask a gateway which replicas of a model get requests."""
+        """Query a gateway for the replicas of a model that get requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
-            raise FleetError(f"{gateway}: its gateway does not run: `gpufleet status` shows why")
+            raise FleetError(f"{gateway}: its gateway is not running: `gpufleet status` shows why")
         return model_rotation(model, gateway, state, declared.running, declared.out)
 
     def loads(
@@ -131,7 +131,7 @@ class ServedFleet:
             out=observe.without_requests(running, looks),
         )
         unknown: list[guest.ServerLoad | str] = [
-            f"{each}: {target.name} sends requests there, and its node does not answer"
+            f"{each}: {target.name} sends requests there, but its node does not answer"
             for each in target.unknown
         ]
         servers = Counter({each.id: 0 for each in running})
@@ -159,7 +159,7 @@ class ServedFleet:
 
 
 def declared_fleet(project: Fleet) -> TargetDeclaration:
-    """Return an inventory's declaration before any node is queried: no running replicas in it."""
+    """Return an inventory's declaration before any node is queried, so without running replicas."""
     return TargetDeclaration(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},

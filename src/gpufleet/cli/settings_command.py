@@ -1,4 +1,4 @@
-"""`gpufleet settings`: what a setting is, its unit, default and an example."""
+"""`gpufleet settings`: show a setting's meaning, unit, default and an example."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def _print_one(entry: SettingEntry) -> None:
 
 
 def sections_table(entries: Iterable[SettingEntry]) -> Table:
-    """Return one line a top-level key."""
+    """Return one line per top-level key."""
     table = new_table("key", "description", whole={"key"})
     for entry in entries:
         add_row(table, entry.key, entry.description)
@@ -75,7 +75,7 @@ def sections_table(entries: Iterable[SettingEntry]) -> Table:
 
 
 def settings_table(entries: Iterable[SettingEntry]) -> Table:
-    """Return one line a setting."""
+    """Return one line per setting."""
     table = new_table("key", "value", "unit", "default", "description", whole={"key"})
     for entry in entries:
         value = "" if entry.type == "section" else entry.type

@@ -31,7 +31,9 @@ _MOST = 10**15
 
 
 class _Number(click.ParamType[int]):
-    """A number as vLLM's flags take it: 32768, 32k (1000s), 32K (1024s); some also take `auto`."""
+    """
+    A number in the form of vLLM's flags: 32768, 32k (1000s), 32K (1024s); some also accept `auto`.
+    """
 
     name = "number"
 
@@ -186,7 +188,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     Estimate a model's GPU memory, and whether vLLM starts.
 
     MODEL is a directory, a config.json, or a name on the Hugging Face Hub. No weights are
-    downloaded. The options are vLLM's, by vLLM's names.
+    downloaded. The options have the names of vLLM's flags.
 
     \b
     gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
@@ -446,7 +448,7 @@ _NOT_OF_VLLM = frozenset(
     }
 )
 _NEWER_NAMES = {"--runner": "--task", "--convert": "--task"}
-"""Options of `size` that stand for an older flag in the releases that lack them."""
+"""Options of `size` for which some releases have an older flag."""
 
 
 def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
@@ -468,7 +470,9 @@ def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
         flag = max(option.opts, key=len)
         if known.flag(flag) is not None or known.flag(_NEWER_NAMES.get(flag, "")) is None:
             automatic = name == "max_model_len" and given[name] == -1
-            words += _words(flag, option.secondary_opts, "auto" if automatic else given[name])
+            words += _option_words(
+                flag, option.secondary_opts, "auto" if automatic else given[name]
+            )
     problems = [each for each in check(known, words) if each.refuses]
     if given["gpus"]:  # what depends on the division is judged by the sizing of each
         problems = [each for each in problems if each.kind is not Kind.CONFLICT]
@@ -483,11 +487,11 @@ def _sentence(problem: Problem, release: str) -> str:
     return f"{problem.argument}: {problem.found} (vLLM {release}){instead}"
 
 
-def _words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
+def _option_words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
     """
     Return command line arguments equivalent to an option's value.
 
-    >>> _words("--enforce-eager", (), True), _words("--hf-overrides", (), {"a": 1})
+    >>> _option_words("--enforce-eager", (), True), _option_words("--hf-overrides", (), {"a": 1})
     (['--enforce-eager'], ['--hf-overrides', '{"a": 1}'])
     """
     if isinstance(value, bool):

@@ -46,7 +46,7 @@ _STYLES = {  # by the word of a `Health`
 @click.option(
     "--completion",
     is_flag=True,
-    help="Also ask every endpoint for a token, or by its kind of model.",
+    help="Also send every endpoint a request of its model's kind: for text, one token.",
 )
 @click.option(
     "--seconds",
@@ -99,7 +99,7 @@ def status(
 
 
 def status_table(found: FleetStatus, now: float) -> RenderableType:
-    """Return one line a rank, then the problems, then the number of serving replicas."""
+    """Return one line per rank, then the problems, then the number of serving replicas."""
     from rich.console import Group
     from rich.text import Text
 
@@ -170,7 +170,7 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
             since = f", {_ago(now - min(formed))} old" if formed else ""
             yield (
                 f"{replica.id}: {count_of(len(replica.ranks), 'rank')} of incarnation "
-                f"{replica.ranks[0].counter}, {replica.incarnation}{since}"
+                f"{replica.ranks[0].incarnation_number}, {replica.incarnation}{since}"
             )
 
 
@@ -181,7 +181,7 @@ def _shared_gpus(found: FleetStatus) -> Iterator[str]:
 
 
 def _adapters(found: FleetStatus) -> Iterator[str]:
-    """Yield which adapters each model's replicas load."""
+    """Yield the adapters that each model's replicas load."""
     for names, replicas in found.adapters().items():
         if names:
             yield f"{join_names(replicas)}: adapter{'s' * (len(names) > 1)} {join_names(names)}"

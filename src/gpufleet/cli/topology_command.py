@@ -87,9 +87,9 @@ def look(source: str, node: str | None) -> Interconnect:
     """
     Return the links between the GPUs of one node of `source`.
 
-    `node` names it where `source` has several; a pasted matrix it gives a name. Raises `FleetError`
-    if `source` is neither an inventory, a probe nor a matrix. For an inventory, gevent's patches
-    must be in place, as for `fleet.live.probe`.
+    `node` names it where `source` has several; for a pasted matrix `node` is the name to show.
+    Raises `FleetError` if `source` is neither an inventory, a probe nor a matrix. For an inventory,
+    gevent's patches must be in place, as for `fleet.live.probe`.
     """
     if live := inventory_of(source):
         file, named = live

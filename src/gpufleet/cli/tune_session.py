@@ -1,6 +1,8 @@
-"""One run of `gpufleet measure --tune`: settings tried on one drained replica, then taken back.
+"""One run of `gpufleet measure --tune`: try settings on one drained replica, then restore the
+declared ones.
 
-Border. It runs an operator's commands: drain, deploy with `--data`, measure, deploy, undrain.
+Border. It runs the same commands as an operator: drain, deploy with `--data`, measure, deploy,
+undrain.
 """
 
 from __future__ import annotations
@@ -24,9 +26,9 @@ from gpufleet.load_test.tuning import TENSOR, WHY, TrialRun, Tuning
 from gpufleet.upgrade.run.deploy_process import Deploy
 
 LOGS = ".gpufleet/tuning"
-"""Of a project: what the deploys print."""
+"""Folder in a project for the deploys' output."""
 DEPLOY_SECONDS = 900
-"""Of a deploy, beside the time that the model may take to stop and to start."""
+"""Seconds for a deploy, in addition to the time for stopping and starting the model."""
 
 
 class TuneSession:
@@ -59,7 +61,7 @@ class TuneSession:
         """Whether the replica may run with another division than the declared one."""
 
     def _check_node(self) -> None:
-        """Refuse a node that is in other use, or does not run its declared configuration."""
+        """Refuse a node that is used otherwise, or does not run its declared configuration."""
         problems = []
         drain, looks = self.drains.find(self.node)
         if others := [each for each in drain.last if each != self.running.model]:
@@ -72,7 +74,7 @@ class TuneSession:
             problems.append(f"{self.node} is cordoned by {mark}: `gpufleet uncordon` it first")
         if self.left is None and (why := self.plans.problem()):
             problems.append(
-                f"{self.replica} does not run as it is declared ({why}): `gpufleet upgrade` first"
+                f"{self.replica} does not run as declared ({why}): run `gpufleet upgrade` first"
             )
         if problems:
             raise FleetError(*problems)
@@ -106,7 +108,7 @@ class TuneSession:
         )
         if self.left:
             say(
-                f"note: {self.replica}: `measure --tune` of {self.left.by} was interrupted: its "
+                f"note: {self.replica}: `measure --tune` by {self.left.by} was interrupted: the "
                 "declared settings are deployed first"
             )
         TrialRun(self.tuning, self, say, is_as_declared=self.left is None).run()
@@ -119,8 +121,8 @@ class TuneSession:
         found = self.drains.drain(self.node, self.why, None, force=True)
         if not found["quiet"]:
             raise FleetError(
-                f"{self.node}: {found['left']} requests are left after {found['seconds']} s: run "
-                "it again when they have ended"
+                f"{self.node}: {found['left']} requests are left after {found['seconds']} s: try "
+                "again when they have ended"
             )
 
     def deploy(self, settings: Mapping[str, int]) -> None:

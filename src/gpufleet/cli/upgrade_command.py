@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.upgrade_journal import Journal
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask: the waves' gates decide.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask between waves: the gates decide.")
 _dry = click.option("--dry", is_flag=True, help="Show the waves; change nothing.")
 _journal = click.option(
     "--journal",
@@ -43,7 +43,9 @@ _journal = click.option(
     help="Directory of the journals.  [default: .gpufleet/upgrades beside the inventory's project]",
 )
 _resume = click.option("--resume", is_flag=True, help="Continue the unfinished one.")
-_abort = click.option("--abort", is_flag=True, help="Undo the current wave of the unfinished one.")
+_abort = click.option(
+    "--abort", is_flag=True, help="Undo the current wave of the unfinished upgrade."
+)
 _steal = click.option(
     "--steal", metavar="WHY", help="Take over an upgrade that its operator has abandoned."
 )
@@ -176,7 +178,7 @@ def rollback(
     gpufleet rollback inventories/prod.py
 
     Works in waves with drain and gates like `gpufleet upgrade`, from the units that each node has
-    kept. Changes nothing below vLLM. `gpufleet upgrade --resume` continues an interrupted one.
+    kept. Changes nothing below vLLM. `gpufleet upgrade --resume` continues an interrupted rollback.
 
     Exit status: 0 done, 1 stopped or paused, 2 error, 130 interrupted.
     """
@@ -221,7 +223,7 @@ class _UpgradeCommand:
         return 0
 
     def begin(self, kind: str, what: str) -> int:
-        """Begin a new one."""
+        """Begin a new upgrade."""
         self._refuse_unfinished()
         from gpufleet.upgrade.run.connections import open_nodes
         from gpufleet.upgrade.run.upgrade_journal import Journal, new_id
@@ -291,7 +293,10 @@ class _UpgradeCommand:
             found = observe.view_fleet(nodes, self.wanted.declared, unfit_stops=False)
             of = upgrade_plan.last_kept(found)
             if of is None:
-                click.echo("no node has kept units: there is nothing to restore", err=True)
+                click.echo(
+                    "no node has kept an upgrade's former units: there is nothing to restore",
+                    err=True,
+                )
                 return 0
             self.wanted = replace(self.wanted, of=of)
             if dry:
@@ -559,10 +564,9 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
             return path
     raise FleetError(
         *problems,
-        f"{folder}: no upgrade of {inventory_file} is recorded; of other inventories (or of this "
-        f"one under another path): {join_names([each.stem for each in every[-4:]])}: name one by "
-        "--report "
-        "ID",
+        f"{folder}: no upgrade of {inventory_file} is recorded; recorded for other inventories "
+        f"(or this one under another path): {join_names([each.stem for each in every[-4:]])}: "
+        "name one with --report ID",
     )
 
 
@@ -600,7 +604,7 @@ def _policy(declared: Fleet, names: Collection[str]) -> Upgrade:
 
 
 def _limited_nodes(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes that --limit names, by themselves or by their groups."""
+    """Return the nodes that --limit names, directly or by group."""
     groups = declared.groups.members
     found = {n for each in limit for n in groups.get(each, (each,))}
     return tuple(n for n in declared.nodes if n in found)

@@ -33,7 +33,7 @@ MISTAKES, REMARKS = 2, 1
 @click.option(
     "--without-secrets",
     is_flag=True,
-    help="Skip secret files, for machines that have none.",
+    help="Skip secret files, for machines that do not have them.",
 )
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are notes.")
 @json_option
@@ -54,7 +54,7 @@ def validate(
     gpufleet validate inventories/prod.py --as gpu_h100=h100x8,gpu_a100=a100x8
     gpufleet validate inventories/prod.py --without-secrets --strict --json
 
-    Deploys and upgrades start with this check. With --as, or if every GPU node has `gpus.hardware`,
+    Deploys and upgrades begin with this check. With --as, or if every GPU node has `gpus.hardware`,
     the fleet is also planned on that hardware.
 
     Exit status: 0 fine, 1 notes (with --strict), 2 mistakes.

@@ -1,7 +1,7 @@
 """Line diffs of the files that a converge writes, for `pyinfra --diff`.  Pure.
 
-Never of a secret, nor of what is not world-readable, before or after: a password may have got into
-a file that was not meant for it. A line reports that instead.
+Secrets, and files that are not world-readable before or after, are never shown: a password may be
+in a file that is not meant for it. A line reports the omission instead.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ MOST_LINES = 400
 """Limit of one file's difference; a longer one is cut off."""
 
 NO_NEWLINE = "\\ No newline at end of file"
-"""As diff(1) says it; a carriage return before a newline is shown by `printable`."""
+"""In diff(1)'s words; `printable` shows a carriage return before a newline."""
 
 WORLD_READABLE = 0o004
 
@@ -34,17 +34,17 @@ def is_readable(file: File) -> bool:
 
 def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
-    Yield the diff between a file's desired and present content.
+    Yield the diff between a file's desired and current content.
 
-    `found` is its entry from on_node/converge/read_files.py, None where nothing is there, or a
-    sentence why it is not known.
+    `found` is its entry from on_node/converge/read_files.py, None if it is missing, or why it is
+    unknown.
     """
     if not is_readable(file):
         yield f"{file.path}: not shown: the file is not world-readable"
         return
     before = _before(found)
     if isinstance(before, str):
-        yield f"{file.path}: its present content is not shown: {before}"
+        yield f"{file.path}: its current content is not shown: {before}"
         return
     old, new = _text(before), _text(file.content)
     if old is None or new is None or len(file.content) > MOST_BYTES:
@@ -68,7 +68,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
     if isinstance(found, str):
         return found
     if not isinstance(found, Mapping):
-        return "the node's answer is none"
+        return "the node's answer is not valid"
     if "hidden" in found:
         return "the file is not world-readable"
     if "content" not in found:
@@ -76,7 +76,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
     try:
         return base64.b64decode(found["content"], validate=True)
     except (TypeError, ValueError, binascii.Error):
-        return "the node's answer is none"
+        return "the node's answer is not valid"
 
 
 def _text(content: bytes) -> list[str] | None:

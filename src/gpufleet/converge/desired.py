@@ -1,8 +1,8 @@
 """The desired state of a node: plain values that roles return and `converge/diff.py` compares.
 
-Pure: nothing here reads a node or imports pyinfra. Every value is checked when it is made, so that
-what reaches a node's shell or file system is well formed; a mistake is a `FleetError` that names
-the value. The content of a file is never in a `repr`, secret or not: debug logs print values.
+Pure: nothing here reads a node or imports pyinfra. Every value is validated when it is created, so
+that only well-formed text reaches a node's shell or file system; a mistake is a `FleetError` that
+names the value. The content of a file is never in a `repr`, secret or not: debug logs print values.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Group:
 @dataclass(frozen=True)
 class User:
     """
-    An account, without a password and without making its home directory (want a `Directory`).
+    An account without a password; its home directory is not created (declare a `Directory`).
 
     Attributes:
         name: login name.
@@ -93,7 +93,7 @@ class User:
         home: home directory.
         shell: login shell; services get /usr/sbin/nologin.
         system: when it is created, take a system number; an existing account keeps its number.
-        groups: further groups it is in; those it has beyond these are left alone.
+        groups: further groups to add it to; it keeps its other groups.
     """
 
     name: str
@@ -116,14 +116,14 @@ class File:
     """
     A regular file with exactly this content, owner and mode.
 
-    Missing directories above it are made, 0755 and root's; want a `Directory` for anything else.
+    Missing parent directories are created as root's, 0755; declare a `Directory` for other ones.
 
     Attributes:
         path: absolute.
         content: every byte.
         user, group: owner; they may be accounts that the same run creates.
         mode: permission bits.
-        secret: not even its hash leaves the node or is logged.
+        secret: its content and hash are never logged, and never leave the node.
     """
 
     path: str
@@ -157,7 +157,7 @@ class File:
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory with this owner and mode; what lies in it is left alone."""
+    """A directory with this owner and mode; its contents are left alone."""
 
     path: str
     user: str = "root"
@@ -197,7 +197,7 @@ class NoOtherFiles:
     """
     Remove matching files and links, except those named here.
 
-    The pattern's wildcards stand in its last part: `/etc/vllm/stages/*.env`.
+    Only the pattern's last part may have wildcards: `/etc/vllm/stages/*.env`.
     """
 
     pattern: str
@@ -246,11 +246,11 @@ class Unit:
 
     Attributes:
         name: with its suffix, e.g. vllm-llama-0.service.
-        fingerprint: of everything the process reads when it starts; it is restarted when it was
-            started with another one. Its unit file or a drop-in carries `started_line` of it.
+        fingerprint: of everything the process reads at its start; a unit that was started with
+            another one is restarted. Its unit file or a drop-in carries `started_line` of it.
             None: it is restarted only when it is not active.
-        enabled: started at boot; None: as it is.
-        running: active now; None: as it is.
+        enabled: started at boot; None: unchanged.
+        running: active now; None: unchanged.
         stop_seconds: how long its stop may take, TimeoutStopSec= of the unit.
         start_seconds: how long its start may take until systemd calls it active.
     """
@@ -292,10 +292,10 @@ class NoOtherUnits:
     """
     Remove gpufleet's units that match, except those named here, as by `UnitGone`.
 
-    `vllm-*.service`. Ours are those whose file or drop-in in /etc/systemd/system carries
-    `started_line`, never started or not, and those whose file is gone but whose start was recorded.
-    Any other unit is left alone, whatever its name: an operator's vllm-router.service, a unit of a
-    package. A copy of gpufleet's unit file also counts, until that line is removed.
+    `vllm-*.service`. gpufleet's units are those with `started_line` in a file or drop-in below
+    /etc/systemd/system, and those whose file is gone but whose start was recorded. Other units are
+    left alone, whatever their names: an operator's vllm-router.service, a package's unit. A copy of
+    gpufleet's unit file also counts, until that line is removed.
     """
 
     pattern: str
@@ -371,10 +371,10 @@ def started_line(fingerprint: str) -> str:
     """
     Return the unit file's line that records what the process is started with.
 
-    It belongs into [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)).
-    However the unit is started, systemd writes the fingerprint of the file that it has loaded: a
-    start by hand, at boot or after a crash counts like one by gpufleet. Raises `FleetError` for a
-    fingerprint that is not 1 to 64 letters and digits.
+    It belongs in [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)). systemd
+    writes the fingerprint of the loaded file at every start, so that a start by hand, at boot or
+    after a crash counts like one by gpufleet. Raises `FleetError` for a fingerprint that is not 1
+    to 64 letters and digits.
 
     >>> print(started_line("3c4d"))
     ExecStartPre=+/bin/sh -c 'mkdir -p /run/gpufleet/started && printf %%s 3c4d \
@@ -389,7 +389,7 @@ def started_line(fingerprint: str) -> str:
 
 def unit_of(path: str) -> str | None:
     """
-    Return the unit whose definition a path is part of, None if of none.
+    Return the unit whose definition includes a path; None: no unit's.
 
     >>> unit_of("/etc/systemd/system/ssh.service.d/limits.conf")
     'ssh.service'

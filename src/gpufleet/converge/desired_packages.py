@@ -30,12 +30,10 @@ class Package:
     """
     A package of the node's own package manager, apt's or dnf's, fully installed.
 
-    Attributes:
-        name: as the package manager knows it.
-        version: exactly this one, up or down; with a final `*` any that begins so, of which the
-            one that is installed stays and a new node gets the newest; None: any.
-        hold: True: nothing but us moves it (apt-mark hold, dnf versionlock); False: anything may;
-            None: as the operator left it.
+    Attributes: name: as the package manager knows it. version: exactly this one, also as a
+        downgrade; with a final `*` any with this prefix: an installed one stays, a new node gets
+        the newest; None: any. hold: True: only gpufleet changes it (apt-mark hold, dnf
+        versionlock); False: no hold; None: the operator's hold is kept.
     """
 
     name: str
@@ -49,7 +47,8 @@ class Package:
 
     def accepts(self, version: str) -> bool:
         """
-        Return whether an installed version is as wanted; an epoch counts only where one is wanted.
+        Return whether an installed version is acceptable; an epoch counts only if the wanted
+        version has one.
 
         >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
         True
@@ -68,13 +67,13 @@ class PackageSource:
     A vendor's repository, visible only to gpufleet's package transactions, never to the node's own
     apt or dnf.
 
-    So whatever becomes of it, the node's own upgrades go on, and none of them moves what we want.
+    So the node's own upgrades work whatever happens to the repository, and never change the
+    packages from it.
 
-    Attributes:
-        id: names it in files and messages, as in "nvidia-cuda".
-        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
-        key: path on the node of its public key. What that key did not sign is refused.
-        packages: patterns of the names that may come from it; nothing else does.
+    Attributes: id: names it in files and messages, as in "nvidia-cuda". url: of a flat apt
+        repository ("{url}/Packages"), or dnf's baseurl; without final slash. key: path on the node
+        of its public key. Content without that key's signature is refused. packages: patterns of
+        the only names that may come from it.
     """
 
     id: str
@@ -85,7 +84,7 @@ class PackageSource:
     def __post_init__(self) -> None:
         must_match(_ID, self.id, "the id of a package source")
         must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
-        must_be_path(self.key, f"of the key of package source {self.id}")
+        must_be_path(self.key, f"of the key file of package source {self.id}")
         if not self.packages:
             raise FleetError(f"package source {self.id} names no packages to install from it")
         for pattern in self.packages:
@@ -95,10 +94,10 @@ class PackageSource:
 @dataclass(frozen=True)
 class NoPackage:
     """
-    No installed package matches `pattern`, but those that match one of `but`.
+    No installed package matches `pattern`, except those that match one of `but`.
 
-    They go in the same transaction in which wanted packages come: a driver's other branch cannot
-    go before, because what needs a driver would go with it.
+    They are removed in the transaction that installs the wanted packages: removing a driver's other
+    branch first would also remove the packages that need a driver.
     """
 
     pattern: str
@@ -114,7 +113,9 @@ class NoPackage:
             )
 
     def matches(self, name: str) -> bool:
-        """Return whether a package of this name has to go; with or without an architecture."""
+        """
+        Return whether a package of this name must be removed; the name may have an architecture.
+        """
         name = name.partition(":")[0]
         return fnmatchcase(name, self.pattern) and not any(
             fnmatchcase(name, kept) for kept in self.but
@@ -124,7 +125,7 @@ class NoPackage:
 @dataclass(frozen=True)
 class Lockstep:
     """
-    Packages that only work together: those of them that are installed have one upstream version.
+    Packages that only work together: all installed ones have the same upstream version.
 
     A transaction that would leave two versions is refused before anything is touched.
     """

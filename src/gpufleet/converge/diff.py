@@ -1,8 +1,8 @@
 """Compare desired and actual state; return the changes as sentences and as shell commands.
 
-Pure. `difference(wanted, snapshot)` is the only place where the two are compared: the dry run, the
-run itself and the hunt for drift read the same `Difference`. A fact that could not be read and a
-file that must not be overwritten are problems: a part with a problem does nothing at all.
+Pure. `difference(wanted, snapshot)` is the only place where the two are compared: dry runs, real
+runs and drift detection read the same `Difference`. An unreadable fact, or a file that must not be
+overwritten, is a problem: a part with a problem changes nothing.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ _ENABLED = frozenset({"enabled", "enabled-runtime", "static", "alias", "indirect
 
 @dataclass(frozen=True)
 class Command:
-    """One command line, each part a word of its own, and its deadline in seconds."""
+    """One command line as a list of words, and its deadline in seconds."""
 
     argv: tuple[str, ...]
     seconds: int = SHORT_SECONDS
@@ -93,7 +93,7 @@ class Placement:
 
 @dataclass(frozen=True)
 class Transaction:
-    """One run of on_node/packages/transaction.py: everything that happens to packages at once."""
+    """One run of on_node/packages/transaction.py: all package changes in one transaction."""
 
     plan: Plan
     seconds: int = TRANSACTION_SECONDS
@@ -104,12 +104,10 @@ class Part:
     """
     The changes of one operation.
 
-    Attributes:
-        noop: the message when there is nothing to do.
-        changes: one line each, as an imperative: "write /etc/hosts: it is missing".
-        commands: what makes those changes, in order.
-        problems: why it must not begin; whole sentences.
-        rewritten: the files among the changes that will have another content.
+    Attributes: noop: the message if there are no changes. changes: one line each, as an imperative:
+        "write /etc/hosts: it is missing". commands: the commands for these changes, in order.
+        problems: why it must not begin, as sentences. rewritten: the files whose content will
+        change.
     """
 
     noop: str
@@ -131,7 +129,7 @@ class Difference:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All of them, in the order in which a role usually wants them."""
+        """All parts, in the order in which a role usually runs them."""
         return (self.packages, self.accounts, self.files, self.lines, self.units)
 
     @property
@@ -141,7 +139,7 @@ class Difference:
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that forbids to begin."""
+        """Everything that prevents the run."""
         return tuple(problem for part in self.parts for problem in part.problems)
 
 
@@ -166,7 +164,7 @@ def units_to_start(wanted: DesiredState, snapshot: Snapshot) -> tuple[str, ...]:
 
 
 class _Work:
-    """A part in the making."""
+    """A part being built."""
 
     def __init__(self, noop: str) -> None:
         self.noop = noop
@@ -438,7 +436,7 @@ def _is_running(state: UnitState) -> bool:
 
 
 def _reset_failed(names: Iterable[str], work: _Work) -> None:
-    """Reset failures and start counts. A unit that systemd does not know has none: no mistake."""
+    """Reset failures and start counts. An unknown unit has none, which is no error."""
     script = 'systemctl reset-failed -- "$@" 2>/dev/null || :'
     work.run("sh", "-c", script, "sh", *names)
 
@@ -476,7 +474,7 @@ def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
     Return whether systemd uses a package's unit file although gpufleet's is in front of it.
 
-    It looks at the file that it has loaded, and does not notice another that comes before it.
+    systemd checks only the file that it has loaded, and does not notice one that takes precedence.
     """
     path = f"{UNIT_DIRECTORY}/{name}"
     ours = any(value.path == path for value in wanted.values_of(File))
@@ -523,7 +521,7 @@ def _stop(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
 
 def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     """
-    Start or restart units that should run and do not, or were started with another configuration.
+    Start units that should run, and restart those that were started with another configuration.
     """
     due = [(unit, reason) for unit in units if (reason := _why_start(unit, seen[unit.name]))]
     if not due:

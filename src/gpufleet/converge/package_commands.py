@@ -1,11 +1,11 @@
 """The command lines of one package transaction, for apt and for dnf, and their configuration files.
 
 Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
-order, and judges what the simulation foretells. `commands(plan)` is what a reviewer reads.
+order, and judges the simulation's result. `commands(plan)` is what a reviewer reads.
 
-A vendor's repository is never the node's own: its index, its cache and its pins lie in gpufleet's
-folders, and only these command lines look there. Whatever the vendor publishes, the node's own apt
-or dnf works on, and takes nothing from there.
+A vendor's repository is never added to the node: its index, cache and pins are in gpufleet's
+folders, which only these commands use. So the node's own apt or dnf keeps working whatever the
+vendor publishes, and installs nothing from there.
 """
 
 from __future__ import annotations
@@ -41,14 +41,12 @@ class Plan:
     """
     The steps of one transaction.
 
-    Attributes:
-        install: those that are missing or of another version; versions may end in `*`.
-        remove: names of installed packages that go in the same transaction.
-        hold, release: names whose hold is put (back) or taken away afterwards.
-        sources: vendors' repositories that this transaction sees.
-        lockstep: what must have one upstream version afterwards.
-        streams: dnf modules' streams to enable before.
-        root: "" on a node; in tests, a folder that has a package database of its own.
+    Attributes: install: packages that are missing or have another version; versions may end in `*`.
+        remove: names of installed packages to remove in the same transaction. hold, release: names
+        whose hold is set or removed afterwards. sources: vendors' repositories that this
+        transaction sees. lockstep: packages that must have one upstream version afterwards.
+        streams: dnf modules' streams to enable first. root: "" on a node; in tests, a folder with
+        its own package database.
     """
 
     manager: Manager
@@ -67,7 +65,7 @@ class Step:
     """
     One command line, its deadline in seconds, and what it reads.
 
-    `more`: the node appends what only it can know, as the package names of a simulation's outcome.
+    `more`: the node appends words that only it knows, such as package names from a simulation.
     """
 
     name: str
@@ -150,7 +148,12 @@ def _apt(plan: Plan) -> list[Step]:
         again = (*apt, "-y", "--reinstall", *change[: change.index("--") + 1])
         found += [
             Step("fetch", (*apt, *own, "update"), FETCH_SECONDS),
-            Step("repair", again, INSTALL_SECONDS, more="what was torn, in its version"),
+            Step(
+                "repair",
+                again,
+                INSTALL_SECONDS,
+                more="packages of an interrupted transaction, in their versions",
+            ),
         ]
     if plan.install or plan.remove:
         found += [
@@ -260,7 +263,10 @@ def _dnf(plan: Plan) -> list[Step]:
 
 
 def _dnf_words(plan: Plan) -> tuple[str, ...]:
-    """Return dnf with the vendors' repositories, which its own configuration never names."""
+    """
+    Return dnf's options with the vendors' repositories, which are never in the node's
+    configuration.
+    """
     root = plan.root
     words = (
         "dnf",

@@ -1,12 +1,12 @@
 """Compare desired with installed packages; return the changes, and one transaction for them.
 
-Pure; `converge/diff.py` has it done with everything else. This module decides which packages
-change, and chooses among several acceptable versions:
+Pure; `converge/diff.py` calls it. This module decides which packages change, and chooses among
+several acceptable versions:
 
-  * a version that ends in `*` keeps what is installed, and takes what is newest on a new node;
-  * packages in lockstep take the version that the others of them have, so that a fabric manager
-    that comes late is the driver's, and an interrupted upgrade ends on one version;
-  * an installed member of a lockstep goes along, also when no role has named it.
+  * a version that ends in `*` keeps the installed one, and takes the newest on a new node;
+  * packages in lockstep take the version of the installed ones, so that a fabric manager that is
+    added later matches the driver, and an interrupted upgrade ends on one version;
+  * an installed member of a lockstep changes with the others, even if no role names it.
 """
 
 from __future__ import annotations
@@ -33,11 +33,8 @@ class Packages:
     """
     The changes of packages.
 
-    Attributes:
-        changes: one line each, as an imperative.
-        unknown: (what, why) could not be read on the node.
-        problems: whole sentences.
-        plan: None: nothing.
+    Attributes: changes: one line each, as an imperative. unknown: (what, why) of facts that could
+        not be read on the node. problems: as sentences. plan: None: no change.
     """
 
     changes: tuple[str, ...] = ()
@@ -185,7 +182,7 @@ def _aligned(
     locksteps: tuple[Lockstep, ...],
     seen: dict[str, PackageState | None],
 ) -> tuple[list[Package], list[str]]:
-    """Return the wanted packages, each lockstep's on one version; and what contradicts itself."""
+    """Return the wanted packages, with one version in each lockstep, and the contradictions."""
     found = {package.name: package for package in named}
     problems = []
     for lockstep in locksteps:
@@ -213,9 +210,9 @@ def _aligned(
 
 def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str | None:
     """
-    The version that all take, as a pattern; None: whichever is newest.
+    The version for all, as a pattern; None: the newest.
 
-    An exact one that is wanted; else the newest that is installed and wanted.
+    It is an exact wanted one, else the newest installed one that is acceptable.
     """
     for member in members:
         if member.version and _is_whole(member.version):

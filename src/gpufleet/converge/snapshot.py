@@ -1,8 +1,8 @@
 """A node's observed state: the questions to it, and its answers as values.
 
-Pure. `questions(wanted)` says what has to be known, `on_node/converge/snapshot.py` answers,
-`Snapshot` holds the answers. An answer is a value, or None for "there is none", or `Unknown` for
-"it could not be read": callers must treat the last two differently.
+Pure. `questions(wanted)` lists the needed facts, `on_node/converge/snapshot.py` answers, `Snapshot`
+holds the answers. An answer is a value, None for "does not exist", or `Unknown` for "could not be
+read": callers must treat the last two differently.
 """
 
 from __future__ import annotations
@@ -52,13 +52,10 @@ class FileState:
     """
     The file, directory or link at a path.
 
-    Attributes:
-        kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.
-        user, group: names, or numbers in digits where the node has no name for them.
-        mode: permission bits.
-        sha256: of a file's content; of a secret's only if it is one that was asked for.
-        target: of a link.
-        error: why it is unknown.
+    Attributes: kind: "file", "directory", "link", "special file", "absent", or "unknown": not
+        readable. user, group: names, or numbers in digits where the node has no name for them.
+        mode: permission bits. sha256: of a file's content; for a secret only if it equals a
+        requested one. target: of a link. error: why it is unknown.
     """
 
     kind: str = "absent"
@@ -78,7 +75,7 @@ class FileState:
 @dataclass(frozen=True)
 class PackageState:
     """
-    A package of which dpkg or rpm has at least some files; `installed` only if it is configured.
+    A package with at least some files on the node; `installed`: it is also configured.
 
     `held`: apt's hold, or dnf's versionlock.
     """
@@ -131,7 +128,7 @@ class UnitState:
         """
         Return whether it runs or is starting.
 
-        A unit in "auto-restart" has died and waits to be tried once more: that is not up.
+        A unit in "auto-restart" has ended and waits for its next start: it is not running.
         """
         if self.active == "activating":
             return self.sub not in {"auto-restart", "auto-restart-queued"}
@@ -228,9 +225,9 @@ def path_questions(paths: Iterable[str]) -> frozenset[Question]:
 
 def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
     """
-    Return the snapshot that on_node/converge/snapshot.py printed when it was asked this.
+    Return the snapshot that on_node/converge/snapshot.py printed for these questions.
 
-    A document of another schema, or none, gives a snapshot in which everything is unknown.
+    Without a document of the right schema, everything in the snapshot is unknown.
     """
     if document.get("schema") != SCHEMA:
         reason = "the node gave no snapshot"

@@ -16,7 +16,9 @@ def must_match(pattern: re.Pattern[str], value: str, what: str) -> None:
 
 
 def must_be_path(path: str, what: str) -> None:
-    """Raise `FleetError` unless a path is absolute and plain; `what` it is the path of."""
+    """
+    Raise `FleetError` unless a path is absolute and plain; `what` describes it in the message.
+    """
     plain = path.startswith("/") and not CONTROL.search(path)
     if not plain or any(part in {"", ".", ".."} for part in path.split("/")[1:]):
         raise FleetError(

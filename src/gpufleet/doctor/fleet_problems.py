@@ -17,8 +17,8 @@ from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem, worst_fi
 from gpufleet.doctor.gateway_problems import certificate_problems, gateway_problems
 from gpufleet.doctor.journal_causes import is_killed_for_memory
 from gpufleet.doctor.node_problems import failed_checks, kernel_subject, marks_of, node_problems
+from gpufleet.doctor.observations import FleetObservations, LogCause
 from gpufleet.doctor.planned_memory import RULES, size_sentence
-from gpufleet.doctor.sights import FleetObservations, LogCause
 from gpufleet.doctor.slow_replicas import slow_problems, unknown_speeds
 from gpufleet.errors import FleetError
 from gpufleet.formatting import count_of, format_duration, join_names, suggestion
@@ -26,51 +26,51 @@ from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
-"""A restart or a change that is older explains nothing that is wrong now."""
+"""Older restarts and changes do not explain a problem of now."""
 AGAIN_SECONDS = 3600.0
-"""Restarts of a replica that serves again: within the last hour it may be about to do it again."""
+"""A replica that serves again is shown for this long after a restart: it may fail again."""
 KERNEL_SECONDS = 600.0
 """The kernel names a hung task after two minutes, and again later."""
 CLOCK_SECONDS = 60.0
-"""A cause may be logged so much later than what it ended, as in `diagnosis.SKEW`."""
+"""A cause may be logged this much later than its effect, as in `diagnosis.SKEW`."""
 OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
 """Components of rules whose cause may lie in the node."""
-STOPPED = "it was stopped, by hand or by a deploy that did not end"
+STOPPED = "it was stopped by hand, or by a deploy that did not finish"
 MOST_SENTENCES = 4
 """Sentences per replica: one for each of eight ranks adds nothing."""
 
 
-def diagnose(sights: FleetObservations, now: float, inventory: str = "INVENTORY") -> Diagnosis:
+def diagnose(observed: FleetObservations, now: float, inventory: str = "INVENTORY") -> Diagnosis:
     """Return the fleet's problems, worst first. `now` is in seconds since 1970."""
     problems = [
-        *_replicas(sights, now, inventory),
-        *_missing(sights, inventory),
-        *gateway_problems(sights, inventory),
-        *certificate_problems(sights, now),
-        *marks_of(sights, now, inventory),
-        *slow_problems(sights, inventory),
+        *_replicas(observed, now, inventory),
+        *_missing(observed, inventory),
+        *gateway_problems(observed, inventory),
+        *certificate_problems(observed, now),
+        *marks_of(observed, now, inventory),
+        *slow_problems(observed, inventory),
     ]
     causes = {each.because for each in problems if each.impact >= Impact.DEGRADED}
-    causes |= {node for nodes in sights.status.may_have.values() for node in nodes}
+    causes |= {node for nodes in observed.status.may_have.values() for node in nodes}
     problems += [
         replace(each, impact=Impact.DEGRADED) if each.subject in causes else each
-        for each in node_problems(sights, inventory)
+        for each in node_problems(observed, inventory)
     ]
     named = {name for each in problems for name in (each.subject, *each.names)}
-    problems += _alerts(sights, named)
+    problems += _alerts(observed, named)
     unseen = (
-        *sights.unseen,
-        *unknown_speeds(sights),
-        *(text for each in sights.evidence.values() for text in each.unread),
+        *observed.unseen,
+        *unknown_speeds(observed),
+        *(text for each in observed.evidence.values() for text in each.unread),
     )
-    return Diagnosis(worst_first(problems), _serving(sights.status), tuple(dict.fromkeys(unseen)))
+    return Diagnosis(worst_first(problems), _serving(observed.status), tuple(dict.fromkeys(unseen)))
 
 
 def problems_of(
     found: Diagnosis, name: str, status: FleetStatus, nodes: Collection[str]
 ) -> Diagnosis:
     """
-    Return the problems of a model, a replica or a node, and what caused them.
+    Return the problems of a model, a replica or a node, and their causes.
 
     Raises `FleetError` for a name that is none of these.
     """
@@ -117,24 +117,24 @@ def ranks_to_connect(status: FleetStatus) -> dict[str, tuple[str, ...]]:
 # -- replicas
 
 
-def _replicas(sights: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
-    for replica in sights.status.replicas:
+def _replicas(observed: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
+    for replica in observed.status.replicas:
         if replica.health is not Health.SERVES or _restarted(replica, now):
-            yield _replica(sights, replica, now, inventory)
+            yield _replica(observed, replica, now, inventory)
 
 
 def _replica(
-    sights: FleetObservations, replica: ReplicaStatus, now: float, inventory: str
+    observed: FleetObservations, replica: ReplicaStatus, now: float, inventory: str
 ) -> Problem:
     serves = replica.health is Health.SERVES
-    drained = all(sights.status.out.drains(replica.id, rank.node) for rank in replica.ranks)
+    drained = all(observed.status.out.drains(replica.id, rank.node) for rank in replica.ranks)
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
     ends = [rank.last_restart for rank in replica.ranks if rank.last_restart]
     last = max(ends, key=lambda each: each.when, default=None)
     if last and now - last.when > RECENT_SECONDS:
         last = None
     since = [rank.since for rank in replica.ranks if not rank.health.is_good and rank.since]
-    log = next(iter(sights.logs.get(replica.id, ())), None)
+    log = next(iter(observed.logs.get(replica.id, ())), None)
     stopped = [rank.node for rank in replica.ranks if rank.stopped]
     if stopped:
         log = last = None  # of earlier ends: it would run, had it not been stopped
@@ -142,15 +142,15 @@ def _replica(
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
         evidence.append(log.quote)
-        if log.rule in RULES and (size := sights.sizes.get((replica.model, nodes[0]))):
+        if log.rule in RULES and (size := observed.sizes.get((replica.model, nodes[0]))):
             evidence.append(size_sentence(size))
     if last:
         evidence.append(f"ended {format_duration(now - last.when)} ago: {last.cause}")
-    evidence += _changes(sights, nodes, began)
-    ways = [] if serves or stopped else [*_ways_to_head(sights, replica)]
+    evidence += _changes(observed, nodes, began)
+    ways = [] if serves or stopped else [*_ways_to_head(observed, replica)]
     evidence += [each.sentence for each in ways]
-    differs = list(_differs(sights, replica.id, nodes))
-    damaged = dict(_damaged(sights, replica.id, nodes, inventory)) if not serves else {}
+    differs = list(_differs(observed, replica.id, nodes))
+    damaged = dict(_damaged(observed, replica.id, nodes, inventory)) if not serves else {}
     do = (log.do if log else "") or _look(replica, inventory)
     lost = [each for each in ways if each.is_lost]
     if lost:
@@ -161,7 +161,10 @@ def _replica(
         undo = [_undo(replica.id)] if differs else []
         do = "\n".join([*undo, *damaged.values(), do])
     elif not (log and log.cause):
-        do += f"\n`gpufleet drift {inventory} --limit {nodes[0]}` names what is not as declared"
+        do += (
+            f"\n`gpufleet drift {inventory} --limit {nodes[0]}` shows what differs from the "
+            "declaration"
+        )
     if serves:
         what = f"{replica.id} serves again, and ended within the last hour"
     else:
@@ -169,37 +172,37 @@ def _replica(
     return Problem(
         replica.id,
         what + ("; it is drained" if drained else ""),
-        _impact(sights.status, replica, drained=drained),
+        _impact(observed.status, replica, drained=drained),
         tuple(dict.fromkeys([*evidence, *differs, *damaged])),
         STOPPED if stopped else _cause(log, last, damaged, lost),
         do,
         "docs/alerts/vllm-down.md",
         began,
         (replica.id, replica.model, *nodes),
-        "" if serves or stopped else _because(sights, replica, log, began),
+        "" if serves or stopped else _because(observed, replica, log, began),
     )
 
 
 def _because(
-    sights: FleetObservations, replica: ReplicaStatus, log: LogCause | None, began: float | None
+    observed: FleetObservations, replica: ReplicaStatus, log: LogCause | None, began: float | None
 ) -> str:
     """
     Return the subject of the node problem that certainly stopped a replica; "": none.
 
-    Not an explanation: a check of a GPU that the replica does not use, a check that could not run,
-    kernel messages of another time, and any finding on a node whose server names its own cause,
-    such as a flag.
+    These do not explain it: a check of a GPU that the replica does not use, a check that could not
+    run, kernel messages from another time, and any finding on a node whose server's log names a
+    cause, such as a flag.
     """
     for rank in replica.ranks:
-        if rank.node in sights.status.silent:
+        if rank.node in observed.status.silent:
             return rank.node
     if log and log.cause and log.component not in OF_NODES:
         return ""
-    for subject, findings in failed_checks(sights):
+    for subject, findings in failed_checks(observed):
         if any(_uses(rank, each) for each in findings for rank in replica.ranks):
             return subject
     for rank in replica.ranks:
-        for each in sights.kernels.get(rank.node, ()):
+        for each in observed.kernels.get(rank.node, ()):
             if each.component == "host" and _is_of_another_unit(each.line, replica.id):
                 continue
             early = None if began is None or each.at is None else began - each.at
@@ -220,24 +223,24 @@ def _is_of_another_unit(line: str, replica: str) -> bool:
     return line.startswith("oom-kill:") and not is_killed_for_memory(line, replica)
 
 
-def _differs(sights: FleetObservations, replica: str, nodes: Iterable[str]) -> Iterator[str]:
+def _differs(observed: FleetObservations, replica: str, nodes: Iterable[str]) -> Iterator[str]:
     """Yield the parts of a replica's unit that gpufleet did not write."""
     for node in nodes:
-        known = sights.evidence.get(node)
+        known = observed.evidence.get(node)
         unit = known.units.get(replica) if known else None
         if unit and unit.drop_ins:
             names = ", ".join(unit.drop_ins)
             yield f"{node}: its unit has drop-ins that gpufleet did not write: {names}"
         if unit and unit.reload:
-            yield f"{node}: its unit's file was changed, and systemd has not read it since"
+            yield f"{node}: its unit's file was changed, but systemd has not reloaded it"
 
 
 def _damaged(
-    sights: FleetObservations, replica: str, nodes: Iterable[str], inventory: str
+    observed: FleetObservations, replica: str, nodes: Iterable[str], inventory: str
 ) -> Iterator[tuple[str, str]]:
     """Yield a model's files that differ from what a deploy placed, and the command that helps."""
     for node in nodes:
-        known = sights.evidence.get(node)
+        known = observed.evidence.get(node)
         model = known.models.get(replica) if known else None
         if model is None:
             continue
@@ -250,7 +253,7 @@ def _damaged(
             yield f"{node}: {model.directory} has no {', '.join(model.missing)}", again
         if model.changed:
             changed = ", ".join(model.changed)
-            yield f"{node}: {model.directory}: {changed}: written after a deploy placed it", again
+            yield f"{node}: {model.directory}: {changed}: changed after a deploy placed it", again
 
 
 @dataclass(frozen=True)
@@ -261,13 +264,13 @@ class _WayToHead:
     is_lost: bool
 
 
-def _ways_to_head(sights: FleetObservations, replica: ReplicaStatus) -> Iterator[_WayToHead]:
+def _ways_to_head(observed: FleetObservations, replica: ReplicaStatus) -> Iterator[_WayToHead]:
     """Yield the result of each rank's connection to rank 0, where its node tried one."""
     head = next((rank.node for rank in replica.ranks if rank.rank == 0), "")
-    if not head or head in sights.status.silent:
+    if not head or head in observed.status.silent:
         return
     for rank in replica.ranks:
-        known = sights.evidence.get(rank.node)
+        known = observed.evidence.get(rank.node)
         tried = known.connections.get(replica.id) if known else None
         if tried:
             more = " (nothing listens there)" if tried.is_refused else ""
@@ -284,7 +287,7 @@ def _cause(
     found = log.cause if log else last.cause if last else ""
     parts = [
         "its nodes do not reach each other: firewall, route, switch or cable" if lost else "",
-        "the model's files are not as a deploy placed them" if damaged else "",
+        "the model's files differ from what a deploy placed" if damaged else "",
         found,
     ]
     return ": ".join(filter(None, parts))
@@ -293,7 +296,7 @@ def _cause(
 def _undo(replica: str) -> str:
     return (
         f"`systemctl cat vllm-{replica}` shows what was added to the unit; move it into settings, "
-        f"or remove it and type `systemctl daemon-reload && systemctl restart vllm-{replica}`"
+        f"or remove it and run `systemctl daemon-reload && systemctl restart vllm-{replica}`"
     )
 
 
@@ -325,27 +328,30 @@ def _restarted(replica: ReplicaStatus, now: float) -> bool:
     )
 
 
-def _changes(sights: FleetObservations, nodes: Iterable[str], began: float | None) -> Iterator[str]:
+def _changes(
+    observed: FleetObservations, nodes: Iterable[str], began: float | None
+) -> Iterator[str]:
     """Yield the last changes on nodes before a moment."""
     if began is None:
         return
     for node in nodes:
-        known = sights.evidence.get(node)
+        known = observed.evidence.get(node)
         if known and (last := known.last_change(began, RECENT_SECONDS)):
             yield f"{node}: {format_duration(began - last[0])} before: {last[1]}"
 
 
-def _missing(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
-    serving = {each.model for each in sights.status.replicas if each.health is Health.SERVES}
-    for sentence in sights.status.missing:
+def _missing(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
+    serving = {each.model for each in observed.status.replicas if each.health is Health.SERVES}
+    for sentence in observed.status.missing:
         model = sentence.partition(":")[0]
-        nodes = sights.status.may_have.get(model, ())
+        nodes = observed.status.may_have.get(model, ())
         yield Problem(
             f"{model} (replicas)",
             sentence,
             Impact.DEGRADED if model in serving else Impact.OUTAGE,
-            (f"without an answer, and declared to serve it: {join_names(nodes)}",) * bool(nodes),
-            do=f"`gpufleet deploy vllm {inventory} --dry` says where they would run, or why not",
+            (f"nodes that are declared to serve it and do not answer: {join_names(nodes)}",)
+            * bool(nodes),
+            do=f"`gpufleet deploy vllm {inventory} --dry` shows where they would run, or why not",
             page="docs/alerts/vllm-down.md",
             names=(model, *nodes),
             # They may be there: the sentence says so.
@@ -353,9 +359,9 @@ def _missing(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
         )
 
 
-def _alerts(sights: FleetObservations, named: Collection[str]) -> Iterator[Problem]:
+def _alerts(observed: FleetObservations, named: Collection[str]) -> Iterator[Problem]:
     """Yield alerts that no other problem covers."""
-    for each in sights.alerts:
+    for each in observed.alerts:
         if each.subject not in named:
             yield Problem(
                 f"alert {each.name}" + (f" of {each.subject}" if each.subject else ""),

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterator
 
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.node_evidence import Connection
-from gpufleet.doctor.sights import FleetObservations
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.formatting import format_duration
 from gpufleet.network.haproxy import GatewayState, ServerState
 from gpufleet.serving.rank_status import Health, iso
@@ -16,24 +16,24 @@ from gpufleet.serving.status import FleetStatus
 SOON_SECONDS = 7 * 86400.0
 _DEPLOYS = {"gateway": "gateway", "exporter": "node", "litellm": "litellm"}
 _UP = ("UP", "no check")
-"""HAProxy's words for a server that gets requests."""
+"""HAProxy's states of a server that gets requests."""
 
 
-def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
+def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
     """Yield the problems of each gateway."""
-    alone = len(sights.gateways) == 1
+    alone = len(observed.gateways) == 1
     well = {
         (replica.id, rank.node)
-        for replica in sights.status.replicas
+        for replica in observed.status.replicas
         if replica.health is Health.SERVES
         for rank in replica.ranks
     }
-    for node, state in sorted(sights.gateways.items()):
+    for node, state in sorted(observed.gateways.items()):
         subject = f"gateway {node}"
         if isinstance(state, str):
             yield Problem(
                 subject,
-                f"{subject} cannot be asked, so whether it sends requests is not known: {state}",
+                f"{subject} does not answer, so it is unknown whether it sends requests: {state}",
                 Impact.RISK,
                 do=f"`ssh {node}`",
                 page="docs/alerts/gateway-down.md",
@@ -41,9 +41,9 @@ def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Prob
             )
             continue
         if not state.runs:
-            log = next(iter(sights.logs.get(subject, ())), None)
+            log = next(iter(observed.logs.get(subject, ())), None)
             again = f"`systemctl start gpufleet-gateway` on {node}"
-            look = f"`journalctl -u gpufleet-gateway -n 50` on {node} says why it ended"
+            look = f"`journalctl -u gpufleet-gateway -n 50` on {node} shows why it ended"
             yield Problem(
                 subject,
                 f"{subject}: {state.error or 'HAProxy does not run'}",
@@ -63,7 +63,7 @@ def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Prob
                 and not each.drained
                 and (served := _served(each, well))
             ):
-                known = sights.evidence.get(node)
+                known = observed.evidence.get(node)
                 tried = known.connections.get(each.name) if known else None
                 place = state.configured.get(each.name, ("ADDRESS", 0))
                 yield _unused(each, node, served, tried or place, inventory)
@@ -77,7 +77,7 @@ def gateway_problems(sights: FleetObservations, inventory: str) -> Iterator[Prob
                     do=f"`gpufleet status {inventory}` shows {model}'s replicas",
                     page="docs/alerts/gateway-no-server.md",
                     names=(node, model),
-                    because=_down_of(sights.status, model),
+                    because=_down_of(observed.status, model),
                 )
 
 
@@ -133,9 +133,9 @@ def _unused(
     )
 
 
-def certificate_problems(sights: FleetObservations, now: float) -> Iterator[Problem]:
-    """Yield certificates on nodes that have ended, or soon do."""
-    for node, evidence in sorted(sights.evidence.items()):
+def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Problem]:
+    """Yield certificates on nodes that have expired or will expire soon."""
+    for node, evidence in sorted(observed.evidence.items()):
         for each in evidence.certificates:
             left = each.ends - now
             if left > SOON_SECONDS:
@@ -163,7 +163,9 @@ def certificate_problems(sights: FleetObservations, now: float) -> Iterator[Prob
 
 
 def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the replica and the node of a gateway's server; (): no serving replica has it."""
+    """
+    Return the replica and the node of a gateway's server; (): it belongs to no serving replica.
+    """
     for replica, node in well:
         # As `haproxy.server_name`: with a number where a replica has several servers.
         name = f"{node}.{replica}"

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 
 from gpufleet.checks.finding import Report, Severity
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
-from gpufleet.doctor.sights import LogCause
+from gpufleet.doctor.observations import LogCause
 from gpufleet.failures.diagnosis import Finding, Findings, explain
 from gpufleet.failures.evidence import Evidence
 from gpufleet.failures.log_reader import LogLine
@@ -94,7 +94,7 @@ def gateway_causes(
 
 
 def kernel_causes(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
-    """Return the failures in a node's kernel log about its host; GPUs are the node check's."""
+    """Return the host's failures in a node's kernel log; the node check covers GPUs."""
     place = f"kernel of {evidence.node}"
     findings = explain(log_lines(place, evidence.kernel))
     causes = replace(
@@ -149,7 +149,7 @@ def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCau
 
 
 def _told_apart(findings: Findings) -> Finding | None:
-    """Separate consequences from causes, with the evidence: a worker ended by a signal."""
+    """Separate consequences from causes by the evidence, such as a worker that a signal ended."""
     return next(
         (
             each

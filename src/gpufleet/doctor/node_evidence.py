@@ -114,7 +114,8 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a sentence becomes its `unread`.
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a reason without an answer goes
+    into `unread`.
 
     Raises `FleetError` naming the node for an invalid answer.
     """

@@ -7,41 +7,44 @@ from collections.abc import Iterator, Sequence
 
 from gpufleet.checks.finding import Finding, Severity
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
-from gpufleet.doctor.sights import FleetObservations
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
-"""Examples per check: more nodes or GPUs add nothing."""
+"""Most examples shown per check."""
 
 
-def node_problems(sights: FleetObservations, inventory: str) -> list[Problem]:
-    """Return the nodes' problems except marks. Causes of replicas' failures are elsewhere."""
+def node_problems(observed: FleetObservations, inventory: str) -> list[Problem]:
+    """
+    Return the nodes' problems except marks. Causes of replicas' failures are reported with the
+    replicas.
+    """
     return [
-        *_silent(sights),
-        *(_check(subject, found, inventory) for subject, found in failed_checks(sights)),
-        *_kernels(sights),
+        *_silent(observed),
+        *(_check(subject, found, inventory) for subject, found in failed_checks(observed)),
+        *_kernels(observed),
     ]
 
 
-def _silent(sights: FleetObservations) -> Iterator[Problem]:
-    for node, why in sorted(sights.status.silent.items()):
+def _silent(observed: FleetObservations) -> Iterator[Problem]:
+    for node, why in sorted(observed.status.silent.items()):
         yield Problem(
             node,
             f"{node} cannot be asked: {why}",
             Impact.RISK,
-            do=f"`ssh {node}`; if it does not answer, its BMC says whether it has power",
+            do=f"`ssh {node}`; if it does not answer, its BMC shows whether it has power",
             page="docs/alerts/node-down.md",
             names=(node,),
         )
 
 
-def failed_checks(sights: FleetObservations) -> list[tuple[str, list[Finding]]]:
+def failed_checks(observed: FleetObservations) -> list[tuple[str, list[Finding]]]:
     """Return the findings of one check and verdict together, each with its subject."""
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
-    for each in sights.report.findings:
+    for each in observed.report.findings:
         known = each.accepted is None and each.cause is None and each.severity >= Severity.WARN
         # A node that does not answer is named as such.
-        if known and each.node not in sights.status.silent:
+        if known and each.node not in observed.status.silent:
             alike[each.check, each.severity].append(each)
     return [
         (f"check {check} on {node_ranges(each.node for each in found)}", found)
@@ -76,9 +79,9 @@ def kernel_subject(node: str) -> str:
     return f"kernel of {node}"
 
 
-def _kernels(sights: FleetObservations) -> Iterator[Problem]:
-    """Yield the hosts' problems in kernel logs; GPUs are the node check's."""
-    for node, causes in sorted(sights.kernels.items()):
+def _kernels(observed: FleetObservations) -> Iterator[Problem]:
+    """Yield the hosts' problems in kernel logs; the node check covers GPUs."""
+    for node, causes in sorted(observed.kernels.items()):
         for each in causes:
             yield Problem(
                 kernel_subject(node),
@@ -92,9 +95,9 @@ def _kernels(sights: FleetObservations) -> Iterator[Problem]:
             )
 
 
-def marks_of(sights: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
+def marks_of(observed: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
     """Yield cordons, and upgrades that have not ended."""
-    for node, mark in sights.status.out.cordoned:
+    for node, mark in observed.status.out.cordoned:
         yield Problem(
             f"{node} (cordon)",
             f"{node} was cordoned {format_duration(now - mark.since)} ago by {mark}",
@@ -104,7 +107,7 @@ def marks_of(sights: FleetObservations, now: float, inventory: str) -> Iterator[
             at=mark.since,
             names=(node,),
         )
-    for change in sights.status.out.changes:
+    for change in observed.status.out.changes:
         lock = change.lock
         yield Problem(
             f"upgrade {lock.id}",

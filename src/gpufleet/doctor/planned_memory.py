@@ -1,10 +1,10 @@
-"""Planned GPU memory beside the memory that vLLM reports.  Pure."""
+"""Compare planned GPU memory with the memory that vLLM reports.  Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
-from gpufleet.doctor.sights import LogCause
+from gpufleet.doctor.observations import LogCause
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.serving.status import FleetStatus
 from gpufleet.sizing.fit_suggestions import gib
@@ -44,7 +44,7 @@ def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, s
 
 
 def size_sentence(size: Sizing) -> str:
-    """Return a plan's numbers of one GPU in words."""
+    """Format a plan's memory of one GPU."""
     fits = "no context fits"
     if size.largest_max_model_len:
         fits = f"{size.largest_max_model_len:,} tokens fit"

@@ -1,4 +1,4 @@
-"""Compute the present speed of replicas from two readings of their /metrics. Pure.
+"""Compute the current speed of replicas from two readings of their /metrics. Pure.
 
 The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18.
 """
@@ -27,7 +27,7 @@ _BUCKETS = tuple(f"{each}_bucket" for each in (ITL, TTFT, PROMPTS, E2E))
 FAMILIES = tuple(f"{each}{{" for each in (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE))
 
 APART_SECONDS = 3
-"""Between the two looks: a server at its limit makes hundreds of tokens in that time."""
+"""Seconds between the two readings: a server at its limit makes hundreds of tokens in that time."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Histogram:
         return next(at for at, count in self.counts.items() if count >= share * self.total)
 
     def share_above(self, value: float) -> float:
-        """Return the share that is above the bound that is at or next above a value."""
+        """Return the share of observations above the bucket that contains a value."""
         if not self.total:
             return 0.0
         below = next(count for at, count in self.counts.items() if at >= value)
@@ -56,7 +56,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Return the mean, each observation taken at the middle of its bucket."""
+        """Return the mean; each observation counts as the middle of its bucket."""
         sums, before, low = 0.0, 0.0, 0.0
         for at, count in self.counts.items():
             middle = low if math.isinf(at) else (low + at) / 2
@@ -85,7 +85,7 @@ class ReplicaSpeed:
 
 
 def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, ReplicaSpeed | str]:
-    """Return how fast each replica is, by id; a sentence: it could not be read."""
+    """Return each replica's speed by id; a sentence if it could not be read."""
     servers: dict[str, list[Any]] = defaultdict(list)
     found: dict[str, ReplicaSpeed | str] = {}
     for node, answer in answers.items():

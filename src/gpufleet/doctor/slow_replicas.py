@@ -11,13 +11,13 @@ from statistics import median
 from gpufleet.checks.finding import Finding
 from gpufleet.doctor.fleet_diagnosis import Impact, Problem
 from gpufleet.doctor.node_problems import failed_checks
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.doctor.replica_speed import ReplicaSpeed
-from gpufleet.doctor.sights import FleetObservations
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import ReplicaStatus
 
 LEAST_TOKENS = 200
-"""A p99 of fewer is the slowest one or two of them."""
+"""Requests that a p99 needs: of fewer it is only the slowest one or two."""
 LEAST_REQUESTS = 20
 FULL = 0.9
 """The share of the KV cache from which vLLM preempts."""
@@ -25,58 +25,61 @@ LONG_TOKENS = 8000
 """A prompt that fills vLLM's default batch of 8,192 tokens: others wait for it."""
 LONG_SHARE = 0.05
 STRAGGLES = 1.5
-"""Times the siblings' time between tokens: boards of one kind differ by some per cent (ours)."""
+"""
+Slow: this many times the siblings' time between tokens. Boards of one kind differ by some per cent
+(own choice).
+"""
 LIKE_LOAD = 2.0
-"""Siblings count that run at most so many times as many requests."""
+"""Siblings are compared if they run at most this many times as many requests."""
 OF_SPEED = frozenset(
     {"hardware-slowdown", "software-throttle", "temperature", "power-limit", "locked-clocks"}
     | {"pcie-width", "pcie-generation", "pcie-replays", "nvlink-links", "nvlink-width"}
     | {"foreign-processes", "gpu-outlier"}
 )
-"""Checks of what makes a GPU slower, and ends nothing."""
+"""Checks for what slows a GPU without ending its programs."""
 
 
-def slow_problems(sights: FleetObservations, inventory: str) -> Iterator[Problem]:
-    """Yield replicas that serve and are slower than promised, or than their siblings."""
-    serving = [each for each in sights.status.replicas if each.health is Health.SERVES]
+def slow_problems(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
+    """Yield serving replicas that are slower than their objectives or their siblings."""
+    serving = [each for each in observed.status.replicas if each.health is Health.SERVES]
     siblings: dict[str, list[tuple[str, ReplicaSpeed]]] = defaultdict(list)
     for each in serving:
-        speed = sights.speeds.get(each.id)
+        speed = observed.speeds.get(each.id)
         if isinstance(speed, ReplicaSpeed):
             siblings[each.model].append((each.id, speed))
     for each in serving:
-        speed = sights.speeds.get(each.id)
+        speed = observed.speeds.get(each.id)
         if not isinstance(speed, ReplicaSpeed):
             continue
-        missed = [*_missed(sights, each.model, speed)]
+        missed = [*_missed(observed, each.model, speed)]
         others = [other for name, other in siblings[each.model] if name != each.id]
         behind = _straggles(speed, others)
         if missed or behind:
-            yield _problem(sights, each, _Slowness(speed, missed, behind), inventory)
+            yield _problem(observed, each, _Slowness(speed, missed, behind), inventory)
 
 
-def unknown_speeds(sights: FleetObservations) -> Iterator[str]:
+def unknown_speeds(observed: FleetObservations) -> Iterator[str]:
     """Yield a sentence for each replica with an objective whose speed could not be read."""
-    for each in sights.status.replicas:
-        objectives = sights.objectives.get(each.model)
+    for each in observed.status.replicas:
+        objectives = observed.objectives.get(each.model)
         promised = objectives and (
             objectives.itl_p99_seconds or objectives.ttft_p99_seconds or objectives.e2e_p99_seconds
         )
-        speed = sights.speeds.get(each.id, "its node did not answer in time")
+        speed = observed.speeds.get(each.id, "its node did not answer in time")
         if each.health is not Health.SERVES or not promised:
             continue
         if isinstance(speed, str):
-            yield f"{each.id}: whether it is slow is not known: {speed}"
+            yield f"{each.id}: unknown whether it is slow: {speed}"
         elif speed.missing:
             yield (
-                f"{each.id}: whether it is slow is not known: its /metrics have no "
+                f"{each.id}: unknown whether it is slow: its /metrics lack "
                 f"{', '.join(speed.missing)}"
             )
 
 
-def _missed(sights: FleetObservations, model: str, speed: ReplicaSpeed) -> Iterator[str]:
-    """Yield a sentence for each objective that is missed at present."""
-    objectives = sights.objectives.get(model)
+def _missed(observed: FleetObservations, model: str, speed: ReplicaSpeed) -> Iterator[str]:
+    """Yield a sentence for each objective that is currently missed."""
+    objectives = observed.objectives.get(model)
     if objectives is None:
         return
     for name, histogram, promised, least in (
@@ -106,7 +109,7 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     ]
     if not alike or (own := speed.itl.mean) < STRAGGLES * (theirs := median(alike)):
         return ""
-    return f"a token takes {_time(own)}, of its siblings with as many requests {_time(theirs)}"
+    return f"a token takes {_time(own)}, on its siblings with as many requests {_time(theirs)}"
 
 
 @dataclass(frozen=True)
@@ -119,11 +122,11 @@ class _Slowness:
 
 
 def _problem(
-    sights: FleetObservations, replica: ReplicaStatus, slow: _Slowness, inventory: str
+    observed: FleetObservations, replica: ReplicaStatus, slow: _Slowness, inventory: str
 ) -> Problem:
     speed, missed, behind = slow.speed, slow.missed, slow.behind
     nodes = tuple(dict.fromkeys(rank.node for rank in replica.ranks))
-    because = _because(sights, replica)
+    because = _because(observed, replica)
     causes = [*_load_causes(replica.model, speed)] if missed else []
     if behind and not because:
         causes.append(
@@ -147,7 +150,11 @@ def _problem(
         tuple(evidence),
         "; ".join(cause for cause, _ in causes),
         "\n".join(do for _, do in causes)
-        or ("" if because else f"`gpufleet measure {inventory}` shows what it carries"),
+        or (
+            ""
+            if because
+            else f"`gpufleet measure {inventory}` shows how many requests it can carry"
+        ),
         "docs/operate/doctor.md",
         names=(replica.id, replica.model, *nodes),
         because=because,
@@ -165,20 +172,23 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
         )
     elif speed.waiting:
         yield (
-            "more requests arrive than it runs at once, and its KV cache has room",
+            (
+                "more requests arrive than max-num-seqs lets it run at once, and its KV cache "
+                "has room"
+            ),
             f"Raise serving.{model}.replicas; where ITL has room, raise max-num-seqs ({flags}).",
         )
     if (share := speed.prompts.share_above(LONG_TOKENS)) > LONG_SHARE:
         yield (
             f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens; others wait for them",
-            f"Lower max-num-batched-tokens ({flags}), or serve long prompts from a model entry "
-            "of their own.",
+            f"Lower max-num-batched-tokens ({flags}), or serve long prompts from a separate entry "
+            "of `serving`.",
         )
 
 
-def _because(sights: FleetObservations, replica: ReplicaStatus) -> str:
-    """Return the subject of the check that explains its slow GPUs; "": none does."""
-    for subject, findings in failed_checks(sights):
+def _because(observed: FleetObservations, replica: ReplicaStatus) -> str:
+    """Return the subject of the check that explains a replica's slow GPUs; "": none does."""
+    for subject, findings in failed_checks(observed):
         if any(_slows(rank, each) for each in findings for rank in replica.ranks):
             return subject
     return ""

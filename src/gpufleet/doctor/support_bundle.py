@@ -10,7 +10,7 @@ from typing import Any
 from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.fleet_text import diagnosis_lines
 from gpufleet.doctor.node_evidence import JournalLine
-from gpufleet.doctor.sights import FleetObservations
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.redact import hide_secrets
 from gpufleet.serving.rank_status import iso
 
@@ -23,7 +23,7 @@ README_BYTES = 1 << 18
 
 def bundle_files(
     found: Diagnosis,
-    sights: FleetObservations,
+    observed: FleetObservations,
     settings: Mapping[str, Any],
     secrets: Iterable[str],
     now: float,
@@ -37,25 +37,25 @@ def bundle_files(
     first = {
         "diagnosis.txt": "\n".join([*diagnosis_lines(found, now), ""]),
         "diagnosis.json": _json(found.as_json()),
-        "status.json": _json(sights.status.as_json()),
-        "checks.json": _json({**sights.report.as_json(), "facts": {}}),
+        "status.json": _json(observed.status.as_json()),
+        "checks.json": _json({**observed.report.as_json(), "facts": {}}),
         "gateways.json": _json(
             {
                 name: each if isinstance(each, str) else asdict(each)
-                for name, each in sights.gateways.items()
+                for name, each in observed.gateways.items()
             }
         ),
-        "alerts.json": _json([asdict(each) for each in sights.alerts]),
+        "alerts.json": _json([asdict(each) for each in observed.alerts]),
         "changes.json": _json(
             {
                 name: [[iso(at), what] for at, what in each.changes]
-                for name, each in sights.evidence.items()
+                for name, each in observed.evidence.items()
             }
         ),
         "connections.json": _json(
             {
                 name: {to: asdict(tried) for to, tried in each.connections.items()}
-                for name, each in sights.evidence.items()
+                for name, each in observed.evidence.items()
             }
         ),
     }
@@ -63,16 +63,16 @@ def bundle_files(
     # Of nodes with problems first: of many nodes not all may fit.
     parts = {
         f"{what}/{name}.json": _json(each)
-        for what, by_node in (("settings", settings), ("probes", sights.report.facts))
+        for what, by_node in (("settings", settings), ("probes", observed.report.facts))
         for name, each in sorted(by_node.items(), key=lambda each: each[0] not in named)
     }
     logs = {}
-    for name, each in sights.evidence.items():
+    for name, each in observed.evidence.items():
         logs[f"kernel/{name}.log"] = _log(each.kernel)
         for stage, lines in each.stages.items():
             logs[f"journals/{name}/{stage}.log"] = _log(lines)
     hidden = tuple(secrets)
-    notes = [f"gpufleet doctor, {iso(now)}. Known secrets and what looks like one are removed."]
+    notes = [f"gpufleet doctor, {iso(now)}. Secrets, known or by their look, are removed."]
     files: dict[str, str] = {}
     left = MOST_BYTES - README_BYTES
 

@@ -1,8 +1,8 @@
 """Separate the failure that was the cause from its consequences. Pure.
 
-The cause is the earliest line of a rule that is no consequence: derived lines (`Engine core
-initialization failed`) never are, nor what `follows` names. Failures that do not follow from each
-other are all causes, the earliest first.
+The cause is the earliest line whose rule is not a consequence. Derived lines (`Engine core
+initialization failed`), and those that follow from another rule (`follows`), are never causes.
+Failures that do not follow from each other are all causes, the earliest first.
 """
 
 from __future__ import annotations
@@ -20,8 +20,10 @@ from gpufleet.failures.rule_file import ANY, Advice, Kind, Rule, rules
 from gpufleet.failures.tallies import Place, Seen, count_lines, stamp_utc
 
 SKEW = timedelta(seconds=60)
-"""A cause may be logged this much later than what follows from it: the kernel and programs write
-with different delays, and clocks of nodes differ (ours)."""
+"""
+A cause may be logged this much later than its effect: the kernel and programs write with different
+delays, and clocks of nodes differ (own choice).
+"""
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
 LATEST = datetime.max.replace(tzinfo=UTC)
@@ -57,7 +59,7 @@ class Finding:
 
     @property
     def cause(self) -> str:
-        """The cause; where evidence would tell several apart, all of them."""
+        """The cause; where only evidence could decide among several, all of them."""
         said = [each.cause for each in self.causes]
         if len(said) == 1:
             return said[0]
@@ -65,7 +67,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The cause and what to do, for one line; what evidence would tell apart stays open."""
+        """The cause and what to do for one line; several where only evidence could decide."""
         advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
         return f"{advice.cause} {advice.fix}"
 
@@ -107,8 +109,8 @@ def explain(
     """
     Explain the failures in lines of one or several logs, each in its own order.
 
-    `evidence` tells causes of one line apart; `year` is that of times without one, else the year
-    that other lines have.
+    `evidence` distinguishes the causes of one line; `year` is for times without one; by default
+    that of other lines.
     """
     by_id = {rule.id: rule for rule in (rules() if known is None else known)}
     seen = count_lines(lines, by_id.values())
@@ -217,7 +219,9 @@ def _detail(text: str) -> str:
     if found := _KV.search(text):
         length, needs, has, fits = found.groups()
         more = f": {int(fits):,} tokens fit" if fits else ""
-        return f"a context of {int(length):,} tokens needs {needs} GiB, {has} GiB are there{more}"
+        return (
+            f"a context of {int(length):,} tokens needs {needs} GiB, {has} GiB are available{more}"
+        )
     return ""
 
 
@@ -236,7 +240,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
 
 
 def _is_before(one: Finding, other: Finding, skew: timedelta) -> bool:
-    """Return whether a finding came before another one, or may have: times are not known."""
+    """Return whether a finding came before another one, or may have, where times are unknown."""
     if one.first_at is not None and other.first_at is not None:
         return one.first_at <= other.first_at + skew
     return one.first.source != other.first.source or one.first.order < other.first.order

@@ -17,7 +17,7 @@ SCHEMA = 1
 
 
 def text_lines(findings: Findings) -> Iterator[str]:
-    """Yield the lines that are printed, without characters that a terminal obeys."""
+    """Yield the lines to print, without terminal control characters."""
     for at, finding in enumerate(findings.causes):
         yield from _cause(finding, "cause" if at == 0 else "also")
     if findings.unknown:

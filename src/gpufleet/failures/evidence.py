@@ -1,6 +1,6 @@
-"""Facts about a node that tell the causes of one log line apart.  Pure.
+"""Facts about a node that distinguish the causes of one log line.  Pure.
 
-Offline there are none: every field is None, and a rule names its possible causes side by side.
+Offline every field is None, and a rule lists all its possible causes.
 """
 
 from __future__ import annotations
@@ -9,9 +9,11 @@ from collections.abc import Collection
 from dataclasses import dataclass
 
 CONDITIONS = ("check", "not check", "seen", "gpu", "signal")
-"""What a rule may ask for. `check NAME`: the check found a problem; `not check NAME`: it passed;
-`seen RULE`: the logs have that rule's line; `gpu NAME`: the name of a GPU has it; `signal NAME`:
-what ended the process."""
+"""
+Conditions that a rule may have. `check NAME`: the check found a problem; `not check NAME`: it
+passed; `seen RULE`: the logs have that rule's line; `gpu NAME`: the name of a GPU has it; `signal
+NAME`: what ended the process.
+"""
 
 
 @dataclass(frozen=True)

@@ -1,8 +1,8 @@
 """Patterns of log lines that cost a bounded time, also on hostile text.  Pure.
 
 A pattern is plain text, or a regular expression between slashes: `/Xid \\(.{1,40}\\): 79,/`. Its
-repeats are bounded, it has no alternatives at its top level, and it has a plain text that every
-line has which it matches: lines without that text are not searched at all.
+repeats are bounded, it has no alternatives at its top level, and it contains plain text that is in
+every match: lines without that text are skipped.
 """
 
 from __future__ import annotations
@@ -14,18 +14,22 @@ SHORTEST_NEEDLE = 4
 """Characters of plain text that a pattern must have."""
 
 MOST_STEPS = 20_000
-"""Ways in which a pattern may divide a text, at one place of it. Ours: a line of 4,000 characters
-that is made for it takes less than a second."""
+"""
+Ways in which a pattern may divide a text, at one place of it. Own choice: the worst line of 4,000
+characters takes less than a second.
+"""
 
 _SINGLE = 16
-"""Repeats up to this many are counted as one way: digits and spaces that end by themselves."""
+"""
+Repeats up to this many count as one way: they are for digits and spaces, which end by themselves.
+"""
 
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """One pattern: the text that a line must have, and the expression; None: the text is all."""
+    """One pattern: the text that a line must contain, and the expression; None: only the text."""
 
     needle: str
     expression: re.Pattern[str] | None
@@ -63,7 +67,9 @@ def parse(written: str) -> LinePattern:
 
 
 def _steps(text: str) -> int:
-    """Return in how many ways the repeats of an expression may divide a text; refuse unbounded."""
+    """
+    Return in how many ways an expression's repeats may divide a text; refuse unbounded repeats.
+    """
     steps, at, in_class = 1, 0, False
     while at < len(text):
         character = text[at]

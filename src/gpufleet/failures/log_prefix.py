@@ -172,7 +172,7 @@ def _offset(zone: str | None) -> int | None:
 
 
 def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:
-    """Return time, process, level and text of a line of JSON; None: of no form that is known."""
+    """Return time, process, level and text of a JSON line; None: its form is unknown."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):

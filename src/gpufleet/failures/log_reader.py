@@ -24,7 +24,7 @@ _FORMS = {
 }
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\b\x1b"))
-"""Bytes that texts do not have, whatever their encoding; a tenth of random bytes are such."""
+"""Bytes that no text has in any encoding; a tenth of random bytes are among them."""
 
 
 class LogLine(NamedTuple):
@@ -40,7 +40,7 @@ class LogLine(NamedTuple):
 
 
 def is_log_line(raw: str) -> bool:
-    """Return whether a line is a program's: not blank, and no remark of journalctl."""
+    """Return whether a program wrote a line: it is not blank and not journalctl's remark."""
     text = raw.strip()
     # `-- No entries --`, `-- Boot ... --`, `-- Logs begin at ... --`
     return bool(text) and not (text.startswith("-- ") and text.endswith(" --"))
@@ -48,10 +48,10 @@ def is_log_line(raw: str) -> bool:
 
 def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
     """
-    Yield the lines of a log. Bytes that are no UTF-8 are replaced.
+    Yield the lines of a log. Bytes that are not UTF-8 are replaced.
 
     A carriage return ends a line, too, as progress bars write it; the number stays. Raises
-    `FleetError` if the stream is no text.
+    `FleetError` if the stream is not text.
     """
     for number, raw in _raw_lines(stream, source):
         if "\r" not in raw:
@@ -111,5 +111,5 @@ def _encoding(head: bytes, source: str) -> str:
     if head[:2] in _UTF16:
         return _UTF16[head[:2]]
     if len(head) - len(head.translate(None, _CONTROLS)) > len(head) // 20:
-        raise FleetError(f"{source}: is not a text: give a log as `journalctl` or Docker print it")
+        raise FleetError(f"{source}: is not text: give a log as `journalctl` or Docker prints it")
     return "utf-8"

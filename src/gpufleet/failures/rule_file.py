@@ -1,7 +1,7 @@
-"""The rules: which line means what. They are data (`data/*.yml`), checked when they are read.
+"""The rules: the meaning of log lines. They are data (`data/*.yml`), checked when they are read.
 
-A line belongs to the first rule that has it, in the order of FILES and of each file: what is more
-special stands first.
+A line belongs to the first matching rule, in the order of FILES and within each file: more specific
+rules come first.
 """
 
 from __future__ import annotations

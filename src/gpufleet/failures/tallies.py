@@ -102,14 +102,17 @@ def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
 
 @cache
 def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
-    """Return the texts that contain no other one: a line with any text contains one of these."""
+    """
+    Return the texts that do not contain another: every line with one of the texts contains one of
+    these.
+    """
     return tuple(
         text for text in texts if not any(other in text for other in texts if other != text)
     )
 
 
 class _Counter:
-    """Reads lines. Most of them are only searched for plain texts; few are taken apart."""
+    """Reads lines. Most lines are only searched for plain texts; few are parsed."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = list(rules)

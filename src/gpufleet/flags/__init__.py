@@ -1,4 +1,4 @@
 """The flags that `vllm serve` of each release accepts, read from that release's own source.
 
-`schema` holds it as values, `extract` reads it from a release, `command_line` parses by it.
+`schema` holds them as values, `extract` reads them from a release, `command_line` parses with them.
 """

@@ -1,4 +1,4 @@
-"""Convert one of `flags` in group_vars to command line arguments.  Pure."""
+"""Convert an entry of `flags` in group_vars to command line arguments.  Pure."""
 
 from __future__ import annotations
 

@@ -4,8 +4,8 @@ Contract: `changes()` is the table in data/changes.json, written by hand from th
 releases in `schema.versions()` and from their release notes. A schema shows that a name was
 removed; only this table has its replacement. Only the schema defines whether a name exists.
 
-An entry applies to one name from `since` on, and no longer in `until`. Releases between two that
-were read may have made the change already: `since` is the first one that is known to have it.
+An entry applies to one name from `since` on, up to but excluding `until`. `since` is the first
+release known to have the change; a release that was not read may have had it earlier.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 from gpufleet.flags.schema import sort_key
 
 ANY_VALUE = "*"
-"""In `Change.rewrite`: whichever single value has no row of its own, or none at all."""
+"""In `Change.rewrite`: every single value without its own row, or no value."""
 ANY_VALUES = "**"
 """In `Change.rewrite`: several values."""
 
@@ -53,10 +53,10 @@ class Change:
 
     `since` None: applies to every release. `beside`: the default matters only if one of these is
     set. `when`: the condition under which it has an effect, in words; None: always. `breaks`: the
-    server does not start, or no longer behaves as requested. `rewrite` gives the arguments that
-    stand in place of the flag (or, for a variable, that are added), by value; no tokens: leave it
-    out; None: only a person can. `then` is what a person must do in addition. `keep` are the
-    arguments (NAME=value for a variable) that keep an old default.
+    server does not start, or no longer behaves as requested. `rewrite` has the arguments that
+    replace the flag (or, for a variable, are added), by value; no tokens: remove it; None: the
+    operator must decide. `then` is what the operator must do in addition. `keep` are the arguments
+    (NAME=value for a variable) that keep an old default.
     """
 
     name: str
@@ -79,7 +79,7 @@ class Change:
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values, without the rewrites, which need values."""
+        """Return it as JSON values, without rewrites, which depend on a flag's value."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -96,7 +96,7 @@ class Change:
         }
 
     def is_in_force(self, version: str) -> bool:
-        """Return whether it is true of this release."""
+        """Return whether it applies to this release."""
         at = sort_key(version)
         return (self.since is None or sort_key(self.since) <= at) and (
             self.until is None or at < sort_key(self.until)
@@ -106,7 +106,7 @@ class Change:
         """
         Return the arguments that replace the flag with these values.
 
-        Empty: leave the flag out. None: unknown without further information.
+        Empty: remove the flag. None: the operator must decide.
 
         >>> changes_of("--swap-space")[-1].rewritten_arguments(("4",))
         ()

@@ -1,9 +1,9 @@
-"""Judges the arguments and variables of a server by the release that will run it. Pure.
+"""Judge the arguments and variables of a server by the release that will run it. Pure.
 
-Contract: `check` never raises for an operator's mistakes, and names for every problem what refuses
-it: the release's parser, the start of the server, or only gpufleet (`problem.JudgedBy`). The
-release's own parser accepts the arguments exactly if there is no problem `JudgedBy.PARSER`, except
-for abbreviated names, which argparse accepts and gpufleet never does.
+Contract: `check` never raises for an operator's mistakes, and states for every problem what refuses
+it: the release's parser, the server's start, or only gpufleet (`problem.JudgedBy`). The release's
+own parser accepts the arguments exactly if there is no problem `JudgedBy.PARSER`, except for
+abbreviated names, which argparse accepts and gpufleet never does.
 """
 
 from __future__ import annotations
@@ -95,8 +95,8 @@ def check_command_line(
     """
     Return the verdict on the arguments of `vllm serve` and the server's variables.
 
-    `rewritten` is an equivalent command line without refused parts; None if a person must decide,
-    or nothing needs rewriting.
+    `rewritten` is an equivalent command line without refused parts; None if the operator must
+    decide, or nothing needs rewriting.
     """
     problems = check(schema, argv, variables)
     return Verdict(schema.version, tuple(argv), problems, _rewritten(schema, argv, problems))
@@ -224,7 +224,7 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
         Severity.REFUSE,
         JudgedBy.PARSER,
         _written(line, (*before.at, *one.at)),
-        f"`{before.option}` takes no value, so `{one.argument}` has no option",
+        f"`{before.option}` takes no value, so `{one.argument}` belongs to no option",
         rewritten=rewritten,
         at=(*before.at, *one.at),
     )
@@ -378,7 +378,7 @@ def _at_start(
 def _known(
     schema: Schema, line: CommandLine, given: GivenFlag, *, refused: bool
 ) -> Iterator[Problem]:
-    """Yield what the table of changes and the parser's marks report about a given flag."""
+    """Yield the remarks of the table of changes, and of the parser's own marks, on a given flag."""
     deprecated = False
     for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version) or refused:
@@ -393,7 +393,7 @@ def _known(
         elif change.kind is ChangeKind.MEANING and _is_about(change, given):
             yield _changed(line, given, change, Kind.MEANING, Severity.WARN)
     if (given.flag.deprecated or given.flag.help_hidden) and not deprecated:
-        what = "deprecated" if given.flag.deprecated else "accepted, and no longer in vLLM's help"
+        what = "deprecated" if given.flag.deprecated else "accepted, but no longer in vLLM's help"
         yield _remark(line, given, f"`{given.option}` is {what}", Kind.DEPRECATED)
     elif given.option in given.flag.hidden and not given.option.startswith("--no-"):
         found = f"`{given.option}` is accepted, but not documented in vLLM's help"
@@ -402,7 +402,7 @@ def _known(
 
 def _is_about(change: Change, given: GivenFlag) -> bool:
     """
-    Return whether it touches this use of the flag.
+    Return whether a change affects this use of the flag.
 
     A change that applies to every value without a rewrite would be a remark on nearly every line:
     `flags diff` shows it for an upgrade, and `flags explain` for the flag.
@@ -430,7 +430,7 @@ def _changed(
 
 
 def _remark(line: CommandLine, given: GivenFlag, found: str, kind: Kind = Kind.VALUE) -> Problem:
-    """Return a problem that stops nothing."""
+    """Return a problem that does not stop a deploy."""
     return Problem(
         kind, Severity.WARN, JudgedBy.ADVICE, _written(line, given.at), found, at=given.at
     )
@@ -463,7 +463,9 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
 
 
 def _named_uses(line: CommandLine, rule: Conflict, name: str) -> tuple[GivenFlag, ...]:
-    """Return the last use of a flag; for a flag that collects values, those that break the rule."""
+    """
+    Return the last use of a flag; for a flag that collects values, the uses that break the rule.
+    """
     uses = line.by_name.get(name, ())
     if rule.wrong is None:
         return uses[-1:]
@@ -498,7 +500,10 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
             found = f"`{line.model}` is taken for the model"
             yield _of_model(line, found, Severity.REFUSE, None)
         elif " -" in line.model:
-            found = f"`{line.model}` is one word, and all of it the model: leave the quotes out"
+            found = (
+                f"`{line.model}` is one word, and vLLM takes all of it as the model: remove the "
+                "quotes"
+            )
             yield _of_model(line, found, Severity.REFUSE, None)
         return
     if any(name in line.by_name for name in ("--config", "--model")) or any(
@@ -530,12 +535,12 @@ def _of_model(line: CommandLine, found: str, severity: Severity, since: str | No
 
 
 def _config(line: CommandLine) -> Iterator[Problem]:
-    """Judge --config by its name alone: the file is on the node."""
+    """Judge only the file name of --config: the file is on the node."""
     given = line.last("--config")
     if given is None:
         return
     uses = line.by_name["--config"]
-    severity, by, found = Severity.WARN, JudgedBy.ADVICE, "what it says was not checked"
+    severity, by, found = Severity.WARN, JudgedBy.ADVICE, "its content was not checked"
     if "=" in line.argv[given.at[0]]:
         found = "vLLM reads the file only from `--config FILE` with a space, and ignores this"
         severity = Severity.REFUSE
@@ -594,7 +599,7 @@ _ROUNDS = 40  # of rewriting; each takes one thing away, and no command line has
 def _rewritten(
     schema: Schema, argv: Sequence[str], problems: Sequence[Problem]
 ) -> tuple[str, ...] | None:
-    """Rewrite one refused thing after the other until nothing is refused."""
+    """Rewrite one refused part after another until nothing is refused."""
     if not 0 < sum(problem.refuses and bool(problem.at) for problem in problems) <= _ROUNDS:
         return None
     now = tuple(argv)

@@ -1,9 +1,9 @@
-"""Parses the arguments of `vllm serve` as a release does, by exact names.  Pure.
+"""Parse the arguments of `vllm serve` as a release does, by exact names.  Pure.
 
 Contract: `parse` takes the arguments of `vllm serve` and never raises for an operator's mistakes.
 The release's argparse accepts a command line without `unparsed`, except for values, which `parse`
-does not judge (types, choices, JSON). The beginning of an option's name, which argparse takes for
-the option, does not count: the next release may have two such options.
+does not judge (types, choices, JSON). An abbreviated option, which argparse accepts, does not
+count: in the next release it may be ambiguous.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ class GivenFlag:
 
     `option` is the release's option string, whatever the operator's spelling. `values` are the
     texts it got; none for a switch. `at` are the places in argv of all that belongs to it. `dotted`
-    are the parts where it was given as `--x.key value`, and its one value is then the JSON that
-    vLLM makes of them.
+    are the parts if it was given as `--x.key value`; its one value is then the JSON that vLLM
+    builds from them.
     """
 
     flag: Flag
@@ -70,7 +70,7 @@ class CommandLine:
         return uses
 
     def last(self, name: str) -> GivenFlag | None:
-        """Return the use of a flag that counts, unless the flag collects them all."""
+        """Return the use of a flag that counts; for a flag that collects values, all uses count."""
         return self.by_name.get(name, (None,))[-1]
 
 
@@ -103,7 +103,7 @@ _LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 class _Parser:
-    """Walks over the words as argparse's `_parse_known_args` does."""
+    """Walks over the words like argparse's `_parse_known_args`."""
 
     def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[ArgvWord]) -> None:
         self.model: ArgvWord | None = None
@@ -152,7 +152,7 @@ class _Parser:
         return _Option(name, None, explicit if equals else None, candidates)
 
     def _separates(self, at: int) -> bool:
-        """Return whether argparse accepts `--` at that place, which is only next to the model."""
+        """Return whether argparse accepts `--` at that place: only next to the model."""
         if self._schema.positional is None:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])
@@ -163,7 +163,10 @@ class _Parser:
             return
         meant = self._meant_by_long_dash(word.text)
         if meant is not None:
-            found = f"`{word.text}` begins with a long dash, so it is no option: write `{meant}`"
+            found = (
+                f"`{word.text}` begins with a typographic dash, so it is not an option: write "
+                f"`{meant}`"
+            )
         else:
             found = f"`{word.text}` belongs to no option"
             if self.model is not None:
@@ -201,7 +204,7 @@ class _Parser:
 
     def _take_explicit(self, word: ArgvWord, flag: Flag, option: _Option) -> None:
         if not flag.takes_value:
-            found = f"`{option.name}` takes no value, but has `{option.explicit}`"
+            found = f"`{option.name}` takes no value, but is given `{option.explicit}`"
             self._cannot(
                 UnparsedReason.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag
             )

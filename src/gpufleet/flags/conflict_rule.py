@@ -22,7 +22,7 @@ class Settings:
         values: Mapping[str, Any],
         environment: Mapping[str, str],
     ) -> None:
-        """Build it from the given values by flag name, without those that could not be read."""
+        """Build it from the given values by flag name, without unreadable ones."""
         self.version = schema.version
         self.line = line
         self.environment = environment
@@ -38,7 +38,10 @@ class Settings:
         return bool(self.value(name))
 
     def value(self, name: str) -> Any:
-        """Return a flag's value; None if it is unreadable, computed at the start, or no flag."""
+        """
+        Return a flag's value; None if it is unreadable, computed at start, or the flag does not
+        exist.
+        """
         if name in self._values:
             return self._values[name]
         flag = self.schema.flag(name)
@@ -67,9 +70,9 @@ class Conflict:
     """
     One rule.
 
-    `flags` are its subjects; the given ones are named to the operator. `where` is the place in vLLM
-    that raises it. `leave_out` is the flag to take away. `wrong` returns whether a value breaks
-    the rule, for a flag given several times.
+    `flags` are its subjects; the message lists those that are given. `where` is the place in vLLM
+    that raises it. `leave_out` is the flag to remove. `wrong` returns whether a value breaks the
+    rule, for a flag given several times.
     """
 
     flags: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Flags that are valid separately and that vLLM refuses together at its start.  Pure.
 
-Contract: only what follows from the flags alone. Rules that depend on the model, the GPUs or the
-node are elsewhere: they need more than a command line. Each rule says where vLLM raises it, and
-holds from the release whose source was read to have it first.
+Contract: only conflicts that follow from the flags themselves. Rules that depend on the model, the
+GPUs or the node are elsewhere: they need more than a command line. Each rule says where vLLM raises
+it, and holds from the release whose source was read to have it first.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Environment variables, judged by the release that will read them.  Pure.
+"""Judge environment variables by the release that will read them.  Pure.
 
 Contract: it judges vLLM's names (VLLM_*, and all in the release's own table of variables), and
 values of a few that its libraries read (`_WORDS`). A VLLM_* that the release does not read has no
-effect and stops nothing; it is refused here because it was set on purpose.
+effect on vLLM; it is refused here because it was set on purpose.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def environment_problems(
     """
     Yield the mistakes in a server's environment variables.
 
-    `fatal`: --fail-on-environ-validation is given, so that vLLM itself refuses unknown ones.
+    `fatal`: --fail-on-environ-validation is given, so vLLM itself refuses unknown ones.
     """
     for name, value in environment.items():
         known = schema.environment.get(name)
@@ -127,7 +127,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             Severity.WARN,
             JudgedBy.ADVICE,
             written,
-            f"`{value}` may not mean on: use 1 or 0",
+            f"`{value}` may be read as off: use 1 or 0",
         )
     for change in changes.changes_of(known.name):
         if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
@@ -160,5 +160,5 @@ def _fault(known: Variable, value: str) -> str | None:
         try:
             read(value)
         except (ValueError, RecursionError):
-            return f"`{value}` is no {what.removeprefix('a ')}, and vLLM fails when it reads it"
+            return f"`{value}` is not {what}, and vLLM fails when it reads it"
     return None

@@ -1,8 +1,8 @@
 """Explain one flag or variable in gpufleet's words, and how each release treats it. Pure.
 
 Contract: data/explanations/*.json says what a name is for, when it pays and what it costs; nothing
-in there is true of one release only. Whether a release has the name, with which default, type and
-values, is read from the schemas; where a name went, from `changes`. So pages are right for any
+in it holds only for one release. Whether a release has the name, with which default, type and
+values, is read from the schemas; what replaced a name, from `changes`. So pages are correct for any
 release without being rewritten.
 """
 
@@ -165,7 +165,7 @@ def matching(text: str, release: Schema) -> dict[str, str]:
     """
     Return a release's flags and variables that match a text, each with its purpose.
 
-    Those with all of its words in their names; if there are none, in their explanations.
+    A match has all its words in the name or, if no name matches, in the explanation.
     """
     words = re.split(r"[\s_-]+", text.strip().lower())
     known = entries()
@@ -183,7 +183,7 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def matching_page(text: str, found: Mapping[str, str], release: Schema, width: int) -> str:
-    """Return the list of them as text, a line each with its first sentence."""
+    """Return the list of them as text: one line each, with its first sentence."""
     widest = max(map(len, found))
     lines = [
         textwrap.shorten(

@@ -1,7 +1,7 @@
-"""Reads a release's schema from its source, on this machine; on a node the same program runs.
+"""Read a release's schema from its source, on this machine; nodes run the same program.
 
 Contract: nothing of the release is installed or imported, torch is not needed, and the release's
-code runs in a process of its own (`on_node/flags/schema.py`), which ends at the deadline.
+code runs in a separate process (`on_node/flags/schema.py`), which ends at the deadline.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def program(
     """
     Return the program that prints the document of the release at `source` on a node.
 
-    It is for the Python of the release (3.10 or newer), not for the node's own. It prints
-    {"refused": SENTENCE} and exits with 1 where there is none.
+    It is for the Python of the release (3.10 or newer), not for the node's own. Without a readable
+    release it prints {"refused": SENTENCE} and exits with 1.
     """
     return payload.program(
         "flags/schema",

@@ -1,6 +1,6 @@
 """The command lines and environments that an operator's settings give to `vllm serve`.
 
-Pure but for `from_file`. They contain only what an operator wrote, not what the plan sets
+Pure except `from_file`. They contain only what an operator wrote, not what the plan sets
 (addresses, names).
 """
 
@@ -17,7 +17,9 @@ from gpufleet.flags.arguments import words
 
 @dataclass(frozen=True)
 class ServerFlags:
-    """One server's flags and variables. `where`: what the operator calls it, "" if there is one."""
+    """
+    One server's flags and variables. `where`: its name for the operator; "" if it is the only one.
+    """
 
     argv: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)

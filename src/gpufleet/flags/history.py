@@ -1,7 +1,7 @@
 """One flag or variable in every packaged release.  Pure.
 
-Contract: the name's entry in each release's `schema.load`, without reading all the rest of all
-releases: a page about one flag must not take longer than the check of a command line.
+Contract: returns the name's entry in each release's `schema.load` without parsing the rest of the
+releases: a page about one flag must not take longer than a command line's check.
 """
 
 from __future__ import annotations
@@ -66,7 +66,9 @@ def spans(
 
 
 def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
-    """Return the releases after `old` up to `new`; none on the way back: no change began there."""
+    """
+    Return the releases after `old` up to `new`; none for a downgrade, in which no change begins.
+    """
     low, high = sort_key(old.version), sort_key(new.version)
     return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
 

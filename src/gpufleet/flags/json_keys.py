@@ -1,7 +1,7 @@
-"""Keys of JSON flags that older releases had: since when they are gone, and what replaces them.
+"""Keys of JSON flags that older releases had: the release that removed each, and its replacement.
 
-Pure. Which release had a key is asked of the packaged schemas; what replaces it stands here, by
-vLLM's own messages of the releases that had both, or by what came with the release that lost it.
+Pure. The packaged schemas show which release had a key. Replacements are here, from vLLM's own
+messages in releases with both keys, or from the additions of the release that lost it.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """Fields of a JSON object that exclude each other by vLLM's classes.  Leaf, pure.
 
-Each rule stands in the `__post_init__` or in a validator of the class it is of, in vllm/config/,
-from the release in `since` on; a schema of types cannot say it. Such an object never gets past the
-parser.
+Each rule is in `__post_init__` or a validator of its class in vllm/config/, from release `since`
+on; a schema of types cannot express it. Such an object never gets past the parser.
 """
 
 from __future__ import annotations
@@ -54,7 +53,7 @@ def broken_rules(json_class: str, version: str, fields: _Fields) -> Iterator[str
 
 
 def quantization_keys(version: str) -> tuple[str, ...]:
-    """Return the names that a release has for how weights or activations are quantized."""
+    """Return a release's names for the quantization of weights or activations."""
     at = sort_key(version)
     return tuple(name for name, since in _QUANTIZATION_KEYS.items() if sort_key(since) <= at)
 
@@ -63,7 +62,7 @@ def quantization_names(online: tuple[str, ...], field: str, version: str) -> tup
     """
     Return the accepted values of a field of --quantization-config.
 
-    `online` are the names that --quantization takes for quantizing while loading.
+    `online` are --quantization's names for quantizing while loading.
     """
     whole = [name for name in online if name != "online"]
     if field == "targets":

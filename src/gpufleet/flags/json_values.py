@@ -1,9 +1,9 @@
 """Check that JSON fits its dataclass, as vLLM's pydantic decides it. Pure.
 
-Contract: the fields and their types are the release's own (`Schema.classes`); how a JSON value
-becomes one of a type is pydantic's lax mode, tried out with pydantic 2: "3", 3.0 and true are whole
-numbers, "yes" is true, 3 is no text, and a key that no field has is refused. A type unknown to this
-module accepts everything: it never refuses what it cannot judge.
+Contract: the fields and their types are the release's own (`Schema.classes`); conversion of JSON
+values to types follows pydantic's lax mode, tested with pydantic 2: "3", 3.0 and true are whole
+numbers, "yes" is true, 3 is not text, and an unknown key is refused. An unknown type accepts
+everything: the module never refuses what it cannot judge.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNDERSCORED = "lower_underscored"
 
 @dataclass(frozen=True, slots=True)
 class JsonFault:
-    """One mismatch. `found` names the key, unless it is about the whole."""
+    """One mismatch. `found` names the key, unless the mistake is in the whole object."""
 
     found: str
     better: str | None = None  # the whole JSON as it would be right
@@ -36,7 +36,7 @@ class JsonFault:
 
 @dataclass(frozen=True, slots=True)
 class _Type:
-    """A type as Python writes it: a name with arguments, alternatives being those of "|"."""
+    """A type in Python's notation: a name with arguments; "|" for alternatives."""
 
     name: str
     arguments: tuple[Any, ...] = ()
@@ -296,7 +296,7 @@ _CONTAINERS = {"dict", "list", "set", "tuple"}
 
 
 def _is_share(field: Field) -> bool:
-    """Return whether a number is a part of a whole: a fraction from 0 to 1."""
+    """Return whether a number is a share: from 0 to 1."""
     least = field.constraints.get("gt", field.constraints.get("ge"))
     return field.type != "int" and least == 0 and field.constraints.get("le") == 1
 
@@ -370,7 +370,7 @@ def _required(field: Field) -> bool:
 
 
 def _filled(fields: Mapping[str, Field], value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of all fields; one whose default has to be computed is left out."""
+    """Return the values of all fields, without those whose default is computed."""
     plain = {
         name: field.default
         for name, field in fields.items()

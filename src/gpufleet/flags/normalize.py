@@ -1,8 +1,8 @@
 """Normalize the arguments of `vllm serve` as vLLM's parser does before argparse.  Pure.
 
 Contract: it follows the release (`schema.Syntax`), and every word records its original arguments.
-An operator's mistake raises nothing: the release's refusals are in `Rewritten`. The file that
-`--config` names is not read: it is on the node, and its flags are its owner's.
+An operator's mistake raises nothing: the release's refusals are in `Rewritten`. The file of
+`--config` is not read: it is on the node, and its owner checks its flags.
 """
 
 from __future__ import annotations
@@ -44,9 +44,9 @@ class Unparsed:
     """
     One argument that the release's parser refuses, or accepts only by accident.
 
-    `argument` is as the operator wrote it, `at` are the places in argv that would go with it, and
-    `values` what followed it there. `candidates` are the options of which it is a prefix. `found`
-    is a sentence without a full stop.
+    `argument` is as the operator wrote it, `at` are its places in argv, and `values` the words
+    after it. `candidates` are the options of which it is a prefix. `found` is a sentence without a
+    full stop.
     """
 
     trouble: UnparsedReason
@@ -99,7 +99,8 @@ def _with_model_in_front(
     words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]
 ) -> list[ArgvWord]:
     """
-    Treat the first `--model` like the release: move its value to the front, refuse it, or leave it.
+    Treat the first `--model` as the release does: move its value to the front, refuse it, or keep
+    it.
     """
 
     def treatment(text: str) -> str:

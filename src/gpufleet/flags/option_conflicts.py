@@ -1,4 +1,4 @@
-"""Options that contradict each other, or whose value stops every start.  Pure."""
+"""Options that contradict each other, or whose value prevents every start.  Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def _async_beside_unpadded(s: Settings) -> bool:
 
 
 def _ngram_of_no_length(s: Settings) -> bool:
-    """Other methods may take it from the draft model, or choose it."""
+    """Other methods may read it from the draft model, or choose it."""
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     lengths = (s.key(_SPEC, key) for key in ("num_speculative_tokens", _BY_BATCH))
     return (
@@ -50,7 +50,7 @@ def _ngram_of_no_length(s: Settings) -> bool:
 
 
 def _drafts_of_no_model(s: Settings) -> bool:
-    """Other methods guess without a model, or with layers of the model that is served."""
+    """Other methods draft without a model, or with layers of the served model."""
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     model = s.key(_SPEC, "model") or s.value("--spec-model")
     lengths = (s.key(_SPEC, "num_speculative_tokens"), s.value("--spec-tokens"))
@@ -103,7 +103,7 @@ def _draft_divided_otherwise(s: Settings) -> bool:
 
 
 def _suffix_out_of_bounds(s: Settings) -> bool:
-    """Return whether a number of suffix decoding lies outside of its bounds."""
+    """Return whether a number for suffix decoding is outside its bounds."""
     bounds = (
         ("max_tree_depth", 1.0, math.inf),
         ("max_cached_requests", 0.0, math.inf),
@@ -171,7 +171,7 @@ have others."""
 
 
 def _metrics_of_no_version(s: Settings) -> bool:
-    """Return whether what should be a release cannot be read as one, by vLLM's own reader."""
+    """Return whether vLLM's reader could not parse a value as a release."""
     from packaging.version import InvalidVersion, Version
 
     given = s.value(_METRICS)
@@ -546,8 +546,9 @@ OPTIONS: tuple[Conflict, ...] = (
             and not s.on("--enable-cumem-allocator")
             and not s.on("--enable-sleep-mode")
         ),
-        "a KV connector does not work with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, which "
-        "moves the memory that it has registered: remove the variable's part",
+        "a KV connector does not work with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, "
+        "which moves the memory that the connector has registered: remove that part of the "
+        "variable",
         "config/vllm.py VllmConfig._verify_kv_transfer_compat",
     ),
     Conflict(
@@ -602,8 +603,8 @@ OPTIONS: tuple[Conflict, ...] = (
         (_KV,),
         "0.32.0",
         _connector_is_unknown,
-        "`kv_connector` of `--kv-transfer-config` is no name that this release registers: write "
-        f"one of {', '.join(sorted(_CONNECTORS))}, or the module of your own class as "
+        "`kv_connector` of `--kv-transfer-config` is not registered in this release: write one "
+        f"of {', '.join(sorted(_CONNECTORS))}, or the module of your own class as "
         "`kv_connector_module_path`",
         "distributed/kv_transfer/kv_connector/factory.py KVConnectorFactory.get_connector_class",
         until="0.33.0",

@@ -107,7 +107,7 @@ def diff_page(
     if not differences:
         blocks.append("Nothing changes for these settings.")
     elif broken and whole is not None:
-        but = ", but for what `then` says" if any(one.then for one in broken) else ""
+        but = ", except what `then` says" if any(one.then for one in broken) else ""
         blocks.append(f"Corrected{but}:\n  vllm serve {shlex.join(whole)}")
     elif undecided := [one.name for one in broken if one.rewritten is None]:
         blocks.append(_fill(f"For you to decide: {', '.join(undecided)}", width, "", "  "))

@@ -52,9 +52,9 @@ class Problem:
 
     `argument` is as the operator wrote it, its values included, and `at` its places in argv (none
     for a variable). `found` is a sentence without a full stop. `since` is the first release known
-    to behave so. `replacement` is for people; `rewritten` are the arguments to put in the place of
-    those at `at`: none means that they can be left out, None that a person has to decide. For a
-    variable `rewritten` are arguments to add once the variable is dropped.
+    to behave so. `replacement` is for display; `rewritten` are the arguments that replace those at
+    `at`: none: remove them; None: the operator must decide. For a variable `rewritten` are
+    arguments to add once the variable is dropped.
     """
 
     kind: Kind

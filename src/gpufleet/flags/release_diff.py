@@ -1,11 +1,10 @@
 """Compare an operator's flags and variables between two releases of vLLM.  Pure.
 
-Contract: names and values are compared by the two schemas, and what became of them is told by
-`changes`; whatever else `check` refuses in the new release and not in the old one breaks, too. Told
-are: everything of the operator's that the new release refuses, ignores or understands otherwise;
-new defaults of what they do not set, where `changes` marks it as important or where the
-explanations call it related to something they set; and new flags that data/useful.json ties to
-something they set. All other new and removed names are omitted.
+Contract: the two schemas compare names and values, and `changes` has their replacements; anything
+else that `check` refuses only in the new release also breaks. Reported are: the operator's flags
+that the new release refuses, ignores or reads differently; new defaults of other flags that
+`changes` marks as important or that the explanations relate to the operator's flags; and new flags
+that data/useful.json relates to them. All other new and removed names are omitted.
 """
 
 from __future__ import annotations
@@ -44,8 +43,8 @@ class Difference:
     One change.
 
     `breaks`: the new release refuses it, or does not do what it was set for. `argument` is the
-    operator's own, None for what they do not set. `rewritten` stands in its place: no tokens: leave
-    it out; None: a person decides. `keep` keeps the old behaviour. `at`: places in argv.
+    operator's; None for a flag that they do not set. `rewritten` replaces it: no tokens: remove it;
+    None: the operator decides. `keep` keeps the old behaviour. `at`: places in argv.
     """
 
     sort: Sort
@@ -95,7 +94,7 @@ def rewrite_command_line(
     """
     Return the command line with everything that breaks replaced.
 
-    None if a person must decide something first, or the release refuses the result.
+    None if the operator must decide something first, or the release refuses the result.
     """
     broken = [one for one in differences if one.breaks]
     if any(one.rewritten is None for one in broken):
@@ -407,7 +406,7 @@ def _deprecation_differences(
 def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
-    """Yield the arguments that neither release parses; those that the new one parses are fine."""
+    """Yield the arguments that neither release parses."""
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
     if unparsed.trouble is UnparsedReason.UNKNOWN:
@@ -430,7 +429,7 @@ def _unparsed_differences(
         after = tuple(sorted(one for one in new.by_option if one.startswith(option)))
         if after != tuple(sorted(unparsed.candidates)):
             takes = " or ".join(unparsed.candidates)
-            said = f"only the beginning of a name: vLLM {old.version} took it for {takes}, "
+            said = f"an abbreviation: vLLM {old.version} took it for {takes}, "
             now = f"for {after[0]}" if len(after) == 1 else "for one of several, and refuses it"
             yield Difference(
                 Sort.MEANING,

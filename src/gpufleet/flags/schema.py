@@ -1,12 +1,13 @@
 """The schema of one release's `vllm serve`: flags, JSON fields, environment variables. Pure.
 
-Contract: a schema comes from that release's own source (`extract`), and names are exact: what is
-not in `Schema.by_option` the release does not accept, whatever argparse would make of a prefix.
-The releases in `versions()` are in the package. Any other is refused; the nearest one never stands
-in for it. Add it with `gpufleet flags extract`, and load its output with `from_document`.
+Contract: a schema comes from that release's own source (`extract`), and names are exact: the
+release does not accept an option outside `Schema.by_option`, even if argparse would accept it as an
+abbreviation. The releases in `versions()` are in the package. Any other is refused; the nearest one
+never stands in for it. Add it with `gpufleet flags extract`, and load its output with
+`from_document`.
 
-The packaged file is JSON with one release a line, so that loading one parses one. A release with
-the same flags as another has that release's name instead of a document.
+The packaged file is JSON with one release per line, so that loading a release parses only its line.
+A release with the same flags as another has the other's name instead of a document.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ FORMAT = 1
 """Version of the document that `extract` writes; raised when a key changes its meaning or goes."""
 
 UNKNOWN = "unknown"
-"""The version of a release that does not say which it is: a checkout of vLLM that was not built."""
+"""The version of a release that does not state one: a checkout of vLLM that was not built."""
 
 _DATA = Path(__file__).with_name("data")
 _LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for bounds
@@ -48,8 +49,8 @@ class Computed:
     A default that is computed.
 
     `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory" (made
-    again each time by code), "runtime" (known only to a process with torch), "suppress" (the flag
-    leaves nothing behind when it is not given) or "unset" (the field has to be given).
+    again each time by code), "runtime" (known only to a process with torch), "suppress" (a flag
+    that is not given sets no value) or "unset" (the field must be given).
     """
 
     how: str
@@ -83,8 +84,8 @@ class Limits:
     """
     Limits of a flag's value that vLLM checks at start, not in its parser.
 
-    `owner` is the config class whose field gets the value, `type` the field's where it lists names,
-    `needs` the dest of the switch without which no such config is made.
+    `owner` is the config class whose field gets the value, `type` the field's type if it lists
+    names, `needs` the dest of the switch that enables this config.
     """
 
     owner: str
@@ -99,8 +100,8 @@ class Flag:
     One flag of `vllm serve`, or its positional argument.
 
     `name` is the long form that help prints ("--max-model-len"; for the positional, its dest).
-    `choices` the parser enforces; `suggested` it only prints. None among the choices means that
-    the text `None` passes. `hidden` are option strings that are accepted and not in help.
+    `choices` the parser enforces; `suggested` it only prints. None among the choices means that the
+    text `None` is accepted. `hidden` are option strings that are accepted and not in help.
     """
 
     name: str
@@ -157,8 +158,8 @@ class Variable:
     One environment variable that vLLM reads.
 
     `type` and `declared` are what its table of variables says, `default` is what its code gives in
-    an empty environment. `form` is "integer", "number" or "json" where any other text stops vLLM,
-    None where it takes any. `also` are other variables that the code reads for the same setting.
+    an empty environment. `form` is "integer", "number" or "json" if vLLM fails on other text, None
+    if it accepts any text. `also` are other variables that the code reads for the same setting.
     """
 
     name: str
@@ -180,8 +181,8 @@ class Syntax:
     with a short option (`dotted_short`); `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number
     there (`dotted_suffixes`), or in JSON that is given whole (`json_suffixes`). `model` and
     `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
-    flags. `model_first`: --served-model-name is refused without the model in front.
-    `optimization`: what -O3 is turned into.
+    flags. `model_first`: --served-model-name is refused without the model in front. `optimization`:
+    the option that -O3 becomes.
     """
 
     underscores: bool = True
@@ -203,10 +204,11 @@ class Schema:
 
     `classes` has the fields of each JSON dataclass, and of those in its fields, by class and field
     name; None where a release takes any JSON. `enums` has the members of those fields' enums, and
-    their values. `values` are lists that vLLM checks after parsing, so that no `choices` show
-    them: "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
+    their values. `values` are lists that vLLM checks after parsing, so that no `choices` show them:
+    "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
     "load_format", "tool_call_parser", "reasoning_parser", where the release has them. `unresolved`
-    is what the extractor could not run: such a schema may lack something. No packaged one has any.
+    lists what the extractor could not run: such a schema may be incomplete. No packaged one has
+    any.
     """
 
     version: str
@@ -230,7 +232,7 @@ class Schema:
 
     @property
     def positional(self) -> Flag | None:
-        """The positional argument that takes the model; older than `vllm serve` (0.5) has none."""
+        """The positional argument for the model; None before `vllm serve` (0.5)."""
         return next((flag for flag in self.flags if flag.positional), None)
 
     def listed_values(self, flag: Flag) -> frozenset[str]:
@@ -252,7 +254,7 @@ def versions() -> tuple[str, ...]:
 
 def documents() -> Mapping[str, str]:
     """
-    Return every packaged release's document as JSON, oldest first: to look for one thing.
+    Return every packaged release's document as JSON text, oldest first, for searches.
 
     Releases that take the same share one document, and its "vllm" is the first of them.
     """

@@ -1,8 +1,8 @@
 """Explain a name that a release does not have: removed, renamed, misspelt or newer.  Pure.
 
-A name may be gone, renamed, not there yet, never there, written in another release's way of
-switching something off, or mistyped: `unknown_option` finds out which, from the table of changes
-and from the schemas of all releases.
+A name may be removed, renamed, not added yet, nonexistent, another release's form of switching
+something off, or mistyped: `unknown_option` finds out which, from the table of changes and from the
+schemas of all releases.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _is_taken(schema: Schema, one: Unparsed) -> bool:
-    """Return whether argparse takes the beginning of a name, with what follows it, for the name."""
+    """Return whether argparse accepts an abbreviation, with its value, as the name."""
     if one.trouble is not UnparsedReason.PREFIX:
         return False
     (only,) = one.candidates
@@ -101,7 +101,7 @@ def _of_change(one: Unparsed, change: Change) -> str:
     what = {
         ChangeKind.NEVER: "was never a flag of `vllm serve`",
         ChangeKind.REMOVED: "is gone",
-        ChangeKind.RENAMED: "is gone under this name",
+        ChangeKind.RENAMED: "no longer exists under this name",
     }.get(change.kind, "is no longer written like this")
     taken = ""
     if one.trouble is UnparsedReason.PREFIX:
@@ -118,7 +118,7 @@ def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Pr
 
 
 def _optimization(schema: Schema, name: str) -> Change | None:
-    """Return the change of -O, where it is given what only older releases took."""
+    """Return the change of -O, if its value is one that only older releases accept."""
     if not name.startswith("-O"):
         return None
     for change in changes.changes_of("-O"):
@@ -128,7 +128,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
 
 
 def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return how this release writes a switch that is written in another release's way."""
+    """Return this release's form of a switch that is in another release's form."""
     flag, off = _switch(schema, name)
     if flag is None:
         return None
@@ -145,7 +145,7 @@ def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> 
 
 
 def _switch(schema: Schema, name: str) -> tuple[Flag | None, str | None]:
-    """Return the switch that a name would turn, and how this release writes that."""
+    """Return the switch that a name refers to, and this release's form of it."""
     for stem, wanted in _stems(name):
         for prefix in ("--enable-", "--disable-", "--"):
             flag = schema.flag(prefix + stem)
@@ -161,7 +161,7 @@ def switched_off(flag: Flag) -> str | None:
     """
     Return the option that switches a flag off, None if it has none.
 
-    --no-x is the form of all releases; newer ones hide it behind --disable-x, and take it still.
+    --no-x is the form of all releases; newer ones document --disable-x, but still accept it.
     """
     return next(
         (option for option in flag.negations if option.startswith("--no-")),
@@ -193,7 +193,7 @@ def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
 
 
 def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
-    """Return which other releases have the name, or which names of this one are near it."""
+    """Return the other releases with the name, or similar names of this release."""
     found, since = one.found, None
     having_it = history.flag_history(name)
     having = [version for version, flag in having_it.items() if flag]

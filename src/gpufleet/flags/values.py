@@ -1,8 +1,8 @@
 """Check that a flag's texts are values of its type, as the release's parser reads them.
 
-Pure. Contract: `read` never raises for what an operator wrote; it gives the values, or the sentence
-that says what is wrong. What Python's `int`, `float` and `json.loads` read, the parser reads: it
-calls the same functions. Only the lists that the parser itself holds count here (`Flag.choices`).
+Pure. Contract: `read` never raises for what an operator wrote; it returns the values, or a sentence
+with the mistake. It parses numbers and JSON with the parser's own functions: Python's `int`,
+`float` and `json.loads`. Only the parser's own lists count here (`Flag.choices`).
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _SHOWN = 12  # choices; more of them do not help who reads the sentence
 
 class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
     """
-    A text is not a value of its type; carries the sentence, and the right text if it is plain.
+    A text is not a value of its type; has the message, and the correct text if it is obvious.
     """
 
     def __init__(self, kind: Kind, found: str, better: str | None = None) -> None:
@@ -152,7 +152,7 @@ def _integer(text: str) -> int:
         found = f"`{text}` is no whole number" if text else "its value is empty"
         if number is not None:
             raise InvalidValue(
-                Kind.VALUE, f"{found}: this flag reads no suffix", str(number)
+                Kind.VALUE, f"{found}: this flag takes no suffix", str(number)
             ) from None
         raise InvalidValue(Kind.VALUE, found) from None
 
@@ -233,7 +233,7 @@ def _level_or_literal(text: str) -> Any:
 
 
 def _any(text: str) -> str:
-    """Return a text unchanged: the schema has no type for it."""
+    """Return a text unchanged, because the schema has no type for it."""
     return text
 
 
@@ -261,7 +261,7 @@ def _expanded(schema: Schema, text: str) -> str:
 
 
 def _mended(text: str) -> str | None:
-    """Return the JSON that was meant, where quotes are the only thing that is wrong."""
+    """Return the intended JSON, if only its quotes are wrong."""
     straight = text.translate(_STRAIGHT)
     for candidate in (text.strip("'"), text.replace("'", '"'), straight.strip("'")):
         try:

@@ -1,1 +1,1 @@
-"""The state of all nodes within one run: they are probed, judged and planned once."""
+"""The state of all nodes within one run: each node is probed, checked and planned once."""

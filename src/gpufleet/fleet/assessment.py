@@ -1,7 +1,7 @@
 """Assess nodes by their probes and variables: findings, and the plan that they allow.
 
-The same path for deploys, live inventories and recordings. Does not import pyinfra; reads the locks
-that settings name, and the date.
+Deploys, live inventories and recordings all use it. Does not import pyinfra; reads the locks that
+settings name, and the date.
 """
 
 from __future__ import annotations
@@ -86,9 +86,9 @@ def plan_fleet(
     Models that `models_folder` of this machine has are read from there, not from the Hub.
     `inventory` is the inventory's file, for the commands that sentences name.
 
-    Raises one `FleetError` naming nodes without an answer, everything that fails checks, what would
-    not fit even without these failures, and what vLLM would refuse. With `unfit_stops=False`, for
-    showing what already runs, failed checks are remarks and flags are not judged.
+    Raises one `FleetError` with the nodes without an answer, all failed checks, the models that
+    would not fit even without these failures, and what vLLM would refuse. With `unfit_stops=False`,
+    for showing what already runs, failed checks are remarks and flags are not judged.
     """
     if not unfit_stops:
         require_documents(answers)
@@ -110,7 +110,7 @@ def plan_fleet(
         {name: each.kind for name, each in models.items()},
     )
     unknown = tuple(
-        f"{name}: whether it is cordoned is not known ({why}): the plan assumes that it is not"
+        f"{name}: unknown whether it is cordoned ({why}): the plan assumes that it is not"
         for name, document in documents.items()
         if (why := cordon.unknown_reason(document))
     )
@@ -150,7 +150,7 @@ def _missing_documents(answers: Mapping[str, Mapping[str, Any] | str]) -> list[s
     missing = [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]
     if missing:
         missing.append(
-            "every node of the inventory is needed to plan: bring them back, or take them out "
+            "a plan needs every node of the inventory: bring these nodes back, or take them out "
             "of the inventory (their replicas then move to the others; one over several nodes "
             "only with `when_a_node_leaves: replan`)"
         )

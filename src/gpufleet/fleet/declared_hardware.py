@@ -2,8 +2,8 @@
 Simulated probes of nodes that do not exist yet, from hardware names for groups or nodes.
 
 The hardware is healthy, its driver runs what the node's settings ask for, its system is Ubuntu
-24.04 (which serves, and has the Python of the locks that are shipped), and nothing runs on it.
-Values that a name does not determine are generated for each node: GPUs' UUIDs and an address in
+24.04 (supported for serving, with the Python of the shipped locks), and nothing runs on it. Values
+that a name does not determine are generated for each node: GPUs' UUIDs and an address in
 198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
 """
 
@@ -114,7 +114,7 @@ def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _node_document(name: str, number: int, kind: str, settings: NodeSettings) -> dict[str, Any]:
-    """Return the recording of a kind of node with an identity of its own."""
+    """Return the recording of a kind of node with a new identity."""
     document = with_identity(recorded_nodes.document(kind), name) | _SYSTEM
     _set_address(document, number, settings.cluster_network or _NETWORK)
     document["driver"]["cuda"] = max(document["driver"]["cuda"], _cuda_needed(settings))

@@ -33,20 +33,20 @@ from gpufleet.sanitize import printable
 SECONDS = 40
 
 _QUESTIONS: WeakKeyDictionary[State, dict[str, Any]] = WeakKeyDictionary()
-"""By run: who deploys, as nodes are told, once it has taken some."""
+"""By run: the owner that is written into the nodes' locks, once the run holds one."""
 _SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
-"""By run: why a node with GPUs did not say whose it is."""
+"""By run: why the lock's owner is unknown on a node with GPUs."""
 
 Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
-"""Asks nodes for a deploy; True: only who has them."""
+"""Asks nodes for their lock; True: only for the lock's owner."""
 
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
     """
     Lock nodes for a run; with `dry` only report who holds them.
 
-    Raises `FleetError` with all that others have. The plan decides what a silent GPU node means;
-    one that answers the plan's probe after all may be locked: `unknown`.
+    Raises `FleetError` with all nodes that others have locked. The plan handles silent GPU nodes; a
+    node that answers only the plan's probe may be locked: `unknown`.
     """
     by_name = {each.name: each for each in hosts}
     asked = _QUESTIONS.setdefault(state, _question(what))
@@ -101,12 +101,12 @@ def hold_again(state: State, host: Host) -> str:
     answers = _ask(state, [host], asked)
     said = answers[host.name]
     if isinstance(said, str):
-        return f"it is unknown whether another deploy has it: {said}"
+        return f"it is unknown whether another deploy has locked it: {said}"
     return "; ".join(_refusals(answers, asked["upgrade"]))
 
 
 def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
-    """Return a sentence for each node that answers the probe, and did not report its lock."""
+    """Return a sentence for each node that answered the probe but did not report its lock."""
     return tuple(
         _not_known(name, why)
         for name, why in sorted(_SILENT.get(state, {}).items())

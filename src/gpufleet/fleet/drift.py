@@ -1,11 +1,11 @@
 """Compare nodes with their declaration. Pure: values in, values out.
 
-Three sources, and none of them compares anything of its own that a deploy compares already:
-  * what the deploys would change, as their dry run says it (`dry_run.py`);
+Three sources, none of which repeats a deploy's comparison: * what the deploys would change, from
+their dry run (`dry_run.py`);
   * what the checks of the driver's versions and of the next boot find in a node's probe;
   * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
-    does not come to what is loaded.
-What could not be read is `unknown`, and an unknown node never counts as clean.
+    does not reach the loaded module. What could not be read is `unknown`, and an unknown node never
+    counts as clean.
 """
 
 from __future__ import annotations
@@ -75,11 +75,9 @@ class Deviation:
     """
     One deviation from the declaration.
 
-    Attributes:
-        source: who says so: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel", "gpu_lock".
-        what: an imperative of the deploy ("write /etc/x: its content differs"), or what was found.
-        matters: when it makes itself felt.
-        remedy: what puts it right.
+    Attributes: source: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel" or "gpu_lock".
+        what: the deploy's change ("write /etc/x: its content differs"), or the finding. matters:
+        when it takes effect. remedy: how to correct it.
     """
 
     source: str
@@ -163,7 +161,7 @@ class Drift:
 
 
 def deploy_files(settings: NodeSettings) -> tuple[str, ...]:
-    """Return the deploy files that make a node what is declared, in the order in which they run."""
+    """Return the deploy files that bring a node to its declared state, in their order."""
     found = []
     if settings.gpu_node:
         found = [NODE, SERVE] if settings.gpu_lock else [SERVE]
@@ -221,7 +219,7 @@ def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
 
 def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Deviation]:
     """
-    Yield each part of the driver that is of another version than the lock's.
+    Yield each part of the driver whose version differs from the lock.
 
     Missing parts, and the fabric manager's version, are left to the checks and the deploy.
     """

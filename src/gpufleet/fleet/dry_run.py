@@ -1,9 +1,9 @@
 """Find what the deploys would change, without a pyinfra command: for drift detection.
 
-Border. The deploy files are executed for every node as pyinfra does while it prepares, and nothing
-is executed after that. So it is the same operations that compare, and what they record ("write
-/etc/x: it is missing") is what is collected, with the operation that said it. An operation that
-fails its node counts as unknown; the node's other operations still report.
+Border. It executes the deploy files for every node as pyinfra does in its prepare phase, and
+nothing after that. So the same operations compare, and their recorded changes ("write /etc/x: it is
+missing") are collected with the operation's name. An operation that fails its node counts as
+unknown; the node's other operations still report.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def dry_run(
     Execute each node's `deploys` ({node: deploy files}) without changes, and return what they would
     change.
 
-    `limit` are nodes and groups, none for all; the plan is for the whole inventory even so. Takes
-    at most `seconds` on top of the probe's, for all nodes at once. For requirements on the process
-    and exceptions see `fleet.live.probe`.
+    `limit` are nodes and groups, none for all; the plan always covers the whole inventory. Takes at
+    most `seconds` on top of the probe's, for all nodes at once. For requirements on the process and
+    exceptions see `fleet.live.probe`.
     """
     codes = {file: _compile(file) for files in deploys.values() for file in files}
     state = _DryRunState()
@@ -167,7 +167,7 @@ class _DryRunState(State):
 
 
 def record(change: str) -> None:
-    """Record what the operation at hand would change on its node, where a `dry_run` asks for it."""
+    """Record what the current operation would change on its node, if a `dry_run` is active."""
     state = ctx_state.get()
     if isinstance(state, _DryRunState):
         state.looks[ctx_host.get()].changes.append(printable(change).strip())
@@ -175,7 +175,7 @@ def record(change: str) -> None:
 
 @contextmanager
 def _capture_errors(state: _DryRunState) -> Iterator[None]:
-    """Keep the errors that operations log, instead of printing what they log."""
+    """Keep the errors that operations log, and print nothing."""
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:] = [_ErrorHandler(state)]
     logger.setLevel(logging.ERROR)
@@ -187,7 +187,7 @@ def _capture_errors(state: _DryRunState) -> Iterator[None]:
 
 
 class _ErrorHandler(logging.Handler):
-    """Keeps errors of the node in whose greenlet they are logged."""
+    """Keeps errors by the node in whose greenlet they are logged."""
 
     def __init__(self, state: _DryRunState) -> None:
         super().__init__()
@@ -215,7 +215,7 @@ def _compile(file: str) -> CodeType:
 def _run_node(
     state: _DryRunState, host: Host, codes: Mapping[str, CodeType], seconds: float
 ) -> None:
-    """Execute deploy files for one node, as pyinfra does while it prepares."""
+    """Execute deploy files for one node, as pyinfra does in its prepare phase."""
     look = state.looks[host]
     with ctx_state.use(state), ctx_host.use(host), ctx_config.use(state.config.copy()):
         try:
@@ -239,5 +239,5 @@ def _execute(file: str, code: CodeType) -> tuple[str, ...]:
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {printable(str(error))}"
         typed = f"gpufleet deploy {Path(file).stem} INVENTORY --dry"
-        return (f"it fails with {said}; `{typed}` shows where",)
+        return (f"it fails with {said}; run `{typed}` to see where",)
     return ()

@@ -20,7 +20,7 @@ def access_to_exporters(settings: NodeSettings) -> Access:
     Return how this node's exporters are reached, from the files that settings name.
 
     Roles call it while they prepare, so that a wrong file ends the run before a node is touched.
-    Raises `FleetError` with everything that is wrong.
+    Raises `FleetError` with all mistakes.
     """
     address = loader.current().nodes[host.name].address
     found = exporters.access(settings.exporters, host.name, address, now=dt.datetime.now(dt.UTC))

@@ -1,4 +1,4 @@
-"""Desired state of a node that writes its facts every minute.  Pure, but for reading locks."""
+"""Desired state of a node that writes its facts every minute.  Pure, except that it reads locks."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Plan a fleet whose nodes are known, or collect everything that prevents a plan.
+"""Plan a fleet from its nodes' probes, or collect everything that prevents a plan.
 
 Does not import pyinfra; reads the locks that settings name.
 """
@@ -133,11 +133,13 @@ class PlanInputs:
     """What the models' files say of their kinds."""
 
     def without(self, models: Collection[str]) -> PlanInputs:
-        """Return the same nodes, without models that are not to be planned."""
+        """Return the same nodes, without models that must not be planned."""
         return self.changed(lambda model, served: None if model in models else served)
 
     def changed(self, change: Callable[[str, Served], Served | None]) -> PlanInputs:
-        """Return the same nodes, with each model as `change` gives it; with None it is left out."""
+        """
+        Return the same nodes, with each model replaced by the result of `change`; None removes it.
+        """
         settings = {name: wanted.with_serving(change) for name, wanted in self.settings.items()}
         return replace(self, settings=settings)
 
@@ -174,7 +176,7 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
 
 
 def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
-    """Yield the problems of settings and flags that any plan has."""
+    """Yield the problems of settings and flags that do not depend on a plan."""
     yield from declared_problems(there.settings, there.origins)
     yield from kind_problems(there.settings)
     try:
@@ -185,7 +187,7 @@ def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
 
 def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
-    Return the plan, and its remarks if it is to be judged.
+    Return the plan, with its remarks if they are requested.
 
     Raises `FleetError` with the obstacles; if there is no plan, also with errors of settings and
     flags that any plan would have.
@@ -203,7 +205,7 @@ def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
 
 def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
     """
-    Return by model the problems of a plan besides flags that are refused anyway.
+    Return, by model, a plan's problems except flags that are refused anyway.
 
     A model whose size depends on one of them is not judged.
     """
@@ -320,7 +322,7 @@ def _kind(name: object) -> ModelKind:
 
 
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
-    """Return the text of each lock that can be read; the role says what is wrong with others."""
+    """Return the text of each readable lock; the role reports unreadable ones."""
     names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
     return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
 

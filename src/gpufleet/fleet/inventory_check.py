@@ -1,9 +1,9 @@
 """
 Check an inventory without its nodes: for `gpufleet validate`, and first in each deploy.
 
-The settings themselves are judged where they are read (`inventory/loader.py`). Here: the files that
-they name, certificates, models' code, flags, what a gateway and LiteLLM need, and, where hardware
-is named, the plan on it. Border: reads files of this machine; a plan may ask the Hub.
+The settings themselves are judged where they are read (`inventory/loader.py`). Here: their files,
+certificates, models' code, flags, the needs of a gateway and LiteLLM, and, with named hardware, the
+plan. Border: reads files of this machine; a plan may ask the Hub.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from gpufleet.settings.operator_paths import NamedFile, named_files
 
 @dataclass(frozen=True)
 class Validation:
-    """Sentences: `problems` stop a deploy, `remarks` do not; `totals` of the plan, if one was."""
+    """
+    Sentences: `problems` stop a deploy, `remarks` do not; `totals` of the plan, if there is one.
+    """
 
     problems: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -68,7 +70,7 @@ def validate(
     only: Collection[str] | None = None,
 ) -> Validation:
     """
-    Return the problems of an inventory that this machine can find.
+    Return the problems of an inventory that can be found without its nodes.
 
     With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
     fleet is planned on it. `secret_files=False`: for machines that have none of the secrets. `only`
@@ -84,7 +86,7 @@ def validate(
             continue
         found += _programs(node, fleet.nodes, now, secret_files=secret_files)
         found += Validation(vllm_node.file_problems(node.settings, secrets=secret_files))
-    found += _collected(lambda: judge_models({n: v.settings for n, v in fleet.nodes.items()}))
+    found += _run_check(lambda: judge_models({n: v.settings for n, v in fleet.nodes.items()}))
     gpus = fleet.gpu_nodes
     serving = [node for node in gpus.values() if node.settings.serving]
     if hardware or (serving and all(node.settings.gpus.hardware for node in gpus.values())):
@@ -102,8 +104,8 @@ def require_valid(fleet: Fleet, only: Collection[str] | None = None) -> tuple[st
     return found.remarks
 
 
-def _collected(work: Callable[[], tuple[str, ...]]) -> Validation:
-    """Return the remarks of `work`, or the problems that it raises."""
+def _run_check(work: Callable[[], tuple[str, ...]]) -> Validation:
+    """Run `work`; return its remarks, or the problems that it raises."""
     try:
         return Validation(remarks=work())
     except FleetError as error:
@@ -153,11 +155,11 @@ def _programs(
     if settings.exporters.tls and secret_files:
         # Without the password, whose hash takes its time.
         tls = settings.exporters.model_copy(update={"basic_auth": None})
-        found += _collected(lambda: exporters.access(tls, name, node.address, now=now).remarks)
+        found += _run_check(lambda: exporters.access(tls, name, node.address, now=now).remarks)
     if gateway := settings.gateway:
         found += Validation((*haproxy.problems(nodes, name), *keepalived.problems(nodes, name)))
         if secret_files:
-            found += _collected(lambda: gateway_node.certificate_remarks(gateway, name, now))
+            found += _run_check(lambda: gateway_node.certificate_remarks(gateway, name, now))
     if wanted := settings.litellm:
         found += Validation(tuple(litellm.problems(wanted, nodes, name)))
 
@@ -167,7 +169,7 @@ def _programs(
                 litellm_node.read_files(wanted, nodes, name)
             return ()
 
-        found += _collected(files)
+        found += _run_check(files)
     return found
 
 

@@ -19,7 +19,10 @@ from gpufleet.remote.query import SECONDS, Answer, probe_all, query
 
 Answers: TypeAlias = dict[str, Answer]
 Ask: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
-"""(program of a node or None, seconds, what it is) -> {node: document or sentence}."""
+"""
+(program for a node or None, seconds, its name in messages) -> {node: document, or why there is
+none}.
+"""
 
 
 def probe(
@@ -29,7 +32,7 @@ def probe(
     paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
-    Probe the GPU nodes of an inventory file, outside a deploy; return what each of them answers.
+    Probe the GPU nodes of an inventory file, outside a deploy; return each one's answer.
 
     `paths` has for each node what is looked for on its disks.
 
@@ -50,9 +53,9 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
         with connect("inventories/prod.py") as ask:
             answers = ask(lambda node: payload.program("serving/status"), 40, "the look")
 
-    It takes a function from a node's name to its program (None: this node is not asked), a deadline
-    in seconds, and what the programs are called in sentences; it returns {node: document or
-    sentence}. For requirements on the process and exceptions see `probe`.
+    The function takes: a function from a node's name to its program (None: skip this node), a
+    deadline in seconds, and the programs' name in messages. It returns {node: document, or why
+    there is none}. For requirements on the process and exceptions see `probe`.
     """
     state = State()
     with open_run(state, path, limit) as wanted:

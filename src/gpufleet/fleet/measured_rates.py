@@ -29,7 +29,7 @@ from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
 
 RateOrReason: TypeAlias = MeasuredRate | str
-"""What a replica carries, or a sentence why that is not known."""
+"""The rate that a replica carries, or why it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +52,7 @@ class ModelRate:
 
     @property
     def holds_for(self) -> tuple[str, ...]:
-        """Return to which of `planned` and `running` the rate applies."""
+        """Return the states that the rate applies to: "planned", "running"."""
         return tuple(
             name
             for name, each in (("planned", self.planned), ("running", self.running))
@@ -86,7 +86,7 @@ class ModelRate:
              "missed_at": 14.0, "measured": "2026-11-20T12:30:05+00:00", "target": "gateway",
              "workload": {...}, "holds_for": ["planned", "running"], "why": ""}
 
-        `why` is the reason why it does not apply to the plan.
+        `why` is why it does not apply to the plan.
         """
         rate = self.rate
         return {
@@ -233,10 +233,10 @@ def as_units(
     stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
 ) -> tuple[Running, ...]:
     """
-    Return planned stages as the probe will find them.
+    Return planned stages in the form in which the probe will find them.
 
     Where the lock cannot be read, the release is that of the unit if its version is the planned
-    one, or else the version alone.
+    one, else only the version.
     """
     units = {(each.node, each.id): each.release for each in running}
     found = []

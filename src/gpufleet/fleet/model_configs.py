@@ -1,8 +1,8 @@
 """
 Read the configs of a fleet's models: from a directory here, the Hub, or the nodes.
 
-The border: this reads files and asks the Hub. An unreadable model gets a sentence instead of a
-description; the plan decides what follows.
+The border: this reads files and asks the Hub. For an unreadable model there is a sentence instead
+of a description; the plan handles it.
 """
 
 from __future__ import annotations

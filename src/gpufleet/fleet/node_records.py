@@ -30,8 +30,8 @@ def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None
     """
     Return the record of a node for `on_node/monitoring/node_facts.py`.
 
-    `gpus` is how many the PCI bus has now, for nodes that declare no number; `release` is the id of
-    the vLLM release that it is to serve. The same declaration is the same bytes.
+    `gpus` is the number on the PCI bus, for nodes that declare none; `release` is the id of the
+    vLLM release that it should serve. Equal declarations give equal bytes.
     """
     about = {
         "schema": 1,
@@ -104,7 +104,7 @@ def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Sampl
 
 
 def probed_at(answer: Mapping[str, Any] | str, otherwise: float) -> float:
-    """Return when a probe was made, by its node's clock; `otherwise` if there was none."""
+    """Return a probe's time by its node's clock; `otherwise` without a probe."""
     if isinstance(answer, str):
         return otherwise
     try:

@@ -1,4 +1,4 @@
-"""State of one pyinfra run: every node is probed once, checked and planned for.
+"""State of one pyinfra run: every node is probed, checked and planned once.
 
 The plan is for the whole inventory and is made before anything changes, so that a mistake stops
 the run while the fleet still serves. `--limit` narrows what changes, never what is planned.
@@ -69,9 +69,9 @@ class NodePlan:
 T = TypeVar("T")
 ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
-"""By run: the work that is done once for all of its nodes."""
+"""By run: work that is done once for all its nodes."""
 LOOK_SECONDS = 60
-"""A few patterns of files; on a node that is busy."""
+"""Seconds to list a few file patterns on a busy node."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
 
 
@@ -80,8 +80,8 @@ def refusals() -> Generator[None]:
     """
     Turn a `FleetError` into a `Refusal`: every problem for the operator, no traceback.
 
-    It ends the run for every node, before any of them is touched: deploy files run wholly before
-    the first operation does.
+    It ends the run for every node, before any of them is touched: deploy files run completely
+    before the first operation.
     """
     try:
         yield
@@ -95,7 +95,7 @@ def hold_nodes(*settings: str) -> None:
 
     Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, for what
     `gpufleet validate` finds wrong, and where another deploy or an upgrade has one of the nodes.
-    --dry takes none, and says who has them.
+    --dry takes no locks, but reports their owners.
     """
     if ctx_state.get() not in _DRY_RUNS:
         _single_flight(ctx_state.get(), _validated)
@@ -139,7 +139,7 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
     of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
     with every problem that was found: nodes and GPUs that checks find unfit, and what does not fit.
-    With `unfit_stops=False` unfit ones are only named: for showing what already runs.
+    With `unfit_stops=False` unfit ones are only reported: to show what already runs.
     """
     plan = _plan if unfit_stops else _plan_anyway
     if ctx_state.get() in _DRY_RUNS:
@@ -177,7 +177,8 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
 
 def bare_node() -> BareNode | None:
     """
-    Return the current node before its deploy, also without a driver; None without a lock.
+    Return the current node's state before its deploy, which may be without a driver; None without a
+    lock.
 
     As with `node_plan`, the first caller probes every node. Raises `Refusal`, which ends the whole
     run before a node is touched, with every problem: nodes that give no answer, locks that their
@@ -192,7 +193,7 @@ def node_machine() -> tuple[System, Machine] | None:
 
 
 def check() -> Report:
-    """Return what the checks find on the nodes that this run is about; they are probed once."""
+    """Return the checks' findings on this run's nodes; they are probed once."""
     return _single_flight(ctx_state.get(), _check_report)
 
 
@@ -201,8 +202,8 @@ def monitoring_targets(*, planned: bool = False, required: bool = True) -> Monit
     Return what the current node monitors; None if it is not a monitoring node.
 
     vLLM's part is what nodes run; with `planned` what the plan says, for deploys that carry it out.
-    A node without an answer affects only itself: its servers stay unchanged. Raises `Refusal` when
-    none of the nodes that this run is about has `monitoring`, unless with `required=False`.
+    A node without an answer affects only itself: its servers stay unchanged. Raises `Refusal` if no
+    node of this run has `monitoring`, unless `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
@@ -222,10 +223,10 @@ def gateway_targets(
     """
     Return the targets of the current node's gateway; None if it is not a gateway.
 
-    vLLM's part is what nodes run; with `planned` what the plan says, and with `and_running` also
-    what still runs until the plan is carried out. A node without an answer affects only itself: its
-    servers stay unchanged. Raises `Refusal` when none of the nodes that this run is about has
-    `gateway`, unless with `required=False`.
+    vLLM's targets are the running servers; with `planned` those of the plan, and with `and_running`
+    also those that run until the plan is carried out. A node without an answer affects only itself:
+    its servers stay unchanged. Raises `Refusal` if no node of this run has `gateway`, unless
+    `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
@@ -310,7 +311,7 @@ _require_gateway = _require_setting(
 )
 _require_monitoring = _require_setting(
     "monitoring",
-    "no node of this run watches the fleet: write `monitoring: {}` and, if it has no GPUs, "
+    "no node of this run monitors the fleet: write `monitoring: {}` and, if it has no GPUs, "
     "`gpu_node: false` into the group_vars of the node that should: docs/monitor/monitoring.md",
 )
 
@@ -348,7 +349,7 @@ def _plan_of_run(state: State) -> Assessment:
 
 def mark_dry_run(state: State) -> list[str]:
     """
-    Mark a run as dry: it plans although nodes are unfit, executes nothing, and reports changes.
+    Mark a run as dry: it plans even if nodes are unfit, executes nothing, and reports changes.
 
     Returns the list that `node_plan` fills with reasons for refusing a deploy.
     """
@@ -467,7 +468,7 @@ def _plan_anyway(state: State) -> Assessment:
 
 
 def _plan_dry_run(state: State) -> Assessment:
-    """Plan as a deploy does; if that would be refused, record why, and plan all the same."""
+    """Plan as a deploy does; if that would be refused, record why, and still plan."""
     try:
         return _plan(state)
     except FleetError as error:
@@ -491,9 +492,9 @@ def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) ->
     if without:
         raise FleetError(
             *(
-                f"serving.{model}: a replica spans {' and '.join(nodes)}, and its nodes know each "
-                "other by a key: `openssl rand -hex 32 > secrets/cluster-key`, and name that file "
-                "in `vllm.cluster_key_file`"
+                f"serving.{model}: a replica spans {' and '.join(nodes)}, and its nodes "
+                "authenticate each other with a key: run `openssl rand -hex 32 > "
+                "secrets/cluster-key`, and set `vllm.cluster_key_file` to that file"
                 for model, nodes in without.items()
             )
         )

@@ -1,4 +1,4 @@
-"""Plans in which one model has other settings than the declared ones: which values can be tried.
+"""Plan with other settings than declared for one model, to find the values that can be tried.
 
 Reads the same files as a plan; asks no node.
 """
@@ -61,7 +61,7 @@ class TrialPlans:
         )
 
     def refusal(self, settings: Mapping[str, int]) -> str:
-        """Return why a plan with these settings must not be deployed on the node; "": it may."""
+        """Return why a plan with these settings must not be deployed on the node; "": it can be."""
         node = self.running.node
         before = {each.id for each in running_stages(self.documents) if each.node == node}
         try:

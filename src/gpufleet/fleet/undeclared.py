@@ -1,4 +1,4 @@
-"""Whether parts of a node that its variables no longer declare may be removed.  Pure."""
+"""Decide whether parts of a node that its variables no longer declare may be removed.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from gpufleet.settings.node_variables import NodeVars
 # What a fleet that serves would be without: these go from its last node by an explicit word only.
 _LAST = {
     "gateway": "clients would have no address",
-    "monitoring": "nothing would watch it, and no alert would be sent",
+    "monitoring": "the fleet would not be monitored, and no alert would be sent",
 }
 
 
@@ -18,7 +18,7 @@ def removal_problem(
     setting: str, nodes: Collection[str], declared: Mapping[str, NodeVars]
 ) -> str | None:
     """
-    Return why `setting`'s part may not be removed from `nodes`, which have it undeclared.
+    Return why `setting`'s part must not be removed from `nodes`, which no longer declare it.
 
     A misspelt group or file removes the setting from all nodes at once: then the part is kept,
     unless `absent.parts` of each node names it.
@@ -32,8 +32,8 @@ def removal_problem(
     if setting not in _LAST or not serves or has_other or not unsaid:
         return None
     return (
-        f"{node_ranges(unsaid)}: `{setting}` runs there, no node of the inventory declares it any "
-        f"more, and models are served: without it {_LAST[setting]}. Write `{setting}` into the "
-        "variables again (is a group or a file in group_vars misspelt?); if it is to go, write "
+        f"{node_ranges(unsaid)}: `{setting}` runs there, but no node of the inventory declares it "
+        f"any more, and models are served: without it {_LAST[setting]}. Write `{setting}` into "
+        "the variables again (is a group or a file in group_vars misspelt?); to remove it, write "
         f"`absent: {{parts: [{setting}]}}` there"
     )

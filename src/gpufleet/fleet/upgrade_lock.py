@@ -1,4 +1,4 @@
-"""Nodes that an upgrade has not released: no other deploy starts anything there.  Pure.
+"""Refuse deploys on nodes that an upgrade has locked.  Pure.
 
 An upgrade runs deploys itself. They recognise each other by its id, in the variable `VARIABLE`.
 """
@@ -19,10 +19,11 @@ VARIABLE = "GPUFLEET_UPGRADE"
 
 def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
     """
-    Return why a deploy is refused, one sentence an upgrade; empty: no other upgrade has a node.
+    Return why a deploy is refused, one sentence per upgrade; empty: no other upgrade has locked a
+    node.
 
-    `documents` are what nodes answer the probe, or sentences; `ours` is the id of the upgrade that
-    runs this deploy. A node without an answer, or with an old probe, is treated as unlocked.
+    `documents` are the nodes' probes, or sentences; `ours` is the id of the upgrade that runs this
+    deploy. A node without an answer, or with an old probe, is treated as unlocked.
     """
     found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     problems = []
@@ -45,10 +46,9 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(lock.get("since") or 0)))
         what = printable(f"{lock.get('what')}, by {lock.get('owner')}")
         problems.append(
-            f"upgrade {printable(upgrade)} ({what}, since {at}) has {join_names(names)}: a deploy "
-            "would restart replicas that are not drained. Wait for it to finish; if it was "
-            "interrupted, `gpufleet "
-            "upgrade INVENTORY --resume` or `--abort`. To deploy anyway: "
-            f"{VARIABLE}={printable(upgrade)} in front of the command"
+            f"upgrade {printable(upgrade)} ({what}, since {at}) has locked {join_names(names)}: a "
+            "deploy would restart replicas that are not drained. Wait for it to finish; if it "
+            "was interrupted, `gpufleet upgrade INVENTORY --resume` or `--abort`. To deploy "
+            f"anyway: {VARIABLE}={printable(upgrade)} in front of the command"
         )
     return tuple(problems)

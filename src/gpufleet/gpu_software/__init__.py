@@ -1,1 +1,1 @@
-"""Driver, CUDA, DCGM and fabric manager: versions, packages, and what brings them into force."""
+"""Driver, CUDA, DCGM and fabric manager: versions, packages and activation."""

@@ -2,8 +2,8 @@
 
 A container engine with systemd cgroups grants a container's devices without systemd's knowledge,
 unless they have links in /dev/char. When systemd reloads its units (`systemctl daemon-reload`, part
-of any deploy) it sets its own list again: containers without those links lose their GPUs, and NVML
-says "Unknown Error" in them.
+of any deploy) it restores its own device list: containers without those links lose their GPUs, and
+NVML says "Unknown Error" in them.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
-"""Decide whether the driver on a node's disk is in force, and what would activate it. Pure.
+"""Decide whether the driver on a node's disk is active, and how to activate it. Pure.
 
-Three versions have to be one: of the loaded kernel module, of the module on the disk for the
-running kernel, and of the libraries. NVML starts with no others (its error 18), and the fabric
-manager refuses any but its own. Package changes affect the last two at once; the first one changes
-by a reload or a reboot. This module decides between both, and finds the blocking processes; the
-table is in docs/gpu-nodes/driver-activation.md.
+Three versions must match: the loaded kernel module, the module on disk for the running kernel, and
+the libraries. NVML requires this (its error 18), and the fabric manager accepts only its own
+version. Package changes affect the last two at once; the first one changes by a reload or a reboot.
+This module chooses between these two, and finds the blocking processes; the table is in
+docs/gpu-nodes/driver-activation.md.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ STOP_ORDER = (
 UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 """A module before those that it uses (modinfo's `depends`); they load in reverse."""
 ALWAYS_LOADED = ("nvidia", "nvidia_uvm")
-"""CUDA needs nvidia_uvm, and loads it by a setuid program that our units forbid."""
+"""CUDA needs nvidia_uvm, and loads it with a setuid program that gpufleet's units forbid."""
 NAMED = 4  # holders that are named; of more there is a count
 
 
@@ -34,11 +34,8 @@ class Holder:
     """
     A process that keeps the driver from being unloaded.
 
-    Attributes:
-        pid: as the node counts.
-        name: of its program.
-        unit: the systemd unit that it runs in; "" for none.
-        devices: what it has open, e.g. /dev/nvidia0.
+    Attributes: pid: on the node. name: of its program. unit: its systemd unit; "": none. devices:
+        its open devices, e.g. /dev/nvidia0.
     """
 
     pid: int
@@ -65,13 +62,9 @@ class NeedsReload:
     """
     Only units that gpufleet stops hold the driver: it is reloaded without a reboot.
 
-    Attributes:
-        reason: which versions differ.
-        version: that will be in force.
-        stop: active units in the order in which they stop.
-        unload, load: modules in their orders.
-        start: units in the order in which they start; stages are not among them, they wait for the
-            node's check.
+    Attributes: reason: which versions differ. version: the version after the reload. stop: active
+        units in stop order. unload, load: modules in order. start: units in start order, without
+        stages, which wait for the node's check.
     """
 
     reason: str
@@ -84,7 +77,7 @@ class NeedsReload:
 
 @dataclass(frozen=True)
 class NeedsReboot:
-    """Only a reboot brings `version` into force."""
+    """Only a reboot activates `version`."""
 
     reason: str
     version: str
@@ -110,7 +103,7 @@ class InUse:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Neither a reload nor a reboot would mend it: packages have to change first."""
+    """Neither a reload nor a reboot would help: packages must change first."""
 
     reasons: tuple[str, ...]
 
@@ -131,10 +124,11 @@ def driver_state(
     """
     Return the driver's state on a node.
 
-    `document` is a probe's, or what `on_node/gpu_software/driver_reload.py` saw, which adds who
-    holds the driver (`holders`) and what runs (`active`, `loaded`). `wanted` is the lock's driver,
-    exact or a branch ("580"); None: whatever is on the disk. `flavour` is the lock's `modules`,
-    "open" or "proprietary", which have the same versions; None: either.
+    `document` is a probe's, or what `on_node/gpu_software/driver_reload.py` saw, which adds the
+    processes that hold the driver (`holders`), active units (`active`) and loaded modules
+    (`loaded`). `wanted` is the lock's driver, exact or a branch ("580"); None: the version on disk.
+    `flavour` is the lock's `modules`, "open" or "proprietary"; None: either. Both have the same
+    versions.
     """
     driver = document["driver"]
     asked = {"the loaded module": "module", "the module on the disk": "disk"}
@@ -154,10 +148,10 @@ def driver_state(
     if loaded == on_disk:
         told = _flavour(driver)
         if flavour is not None and told not in {None, flavour}:
-            said = f"the {told} module {loaded} is loaded, and gpu_lock.modules is {flavour}"
+            said = f"the {told} module {loaded} is loaded, but gpu_lock.modules is {flavour}"
             return _to_be_loaded(document, loaded, on_disk, said)
         if _missing(driver.get("init")) == "version_mismatch":
-            said = f"module and libraries are {on_disk}, and NVML reports a mismatch"
+            said = f"module and libraries on disk are {on_disk}, but NVML reports a mismatch"
             return NeedsReboot(said, on_disk)
         return Active(on_disk, tuple(_remarks(document)))
     return _to_be_loaded(document, loaded, on_disk)
@@ -189,15 +183,18 @@ def _without_module(
         and matches_lock(loaded, wanted)
         and _library(document["driver"]) == loaded
     ):
-        said = f"{running} no longer has an NVIDIA module on disk: the next boot may have none"
+        said = (
+            f"{running} no longer has an NVIDIA module on disk: the next boot may be without a "
+            "driver"
+        )
         return Active(loaded, (said,))
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"] and not _missing(boots["nvidia"]):
         version = str(boots["nvidia"])
         if matches_lock(version, wanted):
             said = (
-                f"kernel {running} runs and has no NVIDIA module; {boots['kernel']}, which boots "
-                f"next, has {version}"
+                f"the running kernel {running} has no NVIDIA module; {boots['kernel']}, which "
+                f"boots next, has {version}"
             )
             return NeedsReboot(said, version)
     return Blocked(
@@ -212,7 +209,7 @@ def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Itera
     """Yield the package problems to correct before anything is loaded."""
     if not matches_lock(on_disk, wanted):
         yield (
-            f"the module on the disk is {on_disk}, and gpu_lock.driver is {wanted}: its packages "
+            f"the module on the disk is {on_disk}, but gpu_lock.driver is {wanted}: its packages "
             "are not installed; run deploys/node.py"
         )
     library = _library(driver)

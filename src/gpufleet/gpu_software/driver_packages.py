@@ -1,8 +1,8 @@
 """Choose the packages of a node's driver: by its system, the lock and the machine. Pure.
 
-Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. Whatever
-has the driver's version is wanted with it by name and held, so that no resolver's preference
-decides; what those depend on follows in lockstep. Remains of another branch, flavour or packaging
+Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. All
+packages with the driver's version are declared by name and held, so that the choice is never the
+resolver's; their dependencies follow in lockstep. Remains of another branch, flavour or packaging
 are removed in the same transaction.
 """
 
@@ -34,7 +34,7 @@ class DriverPackages:
 
 def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
     """
-    Return the packages of the locked driver, and those that must not be beside it.
+    Return the packages of the locked driver, and those that conflict with it.
 
     Raises `FleetError` for a system that is not in the table of
     docs/gpu-nodes/supported-systems.md.
@@ -51,7 +51,7 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
     if machine.nvlink5:
         values += [Package("nvlsm", lock.nvlsm, hold=True), Package("infiniband-diags")]
     return DriverPackages(
-        tuple(dict.fromkeys(values)), tuple(_why(system, lock, machine, found, fabric))
+        tuple(dict.fromkeys(values)), tuple(_reasons(system, lock, machine, found, fabric))
     )
 
 
@@ -82,8 +82,8 @@ def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     """
     Return the packages that DKMS builds with: one for each installed kernel.
 
-    On Debian and Ubuntu also the headers that follow a flavour, where its kernel does: a kernel
-    that comes by an upgrade gets no module without them.
+    On Debian and Ubuntu also the headers' metapackage of a flavour, if its kernel metapackage is
+    installed: without it a kernel from an upgrade gets no module.
     """
     if system.red_hat:
         # Several versions of one package are installed side by side, named with their version.
@@ -97,7 +97,7 @@ def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     )
 
 
-def _why(
+def _reasons(
     system: System,
     lock: GpuLock,
     machine: Machine,

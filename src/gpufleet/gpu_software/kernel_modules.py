@@ -16,7 +16,7 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """Return why no module may be built for a node; None: it may. Asked before a change."""
+    """Return why no module may be built for a node; None: it may. Called before a change."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"
@@ -57,13 +57,13 @@ def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
         which += ", boots next" if row["newest"] and not row["running"] else ""
         reason = f" DKMS said:\n{said[kernel]}" if said.get(kernel) else ""
         yield (
-            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS "
-            f"needs, or remove that kernel if it is not booted.{reason}"
+            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS needs "
+            f"to build it, or remove that kernel if the node does not boot it.{reason}"
         )
 
 
 def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
-    """Under Secure Boot a module without a signature that the firmware knows is not loaded."""
+    """Under Secure Boot only modules with a signature that the firmware knows are loaded."""
     if document["secure_boot"] is not True:
         return
     bare = [

@@ -1,10 +1,10 @@
 """Kernel settings of a GPU node, and the unit that makes its device files. Pure.
 
 Each setting has two places that must agree: the running kernel, and the file that sets it at boot.
-An operator's file that is read after gpufleet's takes precedence at boot, and is named.
+An operator's file that is read after gpufleet's takes precedence at boot; it is reported.
 
-What is not here: limits of processes, which are in each stage's unit (systemd's services read no
-limits.conf), and `/dev/shm`, of which each stage has its own (`templates/vllm/vllm.service.j2`).
+Not here: limits of processes, which are in each stage's unit (systemd services do not read
+limits.conf), and `/dev/shm`, which each stage has for itself (`templates/vllm/vllm.service.j2`).
 """
 
 from __future__ import annotations
@@ -37,11 +37,8 @@ class KernelSetting:
     """
     One sysctl.
 
-    Attributes:
-        name: as in "vm.swappiness".
-        value: what it has to be.
-        why: for readers of the file on the node.
-        least: True: a larger value is as good, and stays.
+    Attributes: name: as in "vm.swappiness". value: the required value. why: for readers of the file
+        on the node. least: a larger value is also accepted, and kept.
     """
 
     name: str
@@ -50,7 +47,7 @@ class KernelSetting:
     least: bool = False
 
     def accepts(self, value: int) -> bool:
-        """Return whether the kernel is as wanted with this value."""
+        """Return whether this value in the kernel is acceptable."""
         return value >= self.value if self.least else value == self.value
 
     def __str__(self) -> str:
@@ -61,10 +58,12 @@ ALWAYS = (
     KernelSetting(
         "kernel.numa_balancing",
         0,
-        "The kernel would move pages that GPUs read, and stall them meanwhile.",
+        "NUMA balancing moves pages that GPUs read, and stalls the GPUs during the move.",
     ),
     KernelSetting(
-        "vm.swappiness", 10, "Weights in the page cache go before memory of processes does."
+        "vm.swappiness",
+        10,
+        "The kernel drops weights in the page cache before it swaps out processes' memory.",
     ),
     KernelSetting(
         "vm.max_map_count",
@@ -83,7 +82,7 @@ ALWAYS = (
     KernelSetting(
         "net.core.somaxconn",
         4096,
-        "Connections that wait to be accepted by an endpoint; listen(2) is cut to it.",
+        "Connections that wait for an endpoint to accept them; the limit of listen(2)'s backlog.",
         least=True,
     ),
 )
@@ -106,7 +105,8 @@ def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
     """
     Return the files and the unit of a node, by its number of GPUs.
 
-    Without tuning, those of an earlier run are gone; the kernel keeps its values until it boots.
+    Without tuning, those of an earlier run are removed; the kernel keeps its values until the next
+    boot.
     """
     if not gpu.tuning:
         return DesiredState(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
@@ -209,7 +209,7 @@ def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
 def _readable(
     settings: Iterable[KernelSetting], seen: Mapping[str, Any]
 ) -> Iterator[tuple[KernelSetting, Mapping[str, Any]]]:
-    """Yield those that the node's kernel has, with what it said of each."""
+    """Yield the settings that the node's kernel has, with its answer for each."""
     for each in settings:
         found = seen["settings"][each.name]
         if "value" in found:

@@ -54,8 +54,8 @@ def check_node_lock(
 
     `python` is the version of the node's own interpreter; None: not known.
 
-    What `check_locks` has said of the lock is not said again; that NVIDIA does not publish a
-    part of it for the node's system, `read_provisioning` says, which chooses packages.
+    It does not repeat `check_locks`; `read_provisioning`, which chooses packages, reports parts
+    that NVIDIA does not publish for the node's system.
     """
     lock = node.settings.gpu_lock
     if lock is None:
@@ -75,7 +75,7 @@ def check_node_lock(
 
 
 def _place(node: NodeVars, objection: Objection) -> str:
-    """Return the file and line of the key to change; of what is filled in, its own place."""
+    """Return the file and line of the key to change; for a default, the place of its source."""
     at = node.origins.get(str(objection.at[0]))
     return str(at.place_of(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 

@@ -1,6 +1,6 @@
-"""`group_vars/<group>.lock.yml`: where a group's `gpu_lock` is, when `gpufleet lock` writes it.
+"""`group_vars/<group>.lock.yml`: the file with a group's `gpu_lock` that `gpufleet lock` writes.
 
-One file for one key, so that a program can overwrite it without touching what people wrote.
+It has only that key, so that a program can overwrite it without touching hand-written settings.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ def lock_path(group_vars: Path, group: str) -> Path:
 
 def group_name(file: Path) -> str:
     """
-    Return the group or host whose variables a file has, by the file's name alone.
+    Return the group or host whose variables a file has, from the file's name.
 
     >>> group_name(Path("gpu_h100.lock.yml")), group_name(Path("gpu_h100.yml"))
     ('gpu_h100', 'gpu_h100')
@@ -39,11 +39,10 @@ def overlay(
     written: Variables, directories: Iterable[Path], group: str, root: Path | None = None
 ) -> Variables:
     """
-    Return a group's variables with its lock from each `group_vars` directory laid over them.
+    Return a group's variables, overridden by its lock from each `group_vars` directory.
 
-    `written` are the group's variables in other files. Raises FleetError for a lock in both, of
-    which one would have no reader, and for other keys in a lock's file, which the next lock would
-    lose.
+    `written` are the group's variables in other files. Raises FleetError for a lock in both places,
+    and for other keys in a lock's file, which the next lock would delete.
     """
     problems = []
     locked: Variables = {}
@@ -64,8 +63,8 @@ def overlay(
         ]
         if KEY in found and KEY in written:
             problems.append(
-                f"{found[KEY][1]}: {KEY}: the group has another one in {written[KEY][1]}: "
-                "remove one of the two"
+                f"{found[KEY][1]}: {KEY}: the group also has a lock in {written[KEY][1]}: remove "
+                "one of the two"
             )
         locked = variables.merge(locked, found)
     if problems:
@@ -77,7 +76,7 @@ def overlay(
 _MEANING = {
     "driver": "fabric manager, NSCQ, IMEX and the persistence daemon are of the same version",
     "modules": "flavour of the kernel modules",
-    "kernel": "follow: kernels are upgraded as elsewhere; held: they stay",
+    "kernel": "follow: kernels are upgraded as usual; held: they keep their version",
     "nvlsm": "subnet manager of NVLink 5 switches",
     "toolkit": "compilers on the node; vLLM's wheels contain the CUDA runtime",
     "dcgm": "monitoring: the host engine and its exporter",
@@ -90,7 +89,7 @@ def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
     """
     Return the file's text; `source` is the versions' origin, `why` has reasons by key.
 
-    Values that a lock leaves open (null) are left out: `cuda`, `dcgm` and `vllm` say them then.
+    Open values of a lock (null) are left out: then `cuda`, `dcgm` and `vllm` have them.
     """
     lines = [
         f"# {source}",

@@ -1,8 +1,8 @@
 """Write a lock from the versions that a group's nodes run, by their probes.  Pure.
 
-A lock is only read from nodes that agree: one whose parts are of different versions, or that
-differs from the others, is named with what differs, and nothing is locked. An unreadable value is
-reported as such, never as "none".
+A lock is only read from nodes that agree: a node with mixed versions, or that differs from the
+others, is reported with the difference, and nothing is locked. An unreadable value is reported as
+such, never as "none".
 """
 
 from __future__ import annotations
@@ -78,8 +78,8 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     if others:
         said = " and ".join(f"{version} {what}" for what, version in others.items())
         yield (
-            f"runs driver {loaded} and has {said}: activate one version first (deploys/node.py, "
-            "or a reboot)"
+            f"runs driver {loaded} but has {said} installed: activate one version first "
+            "(deploys/node.py, or a reboot)"
         )
 
 
@@ -99,7 +99,7 @@ def installed_versions(document: Mapping[str, Any], settings: NodeSettings) -> d
 
 
 def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield a sentence for each key that nodes have in several values."""
+    """Yield a sentence for each key whose value differs between nodes."""
     for key in next(iter(read.values()), {}):
         nodes: dict[str, list[str]] = {}
         for node, values in read.items():
@@ -138,7 +138,7 @@ def _toolkits(packages: Mapping[str, Any], settings: NodeSettings) -> list[tuple
     """
     Return (profile, package without its branch, branch) of the toolkits that are installed.
 
-    If there are several, the declared one, if it is among them.
+    Of several, only the declared one, if it is among them.
     """
     declared = settings.cuda and settings.cuda.toolkit
     for profile, name in _TOOLKITS:
@@ -182,7 +182,7 @@ def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str]
     """
     Return the declared release; None: none, or its Python is unknown.
 
-    The release is what `vllm` declares, and not what runs: a deploy brings the two together.
+    It is the release that `vllm` declares, not the running one, which the next deploy changes.
     """
     vllm = settings.vllm
     if vllm is None:

@@ -1,4 +1,4 @@
-"""Refuse locks that cannot work, before a node is changed and again with its facts. Pure.
+"""Refuse locks that cannot work: before any node is probed, and again with each node's facts. Pure.
 
 A refused lock would leave a node without a driver, or vLLM without a suitable one. Remarks on locks
 that work have `refused` False.
@@ -25,7 +25,7 @@ if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.artifacts.release import Wheels
 
 OWN_PYTHON = "/usr/bin/python3"
-"""The interpreter that distributions bring, which the probe runs in."""
+"""The distribution's Python interpreter, in which the probe runs."""
 
 _BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
 # The first branch that runs a generation's boards (CUDA's release notes: the first release that
@@ -129,8 +129,8 @@ def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[
     """
     Yield an objection if the node's Python differs from the locked one.
 
-    `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". The path
-    of another interpreter says its version itself, or nothing here knows it.
+    `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". Another
+    interpreter's version is in its path, or unknown.
     """
     own = ".".join(python.split(".")[:2])
     if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:
@@ -165,7 +165,7 @@ def machine_objections(
     if unknown:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and it is unknown whether that supports {_ids(unknown)}: see the "
+            f"is {lock.driver}, and it is unknown whether it supports {_ids(unknown)}: see the "
             "driver's list of supported GPUs",
             refused=False,
         )

@@ -1,8 +1,8 @@
 """Judge nodes before a deploy provisions them, and refuse unsuitable ones. Pure.
 
-Every problem of every node is found before one of them is touched, from one probe of each; a node
-without a driver is nothing unusual here. Whether a lock suits a machine is
-`gpu_software/lock_rules.py`'s to say.
+Every problem of every node is found before one of them is touched, from one probe of each; nodes
+without a driver are expected here. `gpu_software/lock_rules.py` decides whether a lock suits a
+machine.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ class BareNode:
 
     @property
     def lock(self) -> GpuLock:
-        """The lock that the node has to match."""
+        """The lock that the node must match."""
         if self.settings.gpu_lock is None:
             raise ValueError(f"{self.name} has no gpu_lock")
         return self.settings.gpu_lock

@@ -38,8 +38,8 @@ def problems(
     """
     Return why a node must not serve yet; unreadable facts are also reasons.
 
-    `standing` is how its driver stands by the same probe; None: there was no probe, which the
-    report says. With `checks.degraded` single GPUs may be unfit, as for a deploy.
+    `standing` is its driver's state in the same probe; None: there was no probe, which the report
+    states. With `checks.degraded` single GPUs may be unfit, as for a deploy.
     """
     found = [finding_sentence(each) for each in _stopping(report, node, settings)]
     if standing is not None and not isinstance(standing, Active):
@@ -48,7 +48,7 @@ def problems(
 
 
 def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool:
-    """Return whether all that is wrong is a fabric that may be on its way still."""
+    """Return whether the only problem is a fabric that may still be joining."""
     return {each.check for each in _stopping(report, node, settings)} <= SETTLING
 
 

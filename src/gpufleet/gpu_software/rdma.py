@@ -1,9 +1,9 @@
 """GPUDirect RDMA between GPUs and network adapters: what a node needs for that. Pure.
 
-Two ways exist. `dma_buf`: the kernel's own; the driver's open modules export memory, and the
-adapter's inbox driver takes it. `peermem`: NVIDIA's nvidia_peermem, for programs that require it;
-it needs a kernel interface that only the adapter vendor's drivers provide. No driver of an adapter
-is installed here: the distribution's is in its kernel.
+Two ways exist. `dma_buf`: the kernel's DMA-BUF; the driver's open modules export memory, and the
+adapter's inbox driver imports it. `peermem`: NVIDIA's nvidia_peermem, for programs that require it;
+it needs a kernel interface that only the adapter vendor's drivers provide. No adapter driver is
+installed here: the distribution's kernel has one.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ PACKAGES = ("rdma-core", "infiniband-diags")
 
 def desired_rdma(rdma: Rdma | None, distribution: str) -> DesiredState:
     """
-    Return packages and files of a node; without `rdma`, the files of an earlier run are gone.
+    Return packages and files of a node; without `rdma`, the files of an earlier run are removed.
 
     `distribution` is os-release's ID, as in "debian" or "rhel".
     """

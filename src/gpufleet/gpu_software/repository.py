@@ -1,7 +1,7 @@
 """Choose NVIDIA's repository for a system, and verify it by its key. Pure.
 
-It is a table because nothing can be derived: each distribution's repository has its own key, under
-an irregular file name. Not known stays None: its user reports that instead of guessing.
+It is a table because the names follow no rule: each distribution's repository has its own key with
+an irregular file name. Unknown values are None: callers report that instead of guessing.
 """
 
 from __future__ import annotations
@@ -47,12 +47,10 @@ class VendorRepository:
     """
     NVIDIA's repository for one system.
 
-    Attributes:
-        folder: the repository's, below VENDOR; the processor's follows.
-        key: file name of its public key; None: not known.
-        fingerprint: of that key, 40 hexadecimal digits; None: not known.
-        keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: there is none, or not known.
-        dcgm: whether DCGM is in it; None: not known.
+    Attributes: folder: the repository's, below VENDOR, without the processor's. key: file name of
+        its public key; None: unknown. fingerprint: of that key, 40 hexadecimal digits; None:
+        unknown. keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: none or unknown. dcgm:
+        whether it has DCGM; None: unknown.
     """
 
     folder: str
@@ -158,7 +156,7 @@ def stored_key_path(repository: Repository) -> str:
 
 def address_mistake(url: str, system: System) -> str | None:
     """
-    Return what is wrong if an address is plainly another system's repository; None if not.
+    Return the mistake if an address is clearly another system's repository, else None.
 
     A mirror may call its folders anything: only NVIDIA's own names are judged.
     """
@@ -167,6 +165,6 @@ def address_mistake(url: str, system: System) -> str | None:
         return None
     return (
         f"cuda.repository.url ends in {found[1]}/{found[2]}, and the node runs {system}, whose "
-        f"repository is {repository_path(system)}: correct it, or put the node into a group of "
-        "its own"
+        f"repository is {repository_path(system)}: correct it, or put the node into a separate "
+        "group"
     )

@@ -1,9 +1,8 @@
 """Ansible inventories, YAML and INI, as an inventory file.  Pure.
 
-Contract: hosts, groups and how groups nest are taken, and how a host is reached: its address, port,
-user and key file, with Ansible's precedence. Other variables are named and never shown: they may be
-passwords. Group variables are copied to each host, because an inventory file has only host
-variables.
+Contract: takes hosts, groups and their nesting, and a host's address, port, user and key file, with
+Ansible's precedence. Of other variables only names are shown: values may be passwords. Group
+variables are copied to each host, because an inventory file has only host variables.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ _SECTION = re.compile(r"\[([^\]:\s]+)(?::(hosts|children|vars))?\]")
 _UNITS = {"Unit", "Service", "Install", "Container", "Timer", "Socket"}
 _RANGE = re.compile(r"\[(\w{1,9}):(\w{1,9})(?::(\d{1,9}))?\]")
 _MOST_HOSTS = 10_000
-"""Limit of all ranges together: more hosts than any inventory has."""
+"""Limit of hosts in all ranges together: no real inventory has more."""
 _MOST_RANGES = 8  # of one host
 _MOST_GROUPS = 1_000
 _YES = {"true", "yes", "1", "on"}
@@ -97,7 +96,7 @@ def _range(match: re.Match[str]) -> Iterator[str]:
 
 
 def is_inventory(document: Mapping[str, Any]) -> bool:
-    """Return whether every key of a mapping is a group: `hosts`, `children`, `vars` alone."""
+    """Return whether every value of a mapping is a group: only `hosts`, `children`, `vars`."""
     groups = [mapping(each) for each in document.values() if each is not None]
     parts = {"hosts", "children", "vars"}
     return bool(groups) and all(each and {*each} <= parts for each in groups)

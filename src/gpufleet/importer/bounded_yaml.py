@@ -1,5 +1,5 @@
 """
-Parse untrusted YAML: excessive aliases or depth, and mistakes, raise an error with a sentence.
+Parse untrusted YAML; raise an error with a message for mistakes and for too many aliases or levels.
 Pure.
 """
 
@@ -13,7 +13,7 @@ import yaml
 from gpufleet.errors import FleetError, yaml_fault
 
 _MOST_VALUES = 100_000
-"""Values of a YAML text once each alias is the value that it stands for."""
+"""Limit of a YAML text's values after aliases are expanded."""
 
 
 class NoYamlError(Exception):
@@ -56,7 +56,9 @@ def load_documents(text: str) -> tuple[Any, ...]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return a node's number of values with expanded aliases; each node is visited once."""
+    """
+    Return the number of values below a YAML node with expanded aliases; each node is visited once.
+    """
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
         below = [] if isinstance(node, yaml.ScalarNode) else node.value

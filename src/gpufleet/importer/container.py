@@ -1,7 +1,7 @@
 """Read vLLM containers from `docker run` and docker-compose files.  Pure.
 
-Contract: only what concerns the server is taken. All other options of the container, including
-unknown ones, are reported with the reason for dropping them.
+Contract: takes only the server's options. All other options of the container, including unknown
+ones, are reported with the reason for dropping them.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ WHY = {
     "gpus": "the plan decides which GPUs a stage gets",
     "runtime": "the plan decides which GPUs a stage gets",
     "device": "the plan decides which GPUs a stage gets",
-    "ipc": f"{_NO_CONTAINER}, and have the node's shared memory",
-    "shm-size": f"{_NO_CONTAINER}, and have the node's shared memory",
+    "ipc": f"{_NO_CONTAINER}, and use the node's shared memory",
+    "shm-size": f"{_NO_CONTAINER}, and use the node's shared memory",
     "network": f"{_NO_CONTAINER}, and use the node's network",
     "restart": "systemd restarts a stage that dies",
     "name": "the unit is named after the model",
-    "user": "vllm.user says who runs the stages",
+    "user": "vllm.user is the user that runs the stages",
     "ulimit": "the unit has the limits that vLLM needs",
     "healthcheck": "a deploy waits until the server answers",
     "env-file": "it was not read: put its variables under `environment`",
 }
-"""Why an option of a container is dropped; what is not here is dropped as no container is used."""
+"""
+Why an option of a container is dropped; options that are not here are dropped because no container
+is used.
+"""
 
 
 _COMPOSE = {
@@ -61,7 +64,7 @@ _COMPOSE = {
     "shm_size": "shm-size",
     "ulimits": "ulimit",
 }
-"""Compose's keys by the options of `docker run` that do the same."""
+"""Compose's keys, by the equivalent options of `docker run`."""
 
 
 def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:

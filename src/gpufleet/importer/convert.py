@@ -1,8 +1,8 @@
-"""Makes settings of servers that are started by hand or by other tools.  Pure.
+"""Convert servers that are started by hand or by other tools to settings.  Pure.
 
-Contract: the result is valid for `settings/node_settings.py`, except for marked decisions of a
-person. Every argument and variable is either in the settings or in a note with the reason. No key
-or token is in either.
+Contract: the result is valid for `settings/node_settings.py`, except for marked decisions that are
+left to the operator. Every argument and variable is either in the settings or in a note with the
+reason. No key or token is in either.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Imported:
 
     @property
     def decided(self) -> bool:
-        """Return whether no decision is left to a person."""
+        """Return whether no decision is left to the operator."""
         return not any(note.decide for note in self.notes)
 
 
@@ -102,7 +102,7 @@ def convert(
 
 
 def _key(name: str, taken: Iterable[str]) -> str:
-    """Return a name as `serving` has them, not yet taken."""
+    """Return a valid, unused name for `serving`."""
     base = re.sub(r"[^a-z0-9.-]+", "-", name.rpartition("/")[2].lower()).strip("-.")
     base = base[:_NAME_LENGTH].strip("-.") or "model"
     key, count = base, 1
@@ -156,7 +156,10 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
         found.served["replicas"] = launch.replicas
     if launch.port not in {None, FIRST_PORT}:
         found.served["port"] = launch.port
-        found.say(f"port {launch.port} is the first replica's; others take the next", at=LAST)
+        found.say(
+            f"port {launch.port} is the first replica's; further replicas take the next ports",
+            at=LAST,
+        )
     port = found.served.get("port")
     if isinstance(port, int) and port < FIRST_FREE_PORT:
         found.say(
@@ -190,7 +193,9 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
 
 
 def _adapters(found: Findings) -> None:
-    """Move `lora-modules` to `adapters`, if all of them can be one and nothing else loads any."""
+    """
+    Move `lora-modules` to `adapters`, if all can be converted and no other flag loads adapters.
+    """
     modules = found.flags.get("lora-modules")
     if not isinstance(modules, list) or "default-mm-loras" in found.flags:
         return
@@ -227,7 +232,7 @@ def _adapters(found: Findings) -> None:
 
 
 def _module(word: Any) -> tuple[str, str]:
-    """Return name and path of a word of `--lora-modules`; empty where it says more than these."""
+    """Return name and path of a word of `--lora-modules`; empty if it has more than these."""
     if isinstance(word, str) and word.startswith("{"):
         word = json.loads(word)
     if isinstance(word, Mapping):

@@ -27,7 +27,7 @@ _HOW = (
     "...`; SGLang, TensorRT-LLM and TGI in vLLM's place"
 )
 _LONGEST = 1 << 18
-"""Characters of a text: models, a compose file or a script of hundreds of servers have fewer."""
+"""Limit of a text's characters: a file for hundreds of servers has fewer."""
 _STARTS = re.compile(r"vllm[\s./:]|sglang|trtllm-serve|text-generation-")
 _SHOWN = 200  # characters of a text's keys
 _YAML = (".yml", ".yaml")
@@ -63,7 +63,7 @@ def _read(text: str, file: str, name: str) -> Source:
     except NoYamlError as error:
         if is_yaml:
             template = "{{" in text
-            also = "; it is a template: give what `helm template` or Ansible makes of it" * template
+            also = "; it is a template: give the output of `helm template` or of Ansible" * template
             raise FleetError(f"is no YAML: {error}{also}") from None
         documents = ()
     mappings = [mapping(each) for each in documents if isinstance(each, Mapping)]
@@ -129,7 +129,7 @@ def _models(document: Mapping[str, Any]) -> Source:
     shared = document.get("env", document.get("environment"))
     launches, notes = models_file.launches(document["models"], shared)
     notes += tuple(
-        Note(f"`{key}` is dropped: it is no model")
+        Note(f"`{key}` is dropped: it is not a model")
         for key in document
         if key not in {"models", "env", "environment"}
     )

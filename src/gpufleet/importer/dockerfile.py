@@ -1,4 +1,4 @@
-"""A Dockerfile whose image serves with vLLM, as lines of a shell.  Pure.
+"""Convert a Dockerfile whose image serves with vLLM to shell lines.  Pure.
 
 Contract: the last stage's ENTRYPOINT and CMD, in either form, with its ENV before them. The image
 vllm/vllm-openai has `vllm serve` as its entrypoint.

@@ -45,7 +45,7 @@ _ORDER = (
 
 @dataclass
 class Findings:
-    """One server on its way to settings; `key` is its name in `serving`."""
+    """The findings of one server; `key` is its name in `serving`."""
 
     key: str
     served: dict[str, Any] = field(default_factory=dict)
@@ -60,7 +60,7 @@ class Findings:
         self.notes.append((at, Note(text, decide=decide)))
 
     def hide(self, value: str) -> None:
-        """Keep a secret out of every sentence."""
+        """Hide a secret in all notes."""
         if not UNSET.match(value):  # else it is a variable's name
             self.secrets.append(value)
 
@@ -94,7 +94,7 @@ class Findings:
         )
 
     def ordered(self) -> dict[str, Any]:
-        """Return the entry of `serving`, its keys in the order in which people read them."""
+        """Return the entry of `serving`, with its keys in reading order."""
         return {name: self.served[name] for name in _ORDER if name in self.served}
 
     def sentences(self) -> Iterator[Note]:

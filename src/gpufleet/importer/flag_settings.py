@@ -1,4 +1,4 @@
-"""Turns a command line's flags into settings, or into sentences that say why not.  Pure.
+"""Convert a command line's flags to settings, or to notes why that is impossible.  Pure.
 
 Contract: the complete line is judged as vLLM would get it; flags with their own setting, and those
 that the plan decides, are removed afterwards.
@@ -29,7 +29,7 @@ _OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: tru
 _OWN_ENGINES = "the plan decides where the engines of a replica run"
 _PLAIN = "endpoints are plain HTTP: put TLS in front of them"
 _DROPPED = {
-    "--host": "vllm.listen says which address all endpoints bind",
+    "--host": "vllm.listen is the address that all endpoints bind",
     "--uds": "endpoints are TCP ports",
     "--config": "its file was not read: import it, too, and put its settings under these",
     "--download-dir": "files are staged where a deploy can check them",
@@ -197,7 +197,7 @@ class FlagSettings:
         if name == "data_parallel_balancing":
             value = _balancing(given.flag.name, on=value)
             if value is None:
-                self._found.say(f"`{written}` is dropped: it is off without it", at=at)
+                self._found.say(f"`{written}` is dropped: it is off by default", at=at)
                 return True
         self._found.served[name] = value
         if name == "drain_seconds":
@@ -213,7 +213,7 @@ class FlagSettings:
             self._found.served["distributed_executor_backend"] = value
             self._found.say(f"`{written}` is `distributed_executor_backend`", at=at)
         elif value in {"mp", None}:
-            self._found.say(f"`{written}` is dropped: it is so without it", at=at)
+            self._found.say(f"`{written}` is dropped: it is the default", at=at)
         else:
             self._found.say(
                 f"`{written}` is dropped: `distributed_executor_backend` is `mp` or `ray`",
@@ -249,7 +249,7 @@ class FlagSettings:
                 at=at,
             )
         elif value == FIRST_PORT:
-            self._found.say(f"`{written}` is dropped: it is so without it", at=at)
+            self._found.say(f"`{written}` is dropped: it is the default", at=at)
         else:
             self._found.served["port"] = value
             self._found.say(
@@ -292,7 +292,7 @@ def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
 
 
 def is_open(problem: Problem) -> bool:
-    """Return whether a person must decide about it."""
+    """Return whether the operator must decide about it."""
     return problem.rewritten is None and problem.kind not in {Kind.REMOVED, Kind.NEVER}
 
 

@@ -1,7 +1,7 @@
 """Kubernetes workloads with a vLLM container, as manifests have them.  Pure.
 
-Contract: of a container its command, arguments, variables and replicas are taken. A Secret is named
-and never copied: neither a document of that kind nor the value of a variable that comes from one.
+Contract: takes a container's command, arguments, variables and replicas. A Secret is named and
+never copied: neither a document of that kind nor the value of a variable that comes from one.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _SHELLS = {"sh", "bash"}
 _STAGES = "stages are services of the node, not containers"
 _WHY = {
     "resources": "the plan decides which GPUs a stage gets",
-    "nodeSelector": "the inventory's groups say which nodes declare a model",
-    "affinity": "the inventory's groups say which nodes declare a model",
-    "tolerations": "the inventory's groups say which nodes declare a model",
+    "nodeSelector": "a model is declared for groups of the inventory",
+    "affinity": "a model is declared for groups of the inventory",
+    "tolerations": "a model is declared for groups of the inventory",
     "runtimeClassName": "the plan decides which GPUs a stage gets",
     "livenessProbe": "systemd restarts a stage that dies, `watchdog` one that hangs",
     "readinessProbe": "the gateway checks servers",
     "startupProbe": "`start_seconds` is the deadline of a start",
-    "terminationGracePeriodSeconds": "`drain_seconds` says how long requests may finish",
+    "terminationGracePeriodSeconds": "`drain_seconds` limits how long requests may take to finish",
     "restartPolicy": "systemd restarts a stage that dies",
     "securityContext": "the unit has its own sandbox",
-    "ports": "`port` says where a server listens",
+    "ports": "`port` is where a server listens",
 }
 
 
@@ -52,7 +52,7 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
         found = tuple(_servers(document, name)) if kind in _WORKLOADS else ()
         launches += found
         if not found:
-            why = "runs no vLLM" if kind in _WORKLOADS else "is no workload that is read"
+            why = "runs no vLLM" if kind in _WORKLOADS else "is not a workload that is imported"
             notes.append(Note(f"{kind} `{name}` {why}: left out"))
     return Source(tuple(launches), tuple(notes))
 
@@ -112,7 +112,7 @@ def _is_vllm(container: Mapping[str, Any]) -> bool:
 
 @dataclass
 class _Container:
-    """One container on its way to a server."""
+    """One container that is converted to a server."""
 
     said: Mapping[str, Any]
     paths: Mapping[str, str]

@@ -1,4 +1,4 @@
-"""Turns a server's variables into settings, flags, or sentences that say why not.  Pure."""
+"""Convert a server's variables to settings or flags, or to notes why that is impossible.  Pure."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ _OWN_DIRECTORIES = "each stage has its own directories"
 _DROPPED = {
     "CUDA_VISIBLE_DEVICES": _OWN_GPUS,
     "NVIDIA_VISIBLE_DEVICES": _OWN_GPUS,
-    "NVIDIA_DRIVER_CAPABILITIES": "it is read by NVIDIA's container runtime alone",
+    "NVIDIA_DRIVER_CAPABILITIES": "only NVIDIA's container runtime reads it",
     "CUDA_DEVICE_ORDER": _OWN_GPUS,
     "PATH": "the release's own programs come first",
     "LD_LIBRARY_PATH": "it would put other libraries before those of the release",
     "PYTHONPATH": "it would put other packages before those of the release",
     "VIRTUAL_ENV": "the release has its own environment",
-    "HF_HUB_OFFLINE": "files are staged before a start, which then asks no hub",
+    "HF_HUB_OFFLINE": "files are staged before a start, which then needs no hub",
     "HF_HUB_ENABLE_HF_TRANSFER": "files are staged before a start",
-    "VLLM_HOST_IP": "each node has its own, which the plan knows",
+    "VLLM_HOST_IP": "each node has its own, and the plan sets it",
     "VLLM_PORT": "the plan gives ports",
 } | dict.fromkeys(
     (
@@ -62,7 +62,7 @@ def take_variables(
     secrets: Set[str] = frozenset(),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """
-    Return the variables that are kept, and the flags that stand for others.
+    Return the variables to keep, and the flags that replace others.
 
     `secrets` are names of variables whose values are stored elsewhere.
     """

@@ -1,7 +1,7 @@
-"""LiteLLM's own `config.yaml`, as `litellm` of group_vars.  Pure.
+"""Convert LiteLLM's `config.yaml` to `litellm` in group_vars.  Pure.
 
-Contract: the entries of `model_list` for servers that speak vLLM's protocol becomes names; the rest
-is named by its key, its values are not shown.
+Contract: the entries of `model_list` for servers that speak vLLM's protocol become names; other
+parts are reported by key, without values.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _VLLM = ("hosted_vllm/", "vllm/")
 _OPENAI = ("openai/", "text-completion-openai/")
 _READ = {"fallbacks", "model_group_alias"}
 _WHY = {
-    "general_settings": "`litellm` has its own clients, and keeps nothing in a database",
+    "general_settings": "`litellm` has its own clients and uses no database",
     "environment_variables": "LiteLLM's unit has only its own variables",
     "litellm_settings": "the gateway tries other servers, and bounds requests",
     "router_settings": "the gateway divides requests, and tries other servers",

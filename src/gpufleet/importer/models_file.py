@@ -2,7 +2,7 @@
 
 Contract: `models` is a list of mappings or a mapping by name. Each needs `command` (text or words,
 with or without `vllm serve`) or `model`; `args` (text, words or a mapping of flags) are added to
-it, `env` are its variables. `litellm` has the names and parameters that the proxy has for it.
+it, `env` are its variables. `litellm` has the proxy's names and parameters for it.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ def _launch(
         environment |= started[0].environment
         notes += started[0].notes
     if started[1:]:
-        text = f"its command starts {len(started)} servers, and the first alone is taken"
-        notes.append(Note(f"{text}: give the others names of their own", decide=True))
+        text = f"its command starts {len(started)} servers: only the first is taken"
+        notes.append(Note(f"{text}: give the others different names", decide=True))
     if model.get("model") is not None and not _names_a_model(argv):
         argv.insert(0, str(model["model"]))
     names, told = _litellm(_first(model, _LITELLM))
@@ -121,7 +121,7 @@ def _text(said: Any) -> str:
     """
     Return a command as a shell reads it.
 
-    A list contains words, which keep their spaces, or lines such as `--port 8001`. A mapping is of
+    A list contains words, which keep their spaces, or lines such as `--port 8001`. A mapping has
     flags.
 
     >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])

@@ -26,7 +26,9 @@ _HAVE_NO_FP8 = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MoeChoice:
-    """Outcome of such a variable: arguments to add, and why; `decide`: a person has to."""
+    """
+    The result for such a variable: arguments to add, and why; `decide`: the operator must decide.
+    """
 
     arguments: tuple[str, ...]
     why: str
@@ -37,12 +39,12 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
     """
     Return the outcome of one of `MOE_VARIABLES`.
 
-    `variables` are all of the server, `quantization` is what its command line says; None: nothing,
-    so the checkpoint decides.
+    `variables` are all of the server, `quantization` is from its command line; None: the checkpoint
+    decides.
     """
     if name == _KERNELS:
         if _is_on(variables, _FP8) or _is_on(variables, _FP16):
-            return MoeChoice((), "it says which of FlashInfer's kernels the other variable means")
+            return MoeChoice((), "it selects among FlashInfer's kernels for the other variable")
         return MoeChoice((), "without VLLM_USE_FLASHINFER_MOE_FP8 or _FP16 it has no effect")
     if not _is_on(variables, name):
         return MoeChoice((), "it is off")
@@ -55,12 +57,12 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
         return MoeChoice(flag, f"`--quantization {quantization}` gives the model {kind} experts")
     if acts is False:
         return MoeChoice(
-            (), f"it is for {kind} experts, and `--quantization {quantization}` has others"
+            (), f"it is for {kind} experts, but `--quantization {quantization}` gives others"
         )
     return MoeChoice(
         (),
-        f"it is for {kind} experts, and nothing here says whether the model has them: if so, "
-        f"write `moe-backend: {backend}` under `flags`",
+        f"it is for {kind} experts, and it is unknown whether the model has them: if so, write "
+        f"`moe-backend: {backend}` under `flags`",
         decide=True,
     )
 

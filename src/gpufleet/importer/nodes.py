@@ -17,7 +17,7 @@ class Topology:
     """The nodes of one replica by its flags, read before the plan's own flags are taken out."""
 
     def __init__(self, line: CommandLine, schema: Schema) -> None:
-        """Take a command line in its original form."""
+        """Set the command line, in its original form."""
         self._line = line
         self._schema = schema
 

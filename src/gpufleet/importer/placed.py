@@ -1,4 +1,4 @@
-"""Words of a command line with their places, so that sentences come in its order.  Leaf."""
+"""Words of a command line with their places, so that notes are in its order.  Leaf."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FIRST, LAST = -1, 1 << 30
-"""Places of sentences that belong in front of the line's own, or behind them."""
+"""Order of sentences that come before or after the line's own."""
 
 
 @dataclass(frozen=True, slots=True)

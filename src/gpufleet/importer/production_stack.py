@@ -1,8 +1,9 @@
 """Helm values of vLLM's production-stack.  Pure.
 
-Contract: each entry of `servingEngineSpec.modelSpec` becomes the command line that the chart makes
-of it (helm/templates/deployment-vllm-multi.yaml of the chart, read at commit 010004e). The chart's
-router, caches and storage have no counterpart and are named by their keys. Tokens are never copied.
+Contract: each entry of `servingEngineSpec.modelSpec` becomes the command line that the chart
+generates (helm/templates/deployment-vllm-multi.yaml of the chart, read at commit 010004e). The
+chart's router, caches and storage have no counterpart and are named by their keys. Tokens are never
+copied.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ _WHY = {
     "pvcMatchLabels": "files are staged where a deploy can check them",
     "storageClass": "files are staged where a deploy can check them",
     "nodeSelectorTerms": "the inventory's groups say which nodes declare a model",
-    "routerSpec": "`gateway` is what clients ask",
+    "routerSpec": "clients send requests to `gateway`",
 }
 _NONE = "it has no counterpart here"
 
@@ -85,7 +86,7 @@ def _launch(name: str, spec: Mapping[str, Any], *, has_key: bool) -> Launch:
         Note(f"`{key}` is dropped: {_WHY.get(key, _NONE)}") for key in spec if key not in _SPEC
     ]
     notes += (
-        Note(f"`vllmConfig.{key}` is dropped: the chart's template does not say what it does")
+        Note(f"`vllmConfig.{key}` is dropped: the chart's template does not show what it does")
         for key in config
         if key not in _READ
     )
@@ -155,7 +156,7 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
     if mapping(spec.get("lmcacheConfig")):
         notes.append(
             Note(
-                "`lmcacheConfig` is read for `--kv-transfer-config` alone: LMCache has to be in "
+                "`lmcacheConfig` is read only for `--kv-transfer-config`: LMCache has to be in "
                 "`vllm.lock`, and its settings in LMCACHE_* of `environment`",
                 decide=True,
             )

@@ -1,4 +1,4 @@
-"""LiteLLM's names and parameters, as `litellm` of group_vars has them.  Pure.
+"""Convert LiteLLM's names and parameters to `litellm` in group_vars.  Pure.
 
 Contract: a LiteLLM deployment of a server becomes a name with entries, parameters and fallbacks, or
 a sentence with its key. Values without a setting are never shown: they may be keys.
@@ -16,7 +16,7 @@ from gpufleet.importer.server import Note, ProxyName
 from gpufleet.settings.litellm_settings import Parameters
 
 PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
-"""LiteLLM's names of a server's protocol, in front of the model's name."""
+"""LiteLLM's protocol prefixes of a model's name."""
 
 _PUBLIC = re.compile(r"[\w.:/-]+")
 _WHY = {
@@ -38,7 +38,7 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
     """
     Return the name of one deployment in `model_list`, and notes about its other keys.
 
-    Its parameters may stand below `litellm_params` or beside the name.
+    Its parameters may be in `litellm_params` or beside the name.
     """
     inner = said.get("litellm_params")
     params = inner if isinstance(inner, Mapping) else {}
@@ -101,8 +101,8 @@ def proxy_settings(
         if entry is not None and one.asks not in {None, own}:
             notes.append(
                 Note(
-                    f"LiteLLM asks the server for `{one.asks}`, which answers to `{own}`: see that "
-                    "it is the `served_name`",
+                    f"LiteLLM asks the server for `{one.asks}`, but the server's name is `{own}`: "
+                    "make sure that it is the `served_name`",
                     entry,
                     decide=True,
                 )
@@ -113,7 +113,7 @@ def proxy_settings(
             continue
         if not _PUBLIC.fullmatch(name):
             notes.append(
-                Note(f"`{name}` is dropped: no name of `litellm` is written so", decide=True)
+                Note(f"`{name}` is dropped: it is not a valid name for `litellm`", decide=True)
             )
             continue
         groups.setdefault(name, []).append((one, behind))
@@ -141,8 +141,8 @@ def _name(
         for key in {*parameters} | {*one.parameters}:
             if parameters.get(key) != one.parameters.get(key):
                 yield Note(
-                    f"litellm.models.{name}: its servers have different `{key}`, and a name has "
-                    "one: it is left out",
+                    f"litellm.models.{name}: its servers have different `{key}`, but a name has "
+                    "only one: it is left out",
                     decide=True,
                 )
                 parameters.pop(key, None)
@@ -156,7 +156,7 @@ def _name(
             yield Note(f"litellm.models.{name} has the defaults for requests")
     elif len(behind) == 1 and not more:
         aliases[name] = behind[0]
-        yield Note(f"litellm.aliases.{name} is a further name of {behind[0]}")
+        yield Note(f"litellm.aliases.{name} is an alias of {behind[0]}")
     else:
         models[name] = {"entries": list(entries), **more}
         if len(entries) < len(behind) or not behind:

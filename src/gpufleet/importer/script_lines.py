@@ -1,7 +1,7 @@
-"""The lines of a shell script or of a unit file, as a shell puts them together.  Pure.
+"""Join the lines of a shell script or unit file as a shell does.  Pure.
 
-Contract: continued lines and those within quotes are one, without comments and here-documents. A
-broken continued line is read as intended, with a note.
+Contract: continued and quoted lines become one; comments and here-documents are removed. A broken
+continued line is read as intended, with a note.
 """
 
 from __future__ import annotations
@@ -79,8 +79,8 @@ def _bare(line: str) -> tuple[str, bool]:
 def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
     return tuple(
         Note(
-            f"line {number} {why}: a shell ends the command there, and it is read here as if it "
-            "went on: check the result",
+            f"line {number} {why}: a shell ends the command there, but here it is read as if it "
+            "continued: check the result",
             decide=True,
         )
         for why, number in ended.items()
@@ -112,9 +112,10 @@ def _without_comment(line: str) -> str:
 
 def open_quote(text: str, quote: str = "") -> str:
     """
-    Return the open quote at the end of a text, "" for none, given the one open before it.
+    Return the quote that is open at the end of a text, "": none; the second argument is the one
+    open before it.
 
-    A backslash at the end is open, too: the character that it escapes follows.
+    A final backslash counts as open, too, because the next character is escaped.
 
     >>> open_quote("a 'b"), open_quote("c' d", "'"), open_quote('"')
     ("'", '', '"')

@@ -11,11 +11,11 @@ from gpufleet.importer.findings import Findings
 from gpufleet.importer.placed import Placed
 
 SECRET_FLAGS = {"--api-key": "api_key_file", "--hf-token": "hf_token_file"}
-"""Flags whose value is a secret, and the setting of `vllm` that names a file for it."""
+"""Flags whose value is a secret, with the setting of `vllm` for the secret's file."""
 
 
 def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
-    """Return a line without its secrets, with a note for each, without its value."""
+    """Return a line without its secrets, and a note for each that does not show its value."""
     gone: set[int] = set()
     at = 0
     while at < len(line.words):
@@ -26,7 +26,10 @@ def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
-    """Return the indices of the words of a secret that begins at an index; empty: none does."""
+    """
+    Return the indices of the words of a secret that begins at an index; empty: no secret begins
+    there.
+    """
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")

@@ -12,7 +12,7 @@ class Note:
     """
     One sentence about what was dropped, renamed or kept.
 
-    `where` is the server's name, "" for the file. `decide`: something is left for a person to do.
+    `where` is the server's name, "" for the file. `decide`: the operator has to decide something.
     """
 
     text: str
@@ -41,11 +41,11 @@ class ProxyName:
 @dataclass(frozen=True)
 class Launch:
     """
-    One `vllm serve`, whatever starts it.
+    One `vllm serve`, started in any way.
 
-    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's paths
-    (inside, on the node). `version` is the release that it runs today, if stated.
-    `left_behind` are words after the line that a shell does not pass to vLLM.
+    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's paths (inside,
+    on the node). `version` is the release that it runs today, if stated. `left_behind` are words
+    after the command that a shell does not pass to vLLM.
     """
 
     name: str

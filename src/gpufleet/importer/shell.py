@@ -1,8 +1,8 @@
 """The lines of a shell script that start a server, without running it.  Pure.
 
-Contract: words, quotes, continued lines, comments, here-documents and variables set by the script
-are read like by a shell; a unit file's `ExecStart=` and `Environment=` count as such lines. Values
-known only at run time (`$(...)`, external variables) are not guessed: they stay as written.
+Contract: words, quotes, continued lines, comments, here-documents and the script's variables are
+read as a shell reads them; a unit file's `ExecStart=` and `Environment=` count as such lines.
+Values known only at run time (`$(...)`, external variables) are not guessed: they stay as written.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _OPERATOR = re.compile(
     re.DOTALL,
 )
 _HELD = "\x1f"
-"""Stands for a blank within what a shell would compute, which is one word."""
+"""Replaces a blank inside a shell expansion, which is one word."""
 _REDIRECTION = re.compile(rf"{_OWN}\d*[<>&|-]+(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
@@ -47,7 +47,7 @@ _MOST_EXPANDED = 1 << 22  # characters that the variables of a source become, al
 
 @dataclass
 class Expansion:
-    """Limit the expansion of a source's variables: four of them can fill a machine's memory."""
+    """Limit the expansion of a source's variables: four nested ones can fill a machine's memory."""
 
     characters: int = 0
 
@@ -56,8 +56,8 @@ class Expansion:
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
             raise FleetError(
-                f"its variables become more than {_MOST_EXPANDED:,} characters: write the values "
-                "where they are used"
+                f"its variables expand to more than {_MOST_EXPANDED:,} characters: write the "
+                "values where they are used"
             )
         return text
 
@@ -103,7 +103,7 @@ def expand(
     """
     Return a text with the variables that are known; the others stay as they are written.
 
-    `add` is given the value of each variable, and may raise FleetError where there are too many.
+    `add` is called with each variable's value, and may raise FleetError if there are too many.
 
     >>> expand("$A/${B:-c}/$D", {"A": "a"})
     'a/c/$D'
@@ -157,7 +157,7 @@ def _space_out(line: str) -> str:
 
 
 def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
-    """Return the servers that a command starts; one that sets variables is taken over."""
+    """Return the servers that a command starts; a command that sets variables updates them."""
     if words[:1] == [bash_arrays.SET]:
         _set_array(words, script)
         return ()
@@ -206,7 +206,7 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if "do" in own:
         yield Note(
-            "it runs in a loop of the shell and is one entry here: write one for each of its "
+            "it runs in a shell loop, but is one entry here: write an entry for each of its "
             "models, or `replicas`",
             decide=True,
         )
@@ -276,8 +276,10 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
 
 
 def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[Note]]:
-    """Return the words as the shell passes them on, the word for the script's own arguments, and
-    notes about the others."""
+    """
+    Return the words that the shell passes on, the word for the script's own arguments, and notes
+    about the others.
+    """
     found: list[str] = []
     notes: list[Note] = []
     passed = ""

@@ -1,8 +1,8 @@
 """sparkrun's recipes of vLLM servers.  Pure.
 
 Contract: a recipe's `command` is read with its `{key}` replaced by `defaults`, as sparkrun renders
-it; without one, each of `defaults` is the option of its name, with a sentence
-(RECIPES.md of spark-arena/sparkrun, read at commit 1034742). Other runtimes are refused by name.
+it; without one, each key of `defaults` is the option of that name, with a note (RECIPES.md of
+spark-arena/sparkrun, read at commit 1034742). Other runtimes are refused by name.
 """
 
 from __future__ import annotations
@@ -31,9 +31,9 @@ _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
 _ROUNDS = 8  # of values that name others
 _MOST = 1 << 16  # characters of a command
 _WHY = {
-    "metadata": "it says nothing about the server",
-    "benchmark": "it says nothing about the server",
-    "recipe_version": "it says nothing about the server",
+    "metadata": "it does not describe the server",
+    "benchmark": "it does not describe the server",
+    "recipe_version": "it does not describe the server",
     "max_nodes": "the plan decides over which nodes a replica goes",
 }
 
@@ -48,7 +48,7 @@ def is_recipe(document: Mapping[str, Any]) -> bool:
 
 
 def read_recipe(document: Mapping[str, Any], name: str) -> Source:
-    """Return the server of a recipe. Raises `FleetError` for one of another runtime."""
+    """Return the server of a recipe. Raises `FleetError` for a recipe of another runtime."""
     runtime = scalar_text(document.get("runtime"))
     if runtime not in _RUNTIMES:
         raise FleetError(f"is a recipe for the runtime {runtime}, which is not vLLM")
@@ -79,7 +79,10 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
     nodes = document.get("min_nodes")
     if document.get("cluster_only") or (isinstance(nodes, int) and nodes > 1):
         notes.append(
-            Note("the recipe wants several nodes: set `span_nodes: true` if these do, too",
+            Note((
+                "the recipe wants several nodes: set `span_nodes: true` if it also needs several "
+                "of these nodes"
+            ),
                  decide=True)
         )  # fmt: skip
     image = scalar_text(document.get("container"))
@@ -93,7 +96,7 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
 def _options(defaults: Mapping[str, Any], notes: list[Note]) -> Iterator[str]:
     notes.append(
         Note("it has no `command`, and sparkrun passes on those of `defaults` that its release "
-             "knows: all are read here, leave out what it does not pass on", decide=True)
+             "knows: all are read here: remove those that it does not pass on", decide=True)
     )  # fmt: skip
     for key, value in defaults.items():
         if value is False:
@@ -114,7 +117,9 @@ def _rendered(command: str, defaults: Mapping[str, Any]) -> str:
     for _ in range(_ROUNDS):
         rendered = _PLACEHOLDER.sub(value, command)
         if len(rendered) > _MOST:
-            raise FleetError(f"its `command` becomes more than {_MOST:,} characters")
+            raise FleetError(
+                f"its `command` has more than {_MOST:,} characters once its placeholders are filled"
+            )
         if rendered == command:
             break
         command = rendered

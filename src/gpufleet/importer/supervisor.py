@@ -1,4 +1,4 @@
-"""Programs of supervisord's configuration, as lines of a shell.  Pure."""
+"""Convert the programs in a supervisord configuration to shell lines.  Pure."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def as_script(text: str) -> str:
     try:
         parser.read_string(text)
     except configparser.Error:
-        raise FleetError("is no configuration of supervisord: a line is no `key=value`") from None
+        raise FleetError("is not a supervisord configuration: a line is not `key=value`") from None
     lines = []
     for section in parser.sections():
         if section.startswith("program:"):

@@ -2,9 +2,9 @@
 
 Contract: the file is read as vLLM 0.32 does (`utils/argparse_utils.py`, `load_config_file`): keys
 are long options without their dashes, true is the bare option, false is `--no-KEY` where the
-release has that and nothing otherwise, a list is one word after another, a mapping is JSON, and all
-else is the word that Python writes. `model` is the model. 0.9.2 reads less: false is nothing, and a
-list or a mapping is the one word that Python writes.
+release has that and nothing otherwise, a list is one word after another, a mapping is JSON, and any
+other value is its text in Python. `model` is the model. 0.9.2 reads less: false is ignored, and a
+list or a mapping is one word, its text in Python.
 """
 
 from __future__ import annotations

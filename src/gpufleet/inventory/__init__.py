@@ -1,4 +1,4 @@
-"""The nodes of a fleet with everything that is set for them.
+"""The nodes of a fleet with all their variables.
 
 An inventory file says `from gpufleet import inventory` and calls `inventory.load(__file__, ...)`.
 """

@@ -1,7 +1,7 @@
 """Find files and connections of the operator that are open to others: remarks, no refusals.
 
-ssh refuses a key that others can read. Here that does not stop a run: the mode concerns only the
-operator's machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
+ssh refuses a key that others can read. gpufleet does not: the mode concerns only the operator's
+machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
     """
     Yield a sentence for each secret file that others can read, and for unchecked host keys.
 
-    And for servers without a key beside a gateway with keys. Each place of a variable is looked at
-    once, however many nodes have it.
+    Also for servers without a key beside a gateway with keys. A variable that many nodes inherit is
+    checked once.
     """
     yield from _ways_past_a_gateway(nodes)
     seen: set[tuple[str, str]] = set()
@@ -96,7 +96,10 @@ def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _open_mode(file: Path) -> int:
-    """Return the mode of a file that others can read or write; 0: they cannot, or there is none."""
+    """
+    Return the mode of a file that others can read or write; 0: they cannot, or the file does not
+    exist.
+    """
     try:
         mode = stat.S_IMODE(file.stat().st_mode)
     except OSError:

@@ -4,7 +4,7 @@ Exit code 0 must mean that every requested operation succeeded on every requeste
 also answers 0 when the inventory does not exist, when --limit or --exclude match nothing, when
 operations fail under --no-wait, and when the run is interrupted. Each of these is refused here,
 before a node is touched; `config.py` calls `guard()` before the inventory is read, and
-`inventory.load` once more for runs that were started without our `config.py`.
+`inventory.load` once more for runs without gpufleet's `config.py`.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ SERIES = "~=3.10.0"
 """The pyinfra whose insides this module and its neighbours rely on; as in pyproject.toml."""
 
 _NAMED = 4
-"""Nodes that an interruption names of each operation."""
+"""Nodes that an interruption lists for each operation."""
 NOT_PYTHON = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
-"""How files end that other tools take as inventories."""
+"""File endings of other tools' inventories."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class Invocation:
 
 def current() -> Invocation | None:
     """
-    Return the command line of the pyinfra command that runs this, or None outside one.
+    Return the command line of the current pyinfra command; None outside one.
 
     Raises Refusal for a pyinfra of another series, whose command lines have other options.
     """
@@ -77,9 +77,8 @@ def current() -> Invocation | None:
     if lacking := [name for name in names if name not in typed]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
         raise Refusal(
-            f"pyinfra {version('pyinfra')} has no {options}, and gpufleet reads what is given "
-            f"there: run it with pyinfra {SERIES}, as `uv sync` "
-            "installs it",
+            f"pyinfra {version('pyinfra')} has no {options}, which gpufleet needs to read: run it "
+            f"with pyinfra {SERIES}, as `uv sync` installs it",
             what="this pyinfra",
         )
     return Invocation(**{name: typed[name] for name in names})
@@ -106,7 +105,7 @@ def list_inventories() -> str:
 
 
 def option_problems(invocation: Invocation) -> Iterator[str]:
-    """Yield what is wrong with the options alone."""
+    """Yield the problems of the options themselves."""
     if invocation.no_wait:
         yield "--no-wait: pyinfra then exits with 0 although operations failed: remove it"
     if invocation.yes and invocation.dry:
@@ -213,13 +212,14 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
     """
-    Return the state after Ctrl-C and the next command; `operations` have the nodes that run each.
+    Return the state after Ctrl-C and the next command; `operations` maps each operation to the
+    nodes that run it.
     """
     left = "; ".join(
         f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"
         for name, nodes in operations.items()
     )
-    running = f"This may still run to its end on nodes: {left}. " if left else ""
+    running = f"These commands may continue on the nodes: {left}. " if left else ""
     return (
         f"Interrupted: no further command is sent. {running}Run the same command again to "
         "continue: it finishes what is not done."

@@ -1,12 +1,12 @@
-"""The nodes of a fleet with everything that is set for them, checked before a node is touched.
+"""The nodes of a fleet with all their variables, checked before a node is touched.
 
 An inventory file is Python and ends in
 
     globals().update(inventory.load(__file__, groups={"gpu_h100": ["gpu-01", "gpu-02"]}))
 
 which gives pyinfra its groups. All variables of a node are resolved here and handed to pyinfra as
-that node's own data, so that what was checked is what deploys see; only `--data` lies above it,
-and is checked too. Later layers win, key by key:
+that node's own data, so that deploys see exactly the checked values; only `--data` overrides them,
+and it is checked, too. Later layers win, key by key:
 
     all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
 
@@ -42,7 +42,7 @@ from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin, Variables
 
 Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
-"""A node as inventories write it: its name, or its name with variables of its own."""
+"""A node as inventories write it: its name, or its name with its variables."""
 
 _HOW = (
     "end it with `globals().update(inventory.load(__file__, groups=...))`, see "
@@ -60,8 +60,8 @@ class Fleet:
     All nodes of one inventory file, in the order in which it names them.
 
     `inventory` is the file as messages name it, `root` the directory above its own, where
-    `group_vars/` and `host_vars/` are. `remarks` are what an operator may want to know and what is
-    no mistake, such as files of variables that no node of this inventory has.
+    `group_vars/` and `host_vars/` are. `remarks` are hints that are not mistakes, such as variable
+    files that no node of this inventory uses.
     """
 
     inventory: str
@@ -129,8 +129,8 @@ def load(
     Return an inventory file's groups for pyinfra, with all variables resolved and checked.
 
     `groups` {group: its nodes}; `children` {group: its child groups}; `also` further directories
-    that hold `group_vars/` and `host_vars/`, read after those above the inventory's directory.
-    Raises InventoryError with every mistake of every node.
+    with `group_vars/` and `host_vars/`, read after those above the inventory's directory. Raises
+    InventoryError with every mistake of every node.
     """
     invocation.check_invocation()
     open_files()
@@ -158,7 +158,8 @@ def read(path: str | Path) -> Fleet:
     """
     Execute an inventory file and return its fleet, outside a pyinfra run.
 
-    Raises FleetError for every mistake, also when the file is missing or is no such inventory.
+    Raises FleetError for every mistake, also for a missing file, or one that is not such an
+    inventory.
     """
     file = Path(path)
     if not _is_file(file):
@@ -167,7 +168,7 @@ def read(path: str | Path) -> Fleet:
     if file.suffix in invocation.NOT_PYTHON:
         raise FleetError(
             f"{path}: is not Python, as inventories are: `gpufleet import {path} -o NAME.py` "
-            "makes one of an Ansible inventory"
+            "converts an Ansible inventory"
         )
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports
         sys.path.append(str(Path.cwd()))
@@ -194,11 +195,14 @@ def current() -> Fleet:
     """
     Return the fleet of the inventory that this pyinfra run was given.
 
-    Raises InventoryError when that inventory did not go through `load`.
+    Raises InventoryError if that inventory did not call `load`.
     """
     if not _loaded:
         raise InventoryError(
-            f"it has no checked variables, so nothing can be deployed with it: {_HOW}",
+            (
+                "it does not load its variables with gpufleet, so nothing can be deployed with "
+                f"it: {_HOW}"
+            ),
             what="this inventory",
         )
     return _loaded[-1]
@@ -353,7 +357,8 @@ def _unread(
     directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """
-    Name the variable files that no host or group of this inventory uses: often a spelling mistake.
+    Report the variable files that no host or group of this inventory uses: often a spelling
+    mistake.
 
     Files of another inventory, which has that name or mentions it, are skipped.
     """
@@ -376,7 +381,7 @@ def _unread(
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
-    """Name the missing files of host keys, without which no node is connected to."""
+    """Report missing host key files, without which gpufleet connects to no node."""
     files = dict.fromkeys(
         node.for_pyinfra(root)["ssh_known_hosts_file"]
         for node in nodes
@@ -386,7 +391,8 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
         if not Path(file).is_file():
             yield (
                 f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not exist, "
-                "so no node will be connected to: docs/configure/inventory.md says how to make it"
+                "so gpufleet connects to no node: docs/configure/inventory.md shows how to "
+                "create it"
             )
 
 
@@ -399,7 +405,7 @@ def _python_error(error: Exception, path: str | Path) -> str:
     """Return the Python error of an inventory file, with its line."""
     if isinstance(error, SyntaxError):
         if error.msg.startswith("(unicode error)") and "codec" in error.msg:
-            return f"{error.filename}:{error.lineno}: is not Python: it is no text in UTF-8"
+            return f"{error.filename}:{error.lineno}: is not Python: it is not UTF-8 text"
         return f"{error.filename}:{error.lineno}: is not Python: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), 0)

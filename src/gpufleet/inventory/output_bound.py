@@ -1,7 +1,7 @@
 """Bound what one command of a node may print.
 
-pyinfra keeps all that a command prints, and reads as long as it prints: `yes` on a node takes
-130 MiB of the controller's memory in 4 s. Here a command beyond the bound is ended, and fails.
+pyinfra keeps all that a command prints, and reads as long as it prints: `yes` on a node takes 130
+MiB of the controller's memory in 4 s. Here a command that exceeds the limit is ended, and fails.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ PART_BYTES = 8192
 
 
 class TooMuchError(Exception):
-    """A command has printed more than it may."""
+    """A command has printed more than the limit."""
 
 
 def patch_output_bound() -> None:
@@ -30,7 +30,7 @@ def patch_output_bound() -> None:
 
 
 def bounded_reader(reader: Callable[..., None]) -> Callable[..., None]:
-    """Return pyinfra's `read_buffer`, or one in its place, with a bound."""
+    """Return pyinfra's `read_buffer`, or a replacement with a limit."""
 
     def read(name: str, io: Any, output_queue: Any, *arguments: Any, **options: Any) -> None:
         channel = getattr(io, "channel", None)

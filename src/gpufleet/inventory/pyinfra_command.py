@@ -1,7 +1,7 @@
 """The pyinfra command line of a deploy: which file, which `config.py`, which inventory.
 
-A directory with its own `deploys/` and `config.py`, as a checkout, uses these; any other uses those
-that gpufleet ships. Loads no pyinfra.
+A directory with its own `deploys/` and `config.py`, as a checkout, uses these; any other directory
+uses those that gpufleet ships. Loads no pyinfra.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT, shipped_deploys
 
 VARIABLE = "GPUFLEET_INVENTORY"
-"""Environment variable with the inventory file of commands that are given none."""
+"""Environment variable with the inventory file for commands without one."""
 
 
 def deploy_names() -> list[str]:
-    """Return the names of all deploys, of this directory's and of those that gpufleet ships."""
+    """Return the names of all deploys, in this directory and shipped with gpufleet."""
     return sorted({*(path.stem for path in _here().glob("*.py")), *shipped_deploys()})
 
 
@@ -28,7 +28,7 @@ def deploy_file(name: str) -> str:
     """
     Return the file of a deploy: `deploys/vllm.py` if this directory has it, else gpufleet's own.
 
-    Raises `FleetError` for a name that neither has, with the names that there are.
+    Raises `FleetError` for an unknown name, with the known ones.
     """
     for folder in (_here(), _shipped()):
         if (found := folder / f"{name}.py").is_file():
@@ -56,7 +56,7 @@ def is_inventory(word: str) -> bool:
 
 
 def names_inventory(words: Sequence[str]) -> bool:
-    """Return whether pyinfra's arguments name an inventory, apart from options and their values."""
+    """Return whether pyinfra's arguments, without options and their values, name an inventory."""
     if all(word.startswith("-") for word in words):
         return False
     if not words[0].startswith("-"):

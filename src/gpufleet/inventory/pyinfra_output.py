@@ -64,7 +64,9 @@ def read_buffer(
     print_output: bool = False,  # pyinfra's signature
     print_func: Callable[[str], str] | None = None,
 ) -> None:
-    """Keep the lines that a node prints; with -v print them, without their own colours either."""
+    """
+    Keep the lines that a node prints; with -v print them, also without the node's own colours.
+    """
     for each in io:
         line = each if isinstance(each, str) else each.decode("utf-8", "replace")
         line = line.rstrip("\n")
@@ -75,7 +77,7 @@ def read_buffer(
 
 
 def print_output(host: Host, said: CommandOutput) -> None:
-    """Log what a failed command said."""
+    """Log a failed command's output."""
     for each in said:
         line = printable(each.line)
         shown = output.format_text(line, "red") if each.buffer_name == "stderr" else line

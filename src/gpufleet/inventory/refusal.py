@@ -23,7 +23,7 @@ else:
 
 class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what broke
     """
-    Ends the run, exit code 1, with problems the operator can put right.
+    Ends the run with exit code 1 and problems that the operator can correct.
 
     `problems` are whole sentences; `what` says what was refused: `inventories/prod.py`.
     """

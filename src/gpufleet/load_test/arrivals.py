@@ -1,9 +1,9 @@
 """
-Times at which requests arrive: a Poisson process, a closed loop, a trace. Pure, but for the trace's
-file.
+Times at which requests arrive: a Poisson process, a closed loop, a trace. Pure, except that it
+reads the trace's file.
 
-Each client process has its part. Poisson processes add up to one: k clients with rate / k and seeds
-of their own are a Poisson process of the whole rate, and none needs to know of another.
+Each client process has its part. Poisson processes add up to one: k clients with rate / k and
+different seeds are together a Poisson process of the whole rate, without coordination.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ from gpufleet.on_node.load.request_draws import arrival_times
 MOST_ENTRIES = 1_000_000
 """The longest trace: all of it is sent to the clients before the load begins."""
 MOST_BLOCK = 1 << 39
-"""The numbers that a prompt's tokens can hold end there (request_draws.py)."""
+"""The largest block number that a prompt's tokens can represent (request_draws.py)."""
 _NAMED = 5
-"""Lines of a file that a refusal names."""
+"""Most lines of a file that a refusal names."""
 
 
 @dataclass(frozen=True)
@@ -165,8 +165,7 @@ def read_trace(path: Path) -> Trace:
     Read a trace in Mooncake's form: a JSON object a line.
 
     `timestamp` (milliseconds), `input_length`, `output_length` (tokens), and maybe `hash_ids`.
-    Times begin at 0 with the earliest. Raises `FleetError` with the first lines that cannot be
-    taken.
+    Times begin at 0 with the earliest. Raises `FleetError` with the first invalid lines.
     """
     entries: list[TraceEntry] = []
     problems: list[str] = []
@@ -186,7 +185,7 @@ def read_trace(path: Path) -> Trace:
     if number:
         raise FleetError(f"{path} has more than {MOST_ENTRIES:,} requests: write a shorter trace")
     if not entries:
-        raise FleetError(f"{path} has no request: write one JSON object a line")
+        raise FleetError(f"{path} has no request: write one JSON object per line")
     entries.sort(key=lambda entry: entry.due)
     return Trace(tuple(replace(each, due=each.due - entries[0].due) for each in entries))
 
@@ -206,14 +205,14 @@ def _read_entry(line: str, where: str, entries: list[TraceEntry], problems: list
     at, prompt, answer = (found.get(n) for n in ("timestamp", "input_length", "output_length"))
     blocks = found.get("hash_ids", [])
     if not (_is_number(at) and 0 <= at < math.inf):
-        problems.append(f"{where}: `timestamp` is no number of milliseconds from 0 on")
+        problems.append(f"{where}: `timestamp` is not a number of milliseconds of at least 0")
     elif not (_is_count(prompt) and _is_count(answer)):
         problems.append(f"{where}: `input_length` and `output_length` are tokens, from 1 on")
     elif not (
         isinstance(blocks, list)
         and all(type(each) is int and 0 <= each < MOST_BLOCK for each in blocks)
     ):
-        problems.append(f"{where}: `hash_ids` is no list of numbers from 0 on")
+        problems.append(f"{where}: `hash_ids` is not a list of numbers of at least 0")
     else:
         entries.append(TraceEntry(at / 1000, prompt, answer, tuple(blocks)))
 

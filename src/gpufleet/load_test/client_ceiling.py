@@ -20,12 +20,12 @@ from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT
 from gpufleet.remote import payload
 
 _PACED_PLACES = 32
-"""Requests under way in each client that it reads token by token, as under load."""
+"""Requests in flight in each client, read token by token as under load."""
 _FULL_PLACES = 128
-"""So many that it never waits: tokens come faster than it reads them."""
+"""Requests in flight so that the client never waits: tokens come faster than it reads them."""
 _SPREAD_SECONDS, _RAMP_SECONDS = 0.1, 0.3
 _MOST_SECONDS = 60.0
-"""For all of it, on a machine with much other work."""
+"""Seconds for the whole measurement, on a busy machine."""
 
 
 @dataclass(frozen=True)
@@ -66,9 +66,8 @@ def measure_ceiling(
     """
     Measure the clients' limit for such requests, in `seconds` and two starts.
 
-    Each client has a server of its own beside it, where it runs; `cores` are there (None: this
-    machine's). Without TLS: that costs a client some more.
-    Raises `FleetError` when one of them ends early.
+    Each client has its own server on its machine, which has `cores` (None: this machine's number).
+    Measured without TLS, which costs a client more. Raises `FleetError` if one of them ends early.
     """
     tokens = round(work.mean_tokens)
     answer = None if isinstance(work, Workload) else work.example_answer()
@@ -103,7 +102,7 @@ def _run(
     requests = work.requests("none", TokenRange(1000, 100_000), "ceiling")
     links: list[Link] = []
     came: list[float] = []
-    """When tokens came, or documents: whole answers may take longer than all of it."""
+    """Times of tokens or documents: whole answers may take longer than the measurement."""
     parts = max(1.0, work.mean_tokens)
 
     def note(outcome: Outcome) -> None:

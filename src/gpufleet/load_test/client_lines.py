@@ -14,15 +14,15 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.sanitize import printable
 
 MOST_LINE_BYTES = 16 << 20
-"""An answer of a million tokens has 5 MB of gaps."""
+"""Limit of a line's bytes: an answer of a million tokens has 5 MB of gaps."""
 MOST_SECONDS = 1e6
 """The longest time that a client may report; a level ends after an hour or two."""
 MOST_COUNT = 10_000_000
 """The largest count of tokens or requests."""
 _MOST_ERROR = 40
-"""Characters of a reason: failure_reasons has none of more than 20."""
+"""Most characters of a reason: failure_reasons has none above 20."""
 _EARLY_SECONDS = 1.0
-"""A closed loop's first requests may be some microseconds before its beginning."""
+"""Seconds by which a closed loop's first requests may precede its start: some microseconds."""
 
 
 class ClientError(Exception):
@@ -52,7 +52,7 @@ class Totals:
 
 
 class Client:
-    """One client, as far as its lines tell."""
+    """The state of one client, from its lines."""
 
     def __init__(self, link: Link) -> None:
         self._link = link

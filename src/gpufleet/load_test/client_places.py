@@ -1,7 +1,7 @@
 """Run load clients on this machine, or on a node over one SSH session.
 
-Border: `NodeClients` reads and writes a command that runs on a node. What comes from there is data:
-a message has a bounded length, what waits to be read is bounded, and so is all of it.
+Border: `NodeClients` reads and writes a command that runs on a node. A node's output is untrusted:
+the length of a message, the unread bytes and the total are all limited.
 """
 
 from __future__ import annotations
@@ -32,13 +32,17 @@ from gpufleet.remote.session import LOADER
 from gpufleet.sanitize import last_lines, printable
 
 CONTROLLER = "controller"
-"""What results call this machine."""
+"""This machine's name in results."""
 SILENT_SECONDS = 60.0
-"""Clients on a node end after so long without a word from here: a machine that lost power says
-nothing, and closes nothing."""
+"""
+Clients on a node end after this time without a message from here: a machine that lost power closes
+no connection.
+"""
 ALIVE_SECONDS = 5.0
 MOST_PROCESSES = 16
-"""Unless `--processes` says more: they send some 3,000 requests a second of 200 tokens."""
+"""
+Client processes without `--processes`: they send about 3,000 requests per second of 200 tokens.
+"""
 SERVING_SHARE = 4
 """Beside servers a quarter of the cores at most: all clients are busy while their ceiling is
 measured, and vLLM's own processes need cores for every token."""
@@ -51,9 +55,9 @@ tokens each are 1.3 GB.
 """
 _GREETS_SECONDS = 15.0
 _TAKES_SECONDS = 300.0
-"""For a node to take a client's program: prompts of 20 MB over a line of 1 Mbit/s."""
+"""Seconds to send a client's program to a node: prompts of 20 MB at 1 Mbit/s."""
 _MOST_BEFORE = 1 << 18
-"""What a login prints before: a banner has some kilobytes."""
+"""Most bytes that a login may print first: a banner has some kilobytes."""
 _MOST_HEAD = 64
 _ERROR_BYTES = 1 << 14
 _WAIT_SECONDS = 0.02
@@ -163,7 +167,7 @@ class NodeClients:
         """
         self.node = node
         self.lost = ""
-        """Why nothing more comes from there; "": the connection is there."""
+        """Why the connection ended; "": it is open."""
         self.cores = 0
         self._streams = streams
         self._links: dict[int, NodeLink] = {}
@@ -208,7 +212,7 @@ class NodeClients:
         self._write(b"%b %d %d\n%b" % (word.encode(), number, len(data), data))
 
     def forget(self, number: int) -> None:
-        """Drop what else comes from a client."""
+        """Ignore a client's further output."""
         self._links.pop(number, None)
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> None:
@@ -230,7 +234,7 @@ class NodeClients:
             )
 
     def _silence(self) -> str:
-        """Return why it has not answered."""
+        """Return why it did not answer."""
         if self._errors:
             return last_lines(self._errors.decode("utf-8", "replace").splitlines())
         why = self.lost.removeprefix(f"{self.node}: ")
@@ -246,7 +250,7 @@ class NodeClients:
             raise BrokenPipeError from error
 
     def _run(self, task: Callable[[], None]) -> None:
-        """Run one of its greenlets, which raise nothing: gevent would print it."""
+        """Run one of its greenlets; exceptions are caught, because gevent would print them."""
         try:
             task()
         except (ValueError, KeyError, TypeError, RecursionError):

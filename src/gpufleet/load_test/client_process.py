@@ -1,7 +1,7 @@
-"""Run the load clients of one level: start them, merge what they see, stop them when told.
+"""Run the load clients of one level: start them, merge their results, stop them.
 
-The clients are `on_node/load/client.py`, each a process with a loop of its own, for one Python uses
-one core. Nothing of them outlives this process, however it ends: they end with their input.
+The clients are `on_node/load/client.py`, each a separate process, because one Python process uses
+one core. No client outlives this process: they end when their input closes.
 """
 
 from __future__ import annotations
@@ -24,20 +24,23 @@ from gpufleet.remote import payload
 CONNECTIONS = 8192
 """Connections per client, at most; a request beyond them fails as "client limit"."""
 START_SECONDS = 0.2
-"""Between the word to start and the first arrival that can be: every client has it by then."""
+"""
+Seconds between the start command and the first possible arrival: every client has received it by
+then.
+"""
 READY_SECONDS = 30.0
 SILENT_SECONDS = 20.0
-"""Clients print a line each second; one that does not for so long has stopped."""
+"""Clients print a line each second; one without a line for this time has stopped."""
 _POLL_SECONDS = 0.02
 _DECIDE_SECONDS = 0.5
 """Clients' heartbeats come once a second, not at the same time."""
 _END_SECONDS = 10.0
-"""After the last request may be under way: for the last lines."""
+"""Seconds for the last lines, after the last request must have ended."""
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """One level of load. Its repr has no key and no prompt."""
+    """One level of load. Its repr shows no key and no prompt."""
 
     url: str
     """Scheme, host and port."""
@@ -117,7 +120,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class LevelRun:
-    """A level's cost, besides its outcomes."""
+    """The clients' cost and lateness in a level."""
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float
@@ -163,11 +166,12 @@ def run_level(
     Run one level of load against a server; return when it has ended.
 
     About once a second `decide(now, in_flight)` is called; True ends the level. Before each call
-    `on_outcome` has had every request that was due until `now` and is not in `in_flight` (when
-    those were due, sorted), and none that was due later: fast ones do not come in before slow ones.
-    The rest follows when the clients end. `sleep` waits between two looks at what they print.
+    `on_outcome` has received every request that was due until `now` and is not in `in_flight`
+    (their due times, sorted), and none that was due later, so that fast requests do not come before
+    slow ones. The other requests follow when the clients end. `sleep` waits between two reads of
+    their output.
 
-    Raises `FleetError` when a client ends early. Whatever is raised, also by these functions, no
+    Raises `FleetError` when a client ends early. After any exception, also from these functions, no
     client is left.
     """
     processes = min(processes, spec.arrivals.most_processes() or processes)
@@ -206,7 +210,7 @@ class LevelLoop:
         self._clients, self._sleep = clients, sleep
         self._on_outcome, self._decide, self._on_beat = on_outcome, decide, on_beat
         self._held: list[Outcome] = []
-        """Due after what all clients have said, sorted."""
+        """Results whose due time not all clients have passed yet, sorted."""
         self._decided_at: float | None = None
 
     def run(self, drain: float, seconds: float) -> LevelRun:

@@ -22,9 +22,9 @@ from gpufleet.sanitize import printable
 
 PIECE_BYTES = 1 << 18
 ENDS_SECONDS = 2.0
-"""For a program that has been told to end; it does within milliseconds."""
+"""Seconds for a program to end after it is told to: it takes milliseconds."""
 TAKES_SECONDS = 30.0
-"""For a program to take what is sent to it."""
+"""Seconds for a program to read its input."""
 _WAIT_SECONDS = 0.005
 
 
@@ -45,12 +45,12 @@ Transport = Callable[[Payload], Link]
 
 
 class LocalLink:
-    """A program on this machine, in a process group of its own: Ctrl-C does not reach it."""
+    """A program on this machine, in its own process group, so that Ctrl-C does not reach it."""
 
     def __init__(self, program: Payload) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the program
         self._why: str | None = None
-        """Why it had failed, once it is closed."""
+        """Why it failed, known once it is closed."""
         self._process = subprocess.Popen(
             [sys.executable, "-IS", "-c", LOADER],
             stdin=subprocess.PIPE,

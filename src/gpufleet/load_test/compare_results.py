@@ -1,6 +1,6 @@
 """Find differences between two measurements that exceed their noise. Pure.
 
-Only what the data can show is a difference:
+Only these count as a difference:
 
 - Found rates, where the intervals from the highest rate that kept the contract to the lowest that
   missed it do not overlap.
@@ -12,8 +12,8 @@ Only what the data can show is a difference:
   at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a
   smaller shift is not detected.
 
-Requests that share a queue are not independent. A level's own interval says as how many
-independent requests they count, and latencies are judged with that number.
+Requests that share a queue are not independent. A level's interval shows how many independent
+requests they are worth, and latencies are judged with that number.
 """
 
 from __future__ import annotations
@@ -59,11 +59,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Return the differences in one line, the most unlike first, or that there is none."""
+        """Return the differences in one line, the largest first, or that there are none."""
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
-        """Yield the comparison for a terminal: what was changed, what differs, what does not."""
+        """Yield the comparison for a terminal: what was changed, what differs, what is equal."""
         for heading, found in (
             ("not like with like", self.unlike),
             ("changed", self.changed),
@@ -104,7 +104,7 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
         )
     pairs = [*_equal_levels(a, b)]
     if not pairs:
-        not_compared.append("levels: the two have no load in common")
+        not_compared.append("levels: the two results have no load in common")
     for one, other in pairs:
         at = _load(one)
         found = [*_at_level(one, other)]
@@ -226,7 +226,10 @@ def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
     if a.replicas != b.replicas:
         yield f"replicas that served {a.served_by}, now {b.served_by}"
     if a.client.place != b.client.place:
-        yield f"clients on {a.client.place}, now on {b.client.place}: another way to the servers"
+        yield (
+            f"clients on {a.client.place}, now on {b.client.place}: another network path to the "
+            "servers"
+        )
     yield from a.subject.fingerprint.differences(b.subject.fingerprint)
     if a.subject.driver != b.subject.driver:
         yield f"driver {a.subject.driver or 'unknown'}, now {b.subject.driver or 'unknown'}"
@@ -235,7 +238,7 @@ def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
 
 
 def _equal_levels(a: Measurement, b: Measurement) -> Iterator[tuple[LevelSummary, LevelSummary]]:
-    """Yield the levels of equal load; of one that was measured twice, the last."""
+    """Yield the levels of equal load; if one was measured twice, its last measurement."""
     for one, other in product(_last(a), _last(b)):
         if one.concurrency == other.concurrency and _same_rate(one.rate, other.rate):
             yield one, other

@@ -40,7 +40,7 @@ class Fingerprint:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Return how `other` differs: `release 0.31.0-ab, now 0.32.0-cd`, one a field."""
+        """Return how `other` differs, one text per field: `release 0.31.0-ab, now 0.32.0-cd`."""
         found = []
         for name in ("weights", "revision", "release"):
             then, now = getattr(self, name), getattr(other, name)

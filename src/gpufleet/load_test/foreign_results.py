@@ -1,8 +1,8 @@
 """Read results of `vllm bench serve`, guidellm and aiperf into one small value.
 
-Each is read by the names of its own keys, and what it leaves out, or counts in another way than
-`gpufleet measure`, is a reservation: a sentence beside the numbers. A foreign file is untrusted:
-any value may be missing or of another type, and is then unknown. Names of keys:
+Each format is read by its own keys. A value that it lacks, or counts differently from `gpufleet
+measure`, becomes a reservation: a sentence beside the numbers. A foreign file is untrusted: any
+value may be missing or of another type, and is then unknown. Names of keys:
 vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
 0.13.0 (export schemas up to 1.4).
 """
@@ -28,8 +28,8 @@ from gpufleet.load_test.foreign_values import (
 )
 from gpufleet.sanitize import printable
 
-_FROM_SEND = "when a request is sent, not when it was to arrive"
-_EVEN = "its requests arrive at equal distances: a server queues less than with Poisson arrivals"
+_FROM_SEND = "when a request is sent, not when it was due"
+_EVEN = "its requests arrive at equal intervals: a server queues less than with Poisson arrivals"
 
 
 def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
@@ -116,14 +116,14 @@ def _vllm_times(of: Mapping[str, Any], name: str) -> dict[str, float]:
 def _vllm_reservations(of: Mapping[str, Any], failed: int | None) -> Iterator[str]:
     yield "the file does not name vLLM's version, nor its warm-up requests"
     if failed:
-        yield f"{count_of(failed, 'failed request')} are in no latency and in no rate"
+        yield f"latencies and rates exclude {count_of(failed, 'failed request')}"
     bound, rate = read_count(of.get("max_concurrency")), read_number(of.get("request_rate"))
     if bound is not None:
         yield f"latencies begin {_FROM_SEND}: it waits for its turn with --max-concurrency {bound}"
     if rate is not None and read_number(of.get("burstiness")) == 1:
         yield (
-            "its arrivals are scaled so that the last comes at its exact time: they vary less than "
-            "those of a Poisson process"
+            "its arrivals are scaled so that the last comes at a fixed time: they vary less than "
+            "a Poisson process"
         )
     if read_text(of.get("ramp_up_strategy")):
         yield "its rate rises during the run: not a single level"
@@ -194,7 +194,7 @@ def _guidellm_reservations(
     if errored := read_count(totals.get("errored")):
         yield f"{count_of(errored, 'failed request')} are in no latency"
     if cut := read_count(totals.get("incomplete")):
-        yield f"{count_of(cut, 'request')} that the end of the run cut off are in no latency"
+        yield f"latencies exclude {count_of(cut, 'request')} that the end of the run cut off"
     if kind == "constant":
         yield _EVEN
     if kind not in ("constant", "poisson", "concurrent", "synchronous", "throughput"):

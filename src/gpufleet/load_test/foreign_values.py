@@ -1,4 +1,4 @@
-"""One level of load as another tool measured it, and readers of values that may be of any kind."""
+"""One level of load as another tool measured it, and readers of untrusted values."""
 
 from __future__ import annotations
 
@@ -82,6 +82,6 @@ def read_text(value: Any) -> str | None:
 
 
 def missing_latencies(latencies: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield a sentence that names the latencies that are not known."""
+    """Yield a sentence with the unknown latencies."""
     if none := [_WORDS[name] for name, values in latencies.items() if not values]:
         yield f"it has no {', no '.join(none)}"

@@ -1,7 +1,7 @@
 """Load beside users: its share of the idle capacity, and when it must stop.  Pure.
 
-What vLLM itself says decides: its queue and the use of its KV cache. A queued user request also
-waits behind the guest's, so the first queued one ends the load.
+vLLM's own metrics decide: its queue and its KV cache usage. A queued user request also waits behind
+the guest's, so the first queued one ends the load.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
     """
     Return the limit for a guest that stays, with `own` requests in flight now.
 
-    It is 0 while requests queue and any belong to others: theirs may be the queued ones. Raises
+    It is 0 while requests queue and others' requests are among the running or queued ones. Raises
     `FleetError` where a replica's limit is not known.
     """
     others = subtract_own_load(loads, own)
@@ -84,7 +84,7 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
 
 def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
-    Return loads without a guest's own requests, which are the same share everywhere.
+    Return loads without the guest's own requests, which are assumed to be spread evenly.
 
     A server does not report the owners of requests; a gateway spreads all evenly.
     """
@@ -127,7 +127,7 @@ def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
 
 
 def _too_little(idle: float, share: float) -> str:
-    return f"{idle:.0f} requests more would fit, and a guest may take {share:.0%} of that"
+    return f"{idle:.0f} more requests would fit, and a guest may use {share:.0%} of that"
 
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
@@ -154,7 +154,7 @@ def _fills_gateway(load: ServerLoad) -> bool:
 
 
 def busy_replicas(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
-    """Return the replicas that have requests of others before any load is put on."""
+    """Return the replicas that already have others' requests before the load starts."""
     return {
         each.replica: each.running + each.waiting
         for each in loads

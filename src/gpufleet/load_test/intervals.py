@@ -1,8 +1,8 @@
 """Confidence intervals, percentiles, trends and correlation of measured numbers. Pure.
 
 Requests that share a queue are not independent: when one waits too long, so do its neighbours. An
-interval that ignores this is far too narrow. `autocorrelation_time` says how many requests in a row
-tell as much as one independent request; divide counts by it before you take an interval.
+interval that ignores this is far too narrow. `autocorrelation_time` is the number of consecutive
+requests that are worth one independent request; divide counts by it before computing an interval.
 """
 
 from __future__ import annotations
@@ -15,28 +15,34 @@ from statistics import NormalDist, fmean, stdev
 from typing import Literal, NamedTuple
 
 PERCENTILES = (50, 90, 95, 99)
-"""That results report, as `vllm bench serve`, guidellm and llm-d's Benchmark Report do."""
+"""
+Percentiles that results report, as in `vllm bench serve`, guidellm and llm-d's Benchmark Report.
+"""
 
 FEWEST_DEGREES = 5
 """The fewest degrees of freedom for `t_quantile`: below, its series is off by more than 0.5 %."""
 
 BATCHES = 20
-"""Into which a series is split for a trend. Between 10 and 30, more batches narrow the interval
-only a little (Schmeiser, "Batch size effects in the analysis of simulation output", 1982)."""
+"""
+Batches into which a series is split for a trend. Between 10 and 30, more batches narrow the
+interval only a little (Schmeiser, "Batch size effects in the analysis of simulation output", 1982).
+"""
 
 HEAD_CONFIDENCE = 0.99
-"""With which the first batch of a series has to differ from the others: waits are skewed."""
+"""Confidence with which a series' first batch must differ from the others: waits are skewed."""
 
 SAME = 1e-9
-"""Relative: means of equal numbers differ by rounding."""
+"""Relative tolerance: means of equal numbers differ by rounding."""
 
 CORRELATION_BATCHES = 200
-"""Into which a series is split for its correlation: bounds the work, and resolves correlation that
-spans at least 0.5 % of the series."""
+"""
+Blocks into which a series is split for its correlation: this bounds the work, and resolves
+correlation over at least 0.5 % of the series.
+"""
 
 
 class Interval(NamedTuple):
-    """Holds the true value with the confidence that was asked for."""
+    """An interval that contains the true value with the requested confidence."""
 
     low: float
     high: float
@@ -165,10 +171,10 @@ def find_steady(
     """
     Return the index from which a series has no trend: the end of the warm-up.
 
-    Drops a twentieth after the other from the front, at most half of the series, while one of two
-    things shows a trend: the slope of the batch means that are left has an interval without zero;
-    or the first of them is further from the others than chance has it, at `HEAD_CONFIDENCE`. (A
-    line is all but blind to a short cold start.) `times` ascend.
+    Drops one twentieth after another from the front, at most half of the series, while one of two
+    tests shows a trend: the slope of the remaining batch means has an interval without zero; or the
+    first of them differs from the others at `HEAD_CONFIDENCE`. (A slope hardly detects a short cold
+    start.) `times` ascend.
 
     Why not MSER (White 1997), which simulation studies recommend: it keeps the stretch with the
     least variance, which for waiting times is the quiet one. On a stationary M/D/8 queue (500
@@ -189,7 +195,9 @@ def find_steady(
 
 
 def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float:
-    """Return a number above zero if batch means rise, below if they fall, 0 if neither shows."""
+    """
+    Return a number above zero if batch means rise, below if they fall, 0 if they show no trend.
+    """
     line = slope(xs, ys, confidence)
     if line is None:
         return 0.0
@@ -203,7 +211,7 @@ def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float
 
 def autocorrelation_time(values: Sequence[float]) -> float:
     """
-    Return how many consecutive values tell as much about the mean as one independent value; >= 1.
+    Return how many consecutive values are worth one independent value for the mean; >= 1.
 
     It is 1 + 2 x the sum of the autocorrelations, summed as Geyer's initial monotone sequence
     (Geyer, "Practical Markov chain Monte Carlo", 1992, 3.3): pairs of lags until one is not

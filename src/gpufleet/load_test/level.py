@@ -1,4 +1,4 @@
-"""Decide, while requests finish, whether a level of load needs more of them; sum it up.  Pure.
+"""Decide, while requests finish, whether a level of load needs more of them; summarise it.  Pure.
 
 Fast requests finish first: a request counts only once all that were due before it are decided too:
 finished, failed, or too old to keep the contract. `verdicts` evaluates the share within the
@@ -32,10 +32,15 @@ from gpufleet.load_test.verdicts import (
 Ended = Literal["resolved", "budget", "over-saturated"]
 
 FIRST_REQUESTS = 50
-"""Whose median time in the system is one request's time in a server that does not queue yet."""
+"""
+First requests of a level: their median time is that of a request in a server that does not queue
+yet.
+"""
 OVERLOAD_SECONDS, OVERLOAD_REQUESTS, OVERLOAD_REQUEST_TIMES = 30.0, 100, 3
-"""The least before a level can be over-saturated; the seconds as guidellm has them. A server that
-fills up has more requests in flight each second, too."""
+"""
+The least before a level can be over-saturated; the seconds as guidellm has them. Seconds at the
+start that are left out: while a server fills up, its requests in flight grow, too.
+"""
 OVERLOAD_CONFIDENCE = 0.999
 """The confidence of the two slopes: the contract does not measure them, so they must be clear."""
 OVERLOAD_GROWTH = 4.0
@@ -153,9 +158,9 @@ class Level:
         """
         Return whether to continue; a "stop" is final.
 
-        `in_flight` are the due times of all unfinished requests. One that is older than the
-        contract's e2e, or than the time to give up, counts as missed. (Its first token may have
-        come in time, so a limit on TTFT decides nothing before the request finishes.)
+        `in_flight` are the due times of all unfinished requests. A request older than the
+        contract's e2e, or than the give-up time, counts as missed. (Its first token may have come
+        in time, so a limit on TTFT decides nothing before the request finishes.)
         """
         if self._decision.action == "stop":
             return self._decision
@@ -179,8 +184,8 @@ class Level:
 
     def summary(self) -> LevelSummary:
         """
-        Return its result. First add the outcomes of all requests in flight at the end: the verdict
-        is decided by then, but late tokens may be missing.
+        Return its result. First add the outcomes of all requests in flight at the end: By then the
+        verdict is decided, but late tokens may be missing.
         """
         judged = self._judgement
         counted = [each for each in self._outcomes if judged.start <= each.due < judged.end]
@@ -248,10 +253,10 @@ class Level:
         """
         Return why the server cannot keep up; "": no sign of that.
 
-        Needs an open loop, a server that is full, and three signs: requests in flight rise over
-        the second half of the time, TTFT (of an answer without tokens, the time to its end) rises
-        over due times, and the rise of requests in flight exceeds what Poisson arrivals do to a
-        server that just keeps up.
+        Needs an open loop, a server that is full, and three signs: requests in flight rise over the
+        second half of the time, TTFT (of an answer without tokens, the time to its end) rises over
+        due times, and the rise of requests in flight exceeds the variation that Poisson arrivals
+        cause on a server that just keeps up.
         """
         now, half = self._now, self._now / 2
         looks, self._overload_looks = self._overload_looks, self._looks_until(now)

@@ -1,6 +1,6 @@
-"""Charts of levels of load, as SVG that stands in a page: no script, no font, no image.  Pure.
+"""Charts of levels of load, as inline SVG without script, font or image.  Pure.
 
-Series differ by dash and by a label at their end, too, not by colour alone.
+Series differ not only by colour, but also by dash and by a label at their end.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Levels of load on one target, one after the other: the requests, the stop, the client's own cost.
+"""Levels of load on one target, one after the other: requests, end, and the client's own cost.
 
 Border: it starts load clients and reads the key and certificate of the target.
 """
@@ -33,14 +33,18 @@ Work: TypeAlias = Workload | Made | WrittenPrompts
 
 FEWEST_GIVE_UP_SECONDS = 30.0
 GIVE_UP_TIMES = 10
-"""A request that took ten times the longest promise has missed it, whatever it still does."""
+"""Requests are cut off at this many times the longest objective: they have missed it."""
 MOST_CLIENT_SHARE = 0.5
-"""The largest share of the clients' cores: above it, due requests wait in the client."""
+"""
+The largest share of the clients' cores that may be busy: above it, due requests wait in the client.
+"""
 LATE_SECONDS, LATE_SHARE = 0.05, 0.05
-"""A client whose p99 of being late is above 50 ms, and 5 % of the promised TTFT, was too slow."""
+"""A client was too slow if its p99 lateness exceeds 50 ms and 5 % of the TTFT objective."""
 DRAIN_SECONDS = 2.0
-"""After a verdict, for what is under way: it decides nothing any more, and the server is to be idle
-before the next level."""
+"""
+Seconds after a verdict for requests in flight: they no longer count, but the server must be idle
+before the next level.
+"""
 _TRY_SECONDS = 120.0
 
 
@@ -97,8 +101,8 @@ class LevelRuns:
         """
         Send the largest request of the workload; return the seconds that its answer took.
 
-        Raises `FleetError` without an answer: a wrong key, a context that is too short, a server
-        that does not stream.
+        Raises `FleetError` without an answer: a wrong key, a too short context, a server that does
+        not stream.
         """
         work = self.work
         if isinstance(work, Workload):
@@ -197,8 +201,8 @@ def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> Lev
     """
     Return a level; *not known* if it was missed while the client itself was late.
 
-    A late client only lengthens latencies: a level kept in spite of it is kept. `lag_p99` of a
-    closed loop is how late the client's loop was.
+    A late client only lengthens latencies, so a level that is still kept counts as kept. `lag_p99`
+    of a closed loop is how late the client's loop was.
     """
     promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
     on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
@@ -252,8 +256,8 @@ def _explain(error: str, work: Work) -> str:
         if isinstance(work, PictureWork)
         else "it may be longer than the model's context: write shorter --lengths",
         "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
-        WRONG: "it is not a valid answer of its kind of model, such as infinite numbers: see "
-        "`gpufleet status --completion`",
+        WRONG: "it is not a valid answer for the model's kind (it may have infinite numbers): "
+        "see `gpufleet status --completion`",
         "403": "this client may not use the model: see `gateway.clients`",
         "404": "it does not serve this name: see `gpufleet status`",
         "429": "this client's requests are limited: see `gateway.clients`, `requests_per_minute`",
@@ -275,7 +279,7 @@ def read_key(path: str | None) -> str:
     except (OSError, ValueError) as error:
         raise FleetError(f"{path}: the key cannot be read: {file_fault(error)}") from None
     if not key:
-        raise FleetError(f"{path} is empty: it has to have the key")
+        raise FleetError(f"{path} is empty: write the key into it")
     return key
 
 

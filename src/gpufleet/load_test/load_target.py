@@ -65,7 +65,7 @@ class TargetDeclaration:
 
 
 def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
-    """Return the entry of `serving` to measure: the one that is named, or the only one."""
+    """Return the entry of `serving` to measure: the named one, or the only one."""
     known = sorted({name for each in declared.settings.values() for name in each.serving})
     if wanted is None:
         if len(known) == 1:
@@ -141,7 +141,7 @@ def replica_target(
     model: str, wanted: str | None, declared: TargetDeclaration, place: str | None = None
 ) -> Target:
     """
-    Return one replica's own server: the one that is named, or the model's first that serves.
+    Return one replica's own server: the named one, or the model's first serving one.
 
     `place` is the node that the load comes from; None: this machine.
     """
@@ -176,7 +176,7 @@ def replica_target(
 
 
 def choose_gateway(node: str | None, declared: TargetDeclaration) -> str:
-    """Return the node of a gateway: the one that is named, or the only one there is."""
+    """Return a gateway's node: the named one, or the only one."""
     known = sorted(declared.gateways)
     if node is None and len(known) > 1:
         raise FleetError(f"gateways are on {join_names(known)}: name one, `--gateway NODE`")
@@ -209,7 +209,7 @@ def gateway_target(
     if alone and place != chosen:
         raise FleetError(
             f"{chosen}: its gateway listens on this node only (`gateway.listen`), and load comes "
-            f"from {place or 'here'}: --from {chosen}"
+            f"from {place or 'here'}: measure with --from {chosen}"
         )
     if gateway.clients and key_file is None:
         raise FleetError(
@@ -285,7 +285,7 @@ def key_problem(target: Target, key: str, rate: float, declared: TargetDeclarati
     """
     Return why a gateway refuses this key's requests, or their rate; "": it accepts them.
 
-    What it refuses would count as missed by the servers.
+    Refused requests would count as missed by the servers.
     """
     found = declared.gateways.get(target.name.removeprefix("gateway "))
     if not target.name.startswith("gateway ") or found is None or found.gateway is None:

@@ -1,8 +1,8 @@
 """Contracts, requests and outcomes of a load test, as values. Pure.
 
-Times are seconds from the start of the load; `due` is when a request was meant to arrive, which an
-open-loop client decides before it knows how the server does. Latencies count from there: a client
-that counts from `sent` hides its own queue (coordinated omission).
+Times are seconds from the start of the load; `due` is a request's intended arrival, which an
+open-loop client decides independently of the server. Latencies count from there: a client that
+counts from `sent` hides its own queue (coordinated omission).
 """
 
 from __future__ import annotations

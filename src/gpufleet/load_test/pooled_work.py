@@ -1,8 +1,8 @@
 """Requests to models that generate no text: embeddings, rankings, labels.  Pure.
 
-One answer comes as a whole, so its only latency is that to its end. Texts are random token ids, and
-their lengths are exact. A reranker accepts no token ids: words are sent instead, and the server
-counts the tokens.
+An answer arrives as a whole, so its only latency is the time to its end. Texts are random token
+ids, and their lengths are exact. A reranker accepts no token ids: words are sent instead, and the
+server counts the tokens.
 """
 
 from __future__ import annotations
@@ -19,7 +19,10 @@ from gpufleet.settings.serving_settings import ModelKind
 from gpufleet.sizing.model_kinds import POOLS
 
 PAIR_TOKENS: Final = 4
-"""That a tokenizer sets around a query and its document, at most: RoBERTa's `<s> </s></s> </s>`."""
+"""
+Most special tokens that a tokenizer adds around a query and its document: RoBERTa's `<s> </s></s>
+</s>`.
+"""
 _NUMBERS: Final = 1024
 """Of a vector: BGE-M3's and Qwen3-Embedding-0.6B's."""
 _LENGTHS: Final = (
@@ -107,7 +110,7 @@ class PooledWork:
         return lambda _process, _processes: form
 
     def example_answer(self) -> dict[str, Any]:
-        """Return an answer of this kind's size, to measure the client's limit."""
+        """Return an answer of this kind's usual size, to measure the client's limit."""
         numbers = [at / _NUMBERS - 0.5 for at in range(_NUMBERS)]
         usage = {"usage": {"prompt_tokens": 1, "total_tokens": 1}}
         if self.kind == "embed":
@@ -144,7 +147,7 @@ PRESETS: Mapping[ModelKind, tuple[PooledWork, ...]] = MappingProxyType(
     {
         "embed": (
             _texts("embed"),
-            PooledWork("queries", "embed", _QUERIES, f"what users look for, as {_BEIR}"),
+            PooledWork("queries", "embed", _QUERIES, f"users' search queries, as {_BEIR}"),
         ),
         "rerank": (
             PooledWork(

@@ -2,10 +2,10 @@
 
 If the first level already misses, it is halved, at most down to one request at a time.
 
-Only levels with a verdict bound the result. A level that is "not known" is tried once more, with
-twice the budget. If it is still unknown, the limit is close: levels below and above it are tried,
-as far away as the tolerance allows, because they reach a verdict sooner. If these do not enclose it
-closely enough, the result is "not known" and names the levels.
+Only levels with a verdict bound the result. A level whose verdict is "not known" is tried once
+more, with twice the budget. If it is still unknown, the limit is close: then levels below and above
+it are tried, as far away as the tolerance allows, because these reach a verdict sooner. If these do
+not enclose it closely enough, the result is "not known" and names the levels.
 
 A load is arrivals per second, or the concurrency of a closed loop.
 """
@@ -29,23 +29,28 @@ within a tenth of the true rate on both sides, with at most 15 levels 34; over H
 most 20 levels 19, and the other one after its 21st.
 """
 MOST_UNKNOWN = 5
-"""Unresolved levels between kept and missed after which the search ends: each takes three times a
-level's budget. Those below the first miss do not count: few requests come at a low rate."""
+"""
+The search ends after this many levels without a verdict between kept and missed ones: each takes
+three times a level's budget. Those below the first miss do not count: few requests come at a low
+rate.
+"""
 MOST_HALVINGS = 4
 """Levels below a first one that is missed: each takes twice the time of the one before."""
 FEWEST_FOR_KNEE = 5
-"""Levels: two lines through fewer points fit anything; guidellm has the same."""
+"""Fewest levels for a knee: two lines fit any fewer points; guidellm has the same limit."""
 KNEE_SLOPE = 0.5
-"""The second line's slope at a knee, at most, as a share of the first one's."""
+"""At a knee the second line's slope is at most this share of the first one's."""
 KNEE_SHORTFALL = 0.9
 """
-The share of the first line's value at the largest load that is reached at a knee, at most: chance
-takes less than that from tokens per second.
+At a knee tokens per second at the largest load are at most this share of the first line's: chance
+lowers them less.
 """
 ROUNDING = 1e-6
-"""Relative: keeps two gaps within the tolerance in spite of floating-point errors."""
+"""Relative margin that keeps two gaps within the tolerance despite floating-point errors."""
 APART = 1.1
-"""Ratio of loads that are compared for ITL: for closer ones noise exceeds the load's own effect."""
+"""
+Smallest ratio of two loads whose ITL is compared: for closer loads noise exceeds the load's effect.
+"""
 
 
 @dataclass(frozen=True)
@@ -72,7 +77,10 @@ class _Bracket(NamedTuple):
 
 
 class RateSearch:
-    """Says which level to try next. Call `next`, measure the level, `add` it, until None comes."""
+    """
+    Chooses the next level to try. Call `next`, measure the level and `add` it, until `next` returns
+    None.
+    """
 
     def __init__(
         self,
@@ -111,7 +119,10 @@ class RateSearch:
         return 2 if self._second_try else 1
 
     def next(self) -> float | None:
-        """Return the load to measure next; None: done. The same until its level is added."""
+        """
+        Return the load to measure next; None: done. It returns the same load until its level is
+        added.
+        """
         if self._asked is None and self._levels_left > 0:
             self._asked = self._choose()
         return self._asked
@@ -147,7 +158,7 @@ class RateSearch:
         )
 
     def _between(self) -> list[float]:
-        """Return unresolved loads that are above the kept and below the missed one."""
+        """Return the unresolved loads between the kept and the missed one."""
         low = self._kept[0] if self._kept else 0.0
         high = self._missed[0] if self._missed else math.inf
         return sorted(load for load in self._unresolved if low < load < high)
@@ -226,7 +237,7 @@ class RateSearch:
             what = "even one request at a time" if single else "the smallest load"
             return "not even one", f"{what}, {missed:g}, misses: {self._missed[1].why}"
         if kept == self._most:
-            return "ceiling", f"{kept:g}, the most that was to be tried, is kept"
+            return "ceiling", f"{kept:g}, the largest load to try, is kept"
         close = kept is not None and missed is not None and missed <= kept * (1 + self._tolerance)
         if kept is not None and missed is not None and (close or self._has_no_whole_between()):
             return "found", f"{kept:g} is kept, {missed:g} is missed"

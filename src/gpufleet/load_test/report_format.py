@@ -2,7 +2,7 @@
 
 The format has one report for each level of load ("stage"), joined by the experiment's id. What the
 format lacks (verdict, interval, the end of the search) is under `gpufleet` in
-`results.observability`, the only part for a tool's own keys. Format:
+`results.observability`, the only part in which a tool may add keys. Format:
 github.com/llm-d/llm-d-benchmark, benchmark-report/; package llmd-benchmark-report 0.2.1.
 """
 
@@ -24,7 +24,9 @@ VERSION = "0.2.1"
 """The version of the format; a reader of 0.2 reads it too."""
 
 UNFINISHED = "unfinished"
-"""A level's reason of requests that had no answer when they were too old to keep the contract."""
+"""
+The failure reason of requests that were cut off because they could no longer keep the contract.
+"""
 
 _PART_VERSION = "0.0.1"
 """The version of the descriptions of components and of load."""
@@ -215,7 +217,7 @@ def _turns(workload: Mapping[str, Any]) -> dict[str, Any]:
 
 def _length(found: Measurement, level: LevelSummary, side: Literal["input", "output"]) -> Any:
     """
-    Return a sequence length: its distribution if the format has a name for it, else its mean.
+    Return a sequence length: its distribution if the format supports it, else its mean.
 
     A prompt with a shared prefix or earlier turns is longer than its drawn length.
     """

@@ -1,8 +1,8 @@
 """The stored result of a measurement: written atomically, parsed strictly, compared by fingerprint.
 
-A measurement is one JSON file in `measurements/` beside the inventory. Its result is valid for the
-same weights, release, arguments and hardware only: `Fingerprint` has these, and `measured_rate`
-uses a result for no other.
+A measurement is one JSON file in `measurements/` beside the inventory. Its result is valid only for
+the same weights, release, arguments and hardware: these are in `Fingerprint`, and `measured_rate`
+uses no other result.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ REPORT_ENDING = ".report.json"
 
 @dataclass(frozen=True)
 class RateBracket:
-    """Between which loads the contract begins to be missed."""
+    """The loads between which the contract begins to be missed."""
 
     kept: float | None
     """The highest load that kept it, in arrivals per second (open loop) or concurrent requests
@@ -163,8 +163,8 @@ class Measurement:
         """
         Parse `as_json`'s output.
 
-        Raises `FleetError` with a sentence for a newer format, for a key that this format has not
-        and for values of another kind.
+        Raises `FleetError` with a sentence for a newer format, for unknown keys and for values of
+        the wrong type.
         """
         if not isinstance(document, Mapping):
             raise FleetError("it is not a measurement: it must be an object of JSON")
@@ -174,7 +174,7 @@ class Measurement:
             raise FleetError("it is not a measurement: it has no `format`")
         if written > FORMAT:
             raise FleetError(
-                f"its format {written} is of a newer gpufleet: this release reads {FORMAT}"
+                f"its format {written} is from a newer gpufleet: this release reads {FORMAT}"
             )
         try:
             found = _adapter().validate_json(json.dumps(plain), strict=True)
@@ -289,9 +289,9 @@ def measured_rate(
     """
     Return the requests per second that one replica was measured to carry, or why that is unknown.
 
-    Only a result with this fingerprint, and this contract if one is given, is used: of one replica
-    before one of several that shared the load, then the newest. If no measured rate kept the
-    contract, a lower one is not estimated.
+    Only a result with this fingerprint, and this contract if one is given, is used: results of one
+    replica take precedence over those of several that shared the load, then the newest. If no
+    measured rate kept the contract, a lower one is not estimated.
     """
     mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
     mine = [each for each in mine if each.loop == "open"]

@@ -51,8 +51,8 @@ _COLUMNS = (
 )  # fmt: skip
 
 _LATENCY_NOTE = (
-    "Latencies count from the intended arrival, and are of answered requests. The contract's ITL "
-    "is the mean of each answer; the chart's is over all gaps between chunks. A grey band lies "
+    "Latencies count from the intended arrival; only answered requests have one. The contract's "
+    "ITL is each answer's mean; the chart's covers all gaps between chunks. A grey band lies "
     "between the highest load that kept the contract and the lowest that missed it."
 )
 _LOOPS_NOTE = (
@@ -66,8 +66,8 @@ _TIME_NOTE = (
 _MOST_SECONDS = 600.0
 """A longer run has minutes on its axis."""
 _SHARE_NOTE = (
-    "Whiskers: Wilson's interval, for as many requests as are worth independent ones. A level is "
-    "kept or missed only where its whole interval lies on one side of the line."
+    "Whiskers: Wilson's interval for the number of independent requests that the level is worth. "
+    "A level is kept or missed only where its whole interval lies on one side of the line."
 )
 
 

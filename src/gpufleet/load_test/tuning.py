@@ -1,7 +1,8 @@
 """Choose the settings to try on one replica, and the one with the highest rate.  Pure.
 
-One setting after the other, each value on top of the best so far. A trial is better only where
-`compare_results` would say so: its interval of rates for one GPU lies above the best one's.
+Tries one setting after the other, each value together with the best values so far. A trial is
+better only if `compare_results` would report it: its interval of rates per GPU lies above the best
+one's.
 """
 
 from __future__ import annotations
@@ -21,12 +22,12 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
 WHY = "gpufleet measure --tune"
-"""Begins the reason of its drains, by which the next run knows what a killed one has left."""
+"""Prefix of the reason of its drains: the next run finds by it what a killed run left."""
 SEQS, TOKENS, TENSOR = "max-num-seqs", "max-num-batched-tokens", "tensor_parallel"
 COMMON: Mapping[str, tuple[int, ...]] = {SEQS: (128, 256, 512), TOKENS: (2048, 8192, 16384)}
 """Tried where nothing is declared: vLLM's own default depends on release and GPU."""
 MOST_VALUES = 8
-"""Of one setting: each is a restart and a whole measurement."""
+"""Most values of one setting: each costs a restart and a measurement."""
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Tuning:
             {}, *({name: each} for name, every in values.items() for each in every)
         ]  # fmt: skip
         self.planned = tuple(self._left)
-        """What is tried, before any is known to be better."""
+        """Values to try first, before one is known to be better."""
 
     def next(self) -> Mapping[str, int] | None:
         """Return the next trial, the declared settings first; None: done."""
@@ -134,7 +135,7 @@ class TrialRun:
                 self._say(f"--- {describe(settings)}")
                 self._tuning.add(self._try(settings))
         finally:
-            self._say("--- back to what is declared")
+            self._say("--- back to the declared settings")
             self._deploy({})
             self._actions.undrain()
 
@@ -203,7 +204,7 @@ def parse_values(typed: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """
     Return the values that were typed as `NAME=VALUE,VALUE`.
 
-    Raises `FleetError` for what is not of that form, for other settings and for too many values.
+    Raises `FleetError` for another form, for other settings and for too many values.
     """
     found: dict[str, tuple[int, ...]] = {}
     problems = []
@@ -261,7 +262,7 @@ def choose_replica(
 ) -> tuple[Running, Mark | None]:
     """
     Return the replica to try settings on (the one that is named, or the last of several), and the
-    mark that a killed run has left on it: then it may not run as it is declared.
+    mark of a killed run on it, after which it may not run as declared.
 
     `marks` are those of drained replicas. A replica that a killed run has left is chosen first.
     Raises `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
@@ -274,19 +275,19 @@ def choose_replica(
         raise FleetError(f"{model} has no replica {wanted!r}{suggestion(wanted, known)}")
     if wanted is not None and wanted not in able:
         raise FleetError(
-            f"{wanted} gets no requests: {declared.out[wanted]}: try another replica, or put this "
-            "one back first"
+            f"{wanted} gets no requests: {declared.out[wanted]}: try another replica, or undrain "
+            "this one first"
         )
     if not able:
         raise FleetError(
-            f"no replica of {model} serves: deploy it first, or `gpufleet status` says what keeps "
-            "it"
+            f"no replica of {model} serves: deploy it first, or `gpufleet status` shows why it "
+            "does not serve"
         )
     if wanted is None and len(able) == 1 and not left.keys() & able:
         only = next(iter(able))
         raise FleetError(
-            f"{only} is the only replica of {model} that serves, and its requests would fail while "
-            f"settings are tried: name it to do so, --replica {only}"
+            f"{only} is the only replica of {model} that serves, and its requests would fail "
+            f"while settings are tried: name it to do so anyway, --replica {only}"
         )
     chosen = wanted or max(left.keys() & able or able, key=_number)
     found = [each for each in ranks if each.id == chosen]

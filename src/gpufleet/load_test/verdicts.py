@@ -5,10 +5,11 @@ Four corrections that keep a verdict about a level of load valid:
 - **Warm-up.** Requests that come before the server is full (one request's time), or before a trend
   ends, do not count. While latencies still rise, a level cannot be kept; while they still fall, it
   cannot be missed.
-- **Queues.** Requests that share a queue miss together. Wilson's interval is taken over as many
-  requests as are worth independent ones, with Student's t. Plain Wilson errs grossly: one look at
-  300 to 10,000 requests of a simulated M/D/c queue, exactly at its limit, calls it kept or missed
-  in 26 to 100 % of runs, at a confidence of 99.4 %. Here all looks together do so in 1 to 3 %.
+- **Queues.** Requests that share a queue miss together. Wilson's interval uses the number of
+  independent requests that these are worth, with Student's t. Plain Wilson errs grossly: one look
+  at 300 to 10,000 requests of a simulated M/D/c queue, exactly at its limit, calls it kept or
+  missed in 26 to 100 % of runs, at a confidence of 99.4 %. Here all looks together do so in 1 to 3
+  %.
 - **Each promise by itself.** Trends and correlation are sought in the strain of each promise. In
   the largest of them a constant one hides the rest: with ITL at 94 % of its limit, a queue that
   was still filling up looked steady, and searches with a small budget were wrong in 11 %.
@@ -39,8 +40,8 @@ LOOKS = 8
 """At 1, 1/sqrt(2), 1/2, ... of the budget; the first is at 9 % of it."""
 MOST_STRAIN = 2.0
 """
-The strain of a failure and of a latency of twice its limit or more: one outlier must not hide a
-trend.
+Strain of a failure, or of a latency of twice its limit or more: capped, so that one outlier hides
+no trend.
 """
 BLOCKS_PER_REQUEST_TIME = 3
 """Requests that are in the server together share its state: a third of a request's time is worth
@@ -119,7 +120,7 @@ def look_confidence(contract: Contract, look: int) -> float:
 
 def fewest_requests(contract: Contract) -> int:
     """
-    Return how many requests show that a level is kept if each of them keeps the contract.
+    Return how many requests prove that a level is kept if all of them keep the contract.
 
     They count only if independent, and after the warm-up. Levels close to the limit need 50 to 100
     times as many: in simulated queues about 10,000 within 5 % of the limit, whatever the server.
@@ -141,7 +142,7 @@ def fewest_seconds(contract: Contract, rate: float, request_seconds: float) -> f
     Return the seconds of arrivals that show that a level far below the limit is kept.
 
     `rate` in arrivals per second; `request_seconds` is one request's time in the server. Give a
-    level twice as much or more: the estimate of correlation costs some of it.
+    level at least twice as much: estimating the correlation costs part of it.
     """
     requests = fewest_requests(contract)
     blocks = requests / BLOCKS_PER_REQUEST_TIME
@@ -194,7 +195,7 @@ def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
 
 
 def _independent(counted: Sequence[tuple[float, ...]], request_times: float) -> float:
-    """Return how many independent requests are worth as much as these."""
+    """Return how many independent requests these are worth."""
     blocks = min(len(counted), round(BLOCKS_PER_REQUEST_TIME * request_times))
     if blocks < 1:
         return 0.0

@@ -60,7 +60,7 @@ def fixed_length(tokens: int) -> Lengths:
 def uniform_lengths(low: int, high: int) -> Lengths:
     """Return lengths that are equally likely from `low` to `high`, both included."""
     _check(
-        1 <= low <= high, f"lengths from {low} to {high} tokens are none: write 1 <= LOW <= HIGH"
+        1 <= low <= high, f"lengths from {low} to {high} tokens are invalid: write 1 <= LOW <= HIGH"
     )
     return Lengths("uniform", low, high, (low + high) / 2)
 
@@ -75,7 +75,7 @@ def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
     _check(
         1 <= mean < maximum and 0 < sigma <= 4,
         f"lengths of {mean:g} tokens in the mean and at most {maximum} with a sigma of {sigma:g} "
-        "are none: write 1 <= MEAN < MAXIMUM, and a sigma above 0, at most 4",
+        "are invalid: write 1 <= MEAN < MAXIMUM, and a sigma above 0, at most 4",
     )
     return Lengths("lognormal", 1, maximum, float(mean), sigma)
 
@@ -97,7 +97,7 @@ def parse_lengths(text: str) -> Lengths:
     if kind != "lognormal" and values:
         return fixed_length(values[0]) if len(values) == 1 else uniform_lengths(*values)
     raise FleetError(
-        f"{text!r} is no length: write tokens as `512`, `256-1024`, or `lognormal:MEAN:MAXIMUM`"
+        f"{text!r} is not a length: write tokens as `512`, `256-1024`, or `lognormal:MEAN:MAXIMUM`"
     )
 
 
@@ -111,24 +111,26 @@ class TokenRange:
     def __post_init__(self) -> None:
         _check(
             self.low >= 0 and self.high - self.low >= FEWEST_IDS,
-            f"{self.high - self.low} token ids are too few to draw prompts from that differ: "
-            f"at least {FEWEST_IDS} are needed",
+            f"{self.high - self.low} token ids are too few to draw different prompts: at least "
+            f"{FEWEST_IDS} are needed",
         )
 
 
 SPECIAL_FIRST = 1000
 """Mistral's Tekken reserves the first 1,000 ids for control tokens; others a few hundred."""
 SPECIAL_LAST = 4096
-"""Llama 3 has 256 at the end, DeepSeek-V3 1,280, Llama 4 2,048; then there are ids without a token
-that round the vocabulary up."""
+"""
+Llama 3 has 256 at the end, DeepSeek-V3 1,280, Llama 4 2,048; after those come unused ids that round
+the vocabulary up.
+"""
 
 
 def ordinary_ids(vocab_size: int) -> TokenRange:
     """
     Return a range of token ids without special tokens.
 
-    `vocab_size` is config.json's. Of a small one the middle half. Raises `FleetError` for one that
-    is too small to draw from.
+    `vocab_size` is config.json's. For a small vocabulary, the middle half. Raises `FleetError` for
+    one that is too small to draw from.
 
     >>> ordinary_ids(151936)
     TokenRange(low=1000, high=147840)
@@ -206,8 +208,9 @@ class Workload:
         """
         Return a client's input for requests, as a function of its number and the number of clients.
 
-        `model` is the served name; `salt` differs from run to run, so that no run finds another's
-        prompts in a cache. `session_header` names conversations to a gateway (`gateway.affinity`).
+        `model` is the served name; `salt` differs from run to run, so that a run does not find an
+        earlier run's prompts in a cache. `session_header` names conversations to a gateway
+        (`gateway.affinity`).
         """
         form = {
             "kind": "tokens",
@@ -237,7 +240,7 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
                 "chat",
                 lognormal(255, 768, 0.99),
                 lognormal(211, 768, 0.86),
-                "four turns behind a system prompt of 200 tokens: prompts of 1,154 and answers of "
+                "four turns after a system prompt of 200 tokens: prompts of 1,154 and answers of "
                 "211 tokens in the mean, as the conversations in Azure's trace of 2023 (19,366 "
                 "requests: 1,155 and 211)",
                 prefix_tokens=200,
@@ -247,7 +250,7 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
                 "rag",
                 uniform_lengths(2560, 4096),
                 lognormal(256, 768, 0.86),
-                "a question with five to eight passages of 512 tokens, behind instructions of 256 "
+                "a question with five to eight passages of 512 tokens, after instructions of 256 "
                 "tokens that all requests share; answers somewhat longer than in conversations",
                 prefix_tokens=256,
             ),

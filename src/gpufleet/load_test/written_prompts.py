@@ -34,7 +34,7 @@ _FORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class WrittenPrompts:
-    """Requests as clients send them, all to one path; the first comes again after the last."""
+    """Requests as clients send them, all to one path, repeated from the first after the last."""
 
     name: str
     path: str
@@ -94,15 +94,15 @@ def from_jsonl(
     path: Path, kind: ModelKind = "generate", *, max_tokens: int = 512
 ) -> WrittenPrompts:
     """
-    Read prompts: a JSON object a line, the body of a request to vLLM's OpenAI server.
+    Read prompts: one JSON object per line, the body of a request to vLLM's OpenAI server.
 
     Each has `messages`, or each has `prompt` (a text, or token ids); a reranker's have `query` and
-    `documents`, those of other models that make no text `input`. Other fields travel along; the
-    model's name and streaming are set here. `max_tokens` applies to lines without their own. Raises
+    `documents`, those of other models that make no text `input`. Other fields are kept; the model's
+    name and streaming are set here. `max_tokens` applies to lines without their own. Raises
     `FleetError` with the first lines that cannot be taken.
     """
     if max_tokens < 1:
-        raise FleetError(f"answers of at most {max_tokens} tokens are none: write 1 or more")
+        raise FleetError(f"answers of at most {max_tokens} tokens are invalid: write 1 or more")
     bodies: list[Mapping[str, Any]] = []
     problems: list[str] = []
     try:
@@ -122,7 +122,7 @@ def from_jsonl(
     if problems:
         raise FleetError(*problems[:_NAMED])
     if not bodies:
-        raise FleetError(f"{path} has no prompt: write one JSON object a line")
+        raise FleetError(f"{path} has no prompt: write one JSON object per line")
     if kind != "generate":
         where = questions.question(kind, "").path
         return WrittenPrompts(path.name, where, tuple(bodies), max_tokens, kind)
@@ -136,7 +136,7 @@ def from_jsonl(
 
 
 def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
-    """Return a line's request, and why it is refused; "": it is not."""
+    """Return a line's request, and why it is refused; "": it is accepted."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
@@ -152,17 +152,20 @@ def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
 def _problem(body: Mapping[str, Any]) -> str:
     messages, prompt = body.get("messages"), body.get("prompt")
     if (messages is None) == (prompt is None):
-        return "has to have `messages` or `prompt`, one of them"
+        return "must have exactly one of `messages` and `prompt`"
     if messages is not None:
         if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
             return "`messages` is no list of objects with a `role`"
     elif not (isinstance(prompt, str) and prompt) and not _is_token_list(prompt):
-        return "`prompt` is no text and no list of token ids"
+        return "`prompt` is neither text nor a list of token ids"
     asked = body.get("max_tokens", 1)
     if type(asked) is not int or asked < 1:
         return "`max_tokens` is no number from 1 on"
     if body.get("n", 1) != 1 or body.get("best_of", 1) != 1:
-        return "`n` or `best_of` asks for several answers, which are not timed apart: leave it out"
+        return (
+            "`n` or `best_of` asks for several answers, which cannot be timed separately: leave "
+            "it out"
+        )
     return ""
 
 

@@ -1,10 +1,10 @@
 """Render Alertmanager's configuration: which receiver gets which alert. Pure.
 
 Pages go to `page`, everything else to `ticket`; alerts without a receiver are shown but not sent.
-Secrets are in files beside the configuration (credentials/), which it names. The one that
-Alertmanager before 0.26 cannot read from a file is a webhook's URL (config/notifiers.go of 0.25 has
-no url_file, amtool 0.25 refuses it; 0.26 knows it): given in `urls`, it is written out, and then
-the whole configuration is a secret.
+Secrets are in files beside the configuration (credentials/), which it names. Only a webhook's URL
+cannot be read from a file by Alertmanager before 0.26 (config/notifiers.go of 0.25 has no url_file,
+and amtool 0.25 refuses it). If `urls` has it, it is written into the configuration, which is then
+secret.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpufleet.monitoring.prometheus import MARK
 from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
 
 NODE_DOWN = "NodeDown"
-"""While it fires for a node, nothing else of that node is sent: it all follows from it."""
+"""While it fires for a node, the node's other alerts are not sent: this one explains them."""
 ALIVE = "MonitoringAlive"
 """Fires always. Sent to `heartbeat` every minute, if there is one."""
 
@@ -38,9 +38,9 @@ def alertmanager_yml(
     """
     Return alertmanager.yml.
 
-    `urls` has for a file of `secret_files` that holds a webhook's URL what to write in its place.
-    `folder` is where the configuration will lie, with a slash at its end: Alertmanager takes names
-    of files as they are, from its working directory, which need not be that.
+    `urls` maps files of `secret_files` with a webhook's URL to that URL. `folder` is where the
+    configuration will lie, with a slash at its end: Alertmanager resolves file names from its
+    working directory, which may differ.
     """
     receivers = {
         "page": wanted.page,

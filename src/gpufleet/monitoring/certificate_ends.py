@@ -1,7 +1,7 @@
 """Publish when a node's certificates expire, for the node exporter's textfiles. Pure.
 
-Roles that place a certificate place its file, so what is alerted on is the certificate that lies on
-the node. The end is read on this machine: nothing new runs on nodes.
+Roles that place a certificate also place this file, so alerts are about the certificate on the
+node. The end is read on this machine, so nodes run no additional program.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from gpufleet.monitoring.metrics.gpufleet_metrics import CERTIFICATE_END
 from gpufleet.on_node.common.textfile import format_labels
 
 EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
-"""Uses of a certificate: the label `use`, which tells the setting that names it."""
+"""Uses of a certificate, the label `use`: they identify the setting that names the file."""
 
 
 def end_file(folder: str) -> str:
@@ -29,7 +29,7 @@ def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value
     """
     Return the file that says when `folder/name` ends.
 
-    `end` is in seconds since 1970; None: there is no such certificate, and the file goes.
+    `end` is in seconds since 1970; None: there is no such certificate, and the file is removed.
     """
     path = end_file(folder)
     if end is None:

@@ -35,7 +35,7 @@ def require_published(system: System, node: str) -> None:
     """
     Raise `FleetError` if a node's settings want DCGM and NVIDIA publishes none for its system.
 
-    For a system outside our table this is unknown: its operator's repository may have it.
+    For a system outside gpufleet's table this is unknown: its operator's repository may have it.
     """
     try:
         has = vendor_repository(system).dcgm
@@ -59,7 +59,7 @@ def has_profiling(wanted: Dcgm, machine: Machine) -> bool:
 
 
 def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
-    """Return DCGM's packages as the settings alone have them."""
+    """Return DCGM's packages from the settings, without a lock."""
     # Every package by version: strict dependencies between them are not resolved by apt when only
     # one is named and a newer one exists.
     versions = {

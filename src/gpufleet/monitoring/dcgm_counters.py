@@ -20,10 +20,10 @@ def counters(*, profiling: bool) -> bytes:
     """
     Return the counters file of a node.
 
-    Fields that a board lacks have no series and do no harm. A profiling field without permission
-    does harm: the exporter then watches no field of any GPU, and runs on without series
-    (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So they are in it with
-    `profiling` alone.
+    Fields that a board lacks have no series, which is harmless. A profiling field without
+    permission breaks the exporter: it then reads no field of any GPU, but keeps running without
+    series (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So they are only in
+    it with `profiling`.
     """
     text = io.StringIO(_HEAD)
     text.seek(0, io.SEEK_END)

@@ -54,8 +54,8 @@ def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]
         private = load_pem_private_key(found[0] if found else b"", password=None)
     except TypeError:
         problems.append(
-            f"{named.setting}.key_file: {key_path} is encrypted, and no one is there to unlock it "
-            f"when the server starts: `openssl pkey -in {key_path}` writes it without"
+            f"{named.setting}.key_file: {key_path} is encrypted, so the server cannot read it "
+            f"when it starts: `openssl pkey -in {key_path}` writes it without encryption"
         )
     except ValueError:
         problems.append(f"{named.setting}.key_file: {key_path} has no private key in PEM")
@@ -98,8 +98,8 @@ def _unsigned(
             break
         at = issuer
     yield (
-        f"exporters.tls.certificate_file: {path} is signed by nothing in {ca_path} "
-        "(exporters.tls.ca_file), so Prometheus would not believe it"
+        f"exporters.tls.certificate_file: {path} is not signed by a certificate in {ca_path} "
+        "(exporters.tls.ca_file), so Prometheus would not trust it"
     )
 
 

@@ -3,8 +3,8 @@ Access to a node's exporters: TLS and password. Reads the files that settings na
 
 A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
 exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
-password; units load them as credentials. Everything is read and judged here, before a node is
-touched: an exporter that fails on its certificate is noticed only by the alerts that it feeds.
+password; units load them as credentials. Everything is checked here, before a node is touched: an
+exporter that fails because of its certificate would only silence alerts.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ class Access:
 
     def files(self, directory: str) -> tuple[Value, ...]:
         """
-        Return the credentials as files of root's, below a directory of root's own.
+        Return the credentials as files that only root can read, in a directory of root.
 
-        A certificate has a file beside it that says to everyone when it ends.
+        Beside a certificate is a public file with its end.
         """
         if not self.credentials:
             return ()
@@ -80,8 +80,8 @@ class Access:
 
     def only_these(self, directory: str) -> tuple[Value, ...]:
         """
-        Return the desired state without other credentials, for use after all units have dropped
-        them.
+        Return the desired state that removes other credentials, to apply after all units have
+        dropped them.
         """
         gone = self._end(directory) if self.certificate_end is None else ()
         return (*self.files(directory), NoOtherFiles(f"{directory}/*"), *gone)
@@ -117,8 +117,8 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     """
     Return how the exporters of `node` are reached.
 
-    `address` is the node's address for Prometheus. Raises `FleetError` with everything that is
-    wrong with the files that settings name, each with its key.
+    `address` is the node's address for Prometheus. Raises `FleetError` with all problems of the
+    files that settings name, each with its key.
     """
     problems: list[str] = []
     credentials: dict[str, bytes] = {}
@@ -199,8 +199,8 @@ def password_hash(password: str, username: str, node: str) -> str:
     """
     Return the bcrypt hash of a password, always the same one for a user on a node.
 
-    The salt is derived from both names and nothing secret: it is readable in the hash, and a salt
-    from the password would allow guesses without bcrypt's cost.
+    The salt is derived only from both names: it is readable in the hash, and a salt from the
+    password would allow guesses without bcrypt's cost.
     """
     names = f"gpufleet exporters\0{node}\0{username}".encode()
     digest = hashlib.sha256(names).digest()[:16]
@@ -219,15 +219,15 @@ def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
     try:
         password = content.decode().strip()
     except UnicodeDecodeError:
-        return "", f"{key}: {path} is not text: put the password into it, one line"
+        return "", f"{key}: {path} is not text: write the password into it as one line"
     if not password:
-        return "", f"{key}: {path} is empty: put the password into it"
+        return "", f"{key}: {path} is empty: write the password into it"
     if any(character.isspace() or character == "\0" for character in password):
-        return "", f"{key}: {path} has more than a password in it: one line, without spaces"
+        return "", f"{key}: {path} holds more than a password: write one line without spaces"
     if len(password.encode()) > LONGEST_PASSWORD:
         return "", (
-            f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, of which bcrypt "
-            "would see the first alone: `openssl rand -hex 32` makes one that fits"
+            f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, and bcrypt "
+            "ignores the rest: `openssl rand -hex 32` writes one that fits"
         )
     return password, None
 
@@ -256,7 +256,7 @@ class Metrics:
     access: Access = field(default_factory=Access)
     """How it is reached: the look has the password, on its standard input, and no file has it."""
     loopback_port: int | None = None
-    """Where its source listens, on loopback alone; None: it has none."""
+    """Port of its source, which listens only on loopback; None: it has none."""
 
     def parameters(self) -> dict[str, Any]:
         """Return its parameters for on_node/serving/endpoints.py."""

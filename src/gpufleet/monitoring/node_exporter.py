@@ -81,7 +81,7 @@ _COUNTERS = (
 )
 
 FACTS_FAMILIES = ("gpufleet_facts_failed", "gpufleet_facts_timestamp_seconds")
-"""Families of gpufleet's own facts that exist even if nothing else could be read."""
+"""Metrics of gpufleet's facts that exist even if no other fact could be read."""
 # A family of each collector that alerts rest on.
 _FAMILIES = {
     "cpu": "node_cpu_seconds_total",
@@ -138,7 +138,7 @@ def unit(wanted: NodeExporter, access: Access) -> UnitFile:
 
 
 def services(rendered: UnitFile, access: Access) -> tuple[Value, ...]:
-    """Return the unit with what it loads; a drop-in that earlier releases wrote is removed."""
+    """Return the unit with its credentials; a drop-in from earlier releases is removed."""
     return (
         *access.files(CREDENTIALS),
         rendered.file,
@@ -191,12 +191,12 @@ def _quoted(word: str) -> str:
 
 
 def flag_check_script(wanted: NodeExporter, access: Access) -> str:
-    """Return the shell script that has the program parse its flags, and changes nothing."""
+    """Return the shell script that makes the program parse its flags without changes."""
     words = [program(wanted), *arguments(wanted, access), "--version"]
     line = " ".join(map(quote, words))
     hint = (
-        "the node's release of it is too old for that, or has no such collector: name a newer one "
-        "in `node_exporter.archive`, or change `node_exporter.collectors` and `without`"
+        "the node exporter is too old for that, or has no such collector: name a newer one in "
+        "`node_exporter.archive`, or change `node_exporter.collectors` and `without`"
     )
     return (
         f'said=$({line} 2>&1) || {{ echo "$said" | head -n 3 >&2; echo {quote(hint)} >&2; '
@@ -206,9 +206,9 @@ def flag_check_script(wanted: NodeExporter, access: Access) -> str:
 
 def metrics(wanted: NodeExporter, access: Access, *, facts: bool = False) -> Metrics:
     """
-    Return what the exporter must serve, one family from each collector that alerts rest on.
+    Return what the exporter must serve: one family from each collector that alerts need.
 
-    With `facts` also gpufleet's own, unless the exporter must not read files.
+    With `facts` also gpufleet's own metrics, unless the exporter must not read files.
     """
     ours = FACTS_FAMILIES if facts and "textfile" not in wanted.without else ()
     return Metrics(

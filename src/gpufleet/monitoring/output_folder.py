@@ -1,4 +1,4 @@
-"""gpufleet's files in a shared folder: written, corrected, removed, never usurped.
+"""Write, correct and remove gpufleet's files in a shared folder; leave all other files alone.
 
 A list in the folder names gpufleet's files, with the hash of each as written. A file that is not in
 the list, or was changed since, is not touched but refused. The list is written before the files, so
@@ -22,8 +22,8 @@ def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """
     Write these files into `folder`, and remove those that an earlier call wrote and this one omits.
 
-    `wanted` maps paths inside it to contents. Returns what was done, a line each; none if nothing
-    was. Raises `FleetError` for every file that gpufleet must not write, before writing any.
+    `wanted` maps paths inside it to contents. Returns the changes, one line each; empty without
+    changes. Raises `FleetError` for every file that gpufleet must not write, before writing any.
     """
     ours = _listed(folder)
     now = {path: _hash(folder / path) for path in {*ours, *wanted}}
@@ -71,7 +71,7 @@ def _write(
 def _why(listed: bool) -> str:
     if listed:
         return "was changed since it was written here"
-    return "is there already, and was not written by gpufleet"
+    return "exists, and was not written by gpufleet"
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
@@ -84,7 +84,7 @@ def _listed(folder: Path) -> dict[str, list[str]]:
         raise FleetError(f"{error.filename}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise FleetError(
-            f"{folder / LIST}: does not say which files are ours: name another directory"
+            f"{folder / LIST}: does not list gpufleet's files: name another directory"
         ) from None
     return found
 
@@ -103,7 +103,7 @@ def _digest(content: bytes) -> str:
 
 
 def _text(files: Mapping[str, list[str]]) -> bytes:
-    said = "Which files here gpufleet has written, and how; others it leaves alone."
+    said = "The files here that gpufleet wrote, with their hashes; it leaves other files alone."
     return (json.dumps({"": said, "files": files}, indent=1, sort_keys=True) + "\n").encode()
 
 

@@ -1,10 +1,10 @@
 """Prometheus' configuration and its targets by job, from the inventory and the plan.
 
-Targets lie in files that Prometheus reads again whenever they change (file_sd), so a node that
-comes or goes needs no reload. Exporters' access (TLS, a password) is configuration: nodes with the
-same access share one scrape configuration and one file.
+Targets lie in files that Prometheus reads again whenever they change (file_sd), so adding or
+removing a node needs no reload. Exporters' access (TLS, a password) is configuration: nodes with
+the same access share one scrape configuration and one file.
 
-Pure: values in, text out. `instance` is the node's name, whatever its address.
+Pure: values in, text out. `instance` is the node's name, independent of its address.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_SECONDS = 10
 
 @dataclass(frozen=True, order=True)
 class Access:
-    """Access to a target. Files are this machine's; empty: not required."""
+    """Access to a target. Files are on this machine; empty: not required."""
 
     tls: bool = False
     ca_file: str = ""
@@ -75,13 +75,13 @@ class Scrape:
 def unreachable_servers(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> list[str]:
-    """Return which servers `home` cannot scrape, because they listen on their own node alone."""
+    """Return the servers that `home` cannot scrape, because they listen only on their own node."""
     alone = {each.node for each in servers if each.node != home} & {
         name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
     }
     return [
-        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which no other machine reaches: its "
-        "vLLM servers are not watched"
+        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which no other machine reaches: "
+        "its vLLM servers are not scraped"
         for name in sorted(alone)
     ]
 
@@ -134,8 +134,8 @@ def keep_silent_targets(
     """
     Return `wanted` with the last known vLLM servers of nodes that did not answer.
 
-    `before` has the files' present contents: nodes without an answer keep their targets, so that a
-    server that is down continues to show as down.
+    `before` has the files' current contents: nodes without an answer keep their targets, so that a
+    server that is down still shows as down.
     """
     return tuple(
         Scrape(
@@ -174,7 +174,7 @@ def _access(exporters: Exporters, node: str) -> Access:
 
 
 def _named(job: Job, by_access: Mapping[Access, list[Target]]) -> Iterator[Scrape]:
-    """Name scrape configurations after what they do; several of a kind are numbered."""
+    """Name scrape configurations after their job; several of one job are numbered."""
     seen: dict[str, int] = {}
     for access, found in sorted(by_access.items()):
         parts = [str(job), *(["tls"] if access.tls else []), *(["auth"] if access.username else [])]
@@ -199,7 +199,10 @@ def _of_servers(
 
 
 def server_address(node: NodeVars, *, here: bool) -> str | None:
-    """Return the address of a node's vLLM servers, `here` on it or elsewhere; None: there is none."""
+    """
+    Return the address of a node's vLLM servers, for a scraper on it (`here`) or elsewhere; None:
+    none.
+    """
     listens = _vllm_listens(node)
     if listens in _LOOPBACK:
         return listens if here else None
@@ -244,7 +247,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def local_address(listen: str) -> str:
-    """Return where a server that binds `listen` is reached on its own node."""
+    """Return the address at which a server that binds `listen` is reached on its own node."""
     return "127.0.0.1" if listen in _ANY else listen
 
 
@@ -253,7 +256,7 @@ def local_address(listen: str) -> str:
 
 def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     """
-    Return Prometheus' configuration; what it names lies beside it: rules/, targets/, credentials/.
+    Return Prometheus' configuration; it refers to rules/, targets/ and credentials/ beside it.
 
     It also reads own-targets/<name>.json and own-rules/*.yml, for your own targets and rules.
     """

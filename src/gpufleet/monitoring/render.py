@@ -1,7 +1,7 @@
-"""Every file of monitoring by its path: for a monitoring node, or for your own servers.
+"""Render every monitoring file by its path: for a monitoring node, or for your own servers.
 
-Pure: settings in, contents out. Secrets are not among them: `needed_secrets` says which files of
-this machine belong where, for the operator who copies them.
+Pure: settings in, contents out. They contain no secrets: `needed_secrets` lists the files of this
+machine that the operator must copy, and their places.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
     alertmanager/alertmanager.yml, credentials/
@@ -24,7 +24,7 @@ from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 from gpufleet.settings.node_variables import NodeVars
 
 DASHBOARDS = node_paths.DASHBOARDS
-"""Where Grafana looks for our dashboards on a monitoring node."""
+"""Directory on a monitoring node from which Grafana loads gpufleet's dashboards."""
 
 
 def rule_settings(
@@ -33,7 +33,7 @@ def rule_settings(
     measured: Iterable[MeasuredReplica] = (),
 ) -> RuleSettings:
     """
-    Return the inputs of the rules: objectives, changed alerts, present parts, measured rates.
+    Return the inputs of the rules: objectives, changed alerts, declared parts, measured rates.
     """
     models = {
         name: served
@@ -134,7 +134,9 @@ def render_files(
 
 
 def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
-    """Return {secret that `render_files` names: the file of this machine with its content}."""
+    """
+    Return the secrets that rendered files refer to, {path: file of this machine with its content}.
+    """
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
         own = alertmanager.secret_files(monitoring.alertmanager)

@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.answer_forms import refuse_malformed
 
 MARK = "gpufleet: "
-"""The prefix of gpufleet's `createdBy`: no other silence is ever closed."""
+"""The prefix of gpufleet's `createdBy`: other silences are never closed."""
 LONGEST = dt.timedelta(hours=24)
 _DURATION = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -37,7 +37,7 @@ class Silence:
 
     @property
     def ours(self) -> bool:
-        """Return whether it was opened by this program."""
+        """Return whether gpufleet created it."""
         return self.by.startswith(MARK)
 
     def as_json(self) -> dict[str, Any]:
@@ -132,7 +132,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def silences_to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
-    """Return gpufleet's silences that are about any of these nodes and nothing else."""
+    """Return gpufleet's silences that are only about these nodes."""
     return tuple(
         each for each in found if each.ours and each.nodes and set(each.nodes) <= set(nodes)
     )

@@ -1,6 +1,6 @@
 """Targets of a monitoring node: the inventory's nodes, and the servers that run on them.
 
-Pure, but for reading the secrets that settings name.
+Pure, except that it reads the secrets that settings name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.settings.node_variables import NodeVars
 
 @dataclass(frozen=True)
 class MonitoringTargets:
-    """One monitoring node and what it is to watch."""
+    """One monitoring node and its targets."""
 
     name: str
     nodes: Mapping[str, NodeVars] = field(repr=False)
@@ -44,7 +44,7 @@ class MonitoringTargets:
         return self.settings.monitoring
 
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
-        """Return what is scraped; `before` is what its target files have now, by their name."""
+        """Return its scrape targets; `before` has the current target files by name."""
         wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
         return prometheus.keep_silent_targets(wanted, before, self.silent)
 

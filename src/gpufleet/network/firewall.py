@@ -2,13 +2,14 @@
 Render one nftables table: the node's ports that other machines may reach. Pure.
 
 Any client that reaches a replica's internal ports can run code there: vLLM, Ray, torch and NIXL
-have no authentication, and read pickles. So these ports are open only to the replica's other nodes,
-on the interface chosen for them. Endpoints and exporters are open to the clients in settings.
+have no authentication there, and load pickles. So these ports are open only to the replica's other
+nodes, on the interface chosen for them. Endpoints and exporters are open to the clients in
+settings.
 
 nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. They are recognised in the
 second packet of a connection, by the user whose program sends it (`meta skuid`, nft(8); a SYN-ACK
-belongs to the socket that listens). A SYN cookie belongs to no socket, so it is also dropped: a
-flood opens nothing.
+belongs to the socket that listens). A SYN cookie belongs to no socket, so it is also dropped: a SYN
+flood opens no port.
 
 The table decides independently: packets that another table drops stay dropped, and no other table
 is changed.
@@ -37,8 +38,10 @@ from gpufleet.templates import render_template
 SERVICE = "gpufleet-firewall.service"
 DIRECTORY = node_paths.CONFIGURATION
 RULES = f"{DIRECTORY}/firewall.nft"
-"""What the service loads at boot; on_node/network/firewall.py writes it once rules are
-confirmed."""
+"""
+The ruleset that the service loads at boot; on_node/network/firewall.py writes it once rules are
+confirmed.
+"""
 TEMPLATE = "firewall/nftables.conf.j2"
 
 Range: TypeAlias = tuple[int, int]
@@ -47,12 +50,14 @@ Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
 # Linux' IFNAMSIZ, and what names of interfaces are made of; nft takes a trailing * for a pattern.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 _LAST_PRIVILEGED = 1023
-"""Below 1024 only root may listen (net.ipv4.ip_unprivileged_port_start): no port of vLLM's."""
+"""
+Below this only root may listen (net.ipv4.ip_unprivileged_port_start), so vLLM has no such port.
+"""
 
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """Nodes that this one meets at an address: of one replica, or of prefill and decode."""
+    """The nodes that reach this one at an address: of one replica, or of prefill and decode."""
 
     interface: str
     """"": any; of a replica that runs and whose interface is not known."""
@@ -77,9 +82,9 @@ def render_rules(
     """
     Return the table of a node, as nft reads it.
 
-    `stages` are what the node is to run, `running` what it runs now and may go on with until then:
-    for these everything is open, too. `ssh_port` is where the deploy reaches the node, `fellows`
-    the addresses of the fleet's other GPU nodes, which copy releases and models from here.
+    `stages` are the node's planned stages, `running` those that run until then: their ports stay
+    open, too. `ssh_port` is where the deploy reaches the node, `fellows` the addresses of the
+    fleet's other GPU nodes, which copy releases and models from here.
 
     Raises `FleetError` for ports that must not be opened, and for names that nft cannot express.
     """
@@ -161,7 +166,7 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     A missing answer is also a problem.
     """
     if not seen:
-        yield "the firewall could not be asked"
+        yield "the firewall could not be queried"
         return
     if seen.get("error"):
         yield f"the firewall's rules are unknown: {seen['error']}"
@@ -172,7 +177,7 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
         lines = "; ".join(changes(seen["canonical"], seen["loaded"]))
         yield f"the firewall's loaded rules differ from the declared ones: {lines}"
     if not seen["saved"]:
-        yield f"{RULES} is not as declared: after a reboot other rules would apply"
+        yield f"{RULES} differs from the declared rules: it would apply after a reboot"
     if seen["pending"]:
         yield "the firewall's rules were not confirmed, and will be rolled back"
     if seen["service"] != "active":
@@ -206,7 +211,7 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """Yield the same of stages that run, from their units' lines (`multinode.launch.command`)."""
+    """Yield the same for running stages, from their units' lines (`multinode.launch.command`)."""
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")
@@ -218,7 +223,7 @@ def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
 
 
 def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
-    """Yield each address at which other nodes reach this one, with the nodes that may."""
+    """Yield each address at which other nodes may reach this one, with these nodes."""
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
@@ -306,13 +311,14 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
             yield (
-                f"firewall.open: {_ports([(first, last)])} has {' and '.join(map(str, behind))} "
-                "in it, where exporters listen: list their clients in `firewall.monitoring`"
+                f"firewall.open: {_ports([(first, last)])} includes "
+                f"{' and '.join(map(str, behind))}, where exporters listen: list their clients in "
+                "`firewall.monitoring`"
             )
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
-    """Join ranges that overlap: nft refuses a set in which some do."""
+    """Join overlapping ranges, which nft refuses in a set."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:

@@ -46,7 +46,10 @@ SPARE_SOCKETS = 8000
 def configuration(
     node: MonitoringTargets, wanted: Gateway, loaded: Callable[[], GatewayState]
 ) -> Configuration:
-    """Return the gateway's configuration; for silent nodes, the servers that it has `loaded`."""
+    """
+    Return the gateway's configuration; for silent nodes, with the servers in its `loaded`
+    configuration.
+    """
     keys = {
         file: content.decode().strip()
         for file, content in targets.secrets(
@@ -137,7 +140,7 @@ def gateway_files(found: Configuration) -> DesiredState:
 
 def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[str, ...]:
     """
-    Return upcoming problems of the gateway's certificate, as sentences.
+    Return remarks on the gateway's certificate, such as its end.
 
     Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
     expired, not valid yet, or of another key.

@@ -1,14 +1,14 @@
 """
 A gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
 
-Values in, text out: which backends there are, HAProxy's configuration with the files that it
-names, and the report of `on_node/network/gateway_drains.py` about a running gateway. A backend is
-an entry of `serving`, a server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x,
-with what all of them have (docs.haproxy.org: json_query and wait-for-body came with 2.4).
+Values in, text out: the backends, HAProxy's configuration with its files, and the report of
+`on_node/network/gateway_drains.py` about a running gateway. A backend is an entry of `serving`, a
+server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with what all of them have
+(docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
-What holds for every request, in this order: only paths of the API are answered, only known keys,
-within their rate and models; the model is named by the path or by the body, JSON or a form; the
-client's key goes no further, servers get their own.
+Every request passes these steps: only paths of the API, only known keys, within their rate and
+models; the model is in the path or in the body, JSON or a form; the client's key is replaced by the
+server's.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpufleet.templates import read_template, render_template
 
 UNIT = "gpufleet-gateway.service"
 HOME = node_paths.GATEWAY
-"""Where its configuration lies. HAProxy is started in it, so that names in it are relative."""
+"""Directory of its configuration. HAProxy is started in it, so that file names can be relative."""
 CONFIGURATION = "haproxy.cfg"
 RUN = node_paths.GATEWAY_RUN
 SOCKET = f"{RUN}/admin.sock"
@@ -42,9 +42,11 @@ STATE = node_paths.GATEWAY_STATE
 PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
 FORM_MODEL = "form-model.lua"
-"""The file in `HOME` with the program that reads a form's model, and in `templates/gateway`."""
+"""
+The Lua program that reads the model from a form: its name in `HOME` and in `templates/gateway`.
+"""
 PATHS = ("/classify", "/pooling", "/rerank", "/score", "/v2/embed", "/v2/rerank")
-"""What vLLM answers for a client besides all below /v1: models that do not complete text."""
+"""vLLM's routes for clients outside /v1: for models that do not complete text."""
 
 # A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
 # 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
@@ -93,7 +95,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Backend:
-    """An entry of `serving` with its servers; without any its clients get 503."""
+    """An entry of `serving` with its servers; without servers its clients get 503."""
 
     name: str
     served_name: str
@@ -244,9 +246,9 @@ def keep_silent_servers(
     nodes: Mapping[str, NodeVars],
 ) -> tuple[Backend, ...]:
     """
-    Return `wanted` with a gateway's present servers on nodes that did not answer.
+    Return `wanted` with a gateway's current servers on nodes that did not answer.
 
-    `before` are all that it has. Servers on silent nodes are kept.
+    `before` are all its current servers; those on silent nodes are kept.
     """
     # The longest name wins: gpu.example is no server of gpu.
     by_length = sorted(nodes, key=len, reverse=True)
@@ -305,7 +307,9 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 "gateway sends one key to all servers of a model: set the same file for them"
             )
     for entry in sorted({"v1", "v2"} & set(by_entry)):
-        yield (f"serving.{entry}: the gateway's path /{entry} is for all models: rename the entry")
+        yield (
+            f"serving.{entry}: the gateway uses the path /{entry} for all models: rename the entry"
+        )
     adapters = {
         name: entry
         for node in nodes.values()
@@ -360,8 +364,8 @@ def config(
     Return HAProxy's configuration and the files that it names.
 
     `certificate` is what `gateway.tls` names, with its key. `metrics_address` is bound for metrics,
-    "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": who
-    starts HAProxy.
+    "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": the
+    user that starts HAProxy.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -449,7 +453,7 @@ def _bound(listen: str, port: int) -> str:
 
 
 def _map(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Return a map of HAProxy's: a line each, of key and value."""
+    """Return a map for HAProxy: one line with key and value for each entry."""
     return "".join(f"{key} {value}\n" for key, value in sorted(pairs)).encode()
 
 
@@ -486,7 +490,8 @@ def _error(message: str, kind: str = "invalid_request_error", code: str = "") ->
 
 def _word(text: str) -> str:
     """
-    Return text as one word of HAProxy's configuration: in single quotes, where nothing has meaning.
+    Return text as one word of HAProxy's configuration: in single quotes, in which no character is
+    special.
 
     A quote in it becomes its JSON escape, because all quoted texts here are JSON.
     """

@@ -1,8 +1,8 @@
 """
-An address that one of two gateways has: keepalived's configuration, and its check.  Pure.
+A virtual address that one of two gateways holds: keepalived's configuration and its check.  Pure.
 
-The gateways tell each other that they live (VRRP, RFC 9568); when one is silent, or its HAProxy
-does not answer or is stopped, the other takes the address.
+The gateways send each other VRRP messages (RFC 9568); when one is silent, or its HAProxy does not
+answer or is stopped, the other takes the address.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
-"""1 after HAProxy is stopped, 0 when it runs again; keepalived watches it."""
+"""1 after HAProxy was stopped, 0 when it runs again; keepalived reads it."""
 # keepalived.conf(5), auth_pass: no more of it is used.
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
@@ -85,7 +85,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
             mine, other = getattr(ours, key), getattr(theirs, key)
             if mine != other:
                 yield (
-                    f"gateway.virtual_address.{key}: {mine} on {home}, {other} on {name}: they "
+                    f"gateway.virtual_address.{key}: {mine} on {home}, {other} on {name}: the two "
                     f"would not see each other, and both would hold {address}: write the same for "
                     "both"
                 )

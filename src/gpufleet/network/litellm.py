@@ -3,10 +3,10 @@ LiteLLM in front of a gateway: the names for clients, and the proxy's configurat
 
 Names are those of the fleet's `serving`, names over several entries, and aliases. Each name becomes
 one LiteLLM deployment for each of its entries, at the gateway's path of that entry: the gateway
-chooses servers and knows drained and dead ones. So LiteLLM does not retry or cool down deployments;
-it adds names, defaults and fallbacks.
+chooses servers and excludes drained and dead ones. So LiteLLM does not retry or cool down
+deployments; it adds names, defaults and fallbacks.
 
-What it reads is `config.yaml`. `front.json` configures the filter before it
+LiteLLM reads `config.yaml`. `front.json` configures the filter before it
 (`on_node/network/litellm_serve.py`: clients, names, allowed keys of a body).
 """
 
@@ -34,11 +34,11 @@ from gpufleet.settings.node_variables import NodeVars
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"
 HOME = node_paths.LITELLM
-"""Where its configuration lies."""
+"""Directory of its configuration."""
 CREDENTIALS = f"{HOME}/credentials"
 STATE = "/var/lib/litellm"
 SERVE = node_paths.LITELLM_PROGRAM
-"""Where `on_node/network/litellm_serve.py` lies on nodes."""
+"""Path of `on_node/network/litellm_serve.py` on nodes."""
 PROGRAM = Program(
     "litellm", node_paths.LITELLM_RELEASES, node_paths.LITELLM_UV_CACHE, ("litellm.proxy",)
 )
@@ -242,7 +242,7 @@ def _of_upstream(
 def unknown_key(
     wanted: Litellm, nodes: Mapping[str, NodeVars], home: str, key: bytes
 ) -> str | None:
-    """Return why the gateways of the inventory would refuse LiteLLM's key; None: they would not."""
+    """Return why the inventory's gateways would refuse LiteLLM's key; None: they accept it."""
     gateway = nodes[home].settings.gateway
     needed = sorted({e for name in names(wanted, entries(nodes)) for e in name.entries})
     for each in [gateway] if gateway else _gateways(nodes):
@@ -250,7 +250,7 @@ def unknown_key(
             continue
         digest = hashlib.sha256(key).hexdigest()
         found = next((c for c in each.clients if c.key_sha256.lower() == digest), None)
-        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} has a key that"
+        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} its key is one that"
         if found is None:
             return f"{said} no entry of `gateway.clients` has: add its hash ({digest})"
         if found.models and (lacks := [entry for entry in needed if entry not in found.models]):
@@ -269,8 +269,8 @@ def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstr
     """
     Return the gateway of LiteLLM on node `home`, if `problems` has found nothing.
 
-    It waits as long as the gateway's queue and server timeouts together, so that the gateway gives
-    up first, with an answer that has the reason.
+    It waits for the sum of the gateway's queue and server timeouts, so that the gateway times out
+    first and answers with the reason.
     """
     here = nodes[home].settings.gateway
     known = [here] if here else _gateways(nodes)

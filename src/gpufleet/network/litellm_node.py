@@ -44,7 +44,7 @@ LONGEST_STOP_SECONDS = 3600 + 30
 
 
 def required_state(build: Release) -> DesiredState:
-    """Return what a node needs before it can hold a release, and what starts one."""
+    """Return a node's prerequisites for a release, and the program that starts one."""
     values: list[Value] = [
         *map(Package, PACKAGES),
         Group(ACCOUNT),
@@ -65,7 +65,7 @@ def read_files(
     wanted: Litellm, nodes: Mapping[str, NodeVars], name: str
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
-    Return what is read of this machine: credentials by name, and open files by path from `HOME`.
+    Return the files of this machine: credentials by name, and public files by path from `HOME`.
 
     Raises `FleetError` for unreadable files, and for a key unknown to the gateway.
     """
@@ -133,11 +133,11 @@ OURS = (
     f"{CREDENTIALS}/tls-key",
     certificate_ends.end_file(HOME),
 )
-"""Files of LiteLLM on a node: its unit, its secrets, and files that belong to them."""
+"""LiteLLM's files on a node: unit, configuration and secrets."""
 
 
 def absent_state() -> DesiredState:
-    """Return that it is gone, but for its releases and its account."""
+    """Return the desired state without LiteLLM, except its releases and account."""
     return DesiredState(
         UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
         Absent(f"{HOME}/config.yaml"),

@@ -1,18 +1,17 @@
 """
 Find the interface by which each node of a replica reaches the others. Pure.
 
-Takes the probes' documents of the nodes, gives the interface and IPv4 address of each. Several
-networks in a node are the normal case, so nothing is left to a default route or to a host name's
-address, which is what vLLM, Gloo and NCCL would take by themselves.
+Takes the nodes' probes, returns the interface and IPv4 address of each node. Nodes usually have
+several networks, so the choice is not left to the default route or to the host name's address,
+which vLLM, Gloo and NCCL would use.
 
-1. A network that the operator names decides: each node's interface whose address lies in it.
-2. Otherwise it is a network that every node has an address in, on an interface that is up and is
-   hardware: those whose NICs do RDMA first, then the fastest, then those whose interfaces have the
-   same name on all nodes, then the first by name. Networks in which two nodes have the same
-   address do not count: they are local to each node, like Docker's.
+1. If the operator names a network: each node's interface with an address in it.
+2. Otherwise a network in which every node has an address on a hardware interface that is up: first
+   those with RDMA NICs, then the fastest, then those with the same interface name on all nodes,
+   then the first by name. Networks in which two nodes have the same address do not count: they are
+   local to each node, like Docker's.
 
-A probe tells what is configured, not what a switch lets pass: the ranks prove that before they
-start.
+A probe shows the configuration, not what a switch lets pass: the ranks test that before they start.
 """
 
 from __future__ import annotations
@@ -80,7 +79,9 @@ class _Interface:
 
     @property
     def flaw(self) -> str:
-        """Return why it is used only if its network is named; "": it may be used."""
+        """
+        Return why it is used only if the operator names its network; "": it may always be used.
+        """
         if self.down:
             return "is down"
         if self.own is None:
@@ -109,15 +110,15 @@ def networks(
     Return for each node of a replica how it reaches the others.
 
     `documents` are the nodes' probes in the order of their ranks, `gpus` the NVML indices that the
-    replica has on each node, `named` each node's `cluster_network`, where it has one.
+    replica has on each node, `named` each node's `cluster_network`, if set.
 
-    Raises `FleetError` where no network joins the nodes, with every interface of every node and
-    why it is not the one.
+    Raises `FleetError` if no network joins the nodes, with every interface and the reason against
+    it.
     """
     found = {node: list(_interfaces(document)) for node, document in documents.items()}
     wanted = {node: (named or {}).get(node) for node in documents}
     if any(wanted.values()):
-        chosen, why = _named(replica, found, wanted)
+        chosen, why = _on_named_network(replica, found, wanted)
     else:
         chosen, why = _derived(replica, found)
     sizes = {each.mtu for each in chosen.values()}
@@ -154,7 +155,7 @@ def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
 # The network that the operator names
 
 
-def _named(
+def _on_named_network(
     replica: str,
     found: Mapping[str, list[_Interface]],
     wanted: Mapping[str, IPv4Network | None],
@@ -233,7 +234,7 @@ def _derived(
     if not choices:
         raise FleetError(_none(replica, found, usable, doubled))
     (_, network, chosen), *others = sorted(choices, key=lambda choice: choice[0])
-    why = f"{network} is the one network that all of them have ({_speed(chosen)})"
+    why = f"{network} is the only network that all of them have ({_speed(chosen)})"
     if others:
         also = ", ".join(
             f"{other} ({'/'.join(_names(members))}, {_speed(members)})"
@@ -241,7 +242,7 @@ def _derived(
         )
         why = (
             f"of the networks that all of them have, {network} comes first ({_speed(chosen)}); "
-            f"also {also}: cluster_network names another"
+            f"also {also}: set `cluster_network` for another"
         )
     return chosen, why
 
@@ -301,7 +302,7 @@ def _none(
         for node, interfaces in found.items()
     )
     if any(each.alone for own in found.values() for each in own):
-        tried += ". Networks of unknown prefix are an older probe's: probe these nodes again"
+        tried += ". Networks without a prefix come from an older probe: probe these nodes again"
     return (
         f"{replica} spans {' and '.join(found)}, and no network connects them: set one in "
         "`cluster_network` (where they reach each other through a router, one that holds an "
@@ -424,7 +425,7 @@ def _hcas(
     """
     Return the HCAs of each node for NCCL, and a remark if some must not be used.
 
-    Ports of one link layer on all nodes: InfiniBand does not talk to RoCE.
+    All have the same link layer, because InfiniBand cannot talk to RoCE.
     """
     near = {
         node: {layer: _near(document, gpus.get(node, ()), layer) for layer in (INFINIBAND, ROCE)}
@@ -460,5 +461,5 @@ def _near(document: Mapping[str, Any], gpus: Collection[int], layer: str) -> tup
 
 
 def _natural(name: str) -> tuple[object, ...]:
-    """Order mlx5_10 behind mlx5_9."""
+    """Return a sort key that orders mlx5_10 after mlx5_9."""
     return tuple(int(part) if part.isdigit() else part for part in re.split(r"(\d+)", name))

@@ -1,8 +1,8 @@
-"""A cordoned node: nothing new is placed there, running replicas stay.  Pure.
+"""A cordoned node: no new replica is placed there, running ones stay.  Pure.
 
-A person marks it (`gpufleet cordon`), or an upgrade does while it changes the node. An upgrade's
-mark is temporary, and a plan that obeyed it would move replicas that the upgrade is about to
-restart: it counts only after the upgrade has ended and left it because its change failed.
+An operator marks it (`gpufleet cordon`), or an upgrade while it changes the node. An upgrade's mark
+is temporary: a plan that respected it would move replicas that the upgrade is about to restart. It
+counts only if the upgrade ended and left it after a failed change.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class Cordon(NamedTuple):
 
 def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
     """
-    Return a probe's cordon; None where there is none, it passes, or is not known.
+    Return a probe's cordon; None if there is none, or it is temporary or unknown.
 
     Documents of older probes have no such key: their nodes are not cordoned.
     """
@@ -46,7 +46,7 @@ def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
 
 
 def unknown_reason(document: Mapping[str, Any]) -> str | None:
-    """Return why a probe could not tell whether its node is cordoned; None: it could."""
+    """Return why it is unknown whether a probe's node is cordoned; None: it is known."""
     found = document.get("cordon")
     if isinstance(found, Mapping) and "missing" in found:
         return printable(str(found["missing"]))

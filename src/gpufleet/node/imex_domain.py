@@ -1,7 +1,7 @@
-"""Find nodes that share a rack's NVLink fabric, and so memory over IMEX. Pure.
+"""Find nodes that share a rack's NVLink fabric, and therefore memory over IMEX. Pure.
 
 The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
-have the same ones can map each other's memory. Neither names nor networks show it.
+have the same ones can map each other's memory. Neither host names nor networks show it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tu
     Return the addresses of a node's IMEX domain, its own among them, sorted by nodes' names.
 
     `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError` if
-    its members are unknown: a file without a node would exclude that node.
+    its members are unknown, because a file that lacks a node excludes it.
     """
     silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
     if silent:
-        raise FleetError(*silent, f"{name}: its IMEX domain is known when every node answers")
+        raise FleetError(*silent, f"{name}: its IMEX domain is unknown until every node answers")
     nodes = {
         node: node_from_probe(node, said)
         for node, said in sorted(documents.items())
@@ -31,13 +31,13 @@ def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tu
     own = nodes[name].domain
     if own is None:
         raise FleetError(
-            f"{name}: its GPUs have not joined their NVLink fabric, which tells who is in its IMEX "
+            f"{name}: its GPUs have not joined their NVLink fabric, which defines its IMEX "
             "domain: see `nvidia-smi -q | grep -A4 Fabric`, and the rack's fabric manager"
         )
     members = [node for node in nodes.values() if node.domain == own]
     if unknown := [node.name for node in members if node.address is None]:
         raise FleetError(
-            f"{', '.join(unknown)}: no IPv4 address of the default route's interface is known, and "
-            "IMEX needs one of each node"
+            f"{', '.join(unknown)}: the default route's interface has no known IPv4 address, and "
+            "IMEX needs one from each node"
         )
     return tuple(node.address for node in members if node.address)

@@ -1,7 +1,7 @@
 """Links between a node's GPUs, and the tensor-parallel sizes that they allow.  Pure.
 
 One value, `Interconnect`, from either source: the probe's document or the matrix of `nvidia-smi
-topo -m`. With `interconnect_warnings` it says what `gpufleet topology` prints
+topo -m`. Together with `interconnect_warnings` it is the output of `gpufleet topology`
 (docs/plan/topology.md).
 """
 
@@ -30,10 +30,10 @@ class Interconnect:
     """
     The GPUs of node `name` and the links between them.
 
-    `classes` has every pair (i < j): "NV18" or how near they are on PCIe, "PIX" to "SYS". `nics`
-    has the PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs of which the
-    source does not tell. `mig` are the GPUs that are cut into MIG instances, `c2c` those that hang
-    at their CPU by NVLink-C2C. `remarks` are sentences about what the source itself says is wrong.
+    `classes` has every pair (i < j): "NV18", or its PCIe distance, "PIX" to "SYS". `nics` has the
+    PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs for which the source has
+    no value. `mig` are the GPUs with MIG instances, `c2c` those connected to their CPU by
+    NVLink-C2C. `remarks` are sentences about problems that the source reports.
     """
 
     name: str
@@ -121,7 +121,7 @@ class Interconnect:
         return {pair: self.nvlink.get(pair, 0) for pair in combinations(sorted(gpus), 2)}
 
     def as_json(self) -> dict[str, Any]:
-        """Return what `gpufleet topology --json` prints; docs/plan/topology.md has the keys."""
+        """Return the document of `gpufleet topology --json`; docs/plan/topology.md has its keys."""
         return {
             "node": self.name,
             "gpus": list(self.gpus),
@@ -145,7 +145,7 @@ class Interconnect:
 
 
 def from_matrix(name: str, matrix: TopoMatrix) -> Interconnect:
-    """Return node `name` as a matrix of `nvidia-smi topo -m` shows it."""
+    """Return node `name` from a matrix of `nvidia-smi topo -m`."""
     return Interconnect(
         name=name,
         gpus=matrix.gpus,
@@ -169,7 +169,11 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     try:
         node = node_from_probe(name, document)
         nics = nic_classes(document)
-        remarks = [*_silent(node, document), *_not_granted(node, document), *_one_sided(document)]
+        remarks = [
+            *_gpus_without_answer(node, document),
+            *_not_granted(node, document),
+            *_one_sided(document),
+        ]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise FleetError(
             f"{name}: its probe is incomplete ({type(error).__name__}: {error}): record it again "
@@ -207,7 +211,7 @@ def _rank(name: str) -> int:
     return PCIE.index(name) if name in PCIE else -1
 
 
-def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
+def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     """Yield the GPUs missing from the topology; the checks say what to do."""
     init = document["driver"]["init"]
     if init != "ok":
@@ -216,7 +220,7 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     answering = {gpu.index for gpu in node.gpus}
     for facts in document["gpus"]:
         if facts["index"] not in answering:
-            why = facts.get("missing", "it tells only half of itself").replace("_", " ")
+            why = facts.get("missing", "it reports only part of its facts").replace("_", " ")
             yield (
                 f"GPU {facts['index']} does not answer ({why}) and is in no island: see `gpufleet "
                 "check`"
@@ -232,12 +236,12 @@ def _silent(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
     if unread:
         yield (
             f"how near {named(unread)} {'is' if len(unread) == 1 else 'are'} to others on PCIe "
-            "could not be read: what is not known counts as SYS, the farthest"
+            "could not be read: unknown distances count as SYS, the farthest"
         )
 
 
 def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield GPUs with NVLinks that are up but that the driver does not allow to use."""
+    """Yield GPUs with active NVLinks that the driver does not allow to use."""
     gpus = [gpu.index for gpu in node.gpus]
     refused = [
         pair
@@ -254,7 +258,7 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield pairs of a probe that are wired directly and of which one end sees fewer links."""
+    """Yield directly wired pairs of a probe whose two ends report different numbers of links."""
     at = {
         value_or(gpu.get("pci"), {}).get("bus_id"): place
         for place, gpu in enumerate(document["gpus"])

@@ -1,6 +1,6 @@
 """Warnings about a node's interconnect, in sentences.  Pure.
 
-Each function looks at one thing of an `Interconnect` (docs/plan/topology.md has them as a table).
+Each function checks one aspect of an `Interconnect` (table in docs/plan/topology.md).
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def _mig(node: Interconnect) -> Iterator[str]:
 
 def _uneven(node: Interconnect) -> Iterator[str]:
     """
-    Islands whose pairs differ: links that are down, or boards that are wired so.
+    Islands whose pairs differ: links are down, or the boards are wired like that.
 
     On a mesh (DGX-1V) every GPU uses as many links as any other, and pairs differ by design.
     """
@@ -98,17 +98,18 @@ def _uneven(node: Interconnect) -> Iterator[str]:
     for island in halves:
         yield (
             f"NVLink pairs differ (NV1 and NV2) in {ranges(island)}, as in each half of a mesh of "
-            "eight V100, whose other links lead to GPUs that this machine was not given: the "
-            "board is wired this way, and an all-reduce runs at the pace of the narrowest pair"
+            "eight V100, whose other links lead to GPUs that are not in this machine: the board "
+            "is wired this way, and an all-reduce runs at the pace of the narrowest pair"
         )
 
 
 def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
     """
-    Return whether these are the four of half a DGX-1V, and all that NVLink reaches.
+    Return whether these are the four GPUs of half a DGX-1V, and no other GPU is reached by NVLink.
 
-    Every pair has a link, and a second one goes along a line through all four (NVIDIA's DGX-1
-    system architecture white paper). So the ends of that line use four links, the others five.
+    Every pair has a link, and the consecutive pairs of a path through all four a second one
+    (NVIDIA's DGX-1 system architecture white paper): the ends of that path use four links, the
+    others five.
     """
     widths = node.widths(island)
     double = [gpu for pair, width in widths.items() if width == 2 for gpu in pair]
@@ -122,13 +123,13 @@ def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
 
 
 def _unlike(node: Interconnect) -> Iterator[str]:
-    """Islands of one size, alike cards and different widths: a bridge of which a link is down."""
+    """Islands of the same size and cards but different widths: a bridge has a link that is down."""
     pairs = {island: max(node.widths(island).values()) for island in node.islands if island[1:]}
     alike = {island: _kind(node, island) for island in pairs}
     for island, width in pairs.items():
         best = max(each for other, each in pairs.items() if alike[other] == alike[island])
         if width < best:
-            unless = "" if island[0] in node.models else ", unless its cards are of another kind"
+            unless = "" if island[0] in node.models else ", unless its cards are of another model"
             yield (
                 f"island {ranges(island)} has NV{width} where another of its size has NV{best}: "
                 f"a link is down or a bridge is missing{unless}; see `nvidia-smi nvlink -s`"
@@ -140,7 +141,10 @@ def _kind(node: Interconnect, island: tuple[int, ...]) -> list[str]:
 
 
 def _off_nvlink(node: Interconnect) -> Iterator[str]:
-    """A GPU on no NVLink beside three or more that have it with each other: no bridge is so."""
+    """
+    A GPU without NVLink beside three or more that are linked to each other, which no bridge
+    explains.
+    """
     island = max(node.islands, key=len, default=())
     models = {node.models.get(gpu) for gpu in island}
     alone = [
@@ -161,7 +165,7 @@ def _off_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _no_nvlink_at_all(node: Interconnect) -> Iterator[str]:
-    """Boards that always have NVLink, and have none."""
+    """Boards that always have NVLink but show none."""
     boards = [gpu for gpu in node.gpus if is_always_wired(node.models.get(gpu, ""))]
     if len(boards) > 1 and not node.nvlink and not node.mig:
         yield (
@@ -184,7 +188,7 @@ def _not_a_power_of_two(node: Interconnect) -> Iterator[str]:
         if fits < size:
             yield (
                 f"NVLink joins {size} GPUs ({ranges(island)}): tensor parallel {2 * fits} does "
-                f"not fit, {fits} does and leaves {size - fits} of them over"
+                f"not fit, {fits} does and leaves {size - fits} of them unused"
             )
 
 
@@ -195,14 +199,17 @@ def _several_cliques(node: Interconnect) -> Iterator[str]:
             yield _without_a_pair(node, component, apart)
         elif len(inside) > 1:
             yield (
-                f"NVLink reaches all of GPUs {ranges(component)} and joins not every pair: they "
-                f"are {len(inside)} islands ({_groups(inside)}), because tensor parallelism talks "
-                "between all pairs"
+                f"NVLink reaches all of GPUs {ranges(component)} but does not join every pair: "
+                f"they are {len(inside)} islands ({_groups(inside)}), because tensor parallelism "
+                "talks between all pairs"
             )
 
 
 def _dead_pair(node: Interconnect, component: tuple[int, ...]) -> Pair | None:
-    """Return the only pair of four or more GPUs that NVLink does not join: no board is wired so."""
+    """
+    Return the only pair of four or more GPUs that NVLink does not join: no board is wired like
+    that.
+    """
     apart = [pair for pair in combinations(component, 2) if pair not in node.nvlink]
     return apart[0] if len(apart) == 1 and len(component) > 3 else None
 
@@ -273,13 +280,15 @@ def _all_as_far(node: Interconnect) -> Iterator[str]:
             return
         if len(groups) == 1:
             yield (
-                f"every pair is SYS, yet all GPUs are next to NUMA node {next(iter(groups))}: PCIe "
-                "distance does not tell here which GPUs are nearer, the NUMA node is one group"
+                f"every pair is SYS, yet all GPUs are next to NUMA node {next(iter(groups))}: "
+                "here PCIe distance does not show which GPUs are nearer, so the NUMA node is one "
+                "group"
             )
         else:
             yield (
-                "every pair is SYS, also those next to one NUMA node: PCIe distance does not tell "
-                f"here which GPUs are nearer, the NUMA nodes are the groups ({_numa(groups)})"
+                "every pair is SYS, also those next to one NUMA node: here PCIe distance does "
+                "not show which GPUs are nearer, so the NUMA nodes are the groups "
+                f"({_numa(groups)})"
             )
 
 
@@ -295,7 +304,8 @@ def _far_from_nics(node: Interconnect) -> Iterator[str]:
     if far and near:
         yield (
             f"no NIC is near {named(far)} (SYS at best): traffic from there to other nodes "
-            f"crosses the link between NUMA nodes; place what spans nodes on {named(near)}"
+            "crosses the link between NUMA nodes; place replicas over several nodes on "
+            f"{named(near)}"
         )
     elif far and set(far) <= node.c2c:
         groups = {
@@ -303,12 +313,14 @@ def _far_from_nics(node: Interconnect) -> Iterator[str]:
             for numa in set(node.numa.values())
         }
         yield (
-            "every NIC is SYS from every GPU because a Grace's GPU hangs at its CPU by NVLink-C2C, "
-            "which is no PCIe path: the class does not tell how near a NIC is; go by NUMA nodes"
-            + (f" (GPUs {_numa(groups)})" if groups else "")
+            "every NIC is SYS from every GPU because a Grace's GPU is connected to its CPU by "
+            "NVLink-C2C, which is not a PCIe path: the class does not show how near a NIC is; "
+            "use NUMA nodes instead" + (f" (GPUs {_numa(groups)})" if groups else "")
         )
     elif far:
-        yield "no NIC is near any GPU (SYS at best): what spans nodes crosses NUMA nodes first"
+        yield (
+            "no NIC is near any GPU (SYS at best): traffic to other nodes crosses NUMA nodes first"
+        )
 
 
 def _geforce(node: Interconnect) -> Iterator[str]:
@@ -317,7 +329,8 @@ def _geforce(node: Interconnect) -> Iterator[str]:
         yield (
             f"GPUs {ranges(cards)} are GeForce, for which NVIDIA's driver grants no peer access "
             "over PCIe: set NCCL_P2P_DISABLE=1 and vLLM's --disable-custom-all-reduce, above all "
-            "under a patched driver that says it does: those have given wrong results"
+            "with a patched driver that reports peer access: such drivers have given wrong "
+            "results"
         )
 
 

@@ -1,8 +1,8 @@
 """A node's system and hardware, which decide its packages; known without a driver.
 
 Pure. Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md). Everything
-comes from the PCI bus and the kernel's own files, never from NVIDIA's driver: the answer is the
-same before that is installed, while it is broken, and afterwards, so a second run changes nothing.
+comes from the PCI bus and the kernel's files, never from NVIDIA's driver, so that the answer does
+not depend on the driver's state and a second run changes nothing.
 """
 
 from __future__ import annotations
@@ -83,11 +83,8 @@ class Kernel:
     """
     An installed kernel.
 
-    Attributes:
-        release: as `uname -r` says it.
-        running: it is the one that runs now.
-        newest: it boots next, unless another is chosen.
-        module: version of the NVIDIA module that lies on the disk for it; None: none does.
+    Attributes: release: as in `uname -r`. running: it runs now. newest: it boots next, unless
+        another is chosen. module: version of the NVIDIA module on disk for it; None: there is none.
     """
 
     release: str
@@ -101,16 +98,13 @@ class Machine:
     """
     The hardware and system facts of a node that its driver packages depend on.
 
-    Attributes:
-        gpus: the PCI device id of each GPU on the bus, in the bus's order.
-        nvswitch: it has NVSwitches that it manages itself.
-        nvlink5: those are of NVLink 5: managed over InfiniBand, by NVLSM.
-        imex: its GPUs' memory is shared with other nodes of a rack.
-        grace: its GPUs hang on Grace CPUs.
-        kernels: that are installed, the running one among them.
-        secure_boot: firmware lets only signed modules load; None: could not be read.
-        modules: names of loaded kernel modules; None: could not be read.
-        kernel_packages: that are installed, of kernels, their modules and headers.
+    Attributes: gpus: the PCI device id of each GPU on the bus, in the bus's order. nvswitch: it has
+        NVSwitches that it manages itself. nvlink5: these are of NVLink 5, managed over InfiniBand
+        by NVLSM. imex: its GPUs share memory with other nodes of a rack. grace: its GPUs are
+        connected to Grace CPUs. kernels: the installed ones, including the running one.
+        secure_boot: firmware lets only signed modules load; None: could not be read. modules: names
+        of loaded kernel modules; None: could not be read. kernel_packages: installed packages of
+        kernels, their modules and headers.
     """
 
     gpus: tuple[int, ...]
@@ -190,7 +184,7 @@ def _machine(document: Mapping[str, Any]) -> Machine:
 
 def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...]) -> bool:
     """
-    Return whether a board's NVLink 5 switches are this node's to manage.
+    Return whether this node manages a board's NVLink 5 switches.
 
     A virtual machine has the board's GPUs and none of the devices that reach its switches. If that
     could not be read, the switches count as local: an unneeded fabric manager fails visibly.
@@ -213,7 +207,7 @@ def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
 
 
 def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
-    """Return the installed kernels; the running one alone where they could not be listed."""
+    """Return the installed kernels; only the running one if they could not be listed."""
     running, listed = document["kernel"], document["driver"].get("kernels")
     rows = [] if listed is None or _missing(listed) else listed
     found = [

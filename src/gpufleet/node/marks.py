@@ -25,7 +25,7 @@ class Lock:
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Lock | None:
-        """Return what the node's file says; None: there is none."""
+        """Parse the mark in the node's answer; None: there is none."""
         if said is None:
             return None
         if not isinstance(said["id"], str):
@@ -68,7 +68,7 @@ class Deploy:
 
 
 def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
-    """Return why nodes that deploys have are left alone, a sentence a deploy, by its run."""
+    """Return why nodes locked by deploys are skipped: one sentence per deploy, by its run."""
     names: dict[str, list[str]] = {}
     first: dict[str, Deploy] = {}
     for name, each in sorted(found.items()):
@@ -98,7 +98,7 @@ class Mark:
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Mark | None:
-        """Return what the node's file says; None: there is none."""
+        """Parse the mark in the node's answer; None: there is none."""
         if said is None:
             return None
         return cls(said["by"], said["why"], float(said["since"]), said.get("upgrade"))

@@ -5,8 +5,8 @@ Takes the probe's document. A sysfs path is the way down the PCIe tree, bridge b
     /sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:19:00.0
                  host bridge  root port    a switch     its port     the device
 
-so what two paths share is how far up their traffic has to go. The words are those of `nvidia-smi
-topo -m`, whose legend defines them.
+so the common part of two paths shows how far up their traffic has to go. The words are those of
+`nvidia-smi topo -m`, whose legend defines them.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.node.topology import value_or
 
 def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
     """
-    Return for each GPU its nearest NICs, all that are equally near, by name, with their class.
+    Return for each GPU its nearest NICs, including ties, by name, with their class.
 
     A GPU that does not answer, or whose place is unknown, has none.
     """
@@ -101,7 +101,7 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
 
 
 def _steps(path: str) -> list[str]:
-    """Return the way from the host bridge to the function; [] if the path has no host bridge."""
+    """Return the path from the host bridge to the function; [] without a host bridge."""
     steps = path.split("/")
     at = next((at for at, step in enumerate(steps) if step.startswith("pci")), len(steps))
     return steps[at:]

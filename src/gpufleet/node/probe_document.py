@@ -1,8 +1,7 @@
-"""A probe's document: is it whole, and which nodes' are in a file.  Pure.
+"""Validate a probe's document, and read the probes in a file.  Pure.
 
-What a node printed, or a person edited, may be anything. It is checked once, here: code that works
-on a document that has no flaw may rely on its outline (docs/reference/probe.md), never on its
-facts.
+A node's output, or an edited file, is untrusted. It is validated once, here: other code may rely on
+a valid document's outline (docs/reference/probe.md), but never on its facts.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ _NAMES = {"uuid", "serial", "name", "pci"}
 
 def document_problem(document: Any) -> str | None:
     """
-    Return why a document cannot be worked on, as a sentence's end; None if it is whole.
+    Return why a document is unusable, as a sentence's end; None if it is valid.
 
     >>> document_problem({"schema": 1})
     'has schema 1, and this gpufleet reads 2: probe the node again with this version'
@@ -74,7 +73,7 @@ def _bad_pairs(document: Mapping[str, Any]) -> str | None:
 
 def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     """
-    Return {node: its document, or a sentence why there is none} out of a file's text.
+    Return {node: its document, or why there is none} from a file's text.
 
     The file holds one probe (its node is called `alone`), what `gpufleet probe --json` prints, or a
     report of `gpufleet check --json`. `where` names the file. Raises `FleetError` for anything
@@ -85,7 +84,7 @@ def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise FleetError(f"{where}:{error.lineno}: is not JSON: {json_fault(error)}") from None
     except (RecursionError, ValueError):  # too deep; a number of thousands of digits
-        raise FleetError(f"{where}: is no probe: nothing of that depth or length is") from None
+        raise FleetError(f"{where}: is not a probe: it is too deep or too long for one") from None
     if not isinstance(found, dict):
         raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
     if "findings" in found or "facts" in found:
@@ -99,7 +98,7 @@ def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     return nodes
 
 
-_WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --json` print some"
+_WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --json` print probes"
 
 
 def _reported(report: Mapping[str, Any]) -> dict[str, Any]:

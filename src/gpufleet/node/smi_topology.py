@@ -1,9 +1,9 @@
-"""Reads the text of `nvidia-smi topo -m` as people paste it.  Pure.
+"""Parse the text of `nvidia-smi topo -m` as pasted by users.  Pure.
 
-A matrix comes back whole and as it was printed, or not at all: a paste that was cut, wrapped or
-edited is refused with the line, never completed or shifted. Fine are tabs or spaces, colour codes,
-prompts, fences and other output around the matrix, any line ends, rows without the columns to the
-right of the matrix, and no rows for NICs at all (`... | grep GPU`).
+A matrix is returned complete and unchanged, or not at all: a cut, wrapped or edited paste is
+refused with the line, never repaired. Accepted are tabs or spaces, colour codes, prompts, fences
+and other output around the matrix, any line ends, rows without the columns to the right of the
+matrix, and a matrix without rows for NICs (`... | grep GPU`).
 
 What the text looks like was taken from outputs of drivers 375 to 580:
 
@@ -13,7 +13,7 @@ What the text looks like was taken from outputs of drivers 375 to 580:
     NIC0\tPIX\tSYS\t X
 
 Tabs do not line up with the header's, and any cell right of the matrix may be blank (WSL). So cells
-are told by what they say and counted, never by where they stand.
+are identified by their content and count, never by their position.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class TopoMatrix:
     """
     The output of `nvidia-smi topo -m`.
 
-    `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS",
-    `nics` the same from each NIC, by its device's name where the legend tells it, to each GPU.
-    `numa` (of the CPUs next to a GPU), `cpus` and `gpu_memory` (Grace: the GPU's own memory as a
-    NUMA node) lack the GPUs for which the text names none, or several. `names` are the models, and
-    `mig` the GPUs that are cut into MIG instances, if `nvidia-smi -L` was pasted along. `remarks`
-    say, in sentences, what of the text was not used.
+    `classes` has every pair of GPUs (i < j) as "NV18", "PIX", "PXB", "PHB", "NODE" or "SYS", `nics`
+    the same from each NIC, by its device's name if the legend has it, to each GPU. `numa` (of the
+    CPUs next to a GPU), `cpus` and `gpu_memory` (Grace: the GPU's own memory as a NUMA node) lack
+    the GPUs for which the text names none, or several. `names` are the models, and `mig` the GPUs
+    with MIG instances, if the output of `nvidia-smi -L` is in the text. `remarks` are sentences
+    about unused parts of the text.
     """
 
     gpus: tuple[int, ...]
@@ -122,9 +122,9 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
         if problem := _error_of_smi(lines):
             raise FleetError(f"{where}{problem}")
         raise FleetError(
-            f"{where}: has no line with the columns `GPU0 GPU1 ...`, so what its rows mean is not "
-            "known: give the output of `nvidia-smi topo -m` with its first line, or a recorded "
-            "probe (`gpufleet probe INVENTORY --json`)"
+            f"{where}: has no line with the columns `GPU0 GPU1 ...`, so the meaning of its rows "
+            "is unknown: give the output of `nvidia-smi topo -m` with its first line, or a "
+            "recorded probe (`gpufleet probe INVENTORY --json`)"
         )
     rows: dict[str, _Row] = {}
     problems = [
@@ -139,8 +139,8 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
     if problems and (block := _block_of_gpus(header, lines)):
         remark = (
             f"{where}:{header.line}: columns of NICs have run together, so nothing of NICs was "
-            "used; X on the diagonal and pairs that say the same from both ends prove the GPUs' "
-            "part: write it with `nvidia-smi topo -m > topo.txt` to see the NICs"
+            "used; X on the diagonal and pairs that agree from both ends prove the GPUs' part: "
+            "write it with `nvidia-smi topo -m > topo.txt` to see the NICs"
         )
         return replace(_matrix(*block, {}, lines), remarks=(remark,))
     if problems:
@@ -158,7 +158,7 @@ def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
     """
     Yield a problem if the matrix is one that leaves NVLink out: `topo -mp`, `topo -p2p`.
 
-    Their command line tells, or a legend that has every word but NV#.
+    The command line shows it, or a legend with every word except NV#.
     """
     legend = {}
     for number, words in lines:
@@ -179,7 +179,7 @@ def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
 
 
 def _header(number: int, words: list[str]) -> _Header | None:
-    """Return the line of columns, if this is one: GPU0 first, and no word of the legend in it."""
+    """Return the header line, if this is one: GPU0 first, and no word of the legend in it."""
     if not words or not _GPU.fullmatch(words[0]) or any(map(_is_class, words)):
         return None
     columns = tuple(takewhile(lambda word: word not in {"CPU", "NUMA", "GPU"}, words))
@@ -207,7 +207,7 @@ def _is_cell(word: str) -> bool:
 
 
 def _is_row(words: list[str], columns: Collection[str]) -> bool:
-    """A row begins with a label and has cells, or nothing any more; prose is none."""
+    """Return whether a line is a row: a label, followed by cells or nothing; prose is not."""
     label, *cells = words
     if label not in columns and not _GPU.fullmatch(label) and not _NIC.fullmatch(label):
         # The row of a NIC whose column was cut.
@@ -218,7 +218,7 @@ def _is_row(words: list[str], columns: Collection[str]) -> bool:
 def _read_rows(
     lines: Iterable[tuple[int, list[str]]], header: _Header, rows: dict[str, _Row]
 ) -> Iterator[str]:
-    """Fill `rows` from the lines below the header; yield what is wrong with single lines."""
+    """Fill `rows` from the lines below the header; yield the problems of single lines."""
     between: list[int] = []
     for number, words in lines:
         if not words or number == header.line:
@@ -227,8 +227,8 @@ def _read_rows(
         if number > header.line and _is_row(words, header.columns):
             for stray in between:
                 yield (
-                    f":{stray}: stands between the rows of the matrix and is not a row: the "
-                    "terminal has wrapped a row, or a row was broken"
+                    f":{stray}: is between the rows of the matrix but is not a row: the terminal "
+                    "has wrapped a row, or a row was broken"
                 )
             between = []
             if label in rows:
@@ -271,8 +271,8 @@ def _unusable_columns(header: _Header) -> Iterator[str]:
     named = [name for name in nics if not _NIC.fullmatch(name)]
     if named and len(named) < len(nics):
         yield (
-            f"{at} the header has NICs by number and {named[0]!r} by name, and a driver prints all "
-            "in one way: a name was cut"
+            f"{at} the header has NICs by number and {named[0]!r} by name, but a driver prints "
+            "all in one way: a name was cut"
         )
 
 
@@ -287,8 +287,8 @@ def _miscounted(label: str, row: _Row, header: _Header) -> Iterator[str]:
         if header.aside is not None and len(row.aside) > len(header.aside):
             yield (
                 f":{row.line}: {label} has {_cells(len(row.aside))} right of the matrix, and the "
-                f"header of line {header.line} has {len(header.aside)}: what is too many cannot "
-                "be told"
+                f"header of line {header.line} has {len(header.aside)}: it is unknown which are "
+                "too many"
             )
         elif any(map(_is_class, row.aside)):
             yield f":{row.line}: {label} has cells of the matrix after those of its CPUs"
@@ -296,7 +296,7 @@ def _miscounted(label: str, row: _Row, header: _Header) -> Iterator[str]:
     odd = next(iter(row.aside), "")
     if found < wanted and odd and not _CPUS.fullmatch(odd):
         yield (
-            f":{row.line}: {label}: {odd!r} in column {header.columns[found]} is no word of "
+            f":{row.line}: {label}: {odd!r} in column {header.columns[found]} is not in "
             f"nvidia-smi's legend (X, NV#, {', '.join(PCIE)}): it was cut, or two cells have run "
             "together"
         )
@@ -304,7 +304,7 @@ def _miscounted(label: str, row: _Row, header: _Header) -> Iterator[str]:
     yield (
         f":{row.line}: {label} has {_cells(found)}, and the header of line {header.line} has "
         f"{wanted} columns ({header.columns[0]} to {header.columns[-1]}): which are "
-        f"{'missing' if found < wanted else 'too many'} cannot be told"
+        f"{'missing' if found < wanted else 'too many'} is unknown"
     )
 
 
@@ -313,7 +313,9 @@ def _cells(count: int) -> str:
 
 
 def _missing_rows(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
-    """Every GPU needs its row; NICs need theirs only if one has it: else the text was cut."""
+    """
+    Every GPU needs a row; NICs need rows only if one of them has one. Otherwise the text was cut.
+    """
     nics_have_rows = any(not _GPU.fullmatch(label) for label in rows)
     for label in dict.fromkeys(header.columns):
         if label not in rows and (nics_have_rows or _GPU.fullmatch(label)):
@@ -335,14 +337,14 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
         for column, cell in zip(header.columns, row.cells, strict=True):
             if (cell == SELF) != (label == column):
                 yield (
-                    f":{row.line}: {label} has {cell} in column {column}, and X stands where a "
+                    f":{row.line}: {label} has {cell} in column {column}, but X belongs where a "
                     "device meets itself: the row is shifted"
                 )
                 break
             if _NVLINK.fullmatch(cell) and not (_GPU.fullmatch(label) and _GPU.fullmatch(column)):
                 yield (
-                    f":{row.line}: {label} has {cell} in column {column}, and a NIC has no NVLink: "
-                    "the row is shifted"
+                    f":{row.line}: {label} has {cell} in column {column}, but a NIC has no "
+                    "NVLink: the row is shifted"
                 )
                 break
     for one, other in combinations(rows, 2):
@@ -361,9 +363,9 @@ def _error_of_smi(lines: Iterable[tuple[int, list[str]]]) -> str | None:
         line = " ".join(words)
         if _ERRORS.search(line):
             return (
-                f":{number}: is an error of the driver, and no matrix ({line[:100]}): `gpufleet "
-                "check INVENTORY` says what is wrong and what to do; run `nvidia-smi topo -m` "
-                "again once `nvidia-smi` answers"
+                f":{number}: is a driver error, not a matrix ({line[:100]}): `gpufleet check "
+                "INVENTORY` shows what is wrong and what to do; run `nvidia-smi topo -m` again "
+                "once `nvidia-smi` answers"
             )
     return None
 
@@ -372,10 +374,10 @@ def _block_of_gpus(
     header: _Header, lines: Iterable[tuple[int, list[str]]]
 ) -> tuple[_Header, dict[str, _Row]] | None:
     """
-    Return the columns and rows of GPUs alone, of a matrix whose NICs' columns have run together.
+    Return only the GPUs' columns and rows of a matrix whose NIC columns have run together.
 
-    None where nothing has, or where what is left does not prove itself: every GPU has a column and
-    a row, X is where it meets itself, and both ends say the same of a pair.
+    None if none have, or if the rest is not consistent: every GPU must have a column and a row, X
+    on the diagonal, and both ends of a pair must agree.
     """
     gpus = tuple(takewhile(_GPU.fullmatch, header.columns))
     if len(gpus) < 2 or gpus != tuple(f"GPU{at}" for at in range(len(gpus))):

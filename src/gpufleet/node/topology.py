@@ -1,7 +1,7 @@
 """A node's GPUs and the NVLinks between them.  Pure.
 
 Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md), gives values the
-planner can use. A GPU that does not answer is not in `Node.gpus`; that it is missing, checks say.
+planner can use. A GPU that does not answer is not in `Node.gpus`; the checks report it.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ class Node:
     """
     One machine's GPUs and the links between them.
 
-    `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` how near every
-    pair is on PCIe ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
+    `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` every pair's
+    PCIe distance ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
     `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
-    in `gpus` because checks found them unfit, each with the names of those checks. `domain` is what
-    joins its GPUs with those of other nodes; None: nothing, or not known. On a node with a `cordon`
-    nothing new is placed.
+    in `gpus` because checks found them unfit, each with the names of those checks. `domain` joins
+    its GPUs with those of other nodes; None: none or unknown. A node with a `cordon` gets no new
+    replicas.
     """
 
     name: str
@@ -96,9 +96,9 @@ class Node:
         """
         The GPUs' indices in groups in which NVLink joins every pair, each GPU in one group.
 
-        Groups and not connected components: tensor parallelism talks between all pairs. The
-        largest group is taken first, then the largest of what is left; the one with the lowest
-        indices wins a tie. A GPU without NVLink is an island of one.
+        Groups and not connected components: tensor parallelism talks between all pairs. The largest
+        group comes first, then the largest of the rest; ties go to the lowest indices. A GPU
+        without NVLink is an island of one.
         """
         return islands((gpu.index for gpu in self.gpus), self.nvlink)
 
@@ -125,10 +125,10 @@ def islands(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> tuple[tu
 
 def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple[int, ...]]:
     """
-    Yield every group of which all members are neighbours, and to which none can be added.
+    Yield every maximal group whose members are all neighbours.
 
-    Bron and Kerbosch's algorithm (1973) with Tomita's choice of pivot, exact; a node has at most
-    16 GPUs, for which a graph library would be a dependency for these ten lines.
+    Bron and Kerbosch's algorithm (1973) with Tomita's choice of pivot, exact; a node has at most 16
+    GPUs, so these ten lines replace a graph library.
     """
 
     def extend(clique: set[int], candidates: set[int], done: set[int]) -> Iterator[tuple[int, ...]]:
@@ -151,8 +151,8 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     Parse the probe of node `name`.
 
     Raises `FleetError` if another version of the probe wrote `document`, or if it is not whole.
-    GPUs that do not answer, or do not tell what planning needs, are left out. A pair whose links
-    are up and to which the driver refuses peer access is not joined.
+    GPUs without an answer, or without a fact that planning needs, are left out. A pair with active
+    links but without the driver's peer access is not joined.
     """
     if wrong := document_problem(document):
         raise FleetError(f"{name}: its probe {wrong}")
@@ -199,8 +199,8 @@ def nvlink_widths(
     """
     Return how many NVLinks join each pair of GPUs of a probe: the n of nvidia-smi's NV<n>.
 
-    Links that end at the other GPU, and through NVSwitches as many as both have. Where the two
-    count differently the lower count holds: a link that one end alone sees is down.
+    Links that end at the other GPU, and through NVSwitches as many as both have. If the two counts
+    differ, the lower one is used: a link that only one end sees is down.
     """
     ends: dict[int, _Ends] = {}
 
@@ -230,10 +230,9 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
     """
     Return where GPU i's links that are up lead.
 
-    Three ways to know that it is into NVSwitches through which it can reach another, the surest
-    first: each link names its other end; the driver counts them (field 147); or, in a virtual
-    machine that does not see the switches, the other ends are unknown and the driver grants the two
-    GPUs peer access over NVLink.
+    Three kinds of evidence show links to NVSwitches, the most certain first: each link names its
+    other end; the driver counts them (field 147); or, in a virtual machine that does not see the
+    switches, the other ends are unknown and the driver grants the two GPUs peer access over NVLink.
     """
     about = value_or(document["nvlink"][i], {})
     up = [link for link in value_or(about.get("links"), []) if link["state"] in LINK_UP]
@@ -254,7 +253,7 @@ def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
 
 
 def _tells_enough(facts: Mapping[str, Any]) -> bool:
-    """Return whether a GPU tells what it cannot be planned without."""
+    """Return whether a GPU reports the facts that planning needs."""
     needed = ("uuid", "name", "pci", "memory", "compute_capability")
     return all(value_or(facts.get(name)) is not None for name in needed)
 
@@ -273,7 +272,10 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
 
 
 def _numa_node(numa: Mapping[str, Any]) -> int | None:
-    """Linux' word, where it has one (-1: no NUMA); else NVML's, if it names a single node."""
+    """
+    Return a GPU's NUMA node: Linux's value, if known (-1: no NUMA); else NVML's, if it names a
+    single node.
+    """
     node = value_or(numa["node"], -1)
     if node >= 0:
         return int(node)
@@ -290,8 +292,8 @@ def _domain(document: Mapping[str, Any]) -> Domain | None:
     """
     Return the one that all GPUs have joined that joined any.
 
-    A GPU that has not is unfit, which checks say. A board whose switches join its own GPUs alone
-    has a cluster of zeros.
+    A GPU that has not is unfit, which checks say. A board whose switches join only its own GPUs has
+    a cluster of zeros.
     """
     joined = (value_or(each, {}) for each in document["fabric"])
     found = {

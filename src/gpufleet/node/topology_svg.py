@@ -1,15 +1,15 @@
 """A node's interconnect as an SVG drawing, for tickets and documents.
 
 Takes an `Interconnect`, returns the file's text: plain SVG 1.1 without scripts, fonts or links, on
-a white ground, so that it reads the same on a dark page. One frame an NVLink island; in it the GPUs
-in two rows, those of one NUMA node on one ground, and the links:
+a white background, so that it is readable on a dark page. One frame per NVLink island, with the
+GPUs in two rows, each NUMA node's on a common background, and the links:
 
-* GPUs that hang on NVSwitches (`interconnect.switch_links`): a bar between the rows, one line
-  each, red if it is narrower than others;
-* GPUs that are wired to each other: one line a pair, dashed between islands;
+* GPUs on NVSwitches (`interconnect.switch_links`): a bar between the rows with a line to each GPU,
+  red if narrower than others;
+* directly wired GPUs: one line per pair, dashed between islands;
 * GPUs without NVLink: brackets below a row, the nearest PCIe class first.
 
-Every line says how wide it is, every bracket its class.
+Every line is labelled with its width, every bracket with its class.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ Point = tuple[float, float]
 
 @dataclass
 class _Frame:
-    """One island, or the GPUs that have none: rows of GPUs and where each box's corner is."""
+    """One island, or the GPUs without one: rows of GPUs and the corner of each box."""
 
     title: str
     rows: list[list[int]]
@@ -207,7 +207,7 @@ def _draw_link(page: ET.Element, frame: _Frame, pair: Pair, width: int) -> None:
 
 
 def _draw_between(page: ET.Element, node: Interconnect, frames: list[_Frame]) -> None:
-    """Draw NVLinks that lead from one island to another, as a mesh of eight has them."""
+    """Draw NVLinks between islands, as in a mesh of eight."""
     home = {gpu: frame for frame in frames for gpu in frame.gpus}
     for (one, other), width in node.nvlink.items():
         if home[one] is not home[other]:
@@ -216,7 +216,7 @@ def _draw_between(page: ET.Element, node: Interconnect, frames: list[_Frame]) ->
 
 
 def _draw_tiers(page: ET.Element, node: Interconnect, frame: _Frame) -> None:
-    """Draw what joins neighbours of a row on PCIe: brackets below them, the nearest class first."""
+    """Draw the PCIe classes of a row's neighbours: brackets below them, the nearest class first."""
     for row in frame.rows:
         top = frame.at[row[0]][1] + BOX[1] + 14
         seen: set[tuple[int, ...]] = set()
@@ -282,7 +282,7 @@ def _line(page: ET.Element, start: Point, end: Point, colour: str) -> None:
 
 
 def _arc(page: ET.Element, start: Point, end: Point, label: str, colour: str) -> None:
-    """Draw a curve around what lies between, and its label at its top."""
+    """Draw a curve around the boxes between, with its label at the top."""
     (x, y), (to_x, to_y) = start, end
     # Sideways by a quarter of the way: enough to pass the boxes in between.
     bend = (x + to_x) / 2 + (to_y - y) / 4, (y + to_y) / 2 - abs(to_x - x) / 4
@@ -295,7 +295,7 @@ def _arc(page: ET.Element, start: Point, end: Point, label: str, colour: str) ->
 
 
 def _label(page: ET.Element, middle: Point, words: str, colour: str) -> None:
-    """Write on a line, on a ground of its own."""
+    """Write a label on a line, with its own background."""
     width = 8 * len(words) + 6
     _box(page, (middle[0] - width / 2, middle[1] - 8), (width, 16), fill="#ffffff", rounded=3)
     shape = _text(page, (middle[0], middle[1] + 4), words, size=11, fill=colour, weight="bold")

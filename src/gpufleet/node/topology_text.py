@@ -1,6 +1,6 @@
 """A node's interconnect as text for a terminal: islands, NUMA nodes, NICs, a matrix, warnings.
 
-Every line but a warning fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and says the same
+Every line but a warning fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and is complete
 without colours. Takes an `Interconnect`, returns what `rich` prints.
 """
 
@@ -106,7 +106,7 @@ def _rows(node: Interconnect, gpus: Iterable[int]) -> Iterator[Text]:
 
 
 def _gpu_cells(node: Interconnect, gpu: int) -> list[Cell]:
-    """Return what stands under a GPU: its nearest NICs, two at most."""
+    """Return the text under a GPU: its nearest NICs, at most two."""
     near = node.nearest_nics.get(gpu, [])
     cells = [(f"GPU {gpu}", "bold")]
     cells += [(f"{nic[: CELL - 6]} {name}", _FAR[name]) for nic, name in near[:2]]

@@ -1,11 +1,11 @@
-"""Has a release on a node accepted what the node's stages will be started with?
+"""Have a node's release check the flags of the node's stages before they start.
 
-Border: it asks the node through pyinfra; what the answer means is `serving/flag_check.py`. A
-release is asked by its own files (`on_node/flags/schema.py`, run by the release's Python; no
-torch, no GPU, two seconds), once for each set of arguments and variables: what was accepted is
-written beside the release, so that a later run only compares files. Nothing restarts anywhere in a
-run in which one node's release refused: `accept_flags` proves,
-`require_all_accepted` lets a node go on when all have.
+Border: it queries the node through pyinfra; `serving/flag_check.py` evaluates the answer. A release
+is checked with its own files (`on_node/flags/schema.py`, run by the release's Python; no torch, no
+GPU, two seconds), once for each set of arguments and variables: accepted sets are recorded beside
+the release, so that a later run only compares files. If one node's release refuses, the run
+restarts nothing on any node: `accept_flags` checks, and `require_all_accepted` lets a node continue
+only when all have accepted.
 """
 
 from __future__ import annotations
@@ -31,7 +31,9 @@ from gpufleet.serving import flag_check
 from gpufleet.serving.flag_check import FlagFindings, LaunchCommand, Origins
 
 READ_SECONDS = 60.0
-"""The deadline for reading a release's flags: 2 s on an idle core, and nodes may be at work."""
+"""
+The deadline for reading a release's flags: it takes 2 s on an idle core, longer on busy nodes.
+"""
 
 Commands = Generator[StringCommand | FunctionCommand]
 
@@ -103,7 +105,7 @@ def _ask(release: Release) -> Schema:
         raise NoAnswerError(f"{unread}, because the node did not answer: run the deploy again")
     if "refused" in document:
         raise FleetError(
-            f"{unread} ({document['refused']}), so it has accepted nothing: remove that folder "
+            f"{unread} ({document['refused']}), so it has accepted no flags: remove that folder "
             "and deploy again, or use a release that gpufleet can read and report this one"
         )
     try:

@@ -96,7 +96,7 @@ def refuse_unchecked_node(node: Converge) -> Commands:
 def mark_unchecked(packages: Converge, reason: str) -> Commands:
     """Mark the node as unchecked if these packages are about to change; otherwise no change."""
     if not packages.difference().packages.commands:
-        host.noop("no package of the driver changes")
+        host.noop("no driver package changes")
         return
     announce(printable("mark the node as unchecked"))
     if ctx_state.get().is_executing:
@@ -169,7 +169,7 @@ def _description(state: DriverState, found: Decision) -> str:
         case "fail":
             return f"fail: {found.said}"
         case "nothing":
-            return "finish loading and starting, which an earlier run did not"
+            return "finish loading and starting, which an earlier run left unfinished"
         case way:
             verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
             return f"{verb.get(way, 'reboot')}: {found.said}"
@@ -206,7 +206,7 @@ def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
             return _fail(host, chosen.said)
         if not _may_reboot(host, chosen):
             return _fail(
-                host, f"{chosen.said}: it was not to be rebooted; the node stays unchecked"
+                host, f"{chosen.said}: the settings do not allow a reboot; the node stays unchecked"
             )
         if problem := _reboot(host, driver, seen, chosen):
             return _fail(host, problem)
@@ -268,7 +268,7 @@ def check_node(driver: DriverPolicy) -> Commands:
         host.noop("the driver has not changed since the node was checked")
         return
     waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]]) or "no unit"
-    announce(printable(f"check the node, then let it serve; {waiting} waits for that"))
+    announce(printable(f"check the node, then let it serve; until then {waiting} waits"))
     yield FunctionCommand(_judge, (driver,), {})
 
 

@@ -23,7 +23,7 @@ from gpufleet.remote.facts import FirewallRules
 Commands = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 90
-"""The program's own deadlines, 15 s for each of its commands, of which a healthy node needs one."""
+"""The program's deadline for each of its commands is 15 s; a healthy node needs a second."""
 
 # Under new rules a connection either comes about at once or not at all.
 CONNECT_SECONDS = 30
@@ -71,11 +71,11 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
         return
     if not executing and seen["canonical"] is None:
         for line in changes(None, text):
-            log_dry_run(f"load, once there is nft and the user of vLLM: {line}")
+            log_dry_run(f"load, once nft and vLLM's user exist: {line}")
         yield FunctionCommand(lambda *_: True, (), {})
         return
     if seen["canonical"] is None:
-        yield from refuse(("there is no nft, or no user of vLLM, on this node",))
+        yield from refuse(("this node has no nft, or no user for vLLM",))
         return
     if seen["loaded"] == seen["canonical"] and seen["saved"] and not seen["pending"]:
         host.noop("the rules are loaded")

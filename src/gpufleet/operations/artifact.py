@@ -29,7 +29,7 @@ from gpufleet.settings.serving_settings import Distribution
 T = TypeVar("T")
 
 MANIFESTS = node_paths.MANIFESTS
-"""Where nodes keep what they have read of a tree, so that they need not do so again."""
+"""Where nodes cache the manifests of trees that they have hashed."""
 COMING = ".gpufleet-coming-"
 """As in on_node/transfer/store.py."""
 

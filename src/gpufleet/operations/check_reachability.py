@@ -101,12 +101,12 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
     due = set(units_to_start(node.wanted, node.snapshot()))
     spanning = tuple(stage for stage in stages if stage.group and stage.unit in due)
     if not spanning:
-        host.noop("no rank of a replica over nodes is to start")
+        host.noop("no rank of a multi-node replica will start")
         return
     if not ctx_state.get().is_executing:
         for stage in spanning:
             nodes = " and ".join(stage.nodes)
-            log_dry_run(f"have {nodes} prove first that they reach each other, for {stage.id}")
+            log_dry_run(f"first test that {nodes} reach each other, for {stage.id}")
     yield FunctionCommand(_prove, (spanning,), {})
 
 
@@ -149,8 +149,8 @@ def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(
-            f"{stage.id}: {', '.join(failed)} failed earlier in this run, so its rank would be "
-            "started with something else than the others'"
+            f"{stage.id}: {', '.join(failed)} failed earlier in this run, so its rank would start "
+            "with other settings than the others"
         )
     declared = loader.current().nodes
     try:

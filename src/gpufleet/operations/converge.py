@@ -78,7 +78,7 @@ class Converge:
         self.wanted = wanted
         self.probed = probed
         self._asked = snapshot.questions(wanted) | snapshot.path_questions(watch)
-        _memory().asked |= self._asked
+        _host_memory().asked |= self._asked
 
     def packages(self, **arguments: Any) -> OperationMeta:
         """Install, move to exact versions, hold."""
@@ -106,7 +106,7 @@ class Converge:
 
         If it could not be read, the node has failed and everything in it is unknown.
         """
-        return _memory().recall(self._asked)
+        return _host_memory().recall(self._asked)
 
     def difference(self) -> Difference:
         """Return the present differences."""
@@ -114,17 +114,17 @@ class Converge:
 
     def forget(self) -> None:
         """Discard the node's snapshot: something unknown to pyinfra has changed the node."""
-        _memory().forget()
+        _host_memory().forget()
 
     def asks(self) -> None:
         """Mark the current operation as read-only, so that the snapshot stays valid."""
         if ctx_state.get().is_executing:
-            _memory().asking += 1
+            _host_memory().asking += 1
 
 
 def probed_changes() -> bool:
     """Return whether an operation of this run may have changed what a probe reads."""
-    memory = _memory()
+    memory = _host_memory()
     return _operations_that_ran() - memory.asking > memory.unseen
 
 
@@ -186,7 +186,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
     for change in part.changes:
         announce(change)
     if executing and not node.probed and not any(isinstance(c, Transaction) for c in part.commands):
-        _memory().unseen += 1
+        _host_memory().unseen += 1
     if part.rewritten and ctx_state.get().config.DIFF:
         _show(part.rewritten)
     if executing:
@@ -223,7 +223,7 @@ def _show(files: tuple[File, ...]) -> None:
     seen = query.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
     found = (seen or {}).get("files")
     for file in files:
-        there = found.get(file.path) if isinstance(found, dict) else "the node did not say"
+        there = found.get(file.path) if isinstance(found, dict) else "the node gave no reason"
         for line in content_diff.lines(file, there):
             colour = {"+": "green", "-": "red"}.get(line[:1])
             logger.info("%s%s", host.print_prefix, click.style(line, colour))
@@ -300,7 +300,7 @@ class _Memory:
 _MEMORIES: WeakKeyDictionary[Host, _Memory] = WeakKeyDictionary()
 
 
-def _memory() -> _Memory:
+def _host_memory() -> _Memory:
     return _MEMORIES.setdefault(ctx_host.get(), _Memory())
 
 

@@ -139,8 +139,8 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
     told.update(names)
     if names:
         logger.warning(
-            "%s: %s is there with files that %s does not name, and is not copied from there. "
-            "If none of your deploys has built it, remove %s there and deploy again",
+            "%s: %s exists with files that %s does not list, and is not copied from there. If "
+            "none of your deploys has built it, remove %s there and deploy again",
             ", ".join(names),
             artifact.what,
             note,
@@ -260,7 +260,9 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
             return dict.fromkeys(own.others, f"{own.source} cannot read it: {why or 'no name'}")
         right = _right(state, artifact)
         if right is not None and described["digest"] not in frozenset().union(*right.values()):
-            return dict.fromkeys(own.others, f"{own.source} has other files than were built")
+            return dict.fromkeys(
+                own.others, f"{own.source} has files that differ from the recorded build"
+            )
         programs = _programs(state, artifact, own, {**tree, "digest": described["digest"]})
         answers = query(
             state,

@@ -1,19 +1,19 @@
 """Show the progress of a long-running remote command, in a line from time to time.
 
-Border: it asks the node over the connection that the command has, and logs. The command itself is
-pyinfra's to run, as ever: what it prints, its status and its deadline are as without us.
+Border: it queries the node over the command's connection, and logs. pyinfra runs the command as
+usual, with unchanged output, status and deadline.
 
-An operation takes one of these around what it yields, and nothing else changes:
+An operation wraps one of these around what it yields, and nothing else changes:
 
     with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(model_files.download_script(wanted, ...)))
 
-pyinfra runs the command while the generator waits in the block, and closes the generator when the
-command failed: either way the block ends with it, and so do the looks. A function of a
-`FunctionCommand` takes it around `host.run_shell_command` in the same way. While pyinfra prepares
-(--dry) nothing is looked at and nothing said.
+pyinfra runs the command while the generator waits in the block, and closes the generator if the
+command fails: either way the block and the queries end with the command. A function of a
+`FunctionCommand` wraps it around `host.run_shell_command` in the same way. In pyinfra's prepare
+phase (--dry) it neither queries nor prints.
 
-A look that fails says nothing. It costs the node one short process every five seconds.
+A failed query prints nothing. It costs the node one short process every five seconds.
 """
 
 from __future__ import annotations
@@ -172,20 +172,20 @@ def _show_beside(look: _Look, seconds: float) -> Generator[None]:
     if not state.is_executing:
         yield
         return
-    job = gevent.spawn(_look_on, state, host, look, time.monotonic() + seconds)
+    job = gevent.spawn(_print_progress, state, host, look, time.monotonic() + seconds)
     try:
         yield
     finally:
         job.kill(block=False)
 
 
-def _look_on(state: State, host: Host, look: _Look, end: float) -> None:
-    """Look and say, until the end; whatever goes wrong costs a line only."""
+def _print_progress(state: State, host: Host, look: _Look, end: float) -> None:
+    """Query and print until the end; an error only loses a line."""
     began = time.monotonic()
     pace = Pace(began)
     gevent.sleep(FIRST_SECONDS)
     while time.monotonic() < end and host.connected:
-        # What it reads is what a node says; the command beside it must not suffer from that.
+        # The node's answer is untrusted, and must not disturb the command.
         with suppress(Exception):
             said = look.text(state, host)
             now = time.monotonic()

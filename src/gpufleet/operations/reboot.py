@@ -66,7 +66,7 @@ def reboot_node(
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:
-            with show_elapsed("it is back, and its units start", START_SECONDS):
+            with show_elapsed("it is back, and its units are starting", START_SECONDS):
                 _until_started(host)
             spent = time.monotonic() - began
             logger.info("%sback after %.0f s, with another boot id", host.print_prefix, spent)

@@ -42,7 +42,7 @@ LOOK_SECONDS = 30
 # A reload takes a second; on a node that is busy, some.
 LOAD_SECONDS = 60
 START_SECONDS = 15
-"""Until a HAProxy that ended is there again: its unit waits a second before each start."""
+"""Seconds for a HAProxy that ended to return: its unit waits a second before each start."""
 
 
 @dataclass(frozen=True)

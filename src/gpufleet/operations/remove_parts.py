@@ -60,7 +60,7 @@ def remove_part(part: Part) -> Commands:
         return
     changes = tuple(removal_lines(found))
     if not changes:
-        host.noop("nothing of it is there")
+        host.noop("it is not installed")
         return
     for change in changes:
         announce(change)
@@ -76,7 +76,7 @@ def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | N
 
 
 def look_program(parts: Iterable[Part]) -> str:
-    """Return the program that looks whether any of these parts is there: at their marks alone."""
+    """Return the program that detects these parts, only by their marks."""
     marks = tuple(mark for part in parts for mark in part.marks)
     return payload.program("converge/remove", action="look", **asdict(Part(marks, paths=marks)))
 

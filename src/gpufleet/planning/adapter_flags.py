@@ -25,10 +25,10 @@ _RANK = "max-lora-rank"
 _IN_A_BATCH = "max-loras"
 _IN_MEMORY = "max-cpu-loras"
 DERIVED = frozenset({"enable-lora", MODULES, _RANK})
-"""Flags that no preset asks the operator for beside `adapters`."""
+"""Flags that `adapters` sets, so a preset does not ask for them."""
 
 MOST_IN_A_BATCH = 4
-"""Adapters in one batch unless `max-loras` says another number: each takes memory on every GPU."""
+"""Adapters in one batch unless `max-loras` is set: each takes memory on every GPU."""
 _RANKS = (1, *LORA_RANKS)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -49,16 +49,18 @@ def derive(
     ]
     found: dict[str, tuple[Argument, str]] = {
         "enable-lora": (True, "there are adapters"),
-        MODULES: (modules, "loaded at the start, from paths that tell their content"),
+        MODULES: (modules, "loaded at the start, from paths named by their content"),
     }
     if flags.get(_RANK) is None:
         largest = _largest(known)
-        reason = f"the smallest that vLLM knows from {largest} up, the largest rank of the adapters"
+        reason = (
+            f"the smallest value of vLLM that is at least {largest}, the adapters' largest rank"
+        )
         found[_RANK] = (next(each for each in _RANKS if each >= largest), reason)
     if flags.get(_IN_A_BATCH) is None:
         found[_IN_A_BATCH] = (
             min(len(modules), MOST_IN_A_BATCH),
-            f"one for each adapter, at most {MOST_IN_A_BATCH}: every place takes memory on the GPU",
+            f"one for each adapter, at most {MOST_IN_A_BATCH}: each takes memory on the GPU",
         )
     in_a_batch = found[_IN_A_BATCH][0] if _IN_A_BATCH in found else flags[_IN_A_BATCH]
     if flags.get(_IN_MEMORY) is None and isinstance(in_a_batch, int) and len(modules) > in_a_batch:
@@ -82,9 +84,9 @@ def remarks(
 ) -> tuple[str, ...]:
     """Return a sentence for each adapter whose config names another model."""
     return tuple(
-        f"serving.{model}.adapters.{name}: its adapter_config.json names {config.base} as the "
-        f"model that it was made for, and it is served with {served.model}: where these differ "
-        "in shape, servers refuse to start; where they differ in weights, its answers are worse"
+        f"serving.{model}.adapters.{name}: its adapter_config.json names {config.base} as its "
+        f"base model, but it is served with {served.model}: where these differ in shape, servers "
+        "refuse to start; where they differ in weights, its answers are worse"
         for model, served in sorted(serving.items())
         for name, config in _configs(served, models.get(model)).items()
         if isinstance(config, AdapterConfig)
@@ -121,11 +123,13 @@ def _rank_problems(
                     "least the largest rank of the adapters, or make the file readable"
                 )
         elif config.rank > _RANKS[-1]:
-            yield f"adapters.{name}: its rank is {config.rank}, and vLLM takes {_RANKS[-1]} at most"
+            yield (
+                f"adapters.{name}: its rank is {config.rank}, but vLLM allows at most {_RANKS[-1]}"
+            )
         elif isinstance(own, int) and config.rank > own:
             yield (
                 f"flags.{_RANK}: is {own}, and the adapter {name} has rank {config.rank}: remove "
-                "it, and the smallest that fits is taken"
+                "the flag, and gpufleet sets the smallest that fits"
             )
 
 

@@ -37,16 +37,24 @@ GIB = 1 << 30
 
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
-"""Share of a GPU's memory: a balanced group grows until its KV cache has this much, so that more
-than the least number of requests run at once."""
+"""
+Share of a GPU's memory for the KV cache up to which a balanced group grows, so that it runs more
+than the least number of requests at once.
+"""
 SMALL_WEIGHTS_GIB = 2.0
-"""Weights on a GPU of which a step reads so fast that waiting for the other GPUs takes as long: a
-wider group answers no sooner, once the KV cache is not divided any further either."""
+"""
+Weights per GPU at which reading them takes as long as waiting for the other GPUs: a wider group is
+then no faster, if it does not divide the KV cache further either.
+"""
 THROUGHPUT_SHARE = 0.6
-"""Share of the most KV tokens that a GPU can have: the smallest group that reaches this much is
-taken, since twice the GPUs in a group also wait twice as much for each other."""
+"""
+Share of the largest number of KV tokens per GPU: the smallest group that reaches it is chosen,
+since GPUs in a group of twice the size wait twice as much for each other.
+"""
 MOST_STAGES = 8
-"""The deepest pipeline that is planned unasked: beyond, stages idle more than they work."""
+"""
+The deepest pipeline that is planned by default: in a deeper one stages idle more than they work.
+"""
 
 
 class Verdict(StrEnum):
@@ -225,7 +233,7 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
             candidate, verdict=Verdict.NO, reason=f"it needs {gpus} GPUs, and no node has that many"
         )
     if takes > fewest:
-        return replace(candidate, reason=f"fits, and takes {takes} nodes instead of {fewest}")
+        return replace(candidate, reason=f"fits, but takes {takes} nodes instead of {fewest}")
     if takes > nodes:
         are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
         return replace(candidate, verdict=Verdict.NO, reason=f"it takes {takes} nodes, and {are}")
@@ -387,8 +395,8 @@ def _choose_without_cache(by_size: list[Candidate]) -> Choice:
         f"the smallest group that fits: the model keeps no KV cache, and {_cache_share(best):.0%} "
         "of a GPU's memory remains unused",
         lambda _: (
-            f"fits on more GPUs than needed: {best.division} fits, and a model without a KV "
-            "cache gains nothing by more"
+            f"fits on more GPUs than needed: {best.division} fits, and a model without a KV cache "
+            "does not benefit from more"
         ),
     )
 
@@ -452,20 +460,22 @@ def _choose_fastest(by_size: list[Candidate], description: Description) -> Choic
 
 
 def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
-    def each_gpu(candidate: Candidate) -> float:
+    def tokens_per_gpu(candidate: Candidate) -> float:
         return candidate.kv_tokens / candidate.division.gpus
 
-    most = max(by_size, key=each_gpu)
-    enough = [each for each in by_size if each_gpu(each) >= THROUGHPUT_SHARE * each_gpu(most)]
+    most = max(by_size, key=tokens_per_gpu)
+    enough = [
+        each for each in by_size if tokens_per_gpu(each) >= THROUGHPUT_SHARE * tokens_per_gpu(most)
+    ]
     least = enough[0].division.gpus
-    best = max((each for each in enough if each.division.gpus == least), key=each_gpu)
-    why = f"the smallest group with about the most KV tokens per GPU: {each_gpu(best):,.0f}"
+    best = max((each for each in enough if each.division.gpus == least), key=tokens_per_gpu)
+    why = f"the smallest group with about the most KV tokens per GPU: {tokens_per_gpu(best):,.0f}"
 
     def others(each: Candidate) -> str:
-        held = f"fits and holds {each_gpu(each):,.0f} KV tokens per GPU"
+        held = f"fits and holds {tokens_per_gpu(each):,.0f} KV tokens per GPU"
         if each in enough and each.division.gpus > least:
             return f"{held}; {best.division} holds about as many, in more and smaller groups"
-        return f"{held}; {best.division} holds {each_gpu(best):,.0f}"
+        return f"{held}; {best.division} holds {tokens_per_gpu(best):,.0f}"
 
     return best, why, others
 

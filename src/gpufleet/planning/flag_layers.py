@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 LENGTH = "max-model-len"
 KIND = "kind"
-"""The layer of what the model's kind needs: `planning/kind_flags.py`."""
+"""The layer of flags for the model's kind: `planning/kind_flags.py`."""
 YOURS = "yours"
 """The layer of the operator's own `flags`."""
 

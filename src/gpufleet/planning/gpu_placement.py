@@ -288,9 +288,9 @@ class NodeCapacity:
         self.order = order
         self.free: Mask = mask(layout.gpus)
         self.open: Mask = self.free
-        """The GPUs that are free and on which nothing runs that may stay."""
+        """The free GPUs without a running replica that may stay."""
         self.held: dict[tuple[str, int], Mask] = {}
-        """Where replicas run that are still to be placed: others get these GPUs last."""
+        """GPUs of running replicas that are not placed yet: other replicas get these last."""
         self._needed: set[tuple[str, int]] = set()
         # In thousandths of a GPU (planning/gpu_shares.py): of replicas that are placed, by GPU, and
         # of those that are held.

@@ -26,8 +26,10 @@ LAYER = "gpu_share"
 UTILIZATION = "gpu-memory-utilization"
 
 GRAPHS_GIB = 1.0
-"""Room for CUDA graphs outside of the budget, in releases that may take them from there; sizing
-compares it with what the model's graphs take."""
+"""
+Memory for CUDA graphs outside vLLM's budget, in releases that may take them from there; sizing
+compares it with the size of the model's graphs.
+"""
 
 
 # What vLLM is told

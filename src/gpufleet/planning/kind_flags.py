@@ -128,19 +128,19 @@ def _release_words(
         return "", ""
     known = served_classes.releases_with(name, pools=pools)
     newer = [each for each in known if sort_key(each) > sort_key(version)]
-    have = f"{newer[0]} and newer have" if newer else f"{known[-1]} was the last that had"
+    have = f"{newer[0]} and newer have" if newer else f"{known[-1]} was the last release that had"
     own = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
-    where = f"serving.{model}: vLLM {version} has no code of its own for {name}: vLLM {have} it"
+    where = f"serving.{model}: vLLM {version} has no code for {name}: vLLM {have} it"
     if own.get("model-impl") == "vllm" or not served_classes.runs_by_transformers(version, kind):
         return f"{where}: choose such a release as `vllm.version`, or another model", ""
-    return "", f"{where}; {version} runs it by the package transformers, if that has it"
+    return "", f"{where}; {version} runs it with the package transformers, if that supports it"
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
     """Yield a sentence for a lock without vLLM's audio packages."""
     if text and f"\n{_AUDIO}==" not in f"\n{text}":
         yield (
-            f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM reads no sound, and "
+            f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM cannot read audio, and "
             f"{model} transcribes: write the lock with `gpufleet packages lock vllm "
             f"{vllm.version} --also 'vllm[audio]=={vllm.version}'`"
         )
@@ -221,8 +221,8 @@ def resolve_kind(
     if kind not in possible:
         raise FleetError(
             f"serving.{model}.kind: {kind}: {reading.why}, and that can be "
-            f"{' or '.join(sorted(possible))}: write one of these, or remove `kind`, which is "
-            f"then what the model's files say{_decoder(kind, reading)}"
+            f"{' or '.join(sorted(possible))}: write one of these, or remove `kind`, and gpufleet "
+            f"uses the kind in the model's files{_decoder(kind, reading)}"
         )
     if runner == "generate" and kind in POOLS:
         raise FleetError(
@@ -233,7 +233,7 @@ def resolve_kind(
         flag = "runner" if runner == "pooling" else "convert"
         raise FleetError(
             f"serving.{model}.flags.{flag}: {own[flag]}: a model of `kind: {kind}` completes text "
-            "and does not pool: remove the flag, or declare the kind that it is to be"
+            "and does not pool: remove the flag, or declare another kind"
         )
     return ResolvedKind(kind, tuple(_flags(kind, served, own.keys())))
 
@@ -273,7 +273,7 @@ def _decoder(kind: ModelKind, reading: KindReading) -> str:
         return ""
     return (
         "; a decoder that classifies needs `flags.hf-overrides` with `architectures` (as "
-        "Qwen3ForSequenceClassification) and `classifier_from_token`, as its publisher says"
+        "Qwen3ForSequenceClassification) and `classifier_from_token`, as its publisher documents"
     )
 
 

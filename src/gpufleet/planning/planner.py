@@ -325,8 +325,8 @@ def _disagreements(
         )
         yield (
             name,
-            f"serving.{name} is not the same on {first} and {other} ({differences}): a model has "
-            "one declaration; set it in a group that contains both nodes, or rename one of them",
+            f"serving.{name} differs between {first} and {other} ({differences}): a model has one "
+            "declaration; set it in a group that contains both nodes, or rename one of them",
         )
 
 

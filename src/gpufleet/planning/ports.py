@@ -6,11 +6,11 @@ the next that are free there. Skipped are the ports of exporters, foreign progra
 and the declared ports of the node's other models, which are reserved for their first replica. A
 running replica keeps its port as long as these rules allow it.
 
-A replica with several servers on a node has as many ports in a row, one behind them for their
-supervisor, and gets them or none.
+A replica with several servers on a node needs that many consecutive ports plus one for their
+supervisor, and gets all or none.
 
-A model's first replica gets another port than the declared one only if that is the default. An
-explicit port that another setting or a program of others has, too, is an error.
+A model's first replica gets a port other than the declared one only if that is the default. An
+explicit port that another setting or a foreign program also uses is an error.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ class _Ports:
         placed: Collection[str],
     ) -> None:
         self.users: dict[str, dict[int, str]] = {}
-        """By node: who has the port, as the key that says so."""
+        """By node: the settings key that takes the port."""
         self.declared: dict[str, dict[int, dict[str, bool]]] = {}
         """By node: the models that declare a port, and whether it is explicit."""
         for name, wanted in settings.items():
@@ -85,7 +85,10 @@ class _Ports:
             self.declared[name] = firsts
         self.clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
         self.stepped: dict[tuple[str, int, int], list[tuple[str, str]]] = defaultdict(list)
-        """By model, its port and the declared one: nodes, each with what has the declared one."""
+        """
+        By model, its port and the declared port: the nodes, each with the user of the declared
+        port.
+        """
         self.beyond: dict[tuple[str, int], str] = {}
 
     def assign(self, endpoints: Sequence[Endpoint]) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -58,9 +58,9 @@ def advice(
             continue
         if found is not None and found.division.gpus < now.gpus:
             yield (
-                f"{each.model} on {each.kind}: with FP8 weights {found.division} would do instead "
-                f"of {now}: an FP8 checkpoint of it, or `flags.quantization: {method}`, which "
-                "quantizes while loading; both change answers slightly, so you decide"
+                f"{each.model} on {each.kind}: with FP8 weights {found.division} would suffice "
+                f"instead of {now}: an FP8 checkpoint of it, or `flags.quantization: {method}`, "
+                "which quantizes while loading; both change answers slightly, so you decide"
             )
 
 

@@ -1,5 +1,5 @@
 """
-One model's demand and its replicas' places; the order of all models.  Pure.
+How many replicas a model still needs, which nodes they get, and the order of the models. Pure.
 
 The rules are those of `planner.py`; this module keeps the state: running replicas that may stay,
 placed ones, and the sentences about both.
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 UNSIZED = "its memory is unknown"
 """In the sentence about a model that cannot be planned because its files were not read."""
 _NODES_NAMED = 4
-"""Nodes of which a refusal says what each GPU has."""
+"""Most nodes whose GPUs a refusal lists."""
 
 
 @dataclass(eq=False)
@@ -113,8 +113,10 @@ class ModelAllocation:
             if each.chosen
         )
         self.apart = [kind for kind, each in self.divisions.items() if whole and each.spans_nodes]
-        """Kinds whose nodes get no new replica: every layer would wait for the network there, and
-        not on others."""
+        """
+        Kinds of node that get no new replica: there every layer would wait for the network, unlike
+        on other kinds.
+        """
         self.placed: dict[int, Replica] = {}
         self._lowest = 0
         self.on: Counter[str] = Counter()
@@ -125,7 +127,7 @@ class ModelAllocation:
         self.twice: list[ReplicaMove] = []
         """Duplicate replicas to stop."""
         self.keeping: dict[int, list[Part]] = {}
-        """Running replicas that may stay, and are not placed yet."""
+        """Running replicas that may stay and are not placed yet."""
 
     @property
     def required(self) -> int:
@@ -190,7 +192,7 @@ class ModelAllocation:
                 return "its nodes are no longer of one kind"
             if len(gpus) != division.unit * division.units:
                 was, now = len(gpus), division.unit * division.units
-                return f"{division} is planned, for {_gpus(now)} of a node, and it ran on {was}"
+                return f"{division} is planned, on {_gpus(now)} of a node, but it ran on {was}"
             ordered = gpus if division.units > 1 else tuple(sorted(gpus))
             if not room.layout.may_hold(ordered, division, pcie=self.served.allow_pcie):
                 return f"its GPUs on {room.name} are not in one NVLink island"
@@ -368,8 +370,9 @@ class ModelAllocation:
         return (
             f"serving.{self.name}: {count_of(self.required, 'replica')} of {self._size(1)} "
             f"declared, {count} fit ({here}{others}): the shares of a GPU add up to "
-            f"{gpu_shares.MOST / 1000:g} at most, and it has one replica of a model and none with "
-            f"whole GPUs beside them: {', or '.join([*lower, 'add nodes'])}{self._cordoned()}"
+            f"{gpu_shares.MOST / 1000:g} at most, and a shared GPU has at most one replica of "
+            "each model and none that takes whole GPUs: "
+            f"{', or '.join([*lower, 'add nodes'])}{self._cordoned()}"
         )
 
     def _largest_share(self, room: NodeCapacity) -> int:
@@ -421,7 +424,10 @@ class ModelAllocation:
                 yield ReplicaMove(self.name, number, why, ran, after)
 
     def reasons(self) -> Iterator[str]:
-        """Yield sentences: how many, where, over which links, and how it is divided and why."""
+        """
+        Yield sentences on the placed replicas: their number, nodes, links and division, with the
+        reason.
+        """
         replicas = [replica for _, replica in sorted(self.placed.items())]
         sizes = Counter(replica.division.gpus for replica in replicas)
         how_many = (
@@ -494,7 +500,9 @@ class ModelAllocation:
             elif considered.chosen.replicas == 0:
                 division = considered.chosen.division
                 if division.nodes > 1:
-                    yield f"none on {nodes}, where {division} takes {division.nodes} nodes alike"
+                    yield (
+                        f"none on {nodes}, where {division} needs {division.nodes} identical nodes"
+                    )
                 elif largest < division.unit:
                     yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
                 else:
@@ -531,7 +539,7 @@ def _numbers_text(chosen: Candidate) -> str:
 
 
 def placement_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocation]:
-    """The models as they are placed: largest group first, then by name."""
+    """Return the models in placement order: largest group first, then by name."""
     return sorted(allocations, key=lambda allocation: (-allocation.width, allocation.name))
 
 

@@ -33,7 +33,7 @@ def remedies(
     Return settings that make a model fit on `nodes` nodes of a kind.
 
     Each as `key: value` in backquotes, or two together if one is not enough. Each suggestion was
-    tried and suffices alone.
+    tried and suffices by itself.
     """
 
     def evaluate(changes: Mapping[str, Any]) -> CandidateSet:

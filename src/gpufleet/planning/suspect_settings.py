@@ -61,7 +61,7 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
         if len(models) > 1:
             yield (
                 f"serving.{models[0]}.served_name: {join_names(models)} all answer to {name!r}: a "
-                "gateway refuses requests for an ambiguous name, and clients have to use "
+                "gateway refuses requests for an ambiguous name, so clients have to use "
                 f"/{models[0]}/v1; give each its own name, or put LiteLLM in front, which "
                 "balances one name over several entries"
             )
@@ -215,6 +215,6 @@ def _unknown_adapters(
             has = f"has {join_names(there)}" if there else "has no RDMA adapter"
             yield (
                 f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: "
-                "NCCL uses the adapters that it finds, or TCP if it finds none; write names that "
-                "`ibdev2netdev` prints there, or remove it"
+                "NCCL uses whichever adapters it finds, or TCP if it finds none; write names "
+                "that `ibdev2netdev` prints there, or remove it"
             )

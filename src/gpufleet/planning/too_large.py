@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 _TRIED = 64
-"""Numbers that are tried in each direction, so that a slip of the keyboard costs no minutes."""
+"""Most numbers tried in each direction, so that a typing mistake does not cost minutes."""
 
 _ALLOWED = {
     ("allow_pcie",): " if waiting for PCIe in every layer is acceptable",

@@ -23,7 +23,7 @@ PROMETHEUS = "prometheus.alertmanagers"
 SENT, FAILED = "alertmanager_notifications_total", "alertmanager_notifications_failed_total"
 TEST_ALERT = "GpufleetPreflight"
 TEST_MINUTES = 5
-"""How long a test alert lasts: its end is written in it, and no silence or close is needed."""
+"""How long a test alert lasts: it carries its own end, so it needs no silence or closing."""
 RECEIPT_SECONDS = 30
 """`group_wait` of a page is 10 s (monitoring/alertmanager.py), and a mail server takes some."""
 
@@ -130,7 +130,7 @@ def alert_lines(
         if here.monitoring and here.monitoring.alertmanager
     }
     if not watched:
-        why = "no node has an Alertmanager: yours is not asked"
+        why = "no node has an Alertmanager: gpufleet does not query your own"
         remedy = "send a test alert to it: amtool alert add preflight severity=page"
         yield unknown("alerts", why, remedy)
     for node, wanted in watched.items():

@@ -32,7 +32,7 @@ def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
     if any(each.gateway for each in settings.values()):
         return None
     if any(each.balancer for each in settings.values()):
-        why = "requests come through your own balancer, which gpufleet does not ask"
+        why = "requests come through your own balancer, which gpufleet does not query"
         return unknown(check, why, "send a request through it: curl -i https://HOST/v1/models")
     proof = "no node has `gateway`, and there is no `balancer`: clients use vLLM's own ports"
     remedy = "`gateway` in group_vars (docs/traffic/gateway.md)"
@@ -58,10 +58,10 @@ def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
         return _unreached(node, answer, gateway)
     if gateway.allow_unauthenticated:
         remedy = "`gateway.clients`, and no `allow_unauthenticated`"
-        return Verdict(Status.WARN, "takes any request, as declared", asked, remedy)
+        return Verdict(Status.WARN, "accepts any request, as declared", asked, remedy)
     if answer.status == UNAUTHORIZED:
         return Verdict(Status.OK, "refuses a request without a key", asked)
-    remedy = "gpufleet deploy gateway, and look at what listens on its port"
+    remedy = "gpufleet deploy gateway, and check what listens on its port"
     return Verdict(Status.FAIL, "does not refuse a request without a key", asked, remedy)
 
 
@@ -69,7 +69,10 @@ def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
     """
     Return the verdict on a gateway that does not answer this machine; clients may still reach it.
     """
-    remedy = f"run it where users are; on {node}: curl -i http://127.0.0.1:{gateway.port}/v1/models"
+    remedy = (
+        f"run it from the users' network; on {node}: curl -i "
+        f"http://127.0.0.1:{gateway.port}/v1/models"
+    )
     proof = f"this machine gets no answer: {answer.why}"
     return Verdict(Status.UNKNOWN, "is not known", proof, remedy)
 
@@ -134,7 +137,7 @@ def _limits(gateway: Gateway, *, is_open: bool) -> Verdict:
     if free:
         said.append(f"no `requests_per_minute`: {join_names(free)}")
     if gateway.per_server is None:
-        said.append("no `per_server`: servers queue without an end")
+        said.append("no `per_server`: servers queue without limit")
     rest = (
         f"at most {gateway.source_connections} connections of a source, "
         f"{gateway.max_body_mib} MiB a request, {gateway.queue_seconds} s in the queue"

@@ -25,8 +25,8 @@ CHECKS: Mapping[str, str] = {
     "disk": "there is room for the next release and the models' next revisions",
     "services": "declared services answer, and only to those who may ask",
     "adapters": "every server loads exactly the declared LoRA adapters",
-    "names": "names resolve on the nodes to what the inventory says",
-    "clocks": "clocks agree with this machine's and with each other",
+    "names": "names resolve on the nodes as the inventory expects",
+    "clocks": "clocks agree with this machine's clock and with each other",
     "tls": "certificates are trusted, and do not expire soon",
     "refusal": "the gateway refuses requests without a key",
     "key": "a client's key is accepted by the gateway",
@@ -38,7 +38,7 @@ CHECKS: Mapping[str, str] = {
     "backup": "settings are committed, with a copy elsewhere",
     "spare-capacity": "an upgrade is possible without taking capacity that users need",
 }
-"""What is looked at, in the order in which it is shown: each has a line in every preflight."""
+"""The checks, in the order in which they are shown: each has a line in every preflight."""
 
 
 class Status(StrEnum):
@@ -137,7 +137,7 @@ def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
     found = list(lines)
     there = {line.check for line in found}
     found += [
-        Line(check, "fleet", Verdict(Status.UNKNOWN, "was not looked at", "no line was made of it"))
+        Line(check, "fleet", Verdict(Status.UNKNOWN, "was not looked at", "its line is missing"))
         for check in CHECKS
         if check not in there
     ]

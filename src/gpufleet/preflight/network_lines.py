@@ -91,7 +91,9 @@ def _names(
     if elsewhere:
         return Verdict(Status.FAIL, "names lead elsewhere", "; ".join(elsewhere), fix)
     if other:
-        return Verdict(Status.WARN, "names of nodes lead elsewhere", "; ".join(other), fix)
+        return Verdict(
+            Status.WARN, "names of nodes resolve to other addresses", "; ".join(other), fix
+        )
     if unread:
         return Verdict(Status.UNKNOWN, "names could not be looked up", "; ".join(unread), fix)
     resolved = sum(isinstance(names.get(name), list) for name in nodes)
@@ -99,7 +101,7 @@ def _names(
     proof = (
         f"{join_names(used)} resolve as declared"
         if used
-        else "all addresses are numbers: no name is needed"
+        else "all addresses are IP addresses: no name is needed"
     )
     if resolved:
         proof += f"; {resolved} of {len(nodes)} nodes' names resolve, all to their nodes"
@@ -192,7 +194,9 @@ def _clock(clock: ClockReading, *, together: bool) -> Verdict:
     if abs(clock.middle) - clock.within > CLOCK_SECONDS:
         what = "the clock differs from this machine's"
         if together:
-            return Verdict(Status.WARN, f"{what}: this one may be wrong", str(clock), fix)
+            return Verdict(
+                Status.WARN, f"{what}: this machine's clock may be wrong", str(clock), fix
+            )
         return Verdict(Status.FAIL, what, str(clock), fix)
     if clock.within > CLOCK_SECONDS:
         proof = f"the round trip took {2 * clock.within:.1f} s, too long to tell"
@@ -282,6 +286,6 @@ def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
     if status is None:
         return False, str(page.get("error"))
     if status == 404:
-        return False, "404: it is reached, and does not have this"
+        return False, "404: it answers, but does not have this"
     # 401 and 403 of the Hub are about a model that needs a token: it is reached.
     return status < 500, str(status)

@@ -17,9 +17,9 @@ from gpufleet.remote.query import Answer
 from gpufleet.settings.node_settings import NodeSettings
 
 _LOCK = "gpu_lock.driver"
-"""The source of what `fleet/drift.py` finds of a driver that is not the lock's."""
+"""The source of findings of `fleet/drift.py` about a driver that differs from the lock."""
 NAMED = 3
-"""Findings of a node that a line has; `gpufleet check` has them all."""
+"""Most findings of a node in a line; `gpufleet check` shows all."""
 
 
 def driver_lines(

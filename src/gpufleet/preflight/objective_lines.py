@@ -18,7 +18,7 @@ from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.serving_settings import Served
 
 OLD_DAYS = 90
-"""A measurement that is older is WARN, though it holds for what runs: prompts of users change."""
+"""Days after which a measurement is WARN, even for the same settings: users' prompts change."""
 _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds", "e2e_p99_seconds")
 
 
@@ -38,7 +38,7 @@ def _objectives(model: str, found: Objectives) -> Verdict:
     proof = f"`serving.{model}.objectives` has no latency; {errors}"
     remedy = (
         f"`serving.{model}.objectives.ttft_p99_seconds`, or `e2e_p99_seconds` of a model that "
-        "makes no text: what users are promised"
+        "makes no text: the latency that users are promised"
     )
     return Verdict(Status.WARN, "has no objective for a latency", proof, remedy)
 

@@ -127,7 +127,7 @@ def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Ve
         )
     fatal = set.intersection(*replicas.values())
     if not fatal:
-        proof = f"{count_of(len(replicas), 'replica')}; no node has a part of all of them"
+        proof = f"{count_of(len(replicas), 'replica')}; no single node has part of all of them"
         return Verdict(Status.OK, "keeps a replica when any one node is lost", proof)
     names = join_names(fatal)
     many = len(replicas)
@@ -183,8 +183,8 @@ def spare_capacity_lines(
             yield Line("spare-capacity", model, verdict)
             continue
         proof = (
-            f"{need.serving} serve, the present load needs {need.needed} "
-            f"(`upgrade.headroom` {rules.headroom:g}, `upgrade.keep` {rules.keep})"
+            f"{need.serving} serve, the current load needs {need.needed} (`upgrade.headroom` "
+            f"{rules.headroom:g}, `upgrade.keep` {rules.keep})"
             if need
             else "none gets requests"
         )

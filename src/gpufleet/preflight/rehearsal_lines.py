@@ -137,7 +137,7 @@ def backup_line(found: GitState, folder: str) -> Line:
     if wrong:
         verdict = Verdict(
             Status.WARN,
-            "has no whole copy elsewhere",
+            "has no complete copy elsewhere",
             f"{'; '.join(wrong)}; {at}",
             "; ".join(remedy),
         )

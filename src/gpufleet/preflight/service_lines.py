@@ -16,7 +16,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 Guard = Literal["key", "password", "network"]
-"""How a service keeps others out: by a client's key, a password, or not at all."""
+"""How a service authenticates: by a client's key, a password, or not at all."""
 REFUSED = frozenset({401, 403})
 
 
@@ -124,9 +124,7 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
         return Verdict(Status.FAIL, "has services that do not answer", "; ".join(dead), see)
     if ajar:
         remedy = f"{see}; then the service's deploy again"
-        return Verdict(
-            Status.FAIL, "answers requests that it has to refuse", "; ".join(ajar), remedy
-        )
+        return Verdict(Status.FAIL, "answers requests that it must refuse", "; ".join(ajar), remedy)
     if wide:
         remedy = "`firewall` in group_vars (docs/traffic/firewall.md), or a key or password"
         return Verdict(Status.WARN, "has services without a guard", "; ".join(wide), remedy)
@@ -183,7 +181,7 @@ def server_lines(
     if good and not found.missing:
         proof = f"{good} of {count_of(len(found.replicas), 'replica')} serve"
         if not open_nodes:
-            proof += "; each asks for its key, or is behind the firewall or on loopback"
+            proof += "; each requires its key, or is behind the firewall or on loopback"
         verdict = Verdict(Status.OK, "replicas serve", proof)
         yield Line("services", "vLLM", verdict)
 
@@ -206,7 +204,7 @@ def adapter_lines(
                 proof = f"loads {join_names(each.adapters) or 'none'}, declared "
                 verdict = Verdict(
                     Status.FAIL,
-                    "has other adapters than are declared",
+                    "its adapters differ from the declared ones",
                     proof + (join_names(names) or "none"),
                     f"gpufleet upgrade {inventory}",
                 )

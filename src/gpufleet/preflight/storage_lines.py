@@ -32,7 +32,7 @@ class WantedModel:
 def model_lines(
     looks: Mapping[str, Answer], wanted: Mapping[str, tuple[WantedModel, ...]], inventory: str
 ) -> tuple[Line, ...]:
-    """Return whether a node's models are complete on its disk, one line a verdict."""
+    """Return whether a node's models are complete on its disk, one line per verdict."""
     lines: list[Line] = []
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
@@ -89,13 +89,13 @@ def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
         many = count_of(len(wanted.files), "file")
         proof = (
             f"{many} of the lock, {size}; {said['hashed']} hashed now, the larger ones when they "
-            "were placed, and not written since"
+            "were placed, and unchanged since"
         )
         return Verdict(Status.OK, "is whole", proof)
     if wanted.from_hub:
         proof = f"{size}, complete; no lock has its hashes"
         remedy = f"gpufleet lock {inventory} --models"
-        return Verdict(Status.WARN, "is whole, and has no lock", proof, remedy)
+        return Verdict(Status.WARN, "is complete, and has no lock", proof, remedy)
     return Verdict(Status.OK, "is there", f"{size} at {where}, with all files that its index names")
 
 

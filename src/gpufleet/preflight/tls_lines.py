@@ -104,7 +104,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
         return Verdict(Status.UNKNOWN, "is not known", reason(said), remedy)
     end, names = read_certificate(said["certificate"])
     trust = f"asked from {server.asked_from}, trusting {server.trusts}"
-    renew = "renew it, and run the deploy of what shows it"
+    renew = "renew it, and run the deploy of the service that uses it"
     if end is None and not said["verified"]:
         return Verdict(Status.FAIL, "shows no certificate", f"{said['why']}; {trust}", remedy)
     if end is None:
@@ -114,7 +114,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
         return Verdict(Status.FAIL, "its certificate has ended", f"{shown}; {trust}", renew)
     if not said["verified"]:
         proof = f"{said['why']}; {shown}; {trust}"
-        return Verdict(Status.FAIL, "its certificate is not believed", proof, renew)
+        return Verdict(Status.FAIL, "its certificate is not trusted", proof, renew)
     if (left := (end - now).days) < REMARK_DAYS:
         what = f"its certificate ends in {count_of(left, 'day')}"
         return Verdict(Status.WARN, what, f"{shown}; {trust}", renew)

@@ -52,8 +52,8 @@ FORMS: Mapping[str, Any] = {
     "transfer/transfer": shapes.Transfer,
 }
 """
-By program, and by what it is to do where its answers differ. Answers of programs that are not
-here are judged by their reader alone.
+By program, and by its task where the answers of its tasks differ. Answers of other programs are
+checked only by the code that reads them.
 """
 
 

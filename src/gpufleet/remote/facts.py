@@ -199,7 +199,7 @@ def document(output: Iterable[str], what: str, program: str = "") -> dict[str, A
             f"{what} printed no JSON document; the node said: {last_lines(lines)}"
         ) from None
     if not isinstance(found, dict):
-        raise FactProcessError(f"{what} printed {lines[-1][:80]!r}, which is no JSON object")
+        raise FactProcessError(f"{what} printed {lines[-1][:80]!r}, which is not a JSON object")
     if problem := form_problem(program, found):
         raise FactProcessError(f"{what}: {problem}")
     return found

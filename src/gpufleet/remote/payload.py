@@ -30,7 +30,7 @@ from gpufleet import node_paths
 from gpufleet.errors import FleetError
 
 CODE = node_paths.CODE
-"""Where nodes that deploys have converged keep compiled programs; nothing is kept elsewhere."""
+"""Where nodes keep compiled programs, once a deploy has converged them; other nodes keep none."""
 
 BINDING_VERSION = "13.615.71"
 BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e"
@@ -287,8 +287,8 @@ def binding() -> Path:
     path = Path(found.origin)
     if (sha256 := hashlib.sha256(path.read_bytes()).hexdigest()) != BINDING_SHA256:
         raise FleetError(
-            f"{path} has the SHA-256 {sha256}, that of nvidia-ml-py {BINDING_VERSION} has "
-            f"{BINDING_SHA256}; what differs is not sent to nodes: {_BINDING_REMEDY}"
+            f"{path} has the SHA-256 {sha256}, but nvidia-ml-py {BINDING_VERSION} has "
+            f"{BINDING_SHA256}; a file that differs is not sent to nodes: {_BINDING_REMEDY}"
         )
     return path
 

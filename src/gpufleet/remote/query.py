@@ -54,7 +54,7 @@ from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, last_lines, printable
 
 Answer: TypeAlias = dict[str, Any] | str
-"""The document of a probe, or of another program, or a sentence why there is none."""
+"""The document of a probe or another program, or why there is none."""
 
 Hearing: TypeAlias = Callable[[str, bytes], None]
 """Takes a node's name and what it has just printed on standard error."""

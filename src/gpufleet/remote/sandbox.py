@@ -26,7 +26,7 @@ PROPERTIES = (
     "RestrictRealtime=yes",
     "SystemCallArchitectures=native",
 )
-"""Properties of a unit that can write to nothing but what it is given, and read no secrets."""
+"""Properties of a unit that can write only to given paths and read no secrets."""
 
 
 def sandbox_prefix(seconds: float) -> str:

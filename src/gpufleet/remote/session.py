@@ -57,7 +57,7 @@ class Session:
         """Another greenlet waits for its answer."""
         self._begun = False
         self._keeps = True
-        """As far as is known the node keeps code: it is asked without the source first."""
+        """The node is expected to keep code: it is first asked without the source."""
 
     def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         """

@@ -22,7 +22,7 @@ SCHEMA: Final = 1
 MOST_GPUS = 64
 """The most GPUs of a node, as in the probe."""
 MOST_PROBLEMS = 5
-"""Problems named of a file with the wrong form."""
+"""Most problems reported for a file of the wrong form."""
 
 Index = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 Texts = tuple[str, ...]
@@ -325,10 +325,10 @@ def _fault(kind: str) -> str:
     known = {
         "json_invalid": "is not JSON",
         "missing": "is not there",
-        "extra_forbidden": "is no key of its form",
-        "literal_error": "is none of the words or numbers that it may be",
+        "extra_forbidden": "is not a known key",
+        "literal_error": "has a value that is not allowed",
     }
-    return known.get(kind, "has a value of another kind")
+    return known.get(kind, "has a value of the wrong type")
 
 
 def form_text(value: Form) -> str:

@@ -36,7 +36,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.report.report import Report as UpgradeReport
 
 MOST_UPGRADES = 10
-"""The last of an inventory: older ones are history."""
+"""Most upgrades of an inventory to show, the newest."""
 
 
 def replicas(status: FleetStatus) -> Iterator[Replica]:

@@ -128,7 +128,7 @@ def _versions(
     )
     cuda = value_or(document["driver"].get("cuda"))
     most = f"{cuda // 1000}.{cuda % 1000 // 10}" if isinstance(cuda, int) else None
-    yield _version("newest CUDA that the driver runs", "" if driver == "" else most)
+    yield _version("newest CUDA that the driver supports", "" if driver == "" else most)
     modules = modules_flavour(document)
     wanted = lock.modules if lock else ""
     yield _version("kernel modules", "" if driver == "" else modules, wanted)

@@ -16,8 +16,10 @@ API_KEY_FILE = f"{CREDENTIALS}/{API_KEY}"
 CLUSTER_KEY = "cluster-key"
 HF_TOKEN = "hf-token"  # noqa: S105  # a name
 VARIABLE = "variable"
-"""In front of the name of a credential that is a variable of processes: `variable.NAME` for every
-stage, `variable.NAME.MODEL` for those of one model (templates/vllm/vllm-variables.sh)."""
+"""
+Prefix of a credential that becomes an environment variable: `variable.NAME` for every stage,
+`variable.NAME.MODEL` for those of one model (templates/vllm/vllm-variables.sh).
+"""
 # The Hub's token is for downloads: no unit loads it (`unit_credentials`).
 NOT_FOR_UNITS = (HF_TOKEN,)
 

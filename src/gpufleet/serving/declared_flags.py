@@ -22,7 +22,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 
 _Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
-"""The model, the sentence, and the settings that it is about."""
+"""The model, the message, and the settings that it is about."""
 
 # Tensor and pipeline parallelism where an entry leaves them to the plan: what is refused with each
 # of these is refused with any.

@@ -183,8 +183,8 @@ def check_fingerprint() -> str:
 
 def _not_known(version: str) -> str:
     return (
-        f"vllm.version: the flags of vLLM {version} are not known here: each node's own release "
-        "is asked before anything restarts"
+        f"vllm.version: the flags of vLLM {version} are not known here: each node's installed "
+        "release checks them before any restart"
     )
 
 

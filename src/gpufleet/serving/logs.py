@@ -94,8 +94,8 @@ class Journals:
         self.replica = self.replica.removeprefix("vllm-").removesuffix(".service")
         if not _ID.fullmatch(self.replica):
             raise FleetError(
-                f"{self.replica!r} names no replica: give a model and its number, as `gpufleet "
-                "status` shows them: llama-0"
+                f"{self.replica!r} is not a replica's name: give a model and its number, as "
+                "`gpufleet status` shows them: llama-0"
             )
         if not 0 < self.lines <= MOST_LINES:
             raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
@@ -163,7 +163,7 @@ class Journals:
         if not self._rounds:
             found = found[-self.lines :]
         elif more:
-            self._note(f"more than {self._most} lines came at once: only the last are shown")
+            self._note(f"more than {self._most} lines arrived at once: only the last are shown")
             self.whole = False
         self._rounds += 1
         return found
@@ -180,7 +180,7 @@ class Journals:
             if abs(ahead) >= CLOCK_MILLISECONDS:
                 first, last = sorted((node, str(peer)))
                 differ = f"the clocks of {first} and {last} differ by {abs(ahead) / 1000:.1f} s"
-                self._note(f"{differ}: so does the order of their lines")
+                self._note(f"{differ}: the order of their lines is off by as much")
 
     def _note(self, text: str) -> None:
         if text not in self._noted:
@@ -236,7 +236,7 @@ def parse_since(text: str | None) -> dict[str, float]:
         moment = dt.datetime.fromisoformat(text.strip())
     except ValueError:
         raise FleetError(
-            f"--since {text!r} is no time: give 10m (s, m, h, d) or 2026-11-21T19:40 (UTC)"
+            f"--since {text!r} is not a time: give 10m (s, m, h, d) or 2026-11-21T19:40 (UTC)"
         ) from None
     return {"at": (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()}
 

@@ -31,7 +31,9 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
     return quote + "".join(_escaped(character, quote, command) for character in value) + quote
 
 
-UNQUOTABLE = "holds a NUL, a lone surrogate or a Unicode noncharacter, which systemd cannot say"
+UNQUOTABLE = (
+    "holds a NUL, a lone surrogate or a Unicode noncharacter, which a systemd unit cannot contain"
+)
 
 
 def is_unquotable(value: str) -> bool:

@@ -85,7 +85,7 @@ class RankStatus:
     phase: str = ""
     """Phase of a multi-node rank, from rank.json."""
     incarnation: str = ""
-    counter: int | None = None
+    incarnation_number: int | None = None
     formed: float | None = None
     """When its incarnation began, in seconds since 1970."""
     stopped: bool = False
@@ -111,7 +111,7 @@ class RankStatus:
             and {"when": iso(self.last_restart.when), "cause": self.last_restart.cause},
             "phase": self.phase,
             "incarnation": self.incarnation,
-            "incarnation_number": self.counter,
+            "incarnation_number": self.incarnation_number,
             "incarnation_since": iso(self.formed),
         }
 
@@ -161,7 +161,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
         last_restart=last_restart(stage, str(answer["boot_id"])),
         phase=str(state["phase"]) if known else "",
         incarnation=str(incarnation.get("id", "")),
-        counter=incarnation.get("counter"),
+        incarnation_number=incarnation.get("counter"),
         formed=_seconds(incarnation.get("since")),
         stopped=_is_stopped(seen.get("unit", {})),
     )
@@ -176,7 +176,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
         return Health.DOWN, f"{unit} is being stopped"
     if _is_stopped(properties):
         again = f"`systemctl start {unit}` there, or run deploys/vllm.py"
-        return Health.DOWN, f"{unit} is stopped, and was not started since: {again}"
+        return Health.DOWN, f"{unit} is stopped: {again}"
     if "Permission denied" in seen.get("key_error", ""):
         return Health.UNKNOWN, f"{unit}: reading its API key needs root ({seen['key_error']})"
     models = seen.get("models") or [""]
@@ -240,7 +240,7 @@ def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
         if len(stage["nodes"]) < 2 and state["missing"] == "absent":
             return None
         if state["missing"] == "absent":
-            return Health.STARTS, f"{unit}: the rank has not said anything yet"
+            return Health.STARTS, f"{unit}: the rank has not written its state yet"
         return Health.UNKNOWN, f"{unit}: rank.json cannot be read: {reason(state)}"
     silence = clock - float(state["at"])
     if silence > STALE_SECONDS:
@@ -317,7 +317,7 @@ def _cause(ends: Sequence[Mapping[str, Any]], told: Sequence[str]) -> str:
     status = str(exited.get("exit_status", "0"))
     how = _words(known, exited, status)
     if asked:
-        return f"stopped by a deploy or by hand, and it ended badly: {how}"
+        return f"stopped by a deploy or by hand, and did not end cleanly: {how}"
     cause = likely_cause(told, _number(exited, status))
     return f"{how}: {cause}" if cause else how
 

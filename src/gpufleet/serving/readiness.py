@@ -29,7 +29,7 @@ _ASKED = {
     "reward": "the pooling of one word",
     "transcribe": "a transcription of one second",
 }
-"""What each kind of model is asked for: on_node/serving/questions.py."""
+"""The request for each kind of model, in words: on_node/serving/questions.py."""
 _GENERATING = frozenset({"generate", "picture", "transcribe"})
 
 
@@ -180,7 +180,7 @@ def _adapter_verdict(
         return Verdict(
             State.WRONG,
             f"{unit}: does not serve the adapter{'s' * (len(missing) > 1)} {', '.join(missing)} "
-            "that the plan says: run deploys/vllm.py",
+            "of the plan: run deploys/vllm.py",
         )
     if others := sorted(set(seen.get("models", [])) - may):
         return Verdict(
@@ -196,8 +196,8 @@ def _adapter_verdict(
         late = "timed out" in str(answer.get("error", ""))
         return Verdict(
             State.BUSY if late else State.WRONG,
-            f"{unit}: a completion by the adapter {name} fails, and one by the model does not: "
-            f"{_short(answer)}",
+            f"{unit}: a completion with the adapter {name} fails, but one with the model does "
+            f"not: {_short(answer)}",
         )
     return None
 
@@ -224,8 +224,8 @@ def _other_kind(seen: Mapping[str, Any]) -> str:
     if seen["completion_error"].get("status") != _NOT_FOUND:
         return ""
     return (
-        f": the server has no such path, so its model is no `kind: {kind}`: set `kind` of its "
-        "entry in `serving` to what it is (docs/configure/model-kinds.md)"
+        f": the server has no such path, so its model is not of `kind: {kind}`: correct `kind` of "
+        "its entry in `serving` (docs/configure/model-kinds.md)"
     )
 
 
@@ -235,15 +235,15 @@ def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | No
         if status not in {None, _UNAUTHORIZED}:
             return Verdict(
                 State.WRONG,
-                f"{unit}: answers {asked} with {status} without the API key, where it has to "
-                "refuse with 401: run deploys/vllm.py, and read the unit's journal if it stays so",
+                f"{unit}: answers {asked} with {status} without the API key, where it must answer "
+                "401: run deploys/vllm.py, and read the unit's journal if that does not help",
             )
     if not statuses or None in statuses.values():
         asked = next((asked for asked, status in statuses.items() if status is None), "a request")
         return Verdict(
             State.UNKNOWN,
-            f"{unit}: whether it refuses strangers is not known: {asked} without the key gives no "
-            "answer, not 401",
+            f"{unit}: unknown whether it refuses clients without the key: {asked} without it got "
+            "no answer instead of 401",
         )
     return None
 

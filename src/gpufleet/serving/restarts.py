@@ -53,7 +53,7 @@ def _changes(changes: Iterable[str]) -> Iterable[str]:
     """Return each change once."""
     every = dict.fromkeys(changes)
     arguments = [each for each in every if not each[2:].startswith(_FINGERPRINT)]
-    return arguments or ["its environment, or what starts it"]
+    return arguments or ["its environment or start program"]
 
 
 def partial_restarts(
@@ -90,14 +90,14 @@ def partial_restarts(
         nodes = join_names(stage.node for stage in ranks)
         if here and (without := sorted(stale - here)):
             yield (
-                f"{name} belongs on {nodes}, and this run leaves out {join_names(without)}, "
-                "where it is not as planned: ranks that differ wait for each other, and serve "
-                "nothing: take all of its nodes into --limit, or none"
+                f"{name} runs on {nodes}, but this run leaves out {join_names(without)}, where it "
+                "is not as planned: ranks that differ wait for each other and serve nothing: "
+                "name all of its nodes in --limit, or none"
             )
         elif serial and stale & here and len(ranks) > 1:
             yield (
-                f"--serial: {name} starts on {nodes} together, and the first of them would wait "
-                "for the others, whose turn comes after it: leave --serial out"
+                f"--serial: {name} must start on {nodes} at the same time, and with --serial the "
+                "first would wait for the others: remove --serial"
             )
 
 

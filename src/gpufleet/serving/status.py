@@ -146,7 +146,7 @@ def fleet_status(
                             f"{node}: {stage['unit']} is not managed by gpufleet: unchanged"
                         )
                     else:
-                        why = f"{stage['unit']} could not be looked at: {reason(stage)}"
+                        why = f"{stage['unit']} could not be read: {reason(stage)}"
                         silent[node] = "; ".join(filter(None, [silent.get(node), why]))
                     continue
                 key = str(stage["model"]), int(stage["replica"])
@@ -237,7 +237,7 @@ def _absent(
         else:
             yield (
                 Health.UNKNOWN,
-                f"rank {number} on {node}: that node was not asked, or has no unit",
+                f"rank {number} on {node}: that node was not queried, or has no unit",
             )
 
 

@@ -38,16 +38,15 @@ from gpufleet.settings.serving_settings import Argument, Served, Vllm
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = node_paths.RANK
-"""Where `on_node/rank/rank.py` lies on nodes, the main process of a rank of a replica over
-nodes."""
+"""Path of `on_node/rank/rank.py` on nodes: the main process of a multi-node rank."""
 LAUNCHER = node_paths.LAUNCHER
-"""Where `templates/vllm/vllm-serve.sh` lies on nodes."""
+"""Path of `templates/vllm/vllm-serve.sh` on nodes."""
 VARIABLES = node_paths.VARIABLES
-"""Where `templates/vllm/vllm-variables.sh` lies on nodes whose stages have variables by files."""
+"""Path of `templates/vllm/vllm-variables.sh` on nodes whose stages have `environment_files`."""
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
-"""Where `on_node/serving/guard.py` lies on nodes: servers that have a key load it."""
+"""Path of `on_node/serving/guard.py` on nodes: servers with a key load it."""
 GPU_TURN_PROGRAM = "serving/gpu_turn"
-"""What lies at `node_paths.GPU_TURN` on nodes."""
+"""The program at `node_paths.GPU_TURN` on nodes."""
 MIDDLEWARE = "gpufleet_guard.Guard"
 """The middleware's name for `--middleware`."""
 
@@ -96,14 +95,14 @@ def render_unit(
     open_without = stage.servers or not stage.group
     if vllm.api_key_file is not None and open_without and API_KEY not in hashes:
         # Without the credential the launcher would start an open endpoint.
-        raise ValueError(f"{stage.id} is to have an API key, and its hash is missing")
+        raise ValueError(f"{stage.id} should have an API key, but its hash is missing")
     variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
     secret = variable_credentials(stage, model, hashes)
     if missing := {*vllm.environment_files, *model.environment_files} - {
         *(name.split(".")[1] for name in secret),
         *model.environment,
     }:
-        raise ValueError(f"{stage.id} is to have {missing}, and their hashes are missing")
+        raise ValueError(f"{stage.id} should have {missing}, but their hashes are missing")
     directory = model_directory(model)
     return _render(
         "vllm/vllm.service.j2",
@@ -297,7 +296,7 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
 
 def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
     if value == []:
-        return "is an empty list, which a command line cannot say: remove it, or set it to null"
+        return "is an empty list, which a command line cannot express: remove it, or set it to null"
     if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
         return "has a value that starts with a dash, which vLLM would take for the next flag"
     if any(is_unquotable(word) for word in said):
@@ -355,7 +354,7 @@ def _render(
     **variables: Any,
 ) -> UnitFile:
     if "" in started_with:
-        raise ValueError("the empty name is that of the text itself")
+        raise ValueError("the empty name stands for the text itself")
     source = load_template(name, templates)
     # Rendered twice: the fingerprint covers all of the text but itself.
     bare = source.render(unit=unit, started="", **variables)

@@ -87,7 +87,10 @@ def _wrong_variable(name: str, value: str) -> str | None:
 
 
 def _directories(stage: Stage) -> dict[str, str]:
-    """A home and caches of the stage's own: shared ones would race, and outlive their reason."""
+    """
+    Return the stage's own home and caches: stages that share them would race, and files of removed
+    stages would stay.
+    """
     state, cache_directory = (
         f"{node_paths.VLLM_STATE}/{stage.id}",
         f"{node_paths.VLLM_CACHE}/{stage.id}",

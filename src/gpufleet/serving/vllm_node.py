@@ -77,9 +77,9 @@ def system_problems(
         if settings[name].serving and isinstance(system, str) and system in _WITHOUT_APT:
             version = document["os_release"].get("version_id")
             yield (
-                f"{name}: it runs {system} {version}, and deploys/vllm.py installs packages of "
-                f"Debian and Ubuntu ({', '.join(PACKAGES)}): deploys/node.py can provision it, and "
-                "it cannot serve yet; give it Debian 12 or Ubuntu 22.04 or newer, or take "
+                f"{name}: it runs {system} {version}, but deploys/vllm.py installs packages of "
+                f"Debian and Ubuntu ({', '.join(PACKAGES)}): deploys/node.py can provision it, "
+                "but it cannot serve; give it Debian 12 or Ubuntu 22.04 or newer, or take "
                 "`serving` from it"
             )
 
@@ -268,12 +268,12 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
             problems += error.problems
             continue
         if not content.strip():
-            problems.append(f"{path} is empty: put the secret into it")
+            problems.append(f"{path} is empty: write the secret into it")
         elif name in _ONE_LINE and any(byte < 0x20 or byte > 0x7E for byte in content.strip()):
             problems.append(
-                f"{path} has more than one line, or characters that no HTTP header can have: a "
-                "client could not send it; put one line of ASCII into it, such as "
-                "`openssl rand -hex 32` prints"
+                f"{path} has more than one line, or characters that an HTTP header cannot have, "
+                "so clients could not send it: write one line of ASCII into it, such as `openssl "
+                "rand -hex 32` prints"
             )
         elif name.startswith(f"{VARIABLE}.") and (
             b"\0" in content or len(content) > _LONGEST_VARIABLE

@@ -20,7 +20,7 @@ AdapterName = Annotated[
 ]
 
 FLAGS = frozenset({"default-mm-loras", "enable-lora", "lora-modules"})
-"""Flags that `adapters` decide, or that would load others beside them."""
+"""Flags that `adapters` sets, or that would load other adapters."""
 
 
 class Adapter(Setting):
@@ -49,7 +49,7 @@ class Adapter(Setting):
         Sha256 | None,
         Field(
             description="SHA-256 of `adapter_model.safetensors` below a path, 64 digits: nodes "
-            "serve a copy with this content; null: the files as they are at each start"
+            "serve a copy with this content; null: the files found at each start"
         ),
     ] = None
 
@@ -84,8 +84,8 @@ def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iter
     """Yield what is wrong with an entry's flags beside its adapters."""
     if adapters and (both := sorted(FLAGS & set(flags))):
         yield (
-            f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`; "
-            "adapters of all flags go into `adapters`"
+            f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`, and "
+            "declare all adapters in `adapters`"
         )
 
 

@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 from gpufleet.versions import RELEASE
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""The way to a key of nested variables: `("cuda", "repository", "url")`."""
+"""The path to a key of nested variables: `("cuda", "repository", "url")`."""
 
 
 def pattern_rule(pattern: str, what: str) -> AfterValidator:

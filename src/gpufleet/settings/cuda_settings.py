@@ -1,6 +1,6 @@
 """Settings of NVIDIA's repository, and of CUDA and DCGM, which come from it.
 
-Pure, as `settings/node_settings.py`, of which these are parts.
+Pure, like `settings/node_settings.py`, which contains these.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Settings of a node's firewall.
 
-Pure, as `settings/node_settings.py`, of which these are parts.
+Pure, like `settings/node_settings.py`, which contains these.
 """
 
 from __future__ import annotations

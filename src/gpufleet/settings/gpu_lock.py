@@ -158,15 +158,15 @@ def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
     if major_served is not None and major > major_served:
         yield Objection(
             at,
-            f"is {lock.toolkit.branch}, and driver R{lock.branch} runs CUDA {major_served}: what "
-            f"it compiles would not start; lock a toolkit of CUDA {major_served}, or a newer "
-            "driver",
+            f"is {lock.toolkit.branch}, but driver R{lock.branch} runs CUDA {major_served}: "
+            f"programs that it compiles would not start; lock a toolkit of CUDA {major_served}, "
+            "or a newer driver",
         )
     elif known and (major, minor) > known.cuda:
         yield Objection(
             at,
             f"is {lock.toolkit.branch}, newer than driver R{lock.branch} (CUDA "
-            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, and not as PTX that "
-            "the driver would have to compile",
+            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, but not as PTX, "
+            "which the driver would have to compile",
             refused=False,
         )

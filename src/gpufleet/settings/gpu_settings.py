@@ -56,7 +56,7 @@ class Gpu(Setting):
         ),
     ] = "ask"
     reboot_seconds: Annotated[
-        Seconds, Field(gt=0, description="deadline for a rebooted node to return")
+        Seconds, Field(gt=0, description="deadline for a node to return from a reboot")
     ] = 1200
     secure_boot: Annotated[
         Literal["refuse", "enrolled"],

@@ -1,6 +1,6 @@
 """Settings of LiteLLM: names, defaults and aliases in front of the gateway.
 
-Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
 their unit.
 """
 

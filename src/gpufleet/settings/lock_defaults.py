@@ -1,10 +1,10 @@
 """Fill in settings of `cuda`, `dcgm` and `vllm` from `gpu_lock`, or refuse them.  Pure.
 
 Works on the unvalidated variables: only these distinguish written values from defaults. So
-variables are valid before a group is locked, and stay so:
+variables are valid before and after a group is locked:
 
-* what both say must be equal;
-* what the lock alone says is filled in, so that roles read one place;
+* values in both must be equal;
+* values only in the lock are filled in, so that roles read one place;
 * a toolkit or DCGM that `cuda` or `dcgm` alone name is filled into the lock.
 """
 

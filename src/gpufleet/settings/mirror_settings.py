@@ -43,8 +43,8 @@ class Archive(Setting):
         flat = {suite.endswith("/") for suite in self.suites}
         if len(flat) > 1 or (flat == {False} and not self.components):
             raise ValueError(
-                "`suites` are names, with `components`, or one that is /, without: write two "
-                "archives where it is both"
+                "`suites` are names with `components`, or only / without: write two archives if "
+                "you need both"
             )
         return self
 
@@ -53,8 +53,8 @@ class Mirror(Setting):
     """
     A mirror to download from, in place of the addresses in other settings.
 
-    `url` alone is enough for a mirror that `gpufleet bundle` has written; the others are for
-    mirrors that are there already, and win over it.
+    `url` is enough for a mirror from `gpufleet bundle`; the other keys are for existing mirrors,
+    and override it.
     """
 
     url: Annotated[Address | None, Field(description="Address of a served bundle")] = None

@@ -20,7 +20,7 @@ def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
     if kind == "extra_forbidden":
         return at, "no setting has this name"
     if kind == "missing":
-        return at, "is needed and not set"
+        return at, "is required but not set"
     if kind == "value_error":
         return at, str(error["msg"]).removeprefix("Value error, ")
     wanted = _WANTED.get(kind)
@@ -109,4 +109,4 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "too_short": _always("a list of {min_length} or more"),
     "tuple_type": _LIST,
 }
-"""pydantic's types of errors that settings can have, and what each wants."""
+"""pydantic's error types for settings, and what each requires."""

@@ -1,6 +1,6 @@
 """Settings of exporters, monitoring nodes, objectives and watchdogs.
 
-Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
 their unit.
 """
 

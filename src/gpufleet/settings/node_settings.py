@@ -97,7 +97,7 @@ class Acceptance(Setting):
         if self.check not in CHECKS:
             raise ValueError(
                 f"there is no check {self.check!r}{suggestion(self.check, list(CHECKS))}; "
-                "`gpufleet check --list` names them all"
+                "`gpufleet check --list` lists them"
             )
         return self
 

@@ -250,7 +250,7 @@ def _also_at(layers: Variables, at: KeyPath | None) -> str:
 
 
 def _names_beside(at: KeyPath) -> list[str]:
-    """Return the settings that exist where the key `at` was written."""
+    """Return the names of the settings that are valid beside the key `at`."""
     kind: Any = NodeSettings
     for part in at[:-1]:
         kind = _below(kind, str(part))

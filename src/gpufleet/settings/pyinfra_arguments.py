@@ -1,7 +1,7 @@
 """pyinfra's own variables of a node: global arguments and connector keys.
 
-A module of its own: pyinfra takes a quarter of a second to import, and inventories without these
-variables need not wait for it.
+A separate module, because importing pyinfra takes a quarter of a second, which inventories without
+these variables need not wait for.
 """
 
 from __future__ import annotations

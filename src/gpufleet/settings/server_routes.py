@@ -27,12 +27,14 @@ CONTROL_FLAGS = {
 """Flags that add routes for controlling a server, with the routes."""
 
 CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
-"""Variables with which the model's name in a request, unchecked, is where an adapter is read from
-(vllm/plugins/lora_resolvers)."""
+"""
+Variables that make vLLM read an adapter from the model name in a request, unchecked
+(vllm/plugins/lora_resolvers).
+"""
 
 PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
 PAST_FLAGS = ("grpc", "grpc-port")
-"""Flags that replace vLLM's Python server, which alone loads middleware."""
+"""Flags that replace vLLM's Python server: no other server loads middleware."""
 
 _NO = {"", "0", "false"}
 
@@ -60,9 +62,9 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):
             yield (
                 at,
-                "has another program than vLLM's Python server answer, and that does not load "
-                "the guard which asks for the API key on every path (`vllm.api_key_file`): "
-                f"remove it ({value!r})",
+                "replaces vLLM's Python server with a program that does not load the guard, "
+                "which requires the API key on every path (`vllm.api_key_file`): remove it "
+                f"({value!r})",
             )
 
 

@@ -22,14 +22,14 @@ _PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
 
 _HOMES = "/home/"
 _HIDDEN = {
-    "/tmp/": "they have a /tmp of their own",  # noqa: S108
-    "/var/tmp/": "they have a /var/tmp of their own",  # noqa: S108
-    "/dev/shm/": "they have a /dev/shm of their own, and a restart of the node empties it",  # noqa: S108
+    "/tmp/": "they have their own /tmp",  # noqa: S108
+    "/var/tmp/": "they have their own /var/tmp",  # noqa: S108
+    "/dev/shm/": "they have their own /dev/shm, and a restart of the node empties it",  # noqa: S108
     "/root/": "they are not root, and have no access to its directory",
-    "/run/user/": "it belongs to logged-in users, and goes when they log out",
+    "/run/user/": "it belongs to logged-in users, and is removed when they log out",
     _HOMES: "the directories of users are hidden from them",
 }
-"""Places below which servers see nothing, each with why."""
+"""Paths that servers cannot see, each with the reason."""
 
 TEMPLATE = "chat-template"
 # Flags of `vllm serve` that name files which it reads.
@@ -118,8 +118,8 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if port < FIRST_FREE_PORT:
             yield (
                 at,
-                f"is {port}, and only root can listen below {FIRST_FREE_PORT}: this program is "
-                f"not root; write {FIRST_FREE_PORT} or more (a gateway may have 443)",
+                f"is {port}, but only root can listen below {FIRST_FREE_PORT}, and this program "
+                f"is not root: write {FIRST_FREE_PORT} or more (a gateway may have 443)",
             )
 
 
@@ -138,7 +138,7 @@ def flag_mistakes(
             if _HUB_NAME.fullmatch(name):
                 also = ", or list it under `adapters`" if flag in _ADAPTERS else ""
                 path = " or a relative path" if flag in _ADAPTERS else ""
-                neither = "neither see that path nor ask the Hub" if path else "start without it"
+                neither = "neither see that path nor query the Hub" if path else "start without it"
                 yield (
                     flag,
                     f"{name} is a name on the Hub{path}, and servers {neither} "
@@ -196,9 +196,9 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
     if seats * engines < served.concurrency:
         yield (
             (*here, "flags", "max-num-seqs"),
-            f"is {seats}: {engines * seats} requests run at once in a replica, and `concurrency` "
-            f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, or "
-            "a smaller `concurrency`",
+            f"is {seats}: {engines * seats} requests run at once in a replica, but `concurrency` "
+            f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, "
+            "or a smaller `concurrency`",
         )
 
 

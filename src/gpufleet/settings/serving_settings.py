@@ -1,6 +1,6 @@
 """Settings of vLLM: the release, and the models to serve.
 
-Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds; sizes say
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
 their unit.
 """
 
@@ -54,8 +54,10 @@ a mapping: JSON; a list: one value after another; null: the flag is not passed."
 
 
 ModelKind: TypeAlias = Literal["generate", "embed", "rerank", "classify", "reward", "transcribe"]
-"""What a model is asked for: text, vectors, scores of documents, labels, a pooler's numbers, or the
-words of speech. on_node/serving/questions.py has the request of each."""
+"""
+A model's kind of answers: text, vectors, scores of documents, labels, a pooler's numbers, or
+transcribed speech. on_node/serving/questions.py has the request for each.
+"""
 
 
 # Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
@@ -120,8 +122,10 @@ REFUSED_ARGUMENTS = {
 
 LEAST_SHARE = 0.01
 MOST_OF_A_GPU = 0.95
-"""What the shares of one GPU may add up to. The rest is in no server's budget: what the driver and
-exporters hold (checks allow others 4 %), and what a server allocates after it measured."""
+"""
+The largest sum of the shares of one GPU. The rest is for the driver and exporters (checks allow
+others 4 %), and for what servers allocate beyond their budgets.
+"""
 
 # Flags that divide a replica over GPUs, or that are the share said in another way.
 _NOT_WITH_A_SHARE = {
@@ -139,7 +143,7 @@ class Distribution(Setting):
     """Copies of releases and models between nodes: docs/gpu-nodes/distribution.md."""
 
     enabled: Annotated[
-        bool, Field(description="false: share nothing; build and download on this node alone")
+        bool, Field(description="false: share nothing; build and download only for this node")
     ] = True
     port: Annotated[
         int,
@@ -177,8 +181,8 @@ class Vllm(Setting):
     device: Annotated[
         Literal["cuda", "cpu"],
         Field(
-            description="cpu: for nodes without real GPUs (the lab). The plan still comes from the "
-            "probe; vLLM runs its CPU build, one process a rank"
+            description="cpu: for nodes without real GPUs (the lab). The plan still comes from "
+            "the probe; vLLM runs its CPU build, one process per rank"
         ),
     ] = "cuda"
     user: Annotated[
@@ -332,8 +336,9 @@ class Served(Setting):
     kind: Annotated[
         ModelKind | None,
         Field(
-            description="What the model is asked for; generate: text; rerank: scores of documents; "
-            "reward: the numbers of /pooling; null: what its files say"
+            description="The model's kind of answers; generate: text; rerank: scores of "
+            "documents; reward: the numbers of /pooling; null: as in the model's "
+            "files"
         ),
     ] = None
     replicas: Annotated[
@@ -368,8 +373,8 @@ class Served(Setting):
         Field(
             ge=LEAST_SHARE,
             le=MOST_OF_A_GPU,
-            description="Fraction of one GPU's memory, beside other models with `gpu_share`; "
-            "null: whole GPUs",
+            description="Fraction of one GPU's memory, which it shares with other models that "
+            "have `gpu_share`; null: whole GPUs",
         ),
     ] = None
     tensor_parallel: Annotated[
@@ -453,7 +458,7 @@ class Served(Setting):
         Field(description="Latencies promised to clients; alerts use those that are set"),
     ] = Objectives()
     watchdog: Annotated[
-        Watchdog, Field(description="What to do when requests run and no tokens come")
+        Watchdog, Field(description="What to do when requests run but produce no tokens")
     ] = Watchdog()
     golden: Annotated[
         Golden, Field(description="Prompts whose answers must stay the same after a change")
@@ -494,8 +499,9 @@ class Served(Setting):
         mistakes += self._share_mistakes(names)
         if self.adapters and self.prefill:
             mistakes.append(
-                "`adapters` beside `prefill`: the entry that computes the prompts would need them, "
-                "too, and a name is one entry's: remove one of both"
+                "`adapters` and `prefill` exclude each other: the entry that computes the "
+                "prompts would need the adapters, too, but a name can belong to only one entry; "
+                "remove one of the two"
             )
         if self.context is not None and "max-model-len" in names:
             mistakes.append("`context` and `flags.max-model-len` are the same: remove one of them")
@@ -525,7 +531,7 @@ class Served(Setting):
             if (number := getattr(self, key) or 1) > 1:
                 yield (
                     f"`gpu_share` beside `{key}: {number}`: a share is of one GPU: remove "
-                    "`gpu_share`, and the replica gets whole GPUs, or remove the other"
+                    "`gpu_share` to give the replica whole GPUs, or remove the other"
                 )
         for name, why in _NOT_WITH_A_SHARE.items():
             if name in names:

@@ -1,6 +1,6 @@
 """Settings of upgrades: how a fleet is changed under load.
 
-Pure, as `settings/node_settings.py`, of which these are parts. Durations are in seconds.
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds.
 """
 
 from __future__ import annotations

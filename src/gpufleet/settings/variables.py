@@ -32,8 +32,8 @@ _JSON_TAGS = frozenset(
 # `{{ name }}`, with filters: as Ansible has it. Flags may have templates, of chats.
 _TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
 _NO_TEMPLATES = (
-    "is a Jinja template, as Ansible takes it: variables are not filled in here; write the value "
-    "itself, or have the inventory file, which is Python, set it beside the node's name"
+    "is a Jinja template, as Ansible takes it: gpufleet does not fill in templates: write the "
+    "value itself, or set it beside the node's name in the inventory file, which is Python"
 )
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -165,7 +165,7 @@ def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path
     single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
     if len(single) > 1:
         both = " and ".join(shown_path(path, root) for path in single)
-        raise FleetError(f"{both} are two files for one name: remove one")
+        raise FleetError(f"{both} are two files for the same name: remove one")
     return (*single, *_yaml_files(directory / name))
 
 
@@ -287,7 +287,7 @@ def _syntax_error(error: yaml.YAMLError | ValueError, shown: str) -> str:
     what = yaml_fault(error)
     begins = getattr(error, "context_mark", None)
     if mark and begins and begins.line != mark.line:
-        what += f"; what it belongs to begins in line {begins.line + 1}"
+        what += f"; the surrounding value begins in line {begins.line + 1}"
     return f"{place}: is not YAML: {what}"
 
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from gpufleet.errors import FleetError
 
 CONTEXT = 8192
-"""Tokens of the longest request, which the rows are sized for."""
+"""Tokens of the longest request for which the rows are sized."""
 HUB_SECONDS = 10
 
 _GIVEN = re.compile(r"(?P<model>/\S+|[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")

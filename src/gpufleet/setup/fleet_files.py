@@ -136,11 +136,11 @@ def render(
         path = f"group_vars/{kind.group}.yml"
         if kind.group == NO_GPUS:
             without = {"gpu_node": False, "monitoring": {}}
-            files[path] = f"# Without GPUs: they can watch the others.\n{_yaml(without)}"
+            files[path] = f"# Without GPUs: they can monitor the others.\n{_yaml(without)}"
             continue
         files[path] = (
-            f"# {kind.gpus} x {kind.model} in each node: one that has fewer is refused.\n"
-            f"{_yaml({'gpus': {'count': kind.gpus}})}"
+            f"# {kind.gpus} x {kind.model} in each node: a node with fewer is "
+            f"refused.\n{_yaml({'gpus': {'count': kind.gpus}})}"
         )
         if kind.lock:
             place = str(lock_path(Path("group_vars"), kind.group))

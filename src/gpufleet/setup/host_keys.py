@@ -75,8 +75,8 @@ def _ask(host: Host) -> paramiko.PKey | str:
     where = f"{host.name} ({host.known_name})" if host.known_name != host.name else host.name
     if host.jump:
         return (
-            f"{where}: is reached over another host, so its key cannot be asked for: give a file "
-            "that has it by --known-hosts"
+            f"{where}: is reached over another host, so its key cannot be fetched: give a file "
+            "that has it with --known-hosts"
         )
     try:
         with socket.create_connection((host.address, host.port), timeout=SECONDS) as connection:

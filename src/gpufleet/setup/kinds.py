@@ -24,7 +24,7 @@ from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.versions import numbers
 
 NO_GPUS = "monitoring"
-"""The group of nodes without GPUs, which can watch the others."""
+"""The group of nodes without GPUs, which can monitor the others."""
 BARE_SET = "r580-lts"
 """The versions of nodes that have no driver: the branch with the longest support."""
 
@@ -193,7 +193,7 @@ def _lock(
     lock = found.lock.model_copy(
         update={"driver": driver, "modules": flavour or found.lock.modules}
     )
-    return lock, f"The driver that is there, with the set {found.name}: {found.title}.", found.why
+    return lock, f"The installed driver, with the set {found.name}: {found.title}.", found.why
 
 
 def _repository(system: System) -> dict[str, str]:
@@ -216,7 +216,7 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
         elif kind.lock and kind.gets_driver:
             yield (
                 f"{who}: {join_names(kind.drivers)} is in no set of versions that vLLM's CUDA 13 "
-                f"runs on: type `gpufleet deploy node` first: it brings {kind.lock.driver}"
+                f"runs on: type `gpufleet deploy node` first: it installs {kind.lock.driver}"
             )
 
 

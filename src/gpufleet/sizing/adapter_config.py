@@ -40,7 +40,7 @@ def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
 
 def _problems(config: Mapping[str, Any]) -> Iterator[str]:
     if (kind := config.get("peft_type", "LORA")) != "LORA":
-        yield f"has `peft_type` {kind!r}, and vLLM loads LORA only"
+        yield f"has `peft_type` {kind!r}, but vLLM loads only LORA"
         return
     if not _is_rank(config.get("r")):
         yield f"has no rank: `r` is {config.get('r')!r}; it must be a whole number, 1 or more"
@@ -49,7 +49,7 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield "has a `rank_pattern` whose values are not all numbers from 1 up"
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or set(map(str, saved)) - _CLASSIFIERS:
-        yield f"has `modules_to_save` {saved!r}: vLLM loads no whole modules; train without them"
+        yield f"has `modules_to_save` {saved!r}: vLLM loads no full modules; train without them"
     if config.get("use_dora"):
         yield "has `use_dora`, which vLLM does not serve: merge the adapter into its model"
     if config.get("lora_bias") or config.get("bias", "none") != "none":

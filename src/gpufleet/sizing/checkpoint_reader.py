@@ -35,16 +35,16 @@ MODULES = "modules.json"
 SINGLE = "model.safetensors"
 
 SECONDS = 60.0
-"""For one model, whatever the Hub does."""
+"""Deadline in seconds for one model."""
 
 _GGUF = re.compile(r"(?i)\.gguf$|-gguf:")
 """A file, or a repository with one of its files as vLLM takes it."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
-"""What the safetensors format allows."""
+"""The largest header that the safetensors format allows."""
 _FIRST_BYTES = 1 << 20
-"""Asked for at first: more than most headers have."""
+"""Bytes of a header to read first: more than most headers have."""
 _AT_ONCE = 16
 
 _Found = TypeVar("_Found")
@@ -109,7 +109,7 @@ def read_adapter(
         return _file_source(repository, revision, hub, name)(name)
 
     if (found := _run_within(seconds, ask, repository)) is None:
-        raise FleetError(f"{repository}: has no {name} on the Hub: it is no LoRA adapter")
+        raise FleetError(f"{repository}: has no {name} on the Hub: it is not a LoRA adapter")
     return read_adapter_file(found)
 
 
@@ -196,8 +196,8 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         return _in_mistrals_format(params, file(mistral_format.INDEX), model)
     if config is None:
         raise FleetError(
-            f"{model}: has no {CONFIG} on the Hub, which describes the model; GGUF files and "
-            "adapters have none: name the base model"
+            f"{model}: has no {CONFIG} on the Hub, so its architecture is unknown; for GGUF files "
+            "and adapters, which have none, name the base model"
         )
     quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
     index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None

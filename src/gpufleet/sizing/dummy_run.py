@@ -30,7 +30,7 @@ _V2_RUNNER: tuple[tuple[tuple[int, ...], frozenset[str]], ...] = (
 )
 """Which architectures had the second model runner: vllm/config/vllm.py of these releases."""
 _V2_MOE = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
-"""From 0.25: every model without experts and states, and these."""
+"""From 0.25: every model without experts or states, and these."""
 _V2_EVERY = (0, 29)
 _V2_PROFILES_GRAPHS = (0, 29)
 """Up to 0.28 the second runner's profile_cudagraph_memory returns 0."""
@@ -83,7 +83,7 @@ class DummyRun:
 
 
 _SORT_ALWAYS = (0, 11, 1)
-"""FlashInfer's sampler has to be asked for (VLLM_USE_FLASHINFER_SAMPLER)."""
+"""FlashInfer's sampler must be enabled (VLLM_USE_FLASHINFER_SAMPLER)."""
 
 
 def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> tuple[float, float]:

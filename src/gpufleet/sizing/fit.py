@@ -41,7 +41,9 @@ from gpufleet.sizing.startup_memory import CONTEXT, Defaults
 from gpufleet.sizing.weights import weight_bytes
 
 _WHOLE_REQUEST = 0.99
-"""Below, a request does not fit. Not 1: what the pool sets aside may round it down a little."""
+"""
+Below this a request does not fit. Below 1, because the pool's reserve may round it down a little.
+"""
 
 
 def size(description: Description, options: Options) -> Sizing:
@@ -362,7 +364,7 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
 
 
 _NAMES_OF_DRAFTS = ("eagle", "dflash", "dspark")
-"""Without `method`, vLLM takes a draft whose name has one of these for what it is named after."""
+"""Without `method`, vLLM derives it from these words in the draft's name."""
 
 
 def _draft_vocabulary(description: Description, options: Options) -> int | None:
@@ -399,7 +401,7 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
     if left < CONTEXT:
         return [
             f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {gib(left)} for "
-            f"what is on the GPU before vLLM measures it, about {gib(CONTEXT)}: vLLM refuses to "
+            f"memory that is used before vLLM measures, about {gib(CONTEXT)}: vLLM refuses to "
             "start if less than its budget is free"
         ]
     if not start.graphs_in_budget and left < CONTEXT + graphs.bytes:
@@ -492,15 +494,18 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
             f"{'.'.join(map(str, NEWEST))}, with twice the error"
         )
     if options.pooling or description.architecture.pooling:
-        yield "--runner pooling: the pooler's own run is not counted apart from the forward pass"
+        yield "--runner pooling: the pooler's run is not counted separately from the forward pass"
     if is_text_only(description, options):
         release = ".".join(map(str, options.vllm))
-        yield f"vLLM {release} may leave the tower out; it is counted: only from 0.17 on all do so"
+        yield (
+            f"vLLM {release} may leave the tower out, but it is counted: only from 0.17 on do all "
+            "classes leave it out"
+        )
     if is_item_unknown(description, options):
         yield (
-            "--disable-chunked-mm-input: vLLM refuses to start where the largest image or clip has "
-            "more tokens than --max-num-batched-tokens, and how many it has is not known here: "
-            "write a number above them, as the model's card says, or leave the flag out"
+            "--disable-chunked-mm-input: vLLM refuses to start where the largest image or clip "
+            "has more tokens than --max-num-batched-tokens, and that number is unknown: write "
+            "more tokens than the model's card has for it, or leave the flag out"
         )
     yield from _weight_only(description, options)
     if options.cpu_offload_gib:

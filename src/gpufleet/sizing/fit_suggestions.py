@@ -12,8 +12,9 @@ from gpufleet.sizing.stage_memory import StageMemory
 from gpufleet.sizing.startup_memory import Defaults
 
 FEW_SEQUENCES = 256
-"""What is proposed where the dummy run of many sequences takes the room; vLLM's default on small
-GPUs."""
+"""
+Proposed where the dummy run of many sequences takes too much memory; vLLM's default on small GPUs.
+"""
 
 
 def round_down(blocks: int) -> int:
@@ -90,7 +91,7 @@ def suggest(
 
 
 def _possible_changes(options: Options, found: Sizing) -> Iterator[tuple[str, object, Options]]:
-    """Yield what an operator may change, a flag and its value, with the options that it gives."""
+    """Yield the changes that an operator can make: flag, value, and the resulting options."""
     # The longest that may start is at the estimates' edge: the first shorter one that is certain.
     for share in (1, 0.95, 0.8, 0.5):
         length = int(found.largest_max_model_len * share) // 16 * 16

@@ -182,7 +182,7 @@ def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
 
 
 COMPRESSED = "compressed"
-"""The first of a page's `shape` where it is DeepSeek V4's."""
+"""The first item of a DeepSeek V4 page's `shape`."""
 _COMPRESSED_BLOCK, _WINDOW_BLOCK = 256, 64
 _STATE_BLOCKS = {4: 4, 128: 8}
 _FLASH_MLA_ROW = 576
@@ -199,8 +199,8 @@ def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]
     """
     if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
         raise NotKnownError(
-            f"--kv-cache-dtype {layout.kv_dtype}: of DeepSeek V4 only the bytes of fp8_ds_mla are "
-            "known here, which auto and fp8 mean"
+            f"--kv-cache-dtype {layout.kv_dtype}: for DeepSeek V4 only the bytes of fp8_ds_mla "
+            "are known, which auto and fp8 select"
         )
     rope = 64
     token, ratio = cache.dim - rope + 2 * rope + 8, cache.ratio

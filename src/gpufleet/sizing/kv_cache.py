@@ -59,7 +59,8 @@ class CacheReport:
 
 def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     """
-    Return what `layout` makes of `available_bytes`: of each GPU, or of each stage's smallest one.
+    Return the KV cache that `available_bytes` hold: one value for each GPU, or each stage's
+    smallest.
 
     Raises `FleetError` for a KV dtype that is not known, ValueError where the stages' memory is
     not that of as many stages.

@@ -111,8 +111,8 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
     spans = {page.span for _, page in layers if page.span}
     if vllm >= (0, 9) and (not full or len(spans) > 1):
         raise GroupingError(
-            "without the hybrid KV cache manager vLLM does not take layers with several windows: "
-            "leave out --disable-hybrid-kv-cache-manager"
+            "without the hybrid KV cache manager vLLM does not support layers with several "
+            "windows: leave out --disable-hybrid-kv-cache-manager"
         )
     raised = []
     for number, page in layers:

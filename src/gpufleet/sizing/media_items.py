@@ -18,13 +18,17 @@ from gpufleet.sizing.served_parts import is_text_only
 from gpufleet.sizing.stage_memory import requested_length, resolve_defaults
 
 _FRAMES, _FRAME_TOKENS = 32, 70 + 2 + 6
-"""Of a clip: _VIDEO_MAX_FRAMES, and what a frame takes with its marks and its time
-(get_mm_max_tokens_per_item in vllm/model_executor/models/gemma4_mm.py). An image takes less."""
+"""
+For a clip: _VIDEO_MAX_FRAMES, and the tokens of a frame with its marks and time
+(get_mm_max_tokens_per_item in vllm/model_executor/models/gemma4_mm.py). An image takes less.
+"""
 _WHOLE_SINCE = (0, 20)
-"""The first release that knows by Gemma 4's config whether its image tokens see each other
-(Gemma4ModelArchConfigConvertor). 0.19 serves the model, and reads images in parts."""
+"""
+The first release that reads from Gemma 4's config whether image tokens attend to each other
+(Gemma4ModelArchConfigConvertor). 0.19 serves the model, and reads images in parts.
+"""
 _FRAMES_LIMITED_SINCE = (0, 21)
-"""`num_frames` of `--limit-mm-per-prompt` counts."""
+"""From this release on `num_frames` of `--limit-mm-per-prompt` counts."""
 _DEFAULT_RAISED_SINCE = (0, 22)
 """The default of `--max-num-batched-tokens` is raised to the largest item
 (_get_min_mm_batched_tokens in vllm/engine/arg_utils.py)."""

@@ -17,7 +17,7 @@ from gpufleet.settings.serving_settings import ModelKind
 
 ALL: Final[frozenset[ModelKind]] = frozenset(get_args(ModelKind))
 POOLS: Final[frozenset[ModelKind]] = frozenset({"embed", "rerank", "classify", "reward"})
-"""Those that vLLM serves with `--runner pooling`."""
+"""The kinds that vLLM serves with `--runner pooling`."""
 
 # `supports_transcription_only` in vllm/model_executor/models of 0.32.0, and those that also chat.
 _SPEECH = frozenset(
@@ -53,7 +53,9 @@ _REWARD = re.compile(r"\w+(RewardModel|ForRewardModeling)")
 _TOKENS = re.compile(
     r"\w+ForTokenClassification|HF_ColBERT|ColBERT\w+|Col\w+|JinaForRanking|\w+ForRetrieval"
 )
-"""A vector or a score for each token: they answer at /pooling, and some rank documents."""
+"""
+Models with a vector or score for each token: they answer at /pooling, and some rank documents.
+"""
 _SEQUENCE = re.compile(
     r"\w+(ForSequenceClassification|ForAudioClassification|ForImageClassification"
     r"|ForVideoClassification|ClassificationModel)|JinaVLForRanking"
@@ -101,7 +103,7 @@ def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -
     found = replace(_of_class(name, config), name=name)
     if modules is None or found.kind not in {"generate", "embed", None}:
         return found
-    why = f"{found.why}, and its modules.json is that of an embedder"
+    why = f"{found.why}, and it has an embedder's modules.json"
     return replace(found, kind="embed", possible=found.possible | {"embed"}, why=why)
 
 

@@ -42,8 +42,8 @@ def _not_counted_adapters(description: Description, options: Options) -> Iterato
 
 BLOCK = 16
 """
-The least that all of vLLM's attention backends for NVIDIA's GPUs take, or a multiple of it:
-`get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
+The smallest block size that all of vLLM's attention backends for NVIDIA GPUs accept; they also
+accept multiples: `get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
 """
 
 
@@ -56,7 +56,7 @@ def odd_block(size: int) -> str:
 
 
 _WITHOUT_DRAFT = {"ngram", "ngram_gpu", "suffix"}
-"""Methods of speculation that load no model."""
+"""Methods of speculative decoding that load no model."""
 
 
 def _not_counted_draft(description: Description, options: Options) -> Iterator[str]:
@@ -78,5 +78,5 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
     elif (options.speculative_tokens or (method or "").endswith("mtp")) and not own:
         yield (
             "--speculative-config: a draft model's own weights and cache are not counted, and "
-            f"{description.architecture.name} has no own layers that guess tokens"
+            f"{description.architecture.name} has no layers that predict tokens"
         )

@@ -141,7 +141,7 @@ class Sizing:
 FIRST = (0, 8)
 """The oldest release that is sized: the first whose engine is V1 by default."""
 NEWEST = (0, 33)
-"""The newest whose arithmetic was read."""
+"""The newest release whose arithmetic was read."""
 
 MOST_GIB = 1 << 20
 """Memory limit of one GPU, or of a node with `device` "cpu": more is a typing mistake."""
@@ -149,7 +149,7 @@ MOST_GPUS = 10_000
 """GPU limit in one direction of a division, for the same reason."""
 
 AUTO_LENGTH = -1
-"""`--max-model-len auto`: as long as fits."""
+"""`--max-model-len auto`: the longest that fits."""
 
 
 def check_options(options: Options) -> None:

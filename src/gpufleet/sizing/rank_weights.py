@@ -228,10 +228,14 @@ def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Sc
 
 
 _TRITON_KERNELS = (0, 12)
-"""They come with vLLM; before, Marlin is used where they are not installed."""
+"""
+From this release on they come with vLLM; before it, Marlin is used where they are not installed.
+"""
 _APART = dict.fromkeys(("in_proj_b", "in_proj_a", "in_proj_ba"), ".gates")
-"""Delta nets' gates: one tensor beside the one of the other projections into the layer
-(qwen_gdn_linear_attn.py)."""
+"""
+Gates of delta nets: a tensor separate from the layer's other input projections
+(qwen_gdn_linear_attn.py).
+"""
 _FUSED = {Split.ROWS, Split.HEADS}
 _MIB = 1 << 20
 

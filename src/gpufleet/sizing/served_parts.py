@@ -17,8 +17,10 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.options import Options
 
 _TOWER_SKIPPED = (0, 17)
-"""The release of `--language-model-only`, from which on classes of all families leave their towers
-out. Before, some did: the tower is counted."""
+"""
+The first release with `--language-model-only`: from it on classes of all families leave out their
+towers. In earlier releases only some do, so the tower is counted.
+"""
 
 
 def as_served(description: Description, options: Options) -> Description:

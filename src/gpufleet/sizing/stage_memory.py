@@ -259,7 +259,7 @@ def counted_draft(description: Description, options: Options) -> Description | N
     """
     Return the draft model whose weights and cache are counted.
 
-    A model of its own, divided as the target is (draft_tensor_parallel_size in
+    It is a separate model, divided like the target (draft_tensor_parallel_size in
     vllm/config/speculative.py). What EAGLE and similar drafts share with their target differs by
     class: their size is unknown.
     """

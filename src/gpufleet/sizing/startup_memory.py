@@ -25,12 +25,14 @@ from gpufleet.sizing.dummy_run import GIB, DummyRun, has_second_runner, peak_byt
 from gpufleet.sizing.startup_ranges import AT_ONCE, RANGES, Estimate, Ranges, is_sparse, parts
 
 CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
-"""What a process has on the GPU before it is asked for anything, outside of vLLM's budget: free
-memory at start was 0.45 to 0.6 GiB below the total in most start-up logs."""
+"""
+A process's memory on the GPU before any request, outside vLLM's budget: free memory at start was
+0.45 to 0.6 GiB below the total in most start-up logs.
+"""
 GRAPHS_IN_BUDGET = (0, 20)
 """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on: vllm/envs.py of 0.20.0; off in 0.18 and 0.19."""
 _HIGHER_UTILIZATION = (0, 20)
-"""0.92 instead of 0.9: vllm/config/cache.py of 0.20.0."""
+"""The default share is 0.92 instead of 0.9: vllm/config/cache.py of 0.20.0."""
 
 
 @dataclass(frozen=True)
@@ -136,8 +138,10 @@ def _batch_defaults(
 # -- what the dummy run takes ----------------------------------------------------------------------
 
 V2_PROFILES_GRAPHS = (0, 29)
-"""From then on all graphs are in the budget: up to 0.28 the second runner's
-profile_cudagraph_memory returns 0."""
+"""
+From this release on all graphs are in the budget: up to 0.28 the second runner's
+profile_cudagraph_memory returns 0.
+"""
 _LEFT_AT_THE_PEAK = ("images", "images, many tokens", "sparse attention")
 """Parts that are tensors of the dummy run; the others are not PyTorch's."""
 
@@ -192,7 +196,7 @@ multiply), up to 0.28 and from then on. 0.94, 1.05 and 2.05 of it in three start
 0.65 of it captured in one; -0.17 GiB in one: it is the difference of two measurements, and may be
 none. Two of 0.29 and 0.31 captured 0.35 of it."""
 _GRAPHS_BESIDE = int(0.45 * GIB)
-"""Beside that at most, however few the graphs are: 0.22 to 0.43 in seven starts of up to ten."""
+"""At most this beside it, even for few graphs: 0.22 to 0.43 in seven starts of up to ten."""
 
 
 def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:

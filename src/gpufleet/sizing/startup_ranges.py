@@ -69,11 +69,11 @@ PARTS: Ranges = {
     "sparse attention": (0.0, 3.2),
 }
 """
-What is assumed of a part that too few starts show: a judgement, not a measurement.
+Assumed ranges for parts that too few starts show: a judgement, not a measurement.
 
 process: the CUDA context (counted before 0.9.1 only, vllm/v1/worker/gpu_worker.py), libraries,
-block tables, cuBLAS workspaces, from 0.20 what compiling and FlashInfer's sampler leave.
-images: the encoder's own run over as many tokens as `_many_tokens` says. links: NCCL's buffers, and
+block tables, cuBLAS workspaces, from 0.20 what compiling and FlashInfer's sampler leave. images:
+the encoder's own run over as many tokens as `_is_long_encoder_run` says. links: NCCL's buffers, and
 NVLS's and custom all-reduce's over NVLink. pipeline: what a stage holds of its neighbours'
 activations. unified memory: the node's processes have it too, and what they take during the start
 counts as the start's. sparse attention: its index and its kernels' working memory.
@@ -102,13 +102,15 @@ needs, from 41 laboratories: `python -m tests.support.start_up_fit` prints them 
 
 AT_ONCE = 0.73
 """
-Share of the summed ranges that a start's memory was from their middle, at most: of starts in
-laboratories whose starts no range was fitted to. From the same program.
+The largest distance of a start's memory from the middle of the summed ranges, as a share of these:
+of starts in laboratories whose starts no range was fitted to. From the same program.
 """
 
 _ENCODER = 2.5 * GIB
-"""What an encoder's run over 16,384 tokens took at most where nothing else was as large: 1.7 to
-2.6 GiB of Qwen3.5's and Qwen3.6's. It is over when the dummy run begins, and leaves its result."""
+"""
+The most that an encoder's run over 16,384 tokens took where it was the largest part: 1.7 to 2.6 GiB
+of Qwen3.5's and Qwen3.6's. It is over when the dummy run begins, and leaves its result.
+"""
 
 _UNIFIED = {(8, 7), (11, 0), (12, 1)}
 """Jetson Orin, Jetson Thor and GB10: the GPU has no memory of its own."""
@@ -121,7 +123,7 @@ def parts(
     major, minor = run.compute_capability or (9, 0)
     found = [_process(run.vllm)]
     if architecture.multimodal:
-        many = _many_tokens(config, run) and not _is_long(architecture, config, run)
+        many = _is_long_encoder_run(config, run) and not _is_long(architecture, config, run)
         found.append("images, many tokens" if many else "images")
     if run.tensor * run.data > 1:
         found.append(_links(run, switched=major in (9, 10)))
@@ -149,7 +151,7 @@ def _links(run: DummyRun, *, switched: bool) -> str:
     return f"PCIe {'up to 0.26' if run.vllm < (0, 27) else 'from 0.27'}"
 
 
-def _many_tokens(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
+def _is_long_encoder_run(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
     """Return whether the encoder is run over more than 8,192 tokens: a video has up to 16,384."""
     vision = (config or {}).get("vision_config") or {}
     return "temporal_patch_size" in vision or run.max_num_batched_tokens > 8192

@@ -35,7 +35,7 @@ _DTYPES = {
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NOT_KEPT = (".g_idx", ".input_scale", ".k_scale", ".v_scale", ".weight_shape", ".inv_freq")
-"""What checkpoints have and the loaded model does not, or only as one number."""
+"""Tensors of checkpoints that the loaded model does not have, or only as one number."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TOWERS = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|vit|image\w*|encoder|mm_\w+)\.")
@@ -109,4 +109,4 @@ def _factors(
 
 
 _FAR = 4
-"""Further from the arithmetic than this, stored tensors are not the layer's own."""
+"""Stored tensors that differ from the arithmetic by more than this are not the layer's own."""

@@ -60,7 +60,7 @@ def test_a_line_is_asked_where_a_gateway_and_a_server_have_its_route(tmp_path: P
         (line(None), "has no `custom_id`"),
         (line(7), "has no `custom_id`"),
         (line(""), "has no `custom_id`"),
-        (line("first"), '`custom_id` "first" is that of an earlier line'),
+        (line("first"), '`custom_id` "first" is also that of an earlier line'),
         (line(method="GET"), 'write "method": "POST"'),
         (line(url="/v1/audio/speech"), "its `url` is not served: write one of /v1/chat"),
         (line(url=["/v1/completions"]), "its `url` is not served"),
@@ -94,14 +94,14 @@ def test_all_wrong_lines_are_named_at_once_but_not_without_end(tmp_path: Path) -
         check(tmp_path, *["{}"] * 30)
 
     assert len(refused.value.problems) == 21
-    assert refused.value.problems[-1].endswith("10 lines more cannot be asked")
+    assert refused.value.problems[-1].endswith("10 more lines are not valid")
 
 
 def test_an_input_without_lines_and_one_that_is_no_file_are_refused(tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(FleetError, match="has no line"):
         check(tmp_path, "")
-    with pytest.raises(FleetError, match="is no file"):
+    with pytest.raises(FleetError, match="is not a regular file"):
         BatchInput(tmp_path / "pipe", RULES)
     with pytest.raises(FleetError, match="cannot be read: No such file"):
         BatchInput(tmp_path / "none", RULES)

@@ -100,7 +100,7 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
     if state is not None:
         state_file(path).write_bytes(state)
 
-    with pytest.raises(FleetError, match="does not say of which input"):
+    with pytest.raises(FleetError, match="does not name the input"):
         opened(path)
     assert path.read_text() == "mine"
 
@@ -111,7 +111,7 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
         (b"{}\n", "line 2: was not written by `gpufleet batch`"),
         (b"[]\n", "line 2: was not written by"),
         (b'{"custom_id": "b", "error": null, "response": null}\n', "line 2: was not written by"),
-        (None, "line 2: this `custom_id` was answered before"),
+        (None, "line 2: this `custom_id` has an answer in an earlier line"),
     ],
 )
 def test_an_output_that_was_changed_by_hand_is_refused(
@@ -156,7 +156,9 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         limits = resource.getrlimit(resource.RLIMIT_FSIZE)
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
         try:
-            with pytest.raises(FleetError, match="File too large; its answers stay: make room"):
+            with pytest.raises(
+                FleetError, match="File too large; the answers in it are kept: make room"
+            ):
                 output.add(answer("b"))
         finally:
             resource.setrlimit(resource.RLIMIT_FSIZE, limits)

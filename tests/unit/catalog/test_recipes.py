@@ -168,8 +168,8 @@ def test_every_kind_has_one_recipe_of_each_model() -> None:
 
 
 def test_a_recipe_names_what_its_source_is_a_file_of() -> None:
-    assert recipes.describe_source(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
-    assert recipes.describe_source(recipes.find("Qwen/Qwen3-32B")) == "vLLM's recipes"
+    assert recipes.source_project(recipes.find("BAAI/bge-m3")) == "vLLM's documentation"
+    assert recipes.source_project(recipes.find("Qwen/Qwen3-32B")) == "vLLM's recipes"
 
 
 @pytest.mark.parametrize("name", ["Qwen/Qwen3-32B-FP8", "qwen/qwen3-32b", "Qwen/Qwen3-32B-AWQ"])

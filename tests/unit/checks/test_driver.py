@@ -115,7 +115,7 @@ def nothing_more(document):
         (unsigned, ["Secure Boot", "not signed", "mokutil --import"]),
         (refused, ["Secure Boot", "unavailable key is rejected"]),
         (not_built, ["not built for 6.", "dkms autoinstall"]),
-        (given_away, ["vfio-pci has every GPU"]),
+        (given_away, ["every GPU is bound to vfio-pci"]),
         (no_device_files, ["570.124.06 is loaded", "nvidia-modprobe -c0 -u"]),
         (no_devices, ["no NVIDIA device", "lspci -d 10de:"]),
         (nothing_more, ["kernel module is not loaded", "modprobe nvidia"]),

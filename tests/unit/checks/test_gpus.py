@@ -126,7 +126,7 @@ def test_a_list_that_is_not_as_long_as_the_count_is_no_answer(document, judged):
     said = judged(found)
 
     assert said.troubles == {("gpu-count", "unknown", None)}
-    assert "counts 9 GPUs, and the probe lists 8" in said.worst("gpu-count").found
+    assert "counts 9 GPUs, but the probe lists 8" in said.worst("gpu-count").found
 
 
 def test_of_two_nodes_either_may_be_the_odd_one(document, judged):

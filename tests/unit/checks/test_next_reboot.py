@@ -62,7 +62,9 @@ def test_a_module_that_is_gone_from_the_disk_is_told(document: Document, judged:
     node["driver"]["kernels"][0]["nvidia"] = ABSENT
     found = judged(node)
     assert found.troubles == {("reboot-module", "warn", None)}
-    assert "the node has no driver after the next reboot" in found.worst("reboot-module").found
+    assert (
+        "the node will have no driver after the next reboot" in found.worst("reboot-module").found
+    )
 
 
 @pytest.mark.parametrize("asked", [True, False])

@@ -106,7 +106,7 @@ def test_an_unknown_deploy_is_one_line_and_status_2(fleet: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "error: no NAME of a deploy is given; there are absent, check, "),
+        ((), "error: NAME is missing; the deploys are absent, check, "),
         (("nodes",), "error: there is no deploy 'nodes'; there are absent, check, "),
     ],
 )

@@ -95,7 +95,9 @@ def test_what_is_no_log_is_refused_with_what_to_write(word: str, says: str) -> N
 def test_an_inventory_behind_a_log_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("x\n")
-    with pytest.raises(FleetError, match="is an inventory: name it first, and no log beside it"):
+    with pytest.raises(
+        FleetError, match="is an inventory: give it as the first argument, and no logs"
+    ):
         run(log, "inventories/prod.py")
 
 

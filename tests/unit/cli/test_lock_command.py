@@ -107,7 +107,7 @@ def test_a_lock_of_no_group_is_named_as_unread(project: Project) -> None:
     [
         (
             {"h100.lock.yml": LOCK, "h100.yml": LOCK},
-            "group_vars/h100.lock.yml:1: gpu_lock: the group has another one in "
+            "group_vars/h100.lock.yml:1: gpu_lock: the group also has a lock in "
             "group_vars/h100.yml:1: remove one of the two",
         ),
         (
@@ -258,4 +258,4 @@ def test_a_lock_written_elsewhere_is_not_hidden_by_another(project: Project) -> 
     status, _, said = run(project, "--set", "r595")
 
     assert status == 2
-    assert said.startswith("group_vars/h100.yml:1: gpu_lock: is already set for gpu-01")
+    assert said.startswith("group_vars/h100.yml:1: gpu_lock: is already set there for gpu-01")

@@ -70,7 +70,7 @@ def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
         f"--tune and {option} exclude each other: remove one"
         for option in ("--gateway", "--rate", "--trace", "--guest")
     )
-    with pytest.raises(FleetError, match="--try names values for --tune"):
+    with pytest.raises(FleetError, match="--try gives values for --tune"):
         MeasureOptions(**{**TYPED, "tries": ("max-num-seqs=8",)})
 
 

@@ -198,7 +198,7 @@ def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
     document = project.plan()
     assert {each["tensor_parallel"] for each in document["stages"]} == {2}
     (said,) = [reason for reason in document["reasons"] if "FP8" in reason]
-    assert "TP 1 would do instead of TP 2" in said
+    assert "TP 1 would suffice instead of TP 2" in said
     assert "flags.quantization: fp8_per_tensor" in said
     assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
 

@@ -151,7 +151,7 @@ def test_a_mistake_ends_in_a_sentence(arguments, says):
         (b'{"schema": 0}', "stdin: its probe has schema 0"),
         (b'{"schema": %d}' % SCHEMA, "stdin: its probe is incomplete"),
         (b'{"schema": %d, "driver": 7, "gpus": 7}' % SCHEMA, "stdin: its probe is incomplete"),
-        (b'{"a":' * 100_000, "stdin: is no probe"),
+        (b'{"a":' * 100_000, "stdin: is not a probe"),
     ],
 )
 def test_a_text_that_is_nothing_of_it_ends_in_a_sentence(text, says):

@@ -69,9 +69,9 @@ def test_what_not_everybody_may_read_is_not_shown(found: Any, more: dict[str, An
     [
         (b"a\n", {"error": "Input/output error"}, "Input/output error"),
         (b"a\n", {"bytes": 9_000_000}, "it has 9000000 bytes"),
-        (b"a\n", "the node did not say", "the node did not say"),
-        (b"a\n", {"content": "no base64"}, "the node's answer is none"),
-        (b"a\n", ["nonsense"], "the node's answer is none"),
+        (b"a\n", "the node gave no reason", "the node gave no reason"),
+        (b"a\n", {"content": "no base64"}, "the node's answer is not valid"),
+        (b"a\n", ["nonsense"], "the node's answer is not valid"),
         (b"a\0b", said(b"text\n"), "5 bytes become 3; binary, not shown"),
         (b"text\n", said(b"\xff\xfe"), "2 bytes become 5; binary, not shown"),
         (b"a" * (MOST_BYTES + 1), None, "binary, not shown"),

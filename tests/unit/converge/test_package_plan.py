@@ -204,7 +204,7 @@ GOOD = [
         (GOOD, None),
         ([*GOOD, Change("dep", None, "1")], None),
         ([*GOOD, Change("app", "3-1", None)], "app 3-1 would be removed"),
-        ([*GOOD, Change("app", "3-1", "2-1")], "app would go back from 3-1 to 2-1"),
+        ([*GOOD, Change("app", "3-1", "2-1")], "app would be downgraded from 3-1 to 2-1"),
         ([*GOOD, Change("app", "3-1", "2.0-9")], None),  # what follows the driver
         ([*GOOD, Change("pinned", "3-1", "4-1")], "pinned is held at 3-1"),
         (GOOD[::2], "1.0 of kernel; 2.0 of lib"),

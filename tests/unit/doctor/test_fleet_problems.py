@@ -22,8 +22,8 @@ from gpufleet.doctor.node_evidence import (
     PlacedModel,
     UnitDifference,
 )
+from gpufleet.doctor.observations import Alert, FleetObservations, LogCause
 from gpufleet.doctor.planned_memory import RULES, planned_sizes, short_of_memory, size_sentence
-from gpufleet.doctor.sights import Alert, FleetObservations, LogCause
 from gpufleet.errors import FleetError
 from gpufleet.failures.rule_file import rules
 from gpufleet.fleet.assessment import plan_fleet
@@ -73,7 +73,7 @@ def status(*replicas, **more):
     return FleetStatus(replicas, more.pop("silent", {}), **more)
 
 
-def sights(*replicas, findings=(), **more):
+def observed(*replicas, findings=(), **more):
     nodes = ("gpu-01", "gpu-02")
     keys = ("silent", "missing", "out", "may_have")
     of_status = {key: more.pop(key) for key in keys if key in more}
@@ -91,18 +91,18 @@ def subjects(seen):
 
 
 def test_a_fleet_that_serves_has_no_problem():
-    said = found(sights(replica(), OTHER))
+    said = found(observed(replica(), OTHER))
     assert (said.problems, said.status) == ((), 0)
     assert said.serving == ("llama: 2 of 2 replicas serve",)
 
 
 def test_the_last_replica_of_a_model_is_an_outage_and_another_is_not():
-    one, two = found(sights(DOWN)).problems[0], found(sights(DOWN, OTHER)).problems[0]
+    one, two = found(observed(DOWN)).problems[0], found(observed(DOWN, OTHER)).problems[0]
     assert (one.impact, two.impact) == (Impact.OUTAGE, Impact.DEGRADED)
 
 
 def test_a_broken_gpu_is_named_before_the_replica_that_it_took_down():
-    said = found(sights(DOWN, OTHER, findings=[LOST])).problems
+    said = found(observed(DOWN, OTHER, findings=[LOST])).problems
     assert [each.subject for each in said] == ["check gpu-answers on gpu-01", "llama-0"]
     assert said[1].because == said[0].subject
     assert said[0].do == "stop what uses it\n`reboot`"
@@ -121,7 +121,7 @@ def test_a_broken_gpu_is_named_before_the_replica_that_it_took_down():
 )
 def test_what_did_not_take_a_replica_down_is_not_named_as_its_cause(finding, log):
     logs = {"llama-0": [log]} if log else {}
-    said = found(sights(DOWN, OTHER, findings=[finding], logs=logs)).problems
+    said = found(observed(DOWN, OTHER, findings=[finding], logs=logs)).problems
     assert [(each.subject, each.because) for each in said if each.subject == "llama-0"] == [
         ("llama-0", "")
     ]
@@ -129,7 +129,7 @@ def test_what_did_not_take_a_replica_down_is_not_named_as_its_cause(finding, log
 
 def test_a_driver_error_in_the_log_is_explained_by_the_nodes_broken_gpu():
     log = replace(OUT_OF_MEMORY, component="cuda")
-    said = found(sights(DOWN, OTHER, findings=[LOST], logs={"llama-0": [log]})).problems
+    said = found(observed(DOWN, OTHER, findings=[LOST], logs={"llama-0": [log]})).problems
     assert [each.subject for each in said] == ["check gpu-answers on gpu-01", "llama-0"]
 
 
@@ -138,7 +138,7 @@ def test_the_kernels_log_explains_what_ended_then_and_not_hours_later():
         kernels = {"gpu-01": [replace(HUNG, at=at)]}
         last = LastRestart(NOW - 600, "killed by signal KILL")
         down = replace(DOWN, ranks=(replace(DOWN.ranks[0], last_restart=last),))
-        said = found(sights(down, OTHER, kernels=kernels)).problems
+        said = found(observed(down, OTHER, kernels=kernels)).problems
         return next(each.because for each in said if each.subject == "llama-0")
 
     assert because(NOW - 650) == "kernel of gpu-01"
@@ -146,12 +146,12 @@ def test_the_kernels_log_explains_what_ended_then_and_not_hours_later():
 
 
 def test_a_check_that_fails_on_a_node_that_serves_is_no_loss_yet():
-    assert found(sights(replica(), OTHER, findings=[LOST])).problems[0].impact is Impact.RISK
+    assert found(observed(replica(), OTHER, findings=[LOST])).problems[0].impact is Impact.RISK
 
 
 def test_one_check_of_many_gpus_is_one_problem():
     many = [replace(LOST, gpu=replace(GPU, index=index)) for index in range(8)]
-    said = found(sights(DOWN, OTHER, findings=many)).problems
+    said = found(observed(DOWN, OTHER, findings=many)).problems
     assert len(said) == 2
     assert said[0].what.startswith("gpu-01 GPU 0: does not answer")
     assert "and 7 more" in said[0].what
@@ -163,17 +163,17 @@ def test_what_is_accepted_or_follows_from_another_check_is_not_named():
         replace(LOST, check="ecc-mode", severity=Severity.UNKNOWN, cause="gpu-answers"),
         replace(LOST, check="clock", severity=Severity.INFO),
     ]
-    assert subjects(sights(replica(), OTHER, findings=findings)) == []
+    assert subjects(observed(replica(), OTHER, findings=findings)) == []
 
 
 def test_a_line_of_the_log_is_the_cause_and_says_what_to_do():
-    said = found(sights(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]})).problems[0]
+    said = found(observed(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]})).problems[0]
     assert (said.cause, said.do) == (OUT_OF_MEMORY.cause, OUT_OF_MEMORY.do)
     assert "rank 0 on gpu-01, 2026-11-21T19:30:00Z: CUDA out of memory" in "\n".join(said.evidence)
 
 
 def test_without_a_known_line_the_logs_are_what_to_look_at():
-    said = found(sights(DOWN, OTHER)).problems[0]
+    said = found(observed(DOWN, OTHER)).problems[0]
     assert said.cause == ""
     logs, drift = said.do.splitlines()
     assert logs == "`gpufleet logs inventories/prod.py llama-0 --lines 300`"
@@ -183,11 +183,11 @@ def test_without_a_known_line_the_logs_are_what_to_look_at():
 def test_what_was_added_to_a_unit_is_named_with_what_undoes_it():
     unit = UnitDifference(("/run/systemd/system/vllm-llama-0.service.d/x.conf",), reload=True)
     evidence = {"gpu-01": NodeEvidence("gpu-01", units={"llama-0": unit, "llama-1": unit})}
-    said = found(sights(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
+    said = found(observed(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
     assert [each for each in said.problems[0].evidence if each.startswith("gpu-01: its unit")] == [
         "gpu-01: its unit has drop-ins that gpufleet did not write: "
         "/run/systemd/system/vllm-llama-0.service.d/x.conf",
-        "gpu-01: its unit's file was changed, and systemd has not read it since",
+        "gpu-01: its unit's file was changed, but systemd has not reloaded it",
     ]
     first, second = said.problems[0].do.splitlines()
     assert first.startswith("`systemctl cat vllm-llama-0`")
@@ -198,7 +198,7 @@ def test_a_process_that_the_kernel_killed_explains_its_own_unit_alone():
     def because(unit):
         line = f"oom-kill:constraint=CONSTRAINT_MEMCG,task_memcg=/system.slice/{unit},task=python3"
         kernels = {"gpu-01": [replace(HUNG, line=line, at=NOW - 500)]}
-        said = found(sights(DOWN, OTHER, kernels=kernels)).problems
+        said = found(observed(DOWN, OTHER, kernels=kernels)).problems
         return next(each.because for each in said if each.subject == "llama-0")
 
     assert because("vllm-llama-0.service") == "kernel of gpu-01"
@@ -211,7 +211,7 @@ def test_what_was_changed_before_it_began_is_evidence_and_what_came_later_is_not
         boot=NOW - 90 * 86400,
         changes=((NOW - 720, "packages: upgrade nvidia-driver"), (NOW - 60, "deploy: vllm")),
     )
-    seen = sights(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]}, evidence={"gpu-01": evidence})
+    seen = observed(DOWN, OTHER, logs={"llama-0": [OUT_OF_MEMORY]}, evidence={"gpu-01": evidence})
     said = found(seen).problems[0].evidence
     assert "gpu-01: 2 min before: packages: upgrade nvidia-driver" in said
     assert not any("deploy: vllm" in each or "booted" in each for each in said)
@@ -222,26 +222,26 @@ def test_a_replica_that_came_back_within_the_hour_is_a_risk_and_later_it_is_none
         last = LastRestart(NOW - seconds, "killed by signal KILL")
         return replica(restarts=1, last_restart=last)
 
-    said = found(sights(back(600), OTHER)).problems
+    said = found(observed(back(600), OTHER)).problems
     assert [(each.impact, each.cause) for each in said] == [(Impact.RISK, "killed by signal KILL")]
-    assert subjects(sights(back(7200), OTHER)) == []
+    assert subjects(observed(back(7200), OTHER)) == []
 
 
 def test_a_restart_by_a_deploy_is_no_problem():
     last = LastRestart(NOW - 60, "stopped by a deploy or by hand")
-    assert subjects(sights(replica(restarts=0, last_restart=last), OTHER)) == []
+    assert subjects(observed(replica(restarts=0, last_restart=last), OTHER)) == []
 
 
 def test_a_node_that_does_not_answer_is_named_before_its_replica():
     down = replica(health=Health.UNKNOWN, why=["rank 0 on gpu-01: no answer"])
-    said = found(sights(down, OTHER, silent={"gpu-01": "no answer in time"})).problems
+    said = found(observed(down, OTHER, silent={"gpu-01": "no answer in time"})).problems
     assert [each.subject for each in said] == ["gpu-01", "llama-0"]
 
 
 def test_a_silent_node_is_the_cause_of_replicas_that_are_missing():
     missing = ("llama: 2 replicas declared, none found",)
     may_have = {"llama": ("gpu-01",)}
-    seen = sights(silent={"gpu-01": "no answer"}, missing=missing, may_have=may_have)
+    seen = observed(silent={"gpu-01": "no answer"}, missing=missing, may_have=may_have)
     said = found(seen).problems
     assert [(each.subject, each.because) for each in said] == [
         ("gpu-01", ""),
@@ -256,7 +256,7 @@ def test_of_two_silent_nodes_each_is_the_cause_of_the_models_that_it_is_declared
     may_have = {"llama": ("gpu-02",), "phi": (), "qwen": ("gpu-01", "gpu-02")}
     said = {
         each.subject: each
-        for each in found(sights(silent=silent, missing=missing, may_have=may_have)).problems
+        for each in found(observed(silent=silent, missing=missing, may_have=may_have)).problems
     }
     because = {name: each.because for name, each in said.items()}
     assert because == {
@@ -270,14 +270,14 @@ def test_of_two_silent_nodes_each_is_the_cause_of_the_models_that_it_is_declared
     impacts = [said[node].impact for node in silent]
     assert impacts == [Impact.DEGRADED, Impact.DEGRADED, Impact.RISK]
     assert said["qwen (replicas)"].evidence == (
-        "without an answer, and declared to serve it: gpu-01, gpu-02",
+        "nodes that are declared to serve it and do not answer: gpu-01, gpu-02",
     )
 
 
 def test_a_replica_that_people_drained_is_no_loss():
     mark = Mark("ann", "fans", NOW - 60, None)
     out = OutOfService(drained=(("llama-0", "gpu-01", mark),))
-    said = found(sights(DOWN, OTHER, out=out)).problems[0]
+    said = found(observed(DOWN, OTHER, out=out)).problems[0]
     assert said.impact is Impact.NOTICE
     assert said.what == "llama-0 down; it is drained"
 
@@ -285,7 +285,7 @@ def test_a_replica_that_people_drained_is_no_loss():
 def test_a_cordon_and_an_upgrade_that_has_not_ended_are_named_with_their_commands():
     mark, lock = Mark("ann", "fans", NOW - 7200, None), Lock("u1", "ann", "desk", NOW - 300, "0.33")
     out = OutOfService((("gpu-01", mark),), (), (Change(lock, ("gpu-02",)),))
-    said = found(sights(replica(), OTHER, out=out)).problems
+    said = found(observed(replica(), OTHER, out=out)).problems
     assert [each.do for each in said] == [
         "`gpufleet upgrade inventories/prod.py --resume`, or "
         "`gpufleet rollback inventories/prod.py`",
@@ -303,7 +303,7 @@ def gateway(*servers, **more):
 
 def test_a_gateway_that_does_not_reach_what_serves_is_named():
     lb = gateway(server("gpu-01.llama-0", "DOWN"), server("gpu-02.llama-1", "UP"))
-    said = found(sights(replica(), OTHER, gateways={"lb-01": lb})).problems
+    said = found(observed(replica(), OTHER, gateways={"lb-01": lb})).problems
     assert [(each.subject, each.impact) for each in said] == [
         ("gateway lb-01, llama/gpu-01.llama-0", Impact.DEGRADED)
     ]
@@ -323,7 +323,7 @@ def test_a_connection_from_the_gateway_tells_why_a_server_gets_nothing(error, ca
     lb = gateway(server("gpu-01.llama-0", "DOWN"), server("gpu-02.llama-1", "UP"), configured=place)
     tried = {"llama/gpu-01.llama-0": Connection("10.0.0.1", 8000, error)}
     evidence = {"lb-01": NodeEvidence("lb-01", connections=tried)}
-    (said,) = found(sights(replica(), OTHER, gateways={"lb-01": lb}, evidence=evidence)).problems
+    (said,) = found(observed(replica(), OTHER, gateways={"lb-01": lb}, evidence=evidence)).problems
     assert cause in said.cause
     assert do in said.do
     assert said.evidence == (f"lb-01 to 10.0.0.1 port 8000: {error or 'it connects'}",)
@@ -371,7 +371,7 @@ def test_a_ranks_connection_to_rank_0_tells_whether_the_network_is_the_cause(
 ):
     tried = {"wide-0": Connection("10.1.0.1", 29500, error)}
     seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
-    (said,) = found(sights(wide(Health.STARTS, Health.STARTS), evidence=seen)).problems
+    (said,) = found(observed(wide(Health.STARTS, Health.STARTS), evidence=seen)).problems
     assert said.cause.startswith(cause)
     assert bool(said.cause) == bool(cause)
     assert f"gpu-02 to rank 0 on gpu-01, 10.1.0.1 port 29500: {evidence}" in said.evidence
@@ -384,7 +384,7 @@ def test_a_lost_connection_stands_before_what_a_rank_logged_because_of_it():
     seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
     log = replace(OUT_OF_MEMORY, cause="a rank did not take part", component="nccl", do="look")
     said = found(
-        sights(wide(Health.DOWN, Health.DOWN), evidence=seen, logs={"wide-0": [log]})
+        observed(wide(Health.DOWN, Health.DOWN), evidence=seen, logs={"wide-0": [log]})
     ).problems[0]
     assert said.cause == (
         "its nodes do not reach each other: firewall, route, switch or cable: "
@@ -397,7 +397,7 @@ def test_a_node_that_does_not_answer_is_the_cause_and_not_the_network():
     tried = {"wide-0": Connection("10.1.0.1", 29500, "no answer within 2 s")}
     seen = {"gpu-02": NodeEvidence("gpu-02", connections=tried)}
     silent = {"gpu-01": "not reached"}
-    said = found(sights(wide(Health.UNKNOWN, Health.DOWN), evidence=seen, silent=silent)).problems
+    said = found(observed(wide(Health.UNKNOWN, Health.DOWN), evidence=seen, silent=silent)).problems
     assert [each.subject for each in said] == ["gpu-01", "wide-0"]
     assert said[1].because == "gpu-01"
     assert "reach each other" not in said[1].cause
@@ -407,19 +407,19 @@ def test_a_server_is_of_the_replica_with_its_whole_name():
     ten = replica("llama-10", "gpu-01", Health.DOWN, gpus=("GPU-1",))
     lb = gateway(server("gpu-01.llama-10", "DOWN"), server("gpu-01.llama-1.1", "UP"))
     one = replica("llama-1", "gpu-01")
-    assert subjects(sights(ten, one, gateways={"lb-01": lb})) == ["llama-10"]
-    said = found(sights(ten, one, gateways={"lb-01": lb}))
+    assert subjects(observed(ten, one, gateways={"lb-01": lb})) == ["llama-10"]
+    said = found(observed(ten, one, gateways={"lb-01": lb}))
     assert problems_of(said, "llama-1", status(ten, one), ("gpu-01",)).problems == ()
 
 
 def test_a_gateway_that_cannot_be_asked_is_not_known_to_be_down():
-    said = found(sights(replica(), gateways={"lb-01": "no answer"})).problems
+    said = found(observed(replica(), gateways={"lb-01": "no answer"})).problems
     assert [each.impact for each in said] == [Impact.RISK]
-    assert "is not known" in said[0].what
+    assert "it is unknown" in said[0].what
 
 
 def test_only_what_concerns_a_name_is_kept_with_its_cause():
-    said = found(sights(DOWN, OTHER, findings=[LOST]))
+    said = found(observed(DOWN, OTHER, findings=[LOST]))
     seen = status(DOWN, OTHER)
     kept = problems_of(said, "llama-0", seen, ("gpu-01", "gpu-02")).problems
     assert [each.subject for each in kept] == ["check gpu-answers on gpu-01", "llama-0"]
@@ -430,24 +430,24 @@ def test_only_what_concerns_a_name_is_kept_with_its_cause():
 
 def test_a_gateway_without_servers_follows_from_the_replicas_that_are_down():
     lb = gateway(server("gpu-01.llama-0", "DOWN"))
-    assert subjects(sights(DOWN, gateways={"lb-01": lb})) == ["llama-0", "gateway lb-01, llama"]
+    assert subjects(observed(DOWN, gateways={"lb-01": lb})) == ["llama-0", "gateway lb-01, llama"]
 
 
 def test_the_only_gateway_that_does_not_run_is_an_outage_one_of_two_is_not():
     dead = GatewayState(error="HAProxy does not answer at its socket")
     well = gateway(server("gpu-01.llama-0", "UP"))
-    one = found(sights(replica(), gateways={"lb-01": dead})).problems[0]
-    two = found(sights(replica(), gateways={"lb-01": dead, "lb-02": well})).problems[0]
+    one = found(observed(replica(), gateways={"lb-01": dead})).problems[0]
+    two = found(observed(replica(), gateways={"lb-01": dead, "lb-02": well})).problems[0]
     assert (one.impact, two.impact) == (Impact.OUTAGE, Impact.DEGRADED)
 
 
 def test_an_alert_about_what_is_named_already_is_not_named_again():
     alerts = [Alert("VllmDown", "llama-0 is down", "llama-0"), Alert("GpuHot", "hot", "gpu-02")]
-    assert subjects(sights(DOWN, OTHER, alerts=alerts)) == ["llama-0", "alert GpuHot of gpu-02"]
+    assert subjects(observed(DOWN, OTHER, alerts=alerts)) == ["llama-0", "alert GpuHot of gpu-02"]
 
 
 def test_what_could_not_be_seen_is_no_good_health():
-    seen = sights(
+    seen = observed(
         replica(), evidence={"gpu-01": NodeEvidence("gpu-01", unread=("gpu-01: no journal",))}
     )
     assert (found(seen).unseen, found(seen).status) == (("gpu-01: no journal",), 2)
@@ -475,9 +475,9 @@ def test_problems_that_name_each_other_as_cause_end():
 def test_a_stopped_server_is_to_be_started_whatever_ended_it_before():
     last = LastRestart(NOW - 600, "exit status 243")
     down = replace(DOWN, ranks=(replace(DOWN.ranks[0], stopped=True, last_restart=last),))
-    seen = sights(down, OTHER, findings=[LOST], logs={"llama-0": [OUT_OF_MEMORY]})
+    seen = observed(down, OTHER, findings=[LOST], logs={"llama-0": [OUT_OF_MEMORY]})
     (said,) = (each for each in found(seen).problems if each.subject == "llama-0")
-    assert "stopped, by hand" in said.cause
+    assert "stopped by hand" in said.cause
     assert said.do == "`systemctl start vllm-llama-0` on gpu-01"
     assert said.because == ""
 
@@ -485,7 +485,7 @@ def test_a_stopped_server_is_to_be_started_whatever_ended_it_before():
 def test_a_certificate_that_ended_is_an_outage_and_one_that_ends_this_week_a_risk():
     def impact(seconds, use="gateway"):
         evidence = NodeEvidence("lb-01", certificates=(Certificate("/x", use, NOW + seconds),))
-        return [e.impact for e in found(sights(replica(), evidence={"lb-01": evidence})).problems]
+        return [e.impact for e in found(observed(replica(), evidence={"lb-01": evidence})).problems]
 
     assert impact(-60) == [Impact.OUTAGE]
     assert impact(-60, "exporter") == impact(3600) == [Impact.RISK]
@@ -496,7 +496,7 @@ def test_a_gateway_that_stopped_is_explained_by_its_own_log():
     gateways = {"lb-01": GatewayState()}
     log = replace(OUT_OF_MEMORY, cause="an error in its configuration", do="deploy it again")
     bare, told = (
-        found(sights(replica(), gateways=gateways, logs=logs)).problems[0]
+        found(observed(replica(), gateways=gateways, logs=logs)).problems[0]
         for logs in ({}, {"gateway lb-01": [log]})
     )
     assert "systemctl start gpufleet-gateway" in bare.do
@@ -510,7 +510,7 @@ def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_ef
     gone = replica("phi-0", "gpu-03", Health.UNKNOWN)
     ended = NodeEvidence("lb-01", certificates=(Certificate("/x", "gateway", NOW - 60),))
     said = found(
-        sights(
+        observed(
             DOWN,
             OTHER,
             qwen,
@@ -540,7 +540,7 @@ def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_ef
     [
         (
             PlacedModel("/m", True, (), ("config.json",)),
-            "/m: config.json: written after a deploy placed it",
+            "/m: config.json: changed after a deploy placed it",
             "`rm /m/.complete` on gpu-01, then `gpufleet deploy vllm inventories/prod.py`",
         ),
         (
@@ -558,13 +558,13 @@ def test_files_that_are_not_as_a_deploy_placed_them_are_named_before_what_the_lo
 
     def first(down):
         evidence = {"gpu-01": NodeEvidence("gpu-01", models={"llama-0": model})}
-        seen = sights(down, OTHER, logs={"llama-0": [log]}, evidence=evidence)
+        seen = observed(down, OTHER, logs={"llama-0": [log]}, evidence=evidence)
         return found(seen).problems[0]
 
     named = first(DOWN)
     assert says in " ".join(named.evidence)
     assert named.cause == (
-        "the model's files are not as a deploy placed them: the release does not know the model"
+        "the model's files differ from what a deploy placed: the release does not know the model"
     )
     assert named.do.startswith(do)
     stopped = replace(DOWN, ranks=(replace(DOWN.ranks[0], stopped=True),))
@@ -573,7 +573,7 @@ def test_files_that_are_not_as_a_deploy_placed_them_are_named_before_what_the_lo
 
 def test_a_model_as_it_was_placed_is_not_mentioned():
     evidence = {"gpu-01": NodeEvidence("gpu-01", models={"llama-0": PlacedModel("/m", True)})}
-    named = found(sights(DOWN, logs={"llama-0": [OUT_OF_MEMORY]}, evidence=evidence)).problems[0]
+    named = found(observed(DOWN, logs={"llama-0": [OUT_OF_MEMORY]}, evidence=evidence)).problems[0]
     assert (named.cause, named.do.splitlines()[0]) == (OUT_OF_MEMORY.cause, OUT_OF_MEMORY.do)
 
 
@@ -600,7 +600,7 @@ def test_the_plans_numbers_stand_beside_a_log_that_reports_memory_missing():
     def evidence(size=None, rule="mem-kv-one-request", node="gpu-01"):
         log = replace(OUT_OF_MEMORY, rule=rule)
         sizes = {("llama", node): size or planned()}
-        seen = sights(DOWN, OTHER, logs={"llama-0": [log]}, sizes=sizes)
+        seen = observed(DOWN, OTHER, logs={"llama-0": [log]}, sizes=sizes)
         return " ".join(found(seen).problems[0].evidence)
 
     assert "a context of 32,768 tokens needs 4.80 GiB, 3.10 GiB are there: 20,000 tokens fit" in (

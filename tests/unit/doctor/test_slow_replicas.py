@@ -9,8 +9,8 @@ import pytest
 from gpufleet.checks.finding import Finding, GpuId, Report, Severity
 from gpufleet.doctor.fleet_diagnosis import Impact
 from gpufleet.doctor.fleet_problems import diagnose
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.doctor.replica_speed import FAMILIES, replica_speeds
-from gpufleet.doctor.sights import FleetObservations
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 from gpufleet.settings.monitoring_settings import Objectives
@@ -73,13 +73,13 @@ def problems(known, findings=(), objectives=PROMISED):
         )
         for name in names
     )
-    sights = FleetObservations(
+    observed = FleetObservations(
         FleetStatus(replicas, {}),
         Report(tuple(findings), {}, ("gpu-01", "gpu-02", "gpu-03")),
         speeds=known,
         objectives={"tiny": objectives},
     )
-    return diagnose(sights, NOW, "INVENTORY")
+    return diagnose(observed, NOW, "INVENTORY")
 
 
 def test_a_replica_within_its_objectives_is_no_problem():
@@ -128,7 +128,7 @@ def test_an_embedder_that_misses_its_only_objective_is_named():
     few = text((0, 0, 0, 0), (0, 0, 0, 0), e2e=(0, 0, 0, 19))
     assert problems(speeds(tiny_0=few), objectives=promised).problems == ()
     (unseen,) = problems({"tiny-0": "timeout"}, objectives=promised).unseen
-    assert unseen.startswith("tiny-0: whether it is slow is not known: ")
+    assert unseen.startswith("tiny-0: unknown whether it is slow: ")
 
 
 def test_several_causes_are_all_named():
@@ -174,13 +174,13 @@ def test_a_server_that_was_started_between_the_looks_counts_from_0():
     [
         ({"tiny-0": "gpu-01: timeout after 11 s"}, "timeout after 11 s"),
         ({}, "did not answer in time"),
-        (speeds(tiny_0='vllm:num_requests_running{engine="0"} 1'), "have no vllm:inter_token"),
+        (speeds(tiny_0='vllm:num_requests_running{engine="0"} 1'), "lack vllm:inter_token"),
     ],
 )
 def test_what_cannot_be_read_is_unknown_where_something_was_promised(known, says):
     found = problems(known)
     assert len(found.unseen) == 1
-    assert found.unseen[0].startswith("tiny-0: whether it is slow is not known: ")
+    assert found.unseen[0].startswith("tiny-0: unknown whether it is slow: ")
     assert says in found.unseen[0]
     assert problems(known, objectives=Objectives()).unseen == ()
 

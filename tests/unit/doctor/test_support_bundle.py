@@ -10,7 +10,7 @@ from gpufleet.checks.finding import Report
 from gpufleet.doctor import support_bundle
 from gpufleet.doctor.fleet_diagnosis import Diagnosis, Impact, Problem
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence
-from gpufleet.doctor.sights import FleetObservations
+from gpufleet.doctor.observations import FleetObservations
 from gpufleet.doctor.support_bundle import README, bundle_files
 from gpufleet.serving.status import FleetStatus
 

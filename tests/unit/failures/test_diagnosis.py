@@ -439,6 +439,6 @@ def test_a_context_that_does_not_fit_is_told_with_the_numbers_of_the_line() -> N
         length, needs, has, *fits = re.findall(r"\d[\d.]*\d|\d", line)
         said = found.detail.replace(",", "")
         assert said.startswith(
-            f"a context of {length} tokens needs {needs} GiB {has} GiB are there"
+            f"a context of {length} tokens needs {needs} GiB {has} GiB are available"
         ), line
         assert not fits or said.endswith(f": {fits[0]} tokens fit"), line

@@ -523,7 +523,7 @@ def test_an_option_of_a_plugin_is_called_that() -> None:
 
 def test_a_long_dash_of_an_editor_is_named_with_what_to_write() -> None:
     problem = check(schema.load("0.33.0"), ["M", "\u2013max-model-len", "32k"])[0]
-    assert problem.found.endswith("so it is no option: write `--max-model-len`")
+    assert problem.found.endswith("so it is not an option: write `--max-model-len`")
     assert "write `-tp`" in check(schema.load("0.33.0"), ["M", "\u2013tp", "2"])[0].found
     assert "belongs to no option" in check(schema.load("0.33.0"), ["M", "\u2013nope"])[0].found
 
@@ -541,11 +541,11 @@ def test_curly_quotes_of_an_editor_become_straight_ones() -> None:
 
 def test_what_is_no_json_is_said_in_our_words() -> None:
     found = refused("0.33.0", ["M", "--allowed-origins", "*"]).found
-    assert found == "`*` is not JSON: column 1: no value of JSON begins there"
+    assert found == "`*` is not JSON: column 1: a JSON value is expected there"
 
 
 def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:
-    assert "leave the quotes out" in refused("0.33.0", ["org/name --port 8000"]).found
+    assert "remove the quotes" in refused("0.33.0", ["org/name --port 8000"]).found
     assert verdict("0.33.0", ["/srv/my models/q"]).accepted
 
 
@@ -717,7 +717,7 @@ def test_a_switch_is_clear_only_in_the_words_that_vllm_compares_with(
 
     assert found.accepted
     assert [each.found for each in found.problems] == (
-        [] if clear else [f"`{value}` may not mean on: use 1 or 0"]
+        [] if clear else [f"`{value}` may be read as off: use 1 or 0"]
     )
 
 

@@ -669,7 +669,7 @@ def test_the_model_may_stand_beside_the_command() -> None:
 def test_a_second_server_of_one_command_is_not_lost_in_silence() -> None:
     found = imported("models: [{name: a, command: vllm serve /m & vllm serve /n}]", "a.yml")
 
-    assert "starts 2 servers, and the first alone is taken" in told(found)
+    assert "starts 2 servers: only the first is taken" in told(found)
     assert not found.decided
 
 

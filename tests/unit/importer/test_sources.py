@@ -257,7 +257,7 @@ def test_a_workload_of_kubernetes_becomes_a_server() -> None:
         },
     }  # fmt: skip
     assert accepted(found.settings).serving
-    for said in ("Secret `hf-secret` is no workload that is read",
+    for said in ("Secret `hf-secret` is not a workload that is imported",
                  "key `token` of the Secret `hf-secret`",
                  "POD_IP is dropped", "`envFrom` secretRef `more`", "v0.10.2", "`nodeSelector`",
                  "container `sidecar`", "`livenessProbe`", "the volume `shm`"):  # fmt: skip
@@ -297,7 +297,9 @@ def test_the_leader_of_a_group_of_pods_is_the_server() -> None:
 
 
 def test_a_refusal_names_what_was_left_out() -> None:
-    with pytest.raises(FleetError, match="Service `a` is no workload that is read: left out"):
+    with pytest.raises(
+        FleetError, match="Service `a` is not a workload that is imported: left out"
+    ):
         imported("{apiVersion: v1, kind: Service, metadata: {name: a}}", "service.yaml")
 
 
@@ -446,13 +448,13 @@ DOUBLED = ", ".join(
         ("a: {children: {b: {children: {a: }}}, hosts: {x: }}", "contain each other"),
         ("{? {a: b} : c}", "line 1: a name is a mapping or a list"),
         ("{apiVersion: v1, kind: Pod, spec: {containers: [{image: vllm, args: ['$(A59)'], "
-         f"env: [{DOUBLED}]}}]}}}}", "its variables become more than"),
+         f"env: [{DOUBLED}]}}]}}}}", "its variables expand to more than"),
         ("--- a\n--- b\n", "it does not start vLLM"),
         ("a: &a {hosts: *a}", "aliases"),
         ("{model: m, runtime: sglang, defaults: {port: 1}}", "the runtime sglang"),
         ("{model: m, runtime: vllm, command: echo hello}", "has no `vllm serve`"),
         ("{model: m, runtime: vllm, command: '{a}', defaults: {a: '{b}{b}{b}{b}{b}{b}{b}{b}', "
-         "b: '{a}{a}{a}{a}{a}{a}{a}{a}'}}", "becomes more than"),
+         "b: '{a}{a}{a}{a}{a}{a}{a}{a}'}}", "has more than"),
         ("all: " + "{children: {g: " * 400 + "}}" * 400, "nested too deeply|groups and no hosts"),
     ],
 )  # fmt: skip

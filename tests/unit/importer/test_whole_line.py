@@ -76,11 +76,11 @@ FP8 = "VLLM_USE_FLASHINFER_MOE_FP8=1"
         (f"{FP8} vllm serve /m --quantization fp8", "flashinfer_trtllm", "has FP8 experts", False),
         (f"{FP8} VLLM_FLASHINFER_MOE_BACKEND=throughput vllm serve /m -q fp8",
          "flashinfer_cutlass", "has FP8 experts", False),
-        (f"{FP8} vllm serve /m --quantization awq", None, "has others", False),
+        (f"{FP8} vllm serve /m --quantization awq", None, "gives others", False),
         (f"{FP8} vllm serve /m-AWQ", None, "whether the model has them", True),
         (f"{FP8} vllm serve /m --quantization compressed-tensors", None, "whether the model", True),
         ("VLLM_USE_FLASHINFER_MOE_FP8=0 vllm serve /m -q fp8", None, "it is off", False),
-        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "has others", False),
+        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "gives others", False),
         ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m", None, "whether the model has", True),
         ("VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve /m", None, "no effect", False),
     ],
@@ -198,7 +198,7 @@ def test_what_litellm_says_of_servers_is_told_by_its_key() -> None:
     for key in ("api_key", "api_base", "tag"):
         assert f"`litellm`'s `{key}` is dropped" in told(found)
     assert "mellon123" not in told(found)
-    assert "LiteLLM asks the server for `org/b`, which answers to `org/a`" in told(found)
+    assert "LiteLLM asks the server for `org/b`, but the server's name is `org/a`" in told(found)
 
 
 ARRAY = """
@@ -246,7 +246,7 @@ def test_what_is_added_on_a_condition_is_read_or_told() -> None:
 
 
 def test_a_template_of_yaml_is_called_one() -> None:
-    with pytest.raises(FleetError, match="it is a template: give what `helm template`"):
+    with pytest.raises(FleetError, match="it is a template: give the output of `helm template`"):
         imported("spec:\n  replicas: {{ .Values.n }}\n", file="x.yaml")
 
 
@@ -322,4 +322,4 @@ def test_a_shells_keyword_is_no_program_and_a_loop_is_said() -> None:
     )
 
     said = [note for note in found.notes if "in front" in note.text or "loop" in note.text]
-    assert [(note.decide, "runs in a loop" in note.text) for note in said] == [(True, True)]
+    assert [(note.decide, "runs in a shell loop" in note.text) for note in said] == [(True, True)]

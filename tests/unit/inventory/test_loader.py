@@ -372,7 +372,7 @@ def test_an_interrupted_run_does_not_exit_with_0(project):
 
     assert run.returncode == 130
     assert "Traceback" not in rest
-    assert "may still run to its end on nodes: @local: server.shell" in rest
+    assert "may continue on the nodes: @local: server.shell" in rest
     assert "Run the same command again" in rest
 
 
@@ -431,7 +431,7 @@ def test_what_is_missing_is_placed_where_it_belongs(project):
 
     said = project.refuses(*DEPLOY)
 
-    assert "group_vars/all.yml:3: cuda.repository.keyring_sha256: is needed and not set" in said
+    assert "group_vars/all.yml:3: cuda.repository.keyring_sha256: is required but not set" in said
 
 
 @runs_pyinfra
@@ -493,7 +493,9 @@ def test_a_command_of_another_program_reads_inventories_too(project):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("hosts = ['a']\n", "has no checked variables", id="plain-pyinfra"),
+        pytest.param(
+            "hosts = ['a']\n", "does not load its variables with gpufleet", id="plain-pyinfra"
+        ),
         pytest.param("import nothing_like_this\n", r"fake\.py:1: ModuleNotFoundError", id="import"),
         pytest.param("x = (\n", r"fake\.py:1: is not Python", id="syntax"),
     ],

@@ -81,7 +81,7 @@ def test_found_rates_differ_where_their_intervals_do_not_overlap(
     else:
         (said,) = found.differences
         assert words in said
-    assert found.not_compared == ("levels: the two have no load in common",)
+    assert found.not_compared == ("levels: the two results have no load in common",)
 
 
 # -- levels
@@ -243,7 +243,7 @@ def test_the_lines_for_a_terminal_always_have_a_verdict() -> None:
         "no difference seen:",
         "  the load that keeps the contract",
         "not compared:",
-        "  levels: the two have no load in common",
+        "  levels: the two results have no load in common",
     ]
     changed = Comparison(("driver 1, now 2",), ("it is slower",), (), ())
     assert [*changed.lines()] == [
@@ -327,5 +327,5 @@ def test_clients_on_another_machine_are_a_possible_cause() -> None:
     there = measurement(client=Client(2, 900.0, 0.0011, 0.0012, "load-01"))
 
     assert compare(measurement(), there).changed == (
-        "clients on controller, now on load-01: another way to the servers",
+        "clients on controller, now on load-01: another network path to the servers",
     )

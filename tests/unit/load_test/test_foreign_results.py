@@ -44,8 +44,8 @@ def test_a_result_of_vllm_is_read_in_seconds_with_its_failures() -> None:
     assert found.tpot == found.itl == {"p50": 0.008, "p99": 0.032}
     assert found.e2e == {}
     assert found.output_tokens_per_second == 503.9
-    assert "10 failed requests are in no latency and in no rate" in said(found)
-    assert "vary less than those of a Poisson process" in said(found)
+    assert "latencies and rates exclude 10 failed requests" in said(found)
+    assert "vary less than a Poisson process" in said(found)
     assert "goodput excludes failed requests" in said(found)
     assert "it has no e2e" in said(found)
     assert "--max-concurrency" not in said(found)
@@ -54,7 +54,7 @@ def test_a_result_of_vllm_is_read_in_seconds_with_its_failures() -> None:
 def test_with_a_bound_on_concurrency_vllm_counts_from_the_send(tmp_path: Path) -> None:
     (found,) = read_all({**VLLM, "max_concurrency": 16, "request_rate": "inf"}, tmp_path)
     assert (found.rate, found.concurrency) == (None, 16)
-    assert "latencies begin when a request is sent, not when it was to arrive" in said(found)
+    assert "latencies begin when a request is sent, not when it was due" in said(found)
     assert "--max-concurrency 16" in said(found)
     assert "Poisson" not in said(found)
 
@@ -136,7 +136,7 @@ def test_strategies_of_guidellm_that_are_no_poisson_process_are_named(tmp_path: 
 
     constant = strategy(type_="constant", rate=5.0)
     assert constant.rate == 5.0
-    assert "at equal distances" in said(constant)
+    assert "at equal intervals" in said(constant)
     assert strategy(type_="synchronous").concurrency == 1
     full = strategy(type_="throughput", max_concurrency=512)
     assert (full.rate, full.concurrency) == (None, 512)
@@ -212,7 +212,7 @@ def test_loads_of_both_forms_of_aiperfs_configuration_are_read(tmp_path: Path) -
     "content, words",
     [
         ("", "is empty"),
-        ("{", "ends before it is whole"),
+        ("{", "is incomplete"),
         ("[1, 2]", "is not a result of"),
         ('{"a": 1}', "is not a result of"),
         ('{"benchmarks": []}', "no level of load"),

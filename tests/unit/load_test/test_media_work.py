@@ -180,7 +180,7 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ("generate", {"lengths": "8,4,x"}, "a picture of 0 pixels"),
         ("generate", {"lengths": "8,4,5000"}, "a picture of 5000 pixels"),
         ("generate", {"lengths": "8"}, "with a picture words, tokens and pixels, as 32,100,512"),
-        ("generate", {"lengths": "8,4,40,1"}, "is no length"),
+        ("generate", {"lengths": "8,4,40,1"}, "is not a length"),
     ],
 )
 def test_what_does_not_fit_is_refused_with_what_to_write(

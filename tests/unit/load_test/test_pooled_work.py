@@ -117,7 +117,7 @@ def test_a_rate_above_the_capacity_is_missed() -> None:
 @each_row(
     "kind, fault, words",
     [
-        ("embed", "not a number", "(wrong answer): it is not a valid answer of its kind of model"),
+        ("embed", "not a number", "(wrong answer): it is not a valid answer for the model's kind"),
         ("rerank", "not a number", "(wrong answer)"),
         ("classify", "not a number", "(wrong answer)"),
         ("embed", "not a stream", "(wrong answer)"),
@@ -198,7 +198,7 @@ def test_without_a_preset_each_kind_has_its_own_first_one() -> None:
         ("rerank", {"lengths": "16"}, "--lengths QUERY,DOCUMENT,COUNT"),
         ("rerank", {"lengths": "16,256,x"}, "--lengths QUERY,DOCUMENT,COUNT"),
         ("rerank", {"lengths": "16,256,0"}, "1 or more documents"),
-        ("rerank", {"lengths": "x,256,2"}, "'x' is no length"),
+        ("rerank", {"lengths": "x,256,2"}, "'x' is not a length"),
     ],
 )
 def test_what_does_not_fit_the_kind_is_refused_with_what_to_write(

@@ -273,7 +273,7 @@ def test_a_certificate_that_prometheus_would_not_believe_is_refused(
     """The CA's name alone proves nothing: another CA of the same name has not signed it."""
     (problem,) = refused(wanted(ca=pem(Authority().certificate)))
 
-    assert "is signed by nothing in" in problem
+    assert "is not signed by a certificate in" in problem
     assert "exporters.tls.ca_file" in problem
 
 
@@ -293,7 +293,7 @@ def test_a_certificate_may_bring_the_one_between_it_and_the_ca(
     ("content", "said"),
     [
         (b"\n", "is empty"),
-        (b"one\ntwo\n", "has more than a password in it"),
+        (b"one\ntwo\n", "holds more than a password"),
         (b"x" * 73, "more than 72 bytes"),
         (b"\xff\xfe", "is not text"),
     ],

@@ -101,7 +101,7 @@ GATEWAY = (
         fires=(
             Firing(
                 {**MODEL, "server": "tiny-1"},
-                "gw-01: server tiny-1 of tiny is down for the gateway since half an hour",
+                "gw-01: server tiny-1 of tiny has been down for the gateway for half an hour",
             ),
         ),
     ),

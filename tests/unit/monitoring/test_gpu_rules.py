@@ -173,7 +173,7 @@ LOST = (
         fires=(
             Firing(
                 {"instance": "gpu-02"},
-                "gpu-02: nothing is known of its GPUs, and it has no DCGM",
+                "gpu-02: no values of its GPUs arrive, and it has no DCGM",
             ),
         ),
     ),
@@ -400,7 +400,10 @@ SPEED = (
         fires=(
             Firing(
                 GPU,
-                "gpu-01: GPU 3 is kept below its clock for want of power, below its own limit",
+                (
+                    "gpu-01: GPU 3 is kept below its clock by lack of power, although it draws "
+                    "less than its limit"
+                ),
             ),
         ),
     ),
@@ -455,7 +458,7 @@ SPEED = (
         "96 degrees where DCGM does not say how many it may have",
         {dcgm("MEMORY_TEMP"): "96x30"},
         at=15 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 has memory of 96 degrees, more than it may have"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 has memory at 96 degrees, above its limit"),),
     ),
     Case(
         "GpuMemoryHot",

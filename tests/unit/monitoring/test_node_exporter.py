@@ -235,7 +235,7 @@ def test_the_password_is_sent_to_nobody_who_shows_another_certificate(running: R
         seen = running.look(asked)
         thread.join(30)
 
-    assert seen["error"] == "another certificate than the one that was deployed"
+    assert seen["error"] == "a certificate other than the deployed one"
     assert heard == [b""]
 
 

@@ -45,7 +45,7 @@ DISKS = (
         },
         step=300,
         at=9 * 3600,
-        fires=(Firing(ON_ROOT, "gpu-01: / is full within a day at the present rate"),),
+        fires=(Firing(ON_ROOT, "gpu-01: / will be full within a day at the current rate"),),
     ),
     Case(
         "DiskFilling",
@@ -205,7 +205,7 @@ MEMORY = (
         "one process",
         {series("vmstat_oom_kill"): "3x9 4x30"},
         at=12 * 60,
-        fires=(Firing(ON, "gpu-01: the kernel killed a process for want of memory"),),
+        fires=(Firing(ON, "gpu-01: the kernel killed a process for lack of memory"),),
     ),
     Case(
         "OomKill",

@@ -127,7 +127,7 @@ RUNS = (
         "it takes the connection and lets the scrape run into its timeout",
         {UP: "1x5 0x60", TOOK: "0.01x5 10x60", NODE_UP: "1x60"},
         at=10 * MINUTE,
-        fires=(Firing(TARGET, "gpu-01: stage tiny-0 takes connections and does not answer"),),
+        fires=(Firing(TARGET, "gpu-01: stage tiny-0 accepts connections but does not answer"),),
     ),
     Case(
         "VllmUnresponsive",
@@ -146,7 +146,7 @@ RUNS = (
         "half an hour and no answer",
         {ACTIVE: "1x60", UP: "0x60"},
         at=31 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: stage tiny-0 is not ready since half an hour"),),
+        fires=(Firing(STAGE, "gpu-01: stage tiny-0 has not been ready for half an hour"),),
     ),
     Case(
         "VllmNotReady",
@@ -159,7 +159,7 @@ RUNS = (
         at=31 * MINUTE,
         fires=(
             Firing(
-                {**STAGE, "server": "2"}, "gpu-01: stage tiny-0 is not ready since half an hour"
+                {**STAGE, "server": "2"}, "gpu-01: stage tiny-0 has not been ready for half an hour"
             ),
         ),
     ),
@@ -354,7 +354,9 @@ MOVES = (
         "it looked last ten minutes ago",
         {watchdog("timestamp_seconds", ""): "0+60x10 600x60"},
         at=22 * MINUTE,
-        fires=(Firing({"instance": "gpu-01"}, "gpu-01: the watchdog has said nothing for 12m 0s"),),
+        fires=(
+            Firing({"instance": "gpu-01"}, "gpu-01: the watchdog has written nothing for 12m 0s"),
+        ),
     ),
     Case(
         "VllmWatchdogSilent",
@@ -415,7 +417,7 @@ FULL = (
         fires=(
             Firing(
                 STAGE,
-                "gpu-01: KV cache of stage tiny-0 is full and requests push each other out",
+                "gpu-01: KV cache of stage tiny-0 is full and requests preempt each other",
             ),
         ),
     ),

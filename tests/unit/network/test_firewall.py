@@ -311,14 +311,14 @@ def test_what_is_wrong_on_a_node_is_said():
             {"loaded": "table inet gpufleet {\n\taccept\n\tdrop\n}"},
             "differ from the declared ones: + drop",
         ),
-        ({"saved": False}, "after a reboot other rules would apply"),
+        ({"saved": False}, "it would apply after a reboot"),
         ({"pending": True}, "not confirmed"),
         ({"service": "inactive"}, "gpufleet-firewall.service is inactive"),
         ({"error": "nft: no permission"}, "nft: no permission"),
     ):
         (problem,) = firewall.problems(well | changed)
         assert said in problem
-    assert list(firewall.problems({})) == ["the firewall could not be asked"]
+    assert list(firewall.problems({})) == ["the firewall could not be queried"]
 
 
 def test_the_docs_show_what_a_node_has():

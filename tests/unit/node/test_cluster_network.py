@@ -87,7 +87,7 @@ def test_of_three_networks_the_one_that_reaches_the_peers_is_taken():
     found = chosen(one, other)
 
     assert taken(found) == [("eno1", "10.1.0.4"), ("eno2", "10.1.0.5")]
-    assert "the one network that all of them have" in found[0].why
+    assert "the only network that all of them have" in found[0].why
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_among_networks_that_all_have_the_best_is_taken_and_the_others_are_said(
 
     assert [each.address for each in found] == ["10.3.0.1", "10.3.0.2"], why
     assert "10.2.0.0/24" in found[0].why
-    assert "cluster_network names another" in found[0].why
+    assert "set `cluster_network` for another" in found[0].why
 
 
 def test_rdma_comes_before_speed_and_its_rate_counts_where_linux_knows_no_speed():

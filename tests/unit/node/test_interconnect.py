@@ -149,10 +149,10 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
             "a bridge is missing",
         ),
         (node(4, PAIRS, models=dict.fromkeys(range(4), "A")), "a bridge is missing", "unless"),
-        (node(4, PAIRS), "a bridge is missing, unless its cards are of another kind", "down;"),
+        (node(4, PAIRS), "a bridge is missing, unless its cards are of another model", "down;"),
         # p3.8xlarge: four V100 of a cube mesh, the ends of the double line use a link less.
         (node(4, HALF_A_CUBE, models=V100), "the board is wired this way", "one may be down"),
-        (node(4, HALF_A_CUBE), "that this machine was not given", "one may be down"),
+        (node(4, HALF_A_CUBE), "that are not in this machine", "one may be down"),
         (node(4, HALF_A_CUBE | {(0, 3): 1}, models=V100), "one may be down", "wired so"),
         (node(4, HALF_A_CUBE, models=dict.fromkeys(range(4), "A")), "one may be down", "wired so"),
         # One GPU off NVLink beside seven.
@@ -193,7 +193,7 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
         # Every NIC is SYS on Grace.
         (
             node(4, clique(range(4)), c2c=frozenset(range(4)), **GRACE),
-            "go by NUMA nodes (GPUs 0-1 at node 0 | 2-3 at node 1)",
+            "use NUMA nodes instead (GPUs 0-1 at node 0 | 2-3 at node 1)",
             "no NIC is near any",
         ),
         # A bridge over four cards with one dead pair.
@@ -202,7 +202,7 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
             "of GPUs 0-3 NVLink joins every pair but 0 and 3, and tensor parallelism talks between "
             "all pairs: their link is down; see `nvidia-smi nvlink -s -i 0,3`, then reset both or "
             "reseat the bridge; until then GPUs 0-1 | 2-3 each carry tensor parallel 2",
-            "leaves 1 of them over",
+            "leaves 1 of them unused",
         ),
     ],
 )
@@ -247,7 +247,7 @@ def test_seven_of_eight_say_what_fits_and_what_is_left_over():
 
     assert warning == (
         "NVLink joins 7 GPUs (0-6): tensor parallel 8 does not fit, 4 does and leaves 3 of them "
-        "over"
+        "unused"
     )
 
 
@@ -294,7 +294,7 @@ def test_nics_that_are_far_from_every_gpu_are_one_sentence():
     found = node(2, clique(range(2)), nics={"mlx5_0": {0: "SYS", 1: "SYS"}})
 
     assert found.warnings == (
-        "no NIC is near any GPU (SYS at best): what spans nodes crosses NUMA nodes first",
+        "no NIC is near any GPU (SYS at best): traffic to other nodes crosses NUMA nodes first",
     )
 
 

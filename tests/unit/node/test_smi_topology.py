@@ -326,7 +326,11 @@ def test_the_text_that_is_broken_below_is_fine():
     [
         ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\tSYS\t", ":4: GPU1 has 2 cells, and the header of"),
         ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\t X \tSYS\tSYS\t", ":4: GPU1 has 4 cells"),
-        ("NV18\t X \tSYS", "NV18X\tSYS", ":4: GPU1: 'NV18X' in column GPU0 is no word"),
+        (
+            "NV18\t X \tSYS",
+            "NV18X\tSYS",
+            ":4: GPU1: 'NV18X' in column GPU0 is not in nvidia-smi's legend",
+        ),
         ("GPU1\tNV18\t", "GPU1\tNV17\t", ":3: GPU0 has NV18 to GPU1, and GPU1 has NV17"),
         ("NIC0\tPIX\t", "NIC0\tPXB\t", ":3: GPU0 has PIX to NIC0, and NIC0 has PXB to GPU0"),
         ("GPU1\tNV18\t X ", "GPU1\t X \tNV18", ":4: GPU1 has X in column GPU0"),
@@ -339,7 +343,7 @@ def test_the_text_that_is_broken_below_is_fine():
         ("NIC0: mlx5_0\n", "NIC0: mlx5_0\n  NIC1: mlx5_1\n", ":15: the legend names NIC1"),
         ("56-111\t1\t\tN/A", "56-111\t1\t\tN/A\t0", ":4: GPU1 has 4 cells right of the matrix"),
         ("\nGPU1\tNV18", "\n\n   NV18", ":5: has cells and no label"),
-        ("GPU1\tNV18", "something\nGPU1\tNV18", ":4: stands between the rows"),
+        ("GPU1\tNV18", "something\nGPU1\tNV18", ":4: is between the rows"),
         ("\nLegend:", "\tGPU0\tGPU1\tCPU Affinity\n", ":6: begins a second matrix"),
         ("56-111\t1\t\tN/A", "56-111\tPIX", ":4: GPU1 has cells of the matrix after those of its"),
         (
@@ -382,7 +386,7 @@ def test_an_error_in_place_of_a_matrix_is_called_one(text):
 
     (problem,) = refused.value.problems
     line = text.splitlines()[-1]
-    assert problem.startswith(f"topo.txt:{len(text.splitlines())}: is an error of the driver, and")
+    assert problem.startswith(f"topo.txt:{len(text.splitlines())}: is a driver error, not")
     assert line[:60] in problem
 
 

@@ -156,7 +156,7 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
         ({**LORA, "use_dora": True}, {"max-lora-rank": 8}, "has `use_dora`"),
         ({**LORA, "bias": "all"}, {}, "has biases"),
         ({**LORA, "lora_bias": True}, {}, "has biases"),
-        ({**LORA, "modules_to_save": ["lm_head"]}, {}, "loads no whole modules"),
+        ({**LORA, "modules_to_save": ["lm_head"]}, {}, "loads no full modules"),
         ({**LORA, "peft_type": "IA3"}, {}, "has `peft_type` 'IA3'"),
         ({**LORA, "r": "16"}, {}, "has no rank: `r` is '16'"),
         ({**LORA, "r": True}, {}, "has no rank"),
@@ -211,7 +211,7 @@ def test_an_adapter_of_another_model_is_a_remark() -> None:
         return remarks({"q": served}, {"q": about})  # type: ignore[dict-item]
 
     (other,) = said("Qwen/Qwen3-32B", named)
-    assert "names Qwen/Qwen3-8B as the model that it was made for" in other
+    assert "names Qwen/Qwen3-8B as its base model" in other
     assert said("Qwen/Qwen3-8B", named) == ()
     # Free text: where it lay on the machine that trained it.
     for base in ("/data/run7/qwen", "./out", "", None, 7):

@@ -88,7 +88,7 @@ def test_replicas_of_a_model_are_on_gpus_of_their_own_and_spread_over_nodes():
     found = planned([machine("a", 2), machine("b", 2)], {"e": share(0.2, replicas=3)})
 
     assert sorted(places(found).values()) == ["a/0", "a/1", "b/0"]
-    with pytest.raises(FleetError, match="one replica of a model"):
+    with pytest.raises(FleetError, match="one replica of each model"):
         planned([machine("a", 2)], {"e": share(0.2, replicas=3)})
 
 

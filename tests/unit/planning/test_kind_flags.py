@@ -190,11 +190,11 @@ def test_a_class_that_the_release_has_no_code_for_is_named(
         remarks = " ".join(found.remarks)
     said = {"refused": problems, "remark": remarks}
     for which, text in said.items():
-        assert (f"vLLM {version} has no code of its own for {name}" in text) == (which == words)
+        assert (f"vLLM {version} has no code for {name}" in text) == (which == words)
     if words == "refused":
         assert "vLLM 0.20.0 and newer have it: choose such a release" in problems
     if name.startswith("FireRed"):
-        assert "was the last that had it" in remarks
+        assert "was the last release that had it" in remarks
 
 
 @each_row(
@@ -231,5 +231,5 @@ def test_speech_is_refused_where_the_release_has_no_code_for_it() -> None:
         if uses == ("transcribe",) and served_classes.has_code(release, name, pools=False) is False
     ]
     reading = read_kind({"architectures": [name]})
-    with pytest.raises(FleetError, match=f"vLLM {release} has no code of its own for {name}"):
+    with pytest.raises(FleetError, match=f"vLLM {release} has no code for {name}"):
         resolve_kinds({"a": node(release, kind="transcribe")}, {"m": reading})

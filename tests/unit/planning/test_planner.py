@@ -714,7 +714,7 @@ def test_what_runs_stays_where_no_plan_would_put_it():
         ),
         pytest.param(
             on("gpu-01", "m", 0, 0),
-            "TP 2 is planned, for 2 GPUs of a node, and it ran on 1",
+            "TP 2 is planned, on 2 GPUs of a node, but it ran on 1",
             id="size",
         ),
         pytest.param(

@@ -198,7 +198,7 @@ def test_engines_that_are_asked_for_take_no_more_nodes_than_hold_them(objective,
     assert considered.chosen.division == Division(
         1, data_parallel=data, expert_parallel=True, nodes=over
     )
-    assert considered.candidates[1].reason == f"fits, and takes {2 * over} nodes instead of {over}"
+    assert considered.candidates[1].reason == f"fits, but takes {2 * over} nodes instead of {over}"
 
 
 def test_engines_without_enough_nodes_are_refused_by_what_they_take():

@@ -64,7 +64,7 @@ def test_no_driver_is_absent_and_one_that_cannot_be_read_is_not_known() -> None:
             document["driver"][key] = {"missing": missing}
         told = versions(node(document))
         assert told["driver"][0] == found
-        assert told["newest CUDA that the driver runs"][0] == found
+        assert told["newest CUDA that the driver supports"][0] == found
         assert told["kernel modules"][0] == found
 
 

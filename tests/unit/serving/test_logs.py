@@ -289,7 +289,7 @@ def test_lines_that_are_followed_do_not_get_lost_in_a_small_beginning():
 
     journals.take({"a": answer((6, "6"), more=True)})
     assert not journals.whole
-    assert "lines came at once" in journals.notes[0]
+    assert "lines arrived at once" in journals.notes[0]
 
 
 def test_a_replica_that_no_node_has_is_refused_with_those_that_there_are():
@@ -301,7 +301,7 @@ def test_clocks_that_differ_are_said_because_the_order_depends_on_them():
     _, journals = read({"a": answer((1, "x"), clocks={"b": 1500.0, "c": 3.0}), "b": answer()})
 
     assert journals.notes == [
-        "the clocks of a and b differ by 1.5 s: so does the order of their lines"
+        "the clocks of a and b differ by 1.5 s: the order of their lines is off by as much"
     ]
 
 
@@ -336,7 +336,7 @@ def test_since_takes_spans_and_times(text, wanted):
 
 
 def test_since_refuses_what_is_neither():
-    with pytest.raises(FleetError, match="no time"):
+    with pytest.raises(FleetError, match="is not a time"):
         parse_since("yesterday")
 
 

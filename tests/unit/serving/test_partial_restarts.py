@@ -29,7 +29,7 @@ def test_a_change_of_some_ranks_is_refused(reached, running):
     (problem,) = said(running, reached)
 
     left_out = "gpu-02" if reached == ("gpu-01",) else "gpu-01"
-    assert "llama-0 belongs on gpu-01, gpu-02" in problem
+    assert "llama-0 runs on gpu-01, gpu-02" in problem
     assert f"leaves out {left_out}" in problem
 
 
@@ -56,7 +56,7 @@ def test_ranks_do_not_start_one_after_the_other():
     """The first node's deploy waits for an endpoint that needs the second's."""
     (problem,) = said(units_of(OLD), serial=True)
 
-    assert problem.startswith("--serial: llama-0 starts on gpu-01, gpu-02 together")
+    assert problem.startswith("--serial: llama-0 must start on gpu-01, gpu-02 at the same time")
     assert said(units_of(NEW), serial=True) == []
 
 

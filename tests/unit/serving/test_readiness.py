@@ -77,12 +77,15 @@ def test_where_no_answer_was_asked_for_adapters_have_to_be_listed_alone() -> Non
     ("change", "state", "says"),
     [
         ({}, State.READY, "answers"),
-        ({"models": ["tiny", "a"]}, State.WRONG, "does not serve the adapter b that the plan says"),
-        ({"models": ["tiny"]}, State.WRONG, "does not serve the adapters a, b that"),
+        ({"models": ["tiny", "a"]}, State.WRONG, "does not serve the adapter b of the plan"),
+        ({"models": ["tiny"]}, State.WRONG, "does not serve the adapters a, b of the plan"),
         (
             {"adapters": {"a": {"status": 200}, "b": {"status": 500, "body": "no file"}}},
             State.WRONG,
-            "a completion by the adapter b fails, and one by the model does not: HTTP 500 no file",
+            (
+                "a completion with the adapter b fails, but one with the model does not: HTTP "
+                "500 no file"
+            ),
         ),
         ({"adapters": {"a": {"status": 200}}}, State.WRONG, "adapter b fails"),
         (
@@ -158,9 +161,9 @@ def test_a_reranker_that_does_not_rank_is_told_which_kinds_it_may_be() -> None:
 def test_a_server_without_the_path_is_of_another_kind_and_the_text_says_what_to_set() -> None:
     """An embedder that was taken for a model of text would else never become ready, and why?"""
     gone = {"completion_error": {"status": 404, "body": '{"detail":"Not Found"}'}}
-    assert "no `kind: generate`: set `kind` of its entry" in judge({**ANSWERS, **gone})[1]
+    assert "not of `kind: generate`: correct `kind` of its entry" in judge({**ANSWERS, **gone})[1]
     gone["kind"] = "embed"
-    assert "no `kind: embed`: set `kind`" in judge({**ANSWERS, **gone})[1]
+    assert "not of `kind: embed`: correct `kind`" in judge({**ANSWERS, **gone})[1]
 
 
 def test_a_model_that_pools_is_busy_by_the_tokens_that_it_reads() -> None:

@@ -174,7 +174,7 @@ def test_a_unit_that_hangs_its_systemctl_costs_only_itself(node, monkeypatch):
         {"unit": "vllm-other-0.service", "foreign": True},
     ]
     fleet = fleet_status({"gpu-01": found}, {}, whole=False)
-    assert "could not be looked at: timeout after 1 s" in fleet.silent["gpu-01"]
+    assert "could not be read: timeout after 1 s" in fleet.silent["gpu-01"]
     assert not fleet.serves
 
 
@@ -379,7 +379,7 @@ def judged(*answers):
         (
             seen(unit={"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}),
             Health.DOWN,
-            f"is stopped, and was not started since: `systemctl start {UNIT}`",
+            f"is stopped: `systemctl start {UNIT}`",
         ),
         (
             seen(unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "2"}),
@@ -433,7 +433,7 @@ def killed(stage):
             Health.WRONG,
             "different incarnations: rank 0 5a5a, rank 1 4b4b",
         ),
-        (answer(), Health.UNKNOWN, "rank 1 on gpu-02: that node was not asked, or has no unit"),
+        (answer(), Health.UNKNOWN, "rank 1 on gpu-02: that node was not queried, or has no unit"),
         ("cannot be reached: timed out", Health.UNKNOWN, "rank 1 on gpu-02: cannot be reached"),
     ],
 )
@@ -528,7 +528,7 @@ KILLED = event("exited", exit_code="killed", exit_status="9", signal="KILL")
         ),
         (
             [event("stops"), KILLED, event("failed", unit_result="timeout")],
-            "ended badly",
+            "did not end cleanly",
         ),
         ([event("started", boot=EARLIER_BOOT)], "went down without a shutdown"),
         (
@@ -772,7 +772,7 @@ def test_a_node_that_does_not_answer_is_unknown_and_that_is_not_serving(gpufleet
     ("arguments", "says"),
     [
         (("llama-0",), "no node that answered has llama-0"),
-        (("llama",), "names no replica"),
+        (("llama",), "is not a replica's name"),
     ],
 )
 def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, arguments, says):

@@ -95,18 +95,21 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
         ("flags", "allowed-local-media-path"),
         NOT_ABSOLUTE,
     ),
-    ({"model": "/var/tmp/llama"}, ("model",), "see: they have a /var/tmp of their own; move"),
-    ({"model": "/dev/shm/llama"}, ("model",), "a /dev/shm of their own, and a restart of the"),
+    ({"model": "/var/tmp/llama"}, ("model",), "see: they have their own /var/tmp; move"),
+    ({"model": "/dev/shm/llama"}, ("model",), "their own /dev/shm, and a restart of the"),
     ({"model": "/run/user/0/llama"}, ("model",), "it belongs to logged-in users"),
     (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},
         ("flags", "max-num-seqs"),
-        "is 4: 4 requests run at once in a replica, and `concurrency` asks for 8; write 8 or more",
+        (
+            "is 4: 4 requests run at once in a replica, but `concurrency` asks for 8; write 8 or "
+            "more"
+        ),
     ),
     (
         {"flags": {"max-num-seqs": 3}, "concurrency": 7, "data_parallel": 2},
         ("flags", "max-num-seqs"),
-        "6 requests run at once in a replica, and `concurrency` asks for 7; write 4 or more",
+        "6 requests run at once in a replica, but `concurrency` asks for 7; write 4 or more",
     ),
 ]
 

@@ -178,7 +178,7 @@ def test_two_spellings_of_one_file_are_refused(tmp_path):
     for name in ("gpu.yml", "gpu.yaml"):
         (tmp_path / name).write_text("a: 1\n")
 
-    with pytest.raises(FleetError, match=r"gpu\.yml and gpu\.yaml are two files for one name"):
+    with pytest.raises(FleetError, match=r"gpu\.yml and gpu\.yaml are two files for the same name"):
         variables.load([tmp_path], "gpu", tmp_path)
 
 

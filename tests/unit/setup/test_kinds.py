@@ -66,7 +66,7 @@ def test_a_driver_that_no_set_has_is_to_be_replaced_first() -> None:
     (kind,) = found.kinds
     assert kind.gets_driver
     assert not kind.bare
-    assert "type `gpufleet deploy node` first: it brings 580." in found.remarks[0]
+    assert "type `gpufleet deploy node` first: it installs 580." in found.remarks[0]
 
 
 def test_nodes_of_one_branch_and_several_versions_keep_theirs() -> None:

@@ -264,7 +264,7 @@ def test_an_adapter_is_read_from_the_hub_by_its_config_alone(tmp_path, hub):
 
 def test_a_model_is_no_adapter(tmp_path, hub):
     checkpoint(tmp_path / "hub/lab/tiny")
-    with served(tmp_path / "hub") as server, pytest.raises(FleetError, match="no LoRA adapter"):
+    with served(tmp_path / "hub") as server, pytest.raises(FleetError, match="not a LoRA adapter"):
         checkpoint_reader.read_adapter("lab/tiny", "main", hub(server))
 
 

@@ -342,10 +342,10 @@ def _cell_link(column: Column) -> Json:
 
 def _transformations(panel: Panel) -> list[Json]:
     """
-    Return how a table's answers become its rows.
+    Return the transformations of a table's answers to rows.
 
-    They are joined by the label of the first column: unlike `merge` that leaves out a query that
-    answered nothing, where `merge` would no longer know which rows belong together.
+    They are joined by the label of the first column, which works with an empty query; `merge` would
+    then no longer match the rows.
     """
     if panel.kind is not Kind.TABLE:
         return []

@@ -56,7 +56,7 @@ class Colour(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """From this value on, this colour; the first step is from below everything."""
+    """A colour and the value from which it applies; the first step has no lower bound."""
 
     at: float | None
     colour: Colour
@@ -79,7 +79,7 @@ class Query:
     Attributes:
         expr: PromQL, with the dashboard's variables as `$instance`.
         legend: a series' name, with its labels as `{{gpu}}`.
-        limit: it is what others are held against: drawn dashed and red.
+        limit: the others are compared with it; drawn dashed and red.
     """
 
     expr: str
@@ -92,13 +92,10 @@ class Column:
     """
     One column of a table.
 
-    Attributes:
-        heading: what stands above it; unique in its table.
-        label: the label that it shows; or
-        query: the number of the query whose value it shows, from 0.
-        unit, steps, shown: of that value; a cell with `steps` has their colour as its ground.
-        link: the dashboard that a cell opens: the uid of one that has a variable named as `label`.
-        width: in pixels; None: what is left.
+    Attributes: heading: its title, unique in the table. label: the label to show; or query: the
+        number of the query whose value to show, from 0. unit, steps, shown: of that value; `steps`
+        colour a cell's background. link: the dashboard that a cell opens: the uid of one with a
+        variable of the name `label`. width: in pixels; None: the remaining space.
     """
 
     heading: str
@@ -116,12 +113,10 @@ class Panel:
     """
     One panel.
 
-    Attributes:
-        what_to_do: stands in its description behind what its metrics are.
-        empty: what it means that the query answers nothing; "": that is never so on a healthy fleet.
-        steps, shown: colours and words of values; `lines` draws the steps as lines.
-        minimum, maximum: of the axis; None: as the values are.
-        stacked: series on top of each other: their sum is what matters.
+    Attributes: what_to_do: comes in its description after its metrics. empty: the meaning of an
+        empty answer; "": it is never empty on a healthy fleet. steps, shown: colours and words of
+        values; `lines` draws the steps as lines. minimum, maximum: of the axis; None: from the
+        values. stacked: draw series on top of each other, for their sum.
     """
 
     kind: Kind
@@ -183,10 +178,8 @@ class Dashboard:
     """
     One dashboard.
 
-    Attributes:
-        uid: Grafana's name of it, in addresses and links: never changed.
-        question: what a reader gets answered.
-        hours: how far back it looks at first.
+    Attributes: uid: its id in addresses and links, never changed. question: the question that it
+        answers. hours: the initial time range.
     """
 
     uid: str

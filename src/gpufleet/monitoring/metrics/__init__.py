@@ -1,1 +1,4 @@
-"""The one list of metrics: what rules, dashboards and gates may name, by who serves it."""
+"""
+The one list of metrics: those that rules, dashboards and gates may use, by the server that exports
+them.
+"""

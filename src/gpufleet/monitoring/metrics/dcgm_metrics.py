@@ -66,8 +66,8 @@ STATE = (
     _gauge(
         "DEV_SHUTDOWN_TEMP", "Temperature in degrees Celsius at which it stops", "Ada and older"
     ),
-    _gauge("DEV_POWER_USAGE", "What the board takes in watts"),
-    _gauge("DEV_ENFORCED_POWER_LIMIT", "What the board may take in watts"),
+    _gauge("DEV_POWER_USAGE", "Power draw of the board in watts"),
+    _gauge("DEV_ENFORCED_POWER_LIMIT", "Power limit of the board in watts"),
     _counter("DEV_TOTAL_ENERGY_CONSUMPTION", "Energy since the driver was loaded in millijoules"),
     _gauge("DEV_SM_CLOCK", "Clock of the streaming multiprocessors in MHz"),
     _gauge("DEV_MEM_CLOCK", "Clock of the memory in MHz"),

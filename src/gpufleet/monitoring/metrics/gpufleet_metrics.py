@@ -3,8 +3,8 @@
 `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and
 drift.prom, the watchdog watchdog.prom. Their definitions are in
 `on_node/common/metric_families.py`, which is sent to nodes. Roles that place a certificate write
-certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, of which a change
-restarts watchdogs. docs/reference/node-metrics.md says where each value is from.
+certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, because a change of
+the list restarts watchdogs. docs/reference/node-metrics.md says where each value is from.
 """
 
 from __future__ import annotations

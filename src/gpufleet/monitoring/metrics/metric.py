@@ -25,16 +25,13 @@ class Metric:
     """
     One metric, as its server writes it.
 
-    Attributes:
-        name: with the suffix that is on the wire (`_total`); of a histogram without `_bucket`.
-        job: who serves it.
-        type: as the exposition says it.
-        help: what it is, with its unit, in one sentence without a final point.
-        labels: those that its series have of their own; `instance` and `job` come from the scrape.
-        only: where it is served, if not everywhere: "H100 and newer", "nodes with NVLink". Empty:
-            every healthy target serves it, and a test holds that.
-        since, before: the releases of its server that have it, [since, before); None: all known.
-        source: where this was read: a document, a version, a measurement.
+    Attributes: name: with its exported suffix (`_total`); for a histogram without `_bucket`. job:
+        its server. type: as exported. help: its meaning with unit, in one sentence without a full
+        stop. labels: its series' own labels; `instance` and `job` come from the scrape. only: where
+        it exists, if not everywhere: "H100 and newer", "nodes with NVLink". Empty: every healthy
+        target serves it, which a test checks. since, before: the server's releases that have it,
+        [since, before); None: all known. source: where this was read: a document, a version, a
+        measurement.
     """
 
     name: str
@@ -49,7 +46,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names that its series have."""
+        """The names of its series."""
         if self.type != "histogram":
             return (self.name,)
         return tuple(self.name + suffix for suffix in ("_bucket", "_count", "_sum"))

@@ -165,7 +165,7 @@ SERVICES = (
     ),
     _gauge(
         "systemd_system_running",
-        "Whether systemd has nothing failed",
+        "Whether systemd has no failed unit",
         only="nodes with the collector systemd",
     ),
 )

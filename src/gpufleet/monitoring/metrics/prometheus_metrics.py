@@ -1,8 +1,8 @@
 """Metrics of Prometheus and Alertmanager themselves that rules and panels use. Pure.
 
 Read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are recorded in
-tests/unit/monitoring/recorded/; both wrote a metric of each name with nothing but a webhook that fails
-and a list of targets that is no JSON.
+tests/unit/monitoring/recorded/; both exported every name with only a failing webhook and a target
+list that is not JSON.
 """
 
 from __future__ import annotations

@@ -5,8 +5,8 @@ were run as well (tests/unit/monitoring/recorded/). A metric has the same name a
 releases from 0.18, or `since` has its first release.
 
 Not here, although guides name them: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
-`gpu_prefix_cache_hit_rate`, `num_requests_swapped`, `avg_*_throughput` are gone since 0.12 at the
-latest; `request_error_total` was never there.
+`gpu_prefix_cache_hit_rate`, `num_requests_swapped`, `avg_*_throughput` were removed in 0.12 at the
+latest; `request_error_total` never existed.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ THROUGHPUT = (
     ),
     _histogram(
         "iteration_tokens_total",
-        "Tokens of an engine step that produced a token; its count is the number of those steps",
+        "Tokens per engine step that produced any; the count is the number of such steps",
     ),
 )
 

@@ -1,1 +1,1 @@
-"""Recording and alert rules, by what they are about."""
+"""Recording and alert rules, by subject."""

@@ -1,8 +1,8 @@
 """Rules that compare a model's finished requests with its replicas' measured rates. Pure.
 
-A measured rate (`gpufleet measure`) holds for one release on one node's hardware: its rule asks the
-node's own facts for that release, so that it ends with an upgrade and does not wait for the next
-deploy of the rules. Replicas without an applicable rate count on neither side.
+A measured rate (`gpufleet measure`) holds for one release on one node's hardware: its rule checks
+the release in the node's facts, so that it stops with an upgrade instead of with the next deploy of
+the rules. Replicas without an applicable rate count on neither side.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def rules(
 
 
 def _carried(found: Iterable[MeasuredReplica]) -> Recording:
-    """Return each replica's rate, while it is ready and of the release that was measured."""
+    """Return each replica's rate, while it is ready and runs the measured release."""
     alike: dict[tuple[str, str, float], list[MeasuredReplica]] = {}
     for each in found:
         alike.setdefault((each.model, each.release, each.requests_per_second), []).append(each)
@@ -75,8 +75,7 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    r"""
-    Return a regular expression for these names alone, as PromQL writes it.
+    r"""Return a regular expression in PromQL's notation that matches only these names.
 
     >>> _any_of(["gpu-02.example.net", "gpu-01"])
     '"gpu-01|gpu-02\\\\.example\\\\.net"'

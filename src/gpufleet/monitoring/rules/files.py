@@ -1,4 +1,4 @@
-"""Prometheus' rule files, from our rules and what operators declare. Pure."""
+"""Prometheus' rule files, from gpufleet's rules and the operators' settings. Pure."""
 
 from __future__ import annotations
 
@@ -33,12 +33,10 @@ class RuleSettings:
     """
     Settings that rules depend on.
 
-    Attributes:
-        objectives: {model: what its clients were promised}.
-        alerts: {alert: how the operator wants it}, the setting `monitoring.alerts`.
-        settings: names that `Alert.needs` may ask for and that are there, e.g. "watchdog".
-        runbooks_url: where docs/alerts/ can be read.
-        measured: running replicas with a stored measurement that holds for them.
+    Attributes: objectives: {model: what its clients were promised}. alerts: {alert: the operator's
+        changes}, the setting `monitoring.alerts`. settings: the present ones of the names in
+        `Alert.needs`, e.g. "watchdog". runbooks_url: where docs/alerts/ can be read. measured:
+        running replicas with a stored measurement that holds for them.
     """
 
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
@@ -60,7 +58,7 @@ class Rules:
 def groups(
     objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
 ) -> tuple[Rules, ...]:
-    """Return all rules as we ship them, each group of which becomes a file of its name."""
+    """Return all rules as shipped; each group becomes a file of its name."""
     return (
         Rules("gpu", gpu_rules.RECORDINGS, gpu_rules.ALERTS),
         Rules("node", node_rules.RECORDINGS, node_rules.ALERTS),
@@ -72,7 +70,7 @@ def groups(
 
 
 def all_groups() -> tuple[Rules, ...]:
-    """Return all rules that there can be, as if everything were promised and measured."""
+    """Return all possible rules, as if every objective were set and every model measured."""
     return groups(_ALL_OBJECTIVES, _ALL_MEASURED)
 
 
@@ -80,7 +78,7 @@ def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str,
     """
     Return for each alert the seconds that its expression must hold before it fires.
 
-    `changes` is `monitoring.alerts` of each monitoring node; of several the shortest counts.
+    `changes` is `monitoring.alerts` of each monitoring node; if they differ, the shortest counts.
     """
     found = {}
     for alert in (alert for group in all_groups() for alert in group.alerts):
@@ -155,7 +153,7 @@ def _alert(alert: Alert, declared: RuleSettings) -> dict[str, Any]:
 
 
 class _Readable(yaml.SafeDumper):
-    """Expressions as they were written: on their own lines, unfolded."""
+    """Dumps expressions as written, on their own lines."""
 
 
 _Readable.add_representer(

@@ -8,14 +8,14 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
 SOON_DAYS, URGENT_DAYS = 21, 7
-"""Days left of a certificate; at the first a deploy also notes it."""
+"""Days until a certificate ends; at the first a deploy also prints a note."""
 
 RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:answers",
         # The monitoring server itself is not checked here; a gateway may share a node's name.
         'max by (instance) (up{job=~"node|dcgm|vllm|gateway"})',
-        "Whether anything on the node answered the last scrape",
+        "Whether any exporter on the node answered the last scrape",
         ("instance",),
     ),
     Recording(
@@ -137,7 +137,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # an operator who checks is most likely about to fix it
         summary=f"{_ON}: the last check has {{{{ $value }}}} findings that block, or could not be judged",
-        action="`gpufleet check` says which, and how to fix them; record the next one again.",
+        action="`gpufleet check` shows which, and how to fix them; then run it with --record.",
     ),
     Alert(
         name="CheckStale",

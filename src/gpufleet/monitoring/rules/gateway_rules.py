@@ -1,6 +1,7 @@
 """Rules over the metrics of HAProxy, the fleet's gateway; none without one. Pure.
 
-A backend (`proxy`) is a model, its servers are replicas. Numbers are ours, each with its reason.
+A backend (`proxy`) is a model, its servers are replicas. The thresholds are gpufleet's, each with
+its reason.
 """
 
 from __future__ import annotations
@@ -51,8 +52,8 @@ ALERTS: tuple[Alert, ...] = (
         'max by (instance, proxy, server) (haproxy_server_status{state="DOWN"}) == 1',
         AlertSeverity.TICKET,
         _LOADING_SECONDS,
-        "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} is down for "
-        "the gateway since half an hour",
+        "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} "
+        "has been down for the gateway for half an hour",
         "If its stage is up, the gateway does not reach it: firewall, address, or its check.",
         needs=_NEEDS,
     ),

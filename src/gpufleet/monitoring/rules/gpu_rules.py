@@ -1,8 +1,8 @@
 """Recording rules and alerts about GPUs, from DCGM or from gpufleet's facts. Pure.
 
-`gpu:*` is recorded by instance, gpu and UUID alone, so that a label that an exporter renames cannot
-change a rule. DCGM's blank values are left out there: exporters before 4.8 write them as numbers.
-A node without DCGM has `gpufleet_gpu_*` in its place, where NVML says the same.
+`gpu:*` is recorded only by instance, gpu and UUID, so that a label that an exporter renames cannot
+change a rule. DCGM's blank values are left out there: exporters before 4.8 write them as numbers. A
+node without DCGM has `gpufleet_gpu_*` instead, where NVML has the same values.
 """
 
 from __future__ import annotations
@@ -343,7 +343,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         # Facts are written every minute; a node that boots has none of its GPUs at first.
         for_seconds=600,
-        summary="{{ $labels.instance }}: nothing is known of its GPUs, and it has no DCGM",
+        summary="{{ $labels.instance }}: no values of its GPUs arrive, and it has no DCGM",
         action="Run deploys/node.py on the node, and look at `systemctl status gpufleet-facts`.",
     ),
     Alert(
@@ -353,7 +353,7 @@ ALERTS: tuple[Alert, ...] = (
         # Counted errors do not go away by waiting.
         for_seconds=0,
         summary=f"{_ON} had memory errors that could not be corrected",
-        action="See what the program on it wrote; take the GPU out of service and reset it.",
+        action="Read the log of the program on it; take the GPU out of service and reset it.",
     ),
     Alert(
         name="RowRemapPending",
@@ -449,7 +449,9 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         # Half an hour: the two are measured at other moments, and loads change.
         for_seconds=1800,
-        summary=f"{_ON} is kept below its clock for want of power, below its own limit",
+        summary=(
+            f"{_ON} is kept below its clock by lack of power, although it draws less than its limit"
+        ),
         action="Look at the node's power supplies and at the rack's limits.",
     ),
     Alert(
@@ -468,8 +470,8 @@ ALERTS: tuple[Alert, ...] = (
         expr="gpu:memory_temperature_celsius >= gpu:memory_temperature_limit_celsius",
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # as GpuHot
-        summary=f"{_ON} has memory of {{{{ $value }}}} degrees, more than it may have",
-        action="Look at the fans and the inlet's temperature; hot memory makes errors.",
+        summary=f"{_ON} has memory at {{{{ $value }}}} degrees, above its limit",
+        action="Look at the fans and the inlet's temperature; hot memory causes errors.",
     ),
     Alert(
         name="PcieReplays",

@@ -22,7 +22,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         0,
         "Alerts are evaluated and sent",
-        "None: it fires always, and is sent to `heartbeat` alone. Act when it stops coming.",
+        "None: it always fires, and only `heartbeat` gets it. Act when it stops arriving.",
         needs=_ALERTMANAGER,
     ),
     Alert(
@@ -49,7 +49,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: Prometheus cannot read a list of its targets",
-        "Its log names the file. The last good list stays in force: new nodes are not watched.",
+        "Its log names the file. The last good list stays in force: new nodes are not scraped.",
     ),
     Alert(
         "MonitoringTargetEmpty",
@@ -66,9 +66,9 @@ ALERTS: tuple[Alert, ...] = (
         'count by (stage) (gpufleet_stage_info) unless on (stage) up{job="vllm"}',
         AlertSeverity.TICKET,
         1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
-        "No server of stage {{ $labels.stage }} is watched",
-        "Run deploys/monitoring.py: it writes the lists of targets. A server that listens on its "
-        "own node alone (vllm.listen) cannot be watched.",
+        "No server of stage {{ $labels.stage }} is scraped",
+        "Run deploys/monitoring.py: it writes the lists of targets. A server that listens only "
+        "on its own node (vllm.listen) cannot be scraped.",
     ),
     Alert(
         "PrometheusReloadFailed",
@@ -123,7 +123,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # it tries again by itself; what counts here was given up
         "{{ $labels.instance }}: Alertmanager cannot send through {{ $labels.integration }}",
-        "Its log has the answer of the other side: an expired key, a proxy, a URL that moved.",
+        "Its log has the receiver's answer: an expired key, a proxy, a URL that moved.",
         needs=_ALERTMANAGER,
     ),
 )

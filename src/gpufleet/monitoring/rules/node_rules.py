@@ -97,7 +97,7 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # the trend of 6 hours has to hold for another
-        summary=f"{_MOUNT} is full within a day at the present rate",
+        summary=f"{_MOUNT} will be full within a day at the current rate",
         action="See what grows: `du -xh --max-depth=2`; old models and releases can go.",
     ),
     Alert(
@@ -138,7 +138,7 @@ ALERTS: tuple[Alert, ...] = (
         expr="max by (instance) (increase(node_vmstat_oom_kill[15m])) > 0",
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # it has happened
-        summary=f"{_ON}: the kernel killed a process for want of memory",
+        summary=f"{_ON}: the kernel killed a process for lack of memory",
         action="`journalctl -k -g 'Out of memory'` says which; see that its unit runs again.",
     ),
     Alert(

@@ -1,6 +1,6 @@
 """Rules that compare each model with its objectives: `serving.<model>.objectives`.
 
-Pure. `model:` values have the label model alone: what clients see, whichever stage answers.
+Pure. `model:` values have only the label model: clients' view, over all stages.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
     """
     Return recordings and alerts for the declared `{model: its objectives}`.
 
-    An objective that no model has makes neither a recording nor an alert.
+    An objective that no model has gets neither a recording nor an alert.
     """
     promised = tuple(
         recording
@@ -142,7 +142,7 @@ _HELD = (
             "{{ $labels.model }}: one request of a hundred waits longer than "
             "{{ $value | humanizeDuration }} for its first token",
             "Queue or prompts? Compare the time in the queue with the time to the first token; "
-            "then look which stage is the slow one.",
+            "then find the slow stage.",
         ),
     ),
     (
@@ -191,7 +191,7 @@ _HELD = (
             300,
             "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
             "error of the server",
-            "The journal of its stages has a traceback for each; look which stage it is.",
+            "The journal of its stages has a traceback for each; find the stage.",
         ),
     ),
 )

@@ -1,8 +1,9 @@
-"""Rules over vLLM's metrics: of each stage here, of models in objective_rules and capacity_rules. Pure.
+"""Rules over vLLM's metrics for each stage; objective_rules and capacity_rules have those for
+models. Pure.
 
-`stage:` values have the labels instance, stage and model, `model:` values the label model alone:
-vLLM's own labels `model_name` and `engine` are summed away, for one changes with a served name and
-the other with data parallelism. Where an engine alone can stand still, `engine` is kept.
+`stage:` values have the labels instance, stage and model, `model:` values only the label model:
+vLLM's own labels `model_name` and `engine` are summed away, because the first changes with a served
+name and the second with data parallelism. `engine` is kept where a single engine can stall.
 
 All numbers are ours; a comment says why. `monitoring.alerts` changes or switches off any of them.
 """
@@ -44,8 +45,8 @@ def rules(
     """
     Return recordings and alerts for the declared `{model: its objectives}` and measured replicas.
 
-    An objective that no model has makes neither a recording nor an alert; nor does capacity,
-    where nothing was measured.
+    An objective that no model has gets neither a recording nor an alert; nor does capacity without
+    measurements.
     """
     promised, held = objective_rules.rules(objectives)
     carried, near = capacity_rules.rules(measured)
@@ -124,7 +125,7 @@ ALERTS = (
         ' unless on (instance, stage) up{job="vllm"} == 1',
         AlertSeverity.PAGE,
         300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
-        "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} does not run",
+        "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} is not running",
         "systemctl status and the unit's journal on the node; an exit code of 2 is a wrong flag.",
     ),
     Alert(
@@ -133,8 +134,14 @@ ALERTS = (
         ' unless on (instance) up{job="node"} == 0',
         AlertSeverity.PAGE,
         180,  # twelve scrapes in a row: a pause of one process, or a flapping link, is shorter
-        "{{ $labels.instance }}: stage {{ $labels.stage }} takes connections and does not answer",
-        "Its front process is frozen, or a firewall drops. Ask /metrics on the node itself first.",
+        (
+            "{{ $labels.instance }}: stage {{ $labels.stage }} accepts connections but "
+            "does not answer"
+        ),
+        (
+            "Its API server is frozen, or a firewall drops packets. First query /metrics on the "
+            "node itself."
+        ),
     ),
     Alert(
         "VllmNotReady",
@@ -142,8 +149,8 @@ ALERTS = (
         " unless on (instance, stage) gpufleet_stage_active == 0",
         AlertSeverity.PAGE,
         LOADING_SECONDS,
-        "{{ $labels.instance }}: stage {{ $labels.stage }} is not ready since half an hour",
-        "Its journal says how far loading came. If it only takes long, give it longer: "
+        ("{{ $labels.instance }}: stage {{ $labels.stage }} has not been ready for half an hour"),
+        "Its journal says how far loading came. If it is only slow, allow more time: "
         "`monitoring.alerts.VllmNotReady.for_seconds`.",
     ),
     Alert(
@@ -185,9 +192,12 @@ ALERTS = (
         "time() - max by (instance) (gpufleet_watchdog_timestamp_seconds) > 300",
         AlertSeverity.TICKET,
         300,
-        "{{ $labels.instance }}: the watchdog has said nothing for {{ $value | humanizeDuration }}",
-        "Look at its unit on the node; until it runs, frozen stages are found by VllmNoProgress "
-        "alone, and are not restarted.",
+        (
+            "{{ $labels.instance }}: the watchdog has written nothing for {{ $value | "
+            "humanizeDuration }}"
+        ),
+        "Look at its unit on the node; until it runs, only VllmNoProgress finds frozen stages, "
+        "and nothing restarts them.",
         needs=("watchdog",),
     ),
     Alert(
@@ -219,9 +229,9 @@ ALERTS = (
         f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[5m])) > 0",
         AlertSeverity.PAGE,
         600,
-        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and requests push "
-        "each other out",
-        "Turn load away at the gateway or add a replica now; it computes the same tokens twice.",
+        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and "
+        "requests preempt each other",
+        "Reject load at the gateway or add a replica now; it computes the same tokens twice.",
     ),
     Alert(
         "VllmQueueGrows",
@@ -233,8 +243,8 @@ ALERTS = (
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait for stage {{ $labels.stage }}, and "
         "the queue grows",
-        "More comes in than it can do. Add a replica or turn load away; check whether another "
-        "replica of the model is down.",
+        "More requests arrive than it can serve. Add a replica or reject load; check whether "
+        "another replica of the model is down.",
     ),
     Alert(
         "VllmPreemptions",

@@ -1,1 +1,1 @@
-"""A node while the fleet is changed."""
+"""Changes of a node while the fleet serves."""

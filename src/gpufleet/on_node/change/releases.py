@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: find the releases in use, and remove the others.
 
-Users of a release: any unit file that names it; units of `next/`; kept units; and a process that
-has a file of it mapped, because it may outlive a change of its unit.
+A release is used by any unit file that names it, by units of `next/`, by kept units, and by a
+process that has mapped one of its files, because it may outlive a change of its unit.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ def releases() -> List[Release]:
 
 
 def release(name: str, used: List[str]) -> Release:
-    """Return one of them."""
+    """Return one release."""
     folder = "%s%s/%s" % (linux_facts.ROOT, RELEASES, name)
     try:
         return Release(name, True, os.stat(folder + "/" + COMPLETE).st_mtime, used)
@@ -127,7 +127,8 @@ def stale_sets(
     """
     Return ids of kept sets to remove. Pure.
 
-    The newest `keep` stay, those younger than `days`, and those of the upgrade that holds the lock.
+    Kept are the newest `keep`, those younger than `days`, and those of the upgrade that holds the
+    lock.
     """
     newest = {each.id for each in sets[-keep:]} if keep else set()
     return [
@@ -141,7 +142,7 @@ def kept_releases(found: List[Release], keep: int, days: float, now: float) -> D
     """
     Return the releases that stay, each with the reason. Pure.
 
-    Used releases stay, and of the others the `keep` newest complete ones, and recent ones.
+    Kept are used releases, the `keep` newest complete ones of the others, and recent ones.
     """
     unused = [each for each in found if each.whole and not each.users]
     unused.sort(key=lambda each: (each.built or 0.0, each.id), reverse=True)
@@ -152,14 +153,14 @@ def kept_releases(found: List[Release], keep: int, days: float, now: float) -> D
         if each.users:
             stays[each.id] = "used by " + ", ".join(each.users)
         elif each.id in newest:
-            stays[each.id] = "one of the %d newest that nothing uses" % keep
+            stays[each.id] = "one of the %d newest unused releases" % keep
         elif age < days * DAY:
             stays[each.id] = "built within %g days" % days
     return stays
 
 
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove what nothing needs."""
+    """Remove unused releases and old kept units."""
     keep, days = int(asked["keep"]), float(asked["days"])
     with change_files.exclusive_lock(change_files.UNITS_TURN), hold_build_lock() as free:
         now = time.time()

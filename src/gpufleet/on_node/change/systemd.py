@@ -95,7 +95,7 @@ def is_gone(state: Dict[str, str]) -> bool:
 
 
 def active_since(state: Dict[str, str]) -> Optional[float]:
-    """Return when a unit entered its present state, in seconds since 1970; None: not known."""
+    """Return when a unit entered its current state, in seconds since 1970; None: unknown."""
     name = "ActiveEnterTimestampMonotonic" if is_up(state) else "StateChangeTimestampMonotonic"
     at = int(state.get(name) or 0)
     if not at:

@@ -4,9 +4,9 @@ A unit's files change on disk first, systemd reloads them, and only then the pro
 started, with nothing in between. After a kill the next call resumes: correct units stay, and
 running ones are judged by their fingerprint, not by who wrote their file (docs/decisions/0002).
 
-Other files that units read at start (keys, the launcher, the ranks' program) are on the node once
-for all of its units. A switch replaces them, and the first rollback of a unit restores them: a
-process that starts then has what it ran with before.
+Other files that units read at start (keys, the launcher, the ranks' program) are shared by all
+units of the node. A switch replaces them, and the first rollback of a unit restores them: a process
+that starts then reads the same files as before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Due(NamedTuple):
 
     restart: List[str]
     remove: List[str]
-    right: List[str]
+    unchanged: List[str]
 
 
 def judge_units(
@@ -64,21 +64,21 @@ def judge_units(
 
     `present` are their files, `started` their processes' fingerprints. Pure.
 
-    A unit is right if it is up and its process was started with the desired file's
-    fingerprint; one that is not desired, if it has no file and is stopped.
+    A desired unit is correct if it runs and its process was started with the desired file's
+    fingerprint; an undesired one, if it has no file and is stopped.
     """
     restart: List[str] = []
     remove: List[str] = []
-    right: List[str] = []
+    unchanged: List[str] = []
     for unit, content in sorted(target.items()):
         if content is None:
             there = bool(present[unit]) or not systemd.is_gone(states[unit])
-            (remove if there else right).append(unit)
+            (remove if there else unchanged).append(unit)
             continue
         wanted = systemd.fingerprint(content.decode("utf-8", "replace"))
         runs = systemd.is_up(states[unit]) and wanted is not None and started[unit] == wanted
-        (right if runs else restart).append(unit)
-    return Due(restart, remove, right)
+        (unchanged if runs else restart).append(unit)
+    return Due(restart, remove, unchanged)
 
 
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -171,7 +171,7 @@ def sentence(error: Exception) -> str:
 
 
 def read_next(units: Optional[Sequence[str]]) -> Target:
-    """Return the target in `next/`. Raises `RefusedError` where it is not whole."""
+    """Return the target in `next/`. Raises `RefusedError` if it is incomplete."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     if manifest is None:
         raise RefusedError("nothing is prepared here: run deploys/prepare.py")
@@ -197,7 +197,7 @@ def read_next(units: Optional[Sequence[str]]) -> Target:
 
 
 def pending_file(name: str, sha256: Optional[str]) -> bytes:
-    """Return a file of `next/`; of a secret no hash is written down."""
+    """Return a file of `next/`; secrets have no recorded hash."""
     content = change_files.read("%s/%s" % (change_files.NEXT, name))
     if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
         raise RefusedError(repair_hint(name))
@@ -243,11 +243,11 @@ def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, L
 
 def keep(upgrade: str, target: Target) -> None:
     """
-    Keep the target's present units and the files beside them, unless they are kept already.
+    Keep the target's current units and their files, unless they are already kept.
 
-    The manifest is written last, but before any change: it describes the state before the first
-    switch of this upgrade, however often that is called. Added files are not removed by a rollback:
-    they do no harm.
+    The manifest is written last, but before any change, so that after repeated calls it still
+    describes the state before this upgrade's first switch. A rollback does not remove added files,
+    which are harmless.
     """
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST)
@@ -302,7 +302,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
     # with its new file once systemd has read that, and another start would end the new group.
     started = {unit: systemd.start_record(unit) for unit in names}
     found_due = judge_units(target.units, present, started, states)
-    found.unchanged += found_due.right
+    found.unchanged += found_due.unchanged
     moving = found_due.restart + found_due.remove
     up = [unit for unit in moving if not systemd.is_gone(states[unit])]
     # Before the stop, for nothing is to lie between that and the start.
@@ -402,7 +402,7 @@ def start(units: List[str], found: Progress) -> None:
 
 def forget_failures(units: List[str]) -> None:
     """
-    Forget failures and counted starts.
+    Reset failures and counted starts.
 
     A unit that failed too often refuses to start, and each start counts (StartLimitBurst= in
     systemd.unit(5)). systemctl reports an unknown unit and still handles the others.
@@ -423,8 +423,7 @@ def remove(units: List[str]) -> None:
     """
     Remove units that are stopped, as a deploy would.
 
-    Other drop-ins stay: they may be an operator's, and the way back needs
-    them.
+    Other drop-ins are kept: they may be an operator's, and a rollback needs them.
     """
     if not units:
         return

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: waits until servers have no request, and until they answer one.
+"""RUNS ON THE NODE: wait until servers have no request, and until they answer one.
 
 Where a server answers is in its unit's file. Each wait has its own process: a frozen server delays
 no other, and no wait exceeds its deadline.
@@ -71,7 +71,7 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
-    """Return each running server's number of requests, by URL; None: not known."""
+    """Return each running server's number of requests, by URL; None: unknown."""
     urls = running_urls(asked["units"])
     watch = Watch()
     for url in urls:
@@ -145,7 +145,7 @@ def wait_ready(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
-    """Wait until one unit is ready, has died, or the time is up."""
+    """Wait until one unit is ready or has ended, or for at most the time limit."""
     began = time.monotonic()
     server = Server(unit)
     endpoints.PARAMETERS["journal"] = 0

@@ -1,1 +1,1 @@
-"""Shared by several programs for nodes."""
+"""Modules that several on-node programs share."""

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: a fact, or why it could not be read.
 
-A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" never look
-alike. Reasons are words, with NVML's code, a signal or the loader's text as details. The output is
-always valid JSON, even if the driver answers garbage.
+A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" are always
+distinct. Reasons are words, with NVML's code, a signal or the loader's text as details. The output
+is always valid JSON, even if the driver answers garbage.
 """
 
 from __future__ import annotations
@@ -70,9 +70,9 @@ def missing(reason: str, **more: Any) -> Missing:
 def read(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return the function's value as JSON types, or the reason why it is missing."""
     try:
-        return to_json(function(*arguments))
+        return to_json_types(function(*arguments))
     except Exception as error:
-        return to_json(missing_after(error))
+        return to_json_types(missing_after(error))
 
 
 def missing_after(error: Exception) -> Missing:
@@ -91,7 +91,7 @@ def missing_after(error: Exception) -> Missing:
 
 
 def loader_error() -> str:
-    """Return why NVML's library does not load: the binding says only that it does not."""
+    """Return why NVML's library does not load, which the binding does not report."""
     import ctypes
 
     try:
@@ -106,7 +106,7 @@ def is_missing(value: Any) -> bool:
     return isinstance(value, dict) and "missing" in value
 
 
-def to_json(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """
     Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types.
 
@@ -120,11 +120,11 @@ def to_json(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return missing("implausible", detail=str(value))
     if isinstance(value, dict):
-        return {key: to_json(item) for key, item in value.items()}
+        return {key: to_json_types(item) for key, item in value.items()}
     if hasattr(value, "_fields_"):
         # A versioned struct's first word says its size, which is no fact about the node.
         members = [name for name, *_ in value._fields_ if name != "version"]
-        return {name: to_json(getattr(value, name)) for name in members}
+        return {name: to_json_types(getattr(value, name)) for name in members}
     if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):
-        return [to_json(item) for item in value]
+        return [to_json_types(item) for item in value]
     return value

@@ -12,7 +12,7 @@
       kept/<upgrade>/files/...       and what units read
 
 Files are replaced atomically, and are on disk when `write` returns: a kill leaves the old file or
-the new one. One program at a time changes anything here.
+the new one. Only one program at a time changes these files.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
 
     def refusal() -> RefusedError:
         return RefusedError(
-            "another change has been going on on this node for over %d s: it is one whose "
-            "controller is gone, or another operator's; ask again when it is done" % seconds
+            "another change has been running on this node for over %d s: it is another "
+            "operator's, or its controller is gone; try again when it is done" % seconds
         )
 
     with file_lock.hold(linux_facts.ROOT + path, seconds, refusal):
@@ -88,7 +88,7 @@ def document(path: str) -> Optional[Dict[str, Any]]:
 
 
 def write_document(path: str, content: Dict[str, Any]) -> None:
-    """Write a JSON object, for people too."""
+    """Write a JSON object, indented for readers."""
     write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), 0o600)
 
 

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the node's lock during changes, and cordon and drain marks.
 
-An upgrade removes only its own marks; a person removes marks of people, and an upgrade's only with
-`force`.
+An upgrade removes only its own marks; an operator removes operators' marks, and an upgrade's only
+with `force`.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the holder of the node; `ours`: the upgrade that asks may take it."""
+    """Return the holder of the node; `ours`: the requesting upgrade may take it."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     steal = bool(asked.get("steal"))
     way = deploy_mark.upgrade_obstacle(asked["id"], lock, living, steal=steal)
@@ -81,7 +81,7 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark replicas as drained; a person cannot while a deploy holds the node."""
+    """Mark replicas as drained; an operator cannot while a deploy holds the node."""
     person = asked.get("upgrade") is None
     if person:
         deploy_mark.await_end()
@@ -135,7 +135,9 @@ def drain_marks() -> Dict[str, Any]:
 
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
-    """Make a mark unless there is one; a person's replaces an upgrade's. Return whether made."""
+    """
+    Create a mark unless there is one; an operator's replaces an upgrade's. Return whether made.
+    """
     found = change_files.document(path)
     upgrade = asked.get("upgrade")
     # A person's word is above an upgrade's, which cannot lift it then.
@@ -152,7 +154,7 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
 
 
 def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
-    """Remove a mark; None: done, "": there was none, else why it stays."""
+    """Remove a mark; return None if done, "" if there was none, else why it stays."""
     found = change_files.document(path)
     if found is None:
         return ""
@@ -163,7 +165,7 @@ def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
     if upgrade is not None:
         return "%s stays: it is %s's (%s), not this upgrade's" % (what, found["by"], found["why"])
     return (
-        "%s stays: upgrade %s of %s made it (%s) and lifts it by itself; `gpufleet upgrade "
+        "%s stays: upgrade %s of %s made it (%s) and lifts it when it ends; `gpufleet upgrade "
         "--resume` finishes that upgrade, --force lifts the mark anyway"
         % (what, whose, found["by"], found["why"])
     )

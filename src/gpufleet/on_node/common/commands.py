@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: programs of the node. Query programs change nothing.
+"""RUNS ON THE NODE: run programs of the node. Query programs change nothing.
 
-A program is looked up below the probe's root, so that a tree's own scripts answer for a tree. It
-gets no input, the C locale and a deadline. It ends with its caller, except if the caller alone was
-killed by SIGKILL.
+A program is looked up below the probe's root, so that in tests a tree's own scripts run. It gets no
+input, the C locale and a deadline. It ends with its caller, unless only the caller is killed by
+SIGKILL.
 """
 
 from __future__ import annotations
@@ -45,10 +45,10 @@ def run(
     name: str, *arguments: str, seconds: float, take: Callable[[bytes], Any] | None = None
 ) -> Output:
     """
-    Run a program and return what it answered; with `take`, hand its output over piece by piece.
+    Run a program and return its result; with `take`, pass its output on piece by piece.
 
-    Raises `CannotRead` with `no_program` or `timeout`. A status that is not 0 is for the caller to
-    judge: `refusal_of()` makes an answer of it.
+    Raises `CannotRead` with `no_program` or `timeout`. The caller judges a status other than 0:
+    `refusal_of()` makes an exception of it.
     """
     program = subprocess.Popen(
         [path_of(name), *arguments],

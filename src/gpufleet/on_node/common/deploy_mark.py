@@ -3,10 +3,10 @@
     /var/lib/gpufleet/change/deploy.json   {"id", "owner", "from", "since", "what", "process",
                                             "pid", "start", "boot"}
 
-`process` is the deploy's on its own machine. `pid` is what serves its connection here: sshd's
-process, or the deploy itself where it runs on this very machine. A deploy without its connection
-can change nothing here, so a record is valid only while its process exists: that is recognised by
-the process' start and the boot, without a clock or an unlock.
+`process` is the deploy's on its own machine. `pid` serves its connection here: sshd's process, or
+the deploy itself if it runs on this machine. A deploy without its connection can change nothing
+here, so a record is valid only while that process exists, which is identified by its start time and
+the boot, without a clock or an unlock.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.on_node.common import change_files
 
 DEPLOY = change_files.HOME + "/deploy.json"
 SERVERS = ("sshd", "dropbear")
-"""How processes are named that serve a connection: sshd, since OpenSSH 9.8 sshd-session."""
+"""Names of the process that serves a connection: sshd, since OpenSSH 9.8 sshd-session."""
 # A connection whose controller has just ended takes this long to end here, on a busy node.
 ENDS_SECONDS = 3
 POLL_SECONDS = 0.1
@@ -39,7 +39,7 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
     """
     Return the mark that blocks a deploy: "lock", "deploy", or "".
 
-    `upgrade` is the one that runs this deploy. `living` is the deploy that has the node.
+    `upgrade` is the one that runs this deploy. `living` is the deploy that holds the node.
     """
     if lock is not None and (upgrade is None or lock.get("id") != upgrade):
         return "lock"
@@ -89,7 +89,7 @@ def start_of(pid: Any) -> Optional[int]:
 
 
 def boot_id() -> str:
-    """Return which boot this is."""
+    """Return the boot's id."""
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 

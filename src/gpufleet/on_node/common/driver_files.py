@@ -17,7 +17,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 def kernels() -> dict[str, Any]:
-    """Return `kernels`, all that are installed, and `disk`, the module for the running one."""
+    """Return `kernels`, all installed ones, and `disk`, the module for the running one."""
     running = line("/proc/sys/kernel/osrelease")
     installed = sorted(filter(is_installed, directory_names("/lib/modules")), key=version_key)
     asked = {kernel: read(module, kernel) for kernel in {*installed, running}}

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: questions in processes of their own, with deadlines.
+"""RUNS ON THE NODE: questions in separate processes, with deadlines.
 
 NVML hangs and crashes on broken GPUs, files hang on dead mounts, programs on a stuck disk; and a
 process stuck in the kernel cannot be killed. So the caller forks, waits at most until the
@@ -26,7 +26,7 @@ MEMORY_BYTES = 2 << 30
 
 
 Question = Tuple[Callable[[], Any], float]
-"""A function, and the seconds that its answer may take."""
+"""A function, and its deadline in seconds."""
 
 
 class Watched:
@@ -106,8 +106,9 @@ class Turn(Watched):
     """
     A forked process that answers questions in order, with a deadline of `seconds`.
 
-    A process costs a node more than most questions do. Questions left when it ends or times out
-    have no answer: one of them hangs or crashes, or the node is slow.
+    One process for several questions, because a process costs more than most questions. Remaining
+    questions have no answer when it ends or times out: one of them hangs or crashes, or the node is
+    slow.
     """
 
     def __init__(self, questions: Mapping[Any, Question], seconds: float) -> None:
@@ -121,7 +122,7 @@ class Turn(Watched):
         self.start(speak, seconds)
 
     def answers(self) -> Iterator[Tuple[Any, Any]]:
-        """Yield those that have arrived since the last time, with their questions' keys."""
+        """Yield the answers since the last call, with their questions' keys."""
         if len(self.output) > ANSWER_BYTES:
             return
         *lines, self.output = self.output.split(b"\n")
@@ -156,7 +157,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
 
 
 def limit_memory() -> None:
-    """Limit a question's memory to its share of the node's."""
+    """Limit a question's memory to a share of the node's."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or most > MEMORY_BYTES:
         with contextlib.suppress(OSError, ValueError):
@@ -164,7 +165,7 @@ def limit_memory() -> None:
 
 
 class Watch:
-    """The questions that are out. During the wait the answers of all are collected."""
+    """The running questions. While waiting for some, it collects the answers of all."""
 
     def __init__(self) -> None:
         self.out: Dict[Any, Watched] = {}
@@ -173,7 +174,7 @@ class Watch:
         self.known: Dict[Any, Any] = {}
 
     def ask(self, key: Any, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Ask in a process of its own, with a deadline in `seconds` from now."""
+        """Ask a question in a separate process, with a deadline in `seconds` from now."""
         try:
             self.out[key] = Watched(function, seconds, keep)
         except OSError as error:  # the node has no room for another process
@@ -181,9 +182,10 @@ class Watch:
 
     def ask_in_turn(self, questions: Mapping[Any, Question], seconds: float) -> None:
         """
-        Ask all questions in one process; those without an answer after `seconds`, each in its own.
+        Ask all questions in one process; after `seconds`, each one without an answer in its own
+        process.
 
-        Only for questions that may be asked twice.
+        Only for questions that can be repeated.
         """
         try:
             self.turns.append(Turn(questions, seconds))

@@ -5,7 +5,7 @@
         select on exchange; exchange.advance(now)
 
 A server that accepts and stays silent, or sends its answer byte by byte or without end, costs only
-a descriptor until the deadline. Addresses are numbers: no name is looked up.
+a file descriptor until the deadline. Addresses are IP addresses: no name is looked up.
 """
 
 from __future__ import annotations
@@ -60,11 +60,11 @@ class Exchange:
             self._fail(errno.errorcode.get(code, str(code)))
 
     def fileno(self) -> int:
-        """Return the descriptor that is waited for."""
+        """Return the file descriptor to wait for."""
         return self._socket.fileno()
 
     @property
-    def sends(self) -> bool:
+    def wants_write(self) -> bool:
         """Return whether it waits until it may send, not until it may read."""
         return bool(self._unsent)
 

@@ -89,7 +89,7 @@ class Lines:
         return (seconds is not None and seconds < START) or text.startswith(FIRST_WORDS)
 
     def document(self, source: str) -> Dict[str, Any]:
-        """Return the newest lines, in order, and how many others there were."""
+        """Return the newest lines, in order, and the number of omitted ones."""
         kept: List[Tuple[int, float, str]] = sorted(
             line for lines in self.kinds.values() for line in lines
         )[-KEPT:]

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: facts from the machine's files: Linux, the PCI bus, the network.
 
-Every path is read below `ROOT`, which is "" on a real machine. To describe another machine,
-`ANSWERS` has the results of system calls; on a real one it is empty.
+Every path is read below `ROOT`, which is "" on a real machine. In tests `ANSWERS` has the recorded
+results of system calls; on a real machine it is empty.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def pci_place(at: str) -> dict[str, Any]:
 
 
 def real_path(path: str) -> str:
-    """Return where a link of sysfs leads."""
+    """Return the target of a sysfs link."""
     return os.path.realpath(ROOT + path)[len(os.path.realpath(ROOT + "/").rstrip("/")) :]
 
 
@@ -152,10 +152,10 @@ def infiniband(name: str) -> dict[str, Any]:
 
 def manages_switches(at: str) -> bool:
     """
-    Return whether a board's NVSwitches are managed over this device, by its vital product data.
+    Return whether a board's NVSwitches are managed over this device, from its vital product data.
 
-    Read only where a board has such switches: it takes the card up to 0.1 s. A virtual machine has
-    the GPUs without these devices: its host manages the switches.
+    Only read on boards with such switches, because it takes the card up to 0.1 s. A virtual machine
+    has the GPUs without these devices: its host manages the switches.
     """
     if SWITCHES_OVER_INFINIBAND.isdisjoint(str(each["device"]) for each in pci_functions()):
         return False
@@ -171,8 +171,8 @@ def net(name: str) -> dict[str, Any]:
     """
     Return one net device; `speed` in Mbit/s, unknown without a link.
 
-    `networks` are all its IPv4 addresses with the lengths of their prefixes, `kind` is Linux' word
-    for a device that is no plain NIC, `lower` are the devices that it consists of (a bond's).
+    `networks` are all its IPv4 addresses with the lengths of their prefixes, `kind` is Linux's type
+    of a device that is not a plain NIC, `lower` are the devices that it consists of (a bond's).
     """
     at = "/sys/class/net/" + name
     return {
@@ -264,7 +264,10 @@ def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _address(body: bytes) -> str | None:
-    """Return the address of a struct ifaddrmsg with its attributes; IFA_LOCAL is the own one."""
+    """
+    Return the address of a struct ifaddrmsg with its attributes; IFA_LOCAL is the device's own
+    address.
+    """
     attributes: dict[int, bytes] = {}
     at = 8
     while at + 4 <= len(body):
@@ -318,7 +321,7 @@ MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def host() -> dict[str, Any]:
-    """Return what the machine's files say."""
+    """Return the facts from the machine's files."""
     facts = {name: read(function) for name, function in HOST_FACTS}
     facts["module"] = {name: read(function) for name, function in MODULE_FACTS}
     return facts

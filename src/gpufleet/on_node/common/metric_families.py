@@ -1,8 +1,7 @@
 """RUNS ON THE NODE: the metrics of gpufleet's programs on nodes, with their help texts.
 
-The one list: `gpufleet.monitoring.metrics.gpufleet_metrics` makes of it what rules and dashboards
-name, with labels and where each is served. docs/reference/node-metrics.md says where each value is
-from.
+The only list: `gpufleet.monitoring.metrics.gpufleet_metrics` adds labels and where each is served,
+for rules and dashboards. docs/reference/node-metrics.md has the source of each value.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ _FAMILIES = {
     "deploy_timestamp_seconds": (
         GAUGE, "When a deploy last came to its end on the node, in seconds since 1970"),
     "node_info": (
-        GAUGE, "Always 1; its labels say what the node runs, an empty one that it has none"),
+        GAUGE, "Always 1; its labels say what the node runs; an empty label: none"),
     "driver_mismatch": (
         GAUGE, "Whether a part of the driver has another version than the loaded module"),
     "reboot_pending": (
@@ -29,13 +28,13 @@ _FAMILIES = {
     "node_unchecked": (
         GAUGE, "Whether the driver was touched and no check has passed since: nothing starts"),
     "gpus": (
-        GAUGE, "How many GPUs the node is to have (expected) and has (present)"),
+        GAUGE, "How many GPUs the node should have (expected) and has (present)"),
     "stage_info": (
         GAUGE, "Always 1; its labels say what a stage is"),
     "stage_active": (
         GAUGE, "Whether a stage's unit is active"),
     "stage_restarts_total": (
-        COUNTER, "How often systemd started a unit of a stage again by itself"),
+        COUNTER, "How often systemd restarted a stage's unit by itself"),
     # The same where there is no DCGM.
     "gpu_temperature_celsius": (
         GAUGE, "Temperature of a GPU, in degrees"),
@@ -70,15 +69,15 @@ _FAMILIES = {
         GAUGE, "When the node was last compared with what is declared, in seconds since 1970"),
     # the watchdog: watchdog.prom
     "watchdog_mode_info": (
-        GAUGE, "Always 1; its labels say what is done about a stalled stage"),
+        GAUGE, "Always 1; its labels say what the watchdog does about a stalled stage"),
     "watchdog_stalled": (
         GAUGE, "Whether a stage has work and makes no progress"),
     "watchdog_idle_seconds": (
-        GAUGE, "Since a stage last made progress while it has work, in seconds"),
+        GAUGE, "Seconds since a stage with work last made progress"),
     "watchdog_stalls_total": (
         COUNTER, "How often a stage was found stalled"),
     "watchdog_restarts_total": (
-        COUNTER, "How often the watchdog started a stage again"),
+        COUNTER, "How often the watchdog restarted a stage"),
     "watchdog_timestamp_seconds": (
         GAUGE, "When the watchdog last looked, in seconds since 1970"),
 }  # fmt: skip

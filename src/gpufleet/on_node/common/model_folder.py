@@ -15,7 +15,7 @@ NOTES = ".cache/"
 
 
 def sizes(directory: str) -> Iterator[Tuple[str, int]]:
-    """Yield each file below a directory with its bytes; raises `OSError` if it is not there."""
+    """Yield each file below a directory with its bytes; raise `OSError` if it is missing."""
     os.listdir(directory)
     for place, _, names in os.walk(directory):
         for name in names:

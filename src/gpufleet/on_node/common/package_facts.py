@@ -53,7 +53,7 @@ def debian() -> dict[str, Any]:
 
 
 def red_hat() -> dict[str, Any]:
-    """Return rpm's packages; of a kernel in several versions the last that rpm names."""
+    """Return rpm's packages; for a kernel in several versions the last one that rpm lists."""
     form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
     output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
     if output.status:
@@ -94,7 +94,7 @@ def upgrades() -> dict[str, Any]:
 
 
 def apt() -> dict[str, Any]:
-    """Return apt's settings; `enabled` is that apt's timer is to start them."""
+    """Return apt's settings; `enabled`: apt's timer starts unattended upgrades."""
     # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
     output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
     if output.status:
@@ -145,9 +145,10 @@ def text(path: str) -> str:
         return ""
 
 
-def unattended_upgrader(settings: Any, installed: Any, units: Any) -> Any:
+def unattended_upgrade_settings(settings: Any, installed: Any, units: Any) -> Any:
     """
-    Return the settings of unattended upgrades; `enabled`: they run, by all three sources.
+    Return the settings of unattended upgrades; `enabled` combines all three sources: whether they
+    run.
 
     Debian: the package is installed and apt's timer is set to start it. Red Hat: a timer of
     dnf-automatic is enabled, and it installs. If a source that is needed cannot be read, `enabled`

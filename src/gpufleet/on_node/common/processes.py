@@ -13,7 +13,10 @@ from gpufleet.on_node.common.linux_facts import line
 
 
 def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any]:
-    """Return a process' name (`otherwise` asks the driver for it), systemd unit and user."""
+    """
+    Return a process' name (if unknown, the result of `otherwise`, which queries the driver),
+    systemd unit and user.
+    """
     name = read(line, "/proc/%d/comm" % pid)
     return {
         "name": read(otherwise, pid) if is_missing(name) else name,

@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: the stages with a unit here, and the descriptions of models here.
 
-Units are read from disk, started or not: the next plan keeps their places. Only a model's
+Units are read from disk, running or not, because the next plan keeps their places. Only a model's
 descriptions are read, not its weights.
 """
 
@@ -64,10 +64,10 @@ def stage(unit: str) -> dict[str, Any]:
 
 def started_release(text: str) -> dict[str, Any]:
     """
-    Return the release that a unit starts, and its arguments as the unit has them, by line.
+    Return the release that a unit starts, and its arguments, one per line of the unit.
 
-    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each.
-    A rank of a replica over nodes has its program there, and the release in an argument.
+    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each. A multi-node
+    rank has vllm-rank there, and the release in an argument.
     """
     _, _, rest = text.partition("\nExecStart=")
     lines = []
@@ -137,5 +137,5 @@ def tensors(path: str) -> int:
         header = int.from_bytes(file.read(8), "little")
     size = os.path.getsize(path) - 8 - header
     if size < 0:
-        raise ValueError("%s is cut off, or no safetensors file" % path)
+        raise ValueError("%s is cut off, or is not a safetensors file" % path)
     return size

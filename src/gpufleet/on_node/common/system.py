@@ -117,7 +117,7 @@ def space(path: str) -> dict[str, int]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Return the file system that a path is on, or would be on: its nearest existing parent's."""
+    """Return the file system of a path, or of its nearest existing parent."""
     there = os.path.normpath("/" + path.lstrip("/"))
     if "disks" in linux_facts.ANSWERS:
         return dict(disk_entry(linux_facts.ANSWERS["disks"], there))
@@ -183,7 +183,7 @@ def reboot_required() -> bool:
 
 
 def releases() -> list[str]:
-    """Return the names of the vLLM releases that are whole."""
+    """Return the names of the complete vLLM releases."""
     return [
         name
         for name in linux_facts.directory_names(RELEASES)
@@ -270,7 +270,7 @@ def acs() -> list[dict[str, Any]]:
 
 
 def bridges_above(path: str) -> Iterator[str]:
-    """Yield the sysfs paths of the PCI functions that one hangs below."""
+    """Yield the sysfs paths of the PCI functions above a function."""
     parent = os.path.dirname(path)
     while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(parent)):
         yield parent

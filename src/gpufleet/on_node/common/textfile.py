@@ -14,7 +14,7 @@ from typing import Dict, Iterable, Tuple, Union
 from gpufleet.on_node.common.metric_families import FAMILIES
 
 DIRECTORY = "/var/lib/gpufleet/textfile"
-"""Root's, 0755; the role makes it."""
+"""Owned by root, mode 0755; the role creates it."""
 
 Labels = Dict[str, str]
 Number = Union[int, float]
@@ -43,7 +43,7 @@ def text(samples: Iterable[Sample]) -> str:
 
 
 def format_labels(labels: Labels) -> str:
-    """Return labels as the format has them: {stage="tiny-0",model="tiny"}."""
+    """Return labels in the format's notation: {stage="tiny-0",model="tiny"}."""
     if not labels:
         return ""
     return "{%s}" % ",".join('%s="%s"' % (name, escaped(str(labels[name]))) for name in labels)

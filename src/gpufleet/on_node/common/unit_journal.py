@@ -93,7 +93,7 @@ def read_lines(unit: str) -> dict[str, Any]:
         entries = entries[cursors.index(PARAMETERS["cursor"]) + 1 :]
     hide = secret_redactor(secrets(unit_text(unit)))
     lines = [line(entry, hide) for entry in entries[-wanted:]]
-    kept = truncate_lines(lines)
+    kept = keep_last_lines(lines)
     return {
         "lines": kept,
         "more": len(entries) > wanted or len(kept) < len(entries),
@@ -155,7 +155,7 @@ class Printed:
 
 
 def refuse(output: Output) -> None:
-    """Raise `CannotRead` if entries are missing for another reason than that none exist."""
+    """Raise `CannotRead` if entries are missing although they may exist."""
     if "insufficient permissions" in output.err or "not seeing messages from" in output.err:
         raise CannotRead("no_permission", detail="the journal needs root, or group systemd-journal")
     if "No journal files were found" in output.err:
@@ -193,8 +193,8 @@ def number(value: Any) -> int | None:
     return int(value) if str(value).isdigit() else None
 
 
-def truncate_lines(lines: list[list[Any]]) -> list[list[Any]]:
-    """Return the last lines that together are not too much."""
+def keep_last_lines(lines: list[list[Any]]) -> list[list[Any]]:
+    """Return the last lines whose total length is within the limit."""
     total, first = 0, len(lines)
     while first and total + len(lines[first - 1][3]) <= ALL_CHARACTERS:
         first -= 1
@@ -222,12 +222,12 @@ def state(stage: str) -> dict[str, Any]:
     with open("%s/run/vllm/%s/rank.json" % (linux_facts.ROOT, stage), encoding="utf-8") as file:
         document = json.loads(file.read(STATE_BYTES))
     if not isinstance(document, dict) or document.get("schema") != 1:
-        raise CannotRead("version", detail="rank.json is of another release of gpufleet")
+        raise CannotRead("version", detail="rank.json is from another release of gpufleet")
     return document
 
 
 def clocks(stage: str) -> dict[str, float]:
-    """Return by how much the clocks of the other ranks' nodes are ahead, in milliseconds."""
+    """Return how far the clocks of the other ranks' nodes are ahead, in milliseconds."""
     peers = state(stage).get("peers") or {}
     return {
         name: peer["clock_offset_ms"]

@@ -1,1 +1,1 @@
-"""A node's state, read in one go, and files put in place."""
+"""Read a node's state in one program, and place files."""

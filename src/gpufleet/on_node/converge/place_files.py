@@ -68,7 +68,7 @@ def place(entries: list[dict[str, Any]]) -> None:
 
 
 def refusal() -> RefusedError:
-    """Return the error for another run that does not end."""
+    """Return the error if another run does not end."""
     return RefusedError(
         "another run has been placing files on this node for over %d s: wait for it, or end it, "
         "then run again" % LOCK_SECONDS
@@ -76,7 +76,7 @@ def refusal() -> RefusedError:
 
 
 def temporary(path: str) -> str:
-    """Return the temporary name beside a path: hidden, and short whatever the name's length."""
+    """Return a hidden temporary name beside a path, short for names of any length."""
     directory, name = os.path.split(path)
     return os.path.join(directory, TEMPORARY + hashlib.sha256(os.fsencode(name)).hexdigest()[:16])
 
@@ -160,7 +160,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def place_file(entry: dict[str, Any]) -> None:
-    """Write a new file and rename it into place, whatever was wrong with the old one."""
+    """Write a new file and rename it into place, whatever the old one's state."""
     parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 
@@ -232,7 +232,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Place everything; report a problem in one sentence."""
+    """Place all entries; report a problem in one sentence."""
     entries = PARAMETERS.get("entries", [])
     try:
         place(entries)
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return what went wrong, without the path that the sentence already has."""
+    """Return the error, without the path that the message already has."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -88,7 +88,7 @@ def tables(wanted: List[str]) -> List[str]:
 
 
 def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
-    """Return the paths to remove, without those inside folders that go as a whole."""
+    """Return the paths to remove, without those inside folders that are removed completely."""
     found = {path for each in patterns for path in glob.glob(each)}
     found = {
         below
@@ -101,7 +101,7 @@ def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
 
 
 def removable_paths(path: str, keep: List[str]) -> List[str]:
-    """Return a path, or for a folder with kept content everything else in it."""
+    """Return a path or, for a folder with kept content, everything else in it."""
     if not any(is_inside(each, path) for each in keep):
         return [path]
     there = [os.path.join(path, name) for name in os.listdir(path)]
@@ -209,7 +209,7 @@ def remove_path(path: str) -> None:
 
 
 def main() -> None:
-    """Look, remove if asked, and print what remains."""
+    """List the parts, remove them on request, and print the remaining ones."""
     if PARAMETERS["action"] == "remove":
         remove(PARAMETERS)
     print(json.dumps({"schema": 1, "error": "", "found": look(PARAMETERS)}))

@@ -152,7 +152,7 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2); raises if `data` are no packets."""
+    """Yield each packet's tag and body (RFC 4880, 4.2); raise if `data` are not packets."""
     at = 0
     while at < len(data):
         first = data[at]

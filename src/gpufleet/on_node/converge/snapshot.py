@@ -63,7 +63,7 @@ def reason(error: BaseException) -> str:
 
 
 def run(*argv: str) -> str:
-    """Return a command's output; raise OSError with what it said."""
+    """Return a command's output; raise OSError with its error message."""
     try:
         done = subprocess.run(
             argv,
@@ -103,7 +103,7 @@ def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
 
 
 def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
-    """Return the state of a path; for a secret, which of the requested hashes it has."""
+    """Return the state of a path; for a secret, the requested hash that it has."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -178,7 +178,7 @@ def units_on_disk() -> list[str]:
 
 
 def is_like(name: str, pattern: str) -> bool:
-    """Return whether a unit that can be shown has a name that matches."""
+    """Return whether a unit's name is valid and matches a pattern."""
     return fnmatch.fnmatchcase(name, pattern) and bool(UNIT_NAME.match(name))
 
 
@@ -206,9 +206,9 @@ def has_marker(path: str) -> bool:
 
 def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Return {name: state}, and {pattern: our units that match, on disk or known to systemd}.
+    Return {name: state}, and {pattern: gpufleet's matching units, on disk or known to systemd}.
 
-    One call for all; units that match a pattern also get a state.
+    It uses one call for all; units that match a pattern also get a state.
     """
     patterns = sorted(set(patterns))
     try:

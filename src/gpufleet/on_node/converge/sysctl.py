@@ -30,7 +30,7 @@ def path_of(name: str, root: str) -> str:
 
 
 def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
-    """Return the present value of one setting."""
+    """Return the current value of one setting."""
     try:
         with open(path_of(name, root)) as kernel:
             value = int(kernel.read())

@@ -36,7 +36,7 @@ def main() -> None:
 
 
 def error() -> "str | None":
-    """Return why the configuration is refused, None if it is not."""
+    """Return why the configuration is refused; None if it is valid."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-", dir="/run") as folder:
         for path, content in PARAMETERS["files"].items():
             at = os.path.join(folder, path)

@@ -96,7 +96,7 @@ def main() -> None:
 
 
 def since() -> float:
-    """Return from when on something is of interest, in seconds since 1970."""
+    """Return the start of the period of interest, in seconds since 1970."""
     return time.time() - float(PARAMETERS.get("seconds", 86400))
 
 
@@ -107,7 +107,7 @@ def boot() -> float:
 
 
 def unit_of(stage: str) -> str:
-    """Return the name of a stage's unit; raises `CannotRead` for an id that is none."""
+    """Return the name of a stage's unit; raise `CannotRead` for an invalid id."""
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
     return GATEWAY_UNIT if stage == GATEWAY else "vllm-%s.service" % stage
@@ -123,7 +123,7 @@ def stage_lines(stage: str) -> List[List[Any]]:
         fields=unit_journal.FIELDS,
     )
     hide = unit_journal.secret_redactor(unit_journal.secrets(unit_journal.unit_text(unit)))
-    return unit_journal.truncate_lines([unit_journal.line(each, hide) for each in entries])
+    return unit_journal.keep_last_lines([unit_journal.line(each, hide) for each in entries])
 
 
 def unit_properties(name: str) -> dict[str, str]:
@@ -177,7 +177,7 @@ def kernel_lines() -> List[List[Any]]:
         for each in lines
         if kernel_messages.ABOUT.search(each[3]) or (each[2] is not None and each[2] <= WARNING)
     ]
-    return unit_journal.truncate_lines(kept[-KEPT_KERNEL_LINES:])
+    return unit_journal.keep_last_lines(kept[-KEPT_KERNEL_LINES:])
 
 
 def changes() -> List[List[Any]]:

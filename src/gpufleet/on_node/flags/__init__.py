@@ -1,1 +1,1 @@
-"""The flags of one vLLM release, read from its sources."""
+"""Read the flags of one vLLM release from its sources."""

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: which statements of a module's top level bind which names."""
+"""RUNS ON THE NODE: find the top-level statements of a module that bind a name."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ class Bindings:
     """
     The statements of one module that bind names, in their order.
 
-    `at_run_time` has them by name; what is under `if TYPE_CHECKING` does not count there. `stars`
-    are the star imports. `postponed`: the module's annotations are not evaluated.
+    `at_run_time` has them by name, without those under `if TYPE_CHECKING`. `stars` are the star
+    imports. `postponed`: the module's annotations are not evaluated.
     """
 
     def __init__(self, tree: ast.Module) -> None:

@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: an argument parser of vLLM's as plain JSON values (docs/configure/flags.md).
+"""RUNS ON THE NODE: convert an argument parser of vLLM to plain JSON values
+(docs/configure/flags.md).
 
 Other values are an object with one key: {"$object": CLASS}, {"$factory": true}, {"$runtime": NAME},
 {"$suppress": true}, {"$unset": true}.
@@ -44,7 +45,7 @@ def document_flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Di
             continue
         entry = _flag(action, accepted.get(id(action), []), id(action) in deprecated)
         entry["group"] = groups.get(id(action))
-        entry["default"] = to_json(action.default)
+        entry["default"] = to_json_types(action.default)
         if help_texts and _help(action):
             entry["help"] = _help(action).replace("%%", "%")
         found.append(entry)
@@ -71,10 +72,10 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
         "positional": not action.option_strings,
         "action": None if kind in _PLAIN_ACTIONS else kind,
         "type": type_name(action.type),
-        "choices": None if action.choices is None else to_json(list(action.choices)),
+        "choices": None if action.choices is None else to_json_types(list(action.choices)),
         "suggested": _suggested(action),
         "nargs": action.nargs or None,  # 0: takes none, which its kind says already
-        "const": to_json(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
+        "const": to_json_types(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
         "deprecated": bool(
             deprecated
             or getattr(action, "deprecated", False)
@@ -98,7 +99,7 @@ def _suggested(action: argparse.Action) -> List[Any]:
     if action.choices is not None or shown is None:
         return []
     if isinstance(shown, (list, tuple)):
-        return list(to_json(shown))
+        return list(to_json_types(shown))
     braced = re.match(r"\{([^}]*)\}", shown)
     return [value for value in braced.group(1).split(",") if value] if braced else []
 
@@ -137,14 +138,14 @@ def _enclosed(function: Any) -> List[Any]:
 
 
 def _lowers(convert: Any) -> bool:
-    """Return whether it takes `Flash-Attn` for `flash_attn`, as those of the backends' names do."""
+    """Return whether it accepts `Flash-Attn` for `flash_attn`, as types of backend names do."""
     try:
         return bool(convert("Aa-Bb_c") == "aa_bb_c")
     except Exception:
         return False
 
 
-def to_json(value: Any) -> Any:
+def to_json_types(value: Any) -> Any:
     """Return `value` as JSON types; other values as an object with one key."""
     if value is argparse.SUPPRESS:
         return {"$suppress": True}
@@ -157,11 +158,11 @@ def to_json(value: Any) -> Any:
     if value is None or isinstance(value, (bool, int, float, str)):
         return value
     if isinstance(value, (list, tuple)):
-        return [to_json(one) for one in value]
+        return [to_json_types(one) for one in value]
     if isinstance(value, (set, frozenset)):
-        return sorted((to_json(one) for one in value), key=str)
+        return sorted((to_json_types(one) for one in value), key=str)
     if isinstance(value, dict):
-        return {str(key): to_json(one) for key, one in value.items()}
+        return {str(key): to_json_types(one) for key, one in value.items()}
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"$object": type(value).__name__}
     return {"$runtime": getattr(value, "__qualname__", type(value).__name__)}
@@ -176,13 +177,18 @@ def fields(cls: Any) -> Dict[str, Any]:
         default, bounds = field.default, {}
         if isinstance(default, FieldInfo):
             bounds = default.bounds
-            default = {"$factory": True} if default.default_factory else to_json(default.default)
+            default = (
+                {"$factory": True} if default.default_factory else to_json_types(default.default)
+            )
         elif field.default_factory is not dataclasses.MISSING:
             try:
-                default = to_json(field.default_factory())
+                default = to_json_types(field.default_factory())
             except Exception:  # it looks at the machine
                 default = {"$factory": True}
-        entry: Dict[str, Any] = {"type": annotation_text(field.type), "default": to_json(default)}
+        entry: Dict[str, Any] = {
+            "type": annotation_text(field.type),
+            "default": to_json_types(default),
+        }
         if bounds:
             entry["constraints"] = bounds
         if not field.init:

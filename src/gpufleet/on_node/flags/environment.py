@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the environment variables of one release, with types and defaults.
 
-vLLM keeps a table of functions, one a variable. Its source says which variables each function
-looks at; running the function says the default, the choices and which texts it takes.
+vLLM keeps a table of functions, one per variable. Its source shows which variables each function
+reads; running the function shows the default, the choices and the accepted texts.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
     """Return the function's default; {"$runtime": ...} if it varies or needs other packages."""
     before = Decisions.count
-    first, second = (document.to_json(_with(read, {})) for _ in range(2))
+    first, second = (document.to_json_types(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
     constant = first == second and not made and Decisions.count == before
     return first if constant else {"$runtime": declared}
@@ -154,7 +154,7 @@ def _validated(read: Optional[Callable[[], Any]]) -> Dict[str, Any]:
 
 def _form(name: str, read: Optional[Callable[[], Any]]) -> Optional[str]:
     """
-    Find out by trial which values a function accepts: any (None), JSON, numbers, or only integers.
+    Find by trial which values a function accepts: any (None), JSON, numbers, or only integers.
     """
 
     def takes(text: str) -> bool:

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: fake packages for vLLM's code that defines flags.
 
-`Field` and `dataclass` of pydantic keep what the argument parser asks of them: the fields, their
-types, defaults and bounds. Nothing is validated, and `__post_init__` does not run: there, configs
-look at the machine. The platform is CUDA's on every machine, so that a release has one schema.
+`Field` and `dataclass` of pydantic keep only what the argument parser reads: fields, types,
+defaults and bounds. Nothing is validated, and `__post_init__` does not run, because configs inspect
+the machine there. The platform is CUDA's on every machine, so that a release has one schema.
 """
 
 # ruff: noqa: ARG001, ARG005 - they stand for functions that take anything
@@ -144,7 +144,7 @@ PYDANTIC: "dict[str, Any]" = {
 
 
 def _type_variable(name: str, *bounds: Any, **options: Any) -> Any:
-    """Make a TypeVar without the default that Python has known only since 3.13."""
+    """Make a TypeVar without its default, which Python supports only since 3.13."""
     options.pop("default", None)
     return typing.TypeVar(name, *bounds, **options)
 
@@ -159,7 +159,7 @@ EXTENSIONS: "dict[str, Any]" = {
 
 
 class Namespace:
-    """A module with the names of `names`; any other name is absent."""
+    """A module with the given `names`; other names are placeholders."""
 
     def __init__(self, name: str, names: Mapping[str, Any]) -> None:
         self.__dict__.update(names)
@@ -197,12 +197,12 @@ REPLACED: "dict[tuple[str, str], Any]" = {
 }
 
 
-def fake_module(name: str, import_module: Callable[[str], Any]) -> Any:
+def module_for_import(name: str, import_module: Callable[[str], Any]) -> Any:
     """
     Return the module that vLLM's code gets for an import of `name`, which is not vLLM's own.
 
-    The standard library is real, but for its ways to import (`import_module` serves those);
-    packages are the stand-ins above or absent.
+    The standard library is real, except its import functions (`import_module` replaces them);
+    packages are the fakes above or placeholders.
     """
     top = name.partition(".")[0]
     if top in ("pydantic", "pydantic_core"):
@@ -246,7 +246,7 @@ def order_literals() -> None:
     Give Literal types a hash that is the same in every process.
 
     Their own hash depends on addresses, and 0.8.5 takes a flag's choices from the first of two in a
-    set; so its real parser's choices vary between runs. With this hash the longer one is found
+    set; so its real parser's choices vary between runs. This hash makes the longer of the two the
     first.
     """
     alias: Any = type(typing.Literal["a", "b"])

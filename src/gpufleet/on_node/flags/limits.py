@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: limits of flags' values that vLLM checks at start but not in the parser.
 
-The engine's arguments make config classes whose fields pydantic checks: `CacheConfig(block_size=
-self.block_size)`. Where a flag's value reaches a field as it is, the field's bounds and names are
-the flag's. They are read from the calls and classes themselves; a value that may change on its way
+The engine's arguments create config classes whose fields pydantic checks: `CacheConfig(block_size=
+self.block_size)`. If a flag's value reaches a field unchanged, the field's bounds and names apply
+to the flag. They are read from the calls and classes themselves; a value that may change on its way
 is omitted.
 """
 
@@ -25,7 +25,7 @@ _CHANGING = {"before", "wrap", "plain"}
 
 
 class _Use(NamedTuple):
-    """One keyword of a call that makes a config, and the switch without which it is not made."""
+    """One keyword of a call that creates a config, and the switch that enables the call."""
 
     cls: str
     field: str
@@ -153,7 +153,9 @@ def _own(node: Any) -> bool:
 
 
 def _uses(node: ast.AST, needs: "tuple[str, ...]" = ()) -> Iterator["tuple[str, _Use]"]:
-    """Yield each attribute that a call passes to a config unchanged; "?" is another condition."""
+    """
+    Yield each attribute that a call passes to a config unchanged; "?": under another condition.
+    """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(needs) < 2:
         for keyword in node.keywords:
             if _own(keyword.value) and keyword.arg and needs != ("?",):

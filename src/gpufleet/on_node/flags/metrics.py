@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the Prometheus metrics that one release's code names.
 
 A metric is found by the call of its class with its name: a literal, or a variable that is assigned
-one. Names that the code puts together while it runs (those of some KV connectors) are not found.
+one. Names that the code builds at run time (of some KV connectors) are not found.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: one release's supported model classes, with their tasks.
 
 A release lists them by task (vllm/model_executor/models/registry.py). Only these lists are read,
-and from the classes' files whether they transcribe. Nothing of them runs.
+and the classes' files for whether they transcribe. No code of them runs.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def _file(module: str) -> str:
 
 
 def _speech(text: str) -> Iterator[Tuple[str, bool]]:
-    """Yield a file's classes that transcribe, and whether they do nothing else."""
+    """Yield a file's classes that transcribe, and whether that is their only task."""
     if _SPEECH not in text:
         return
     for statement in ast.parse(text).body:

@@ -30,7 +30,7 @@ class ParserError(Exception):
 
 
 class _CapturedError(Exception):
-    """Carries the parser out of a program that was about to parse."""
+    """Raised to get the parser out of a program that is about to parse."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
@@ -64,7 +64,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
 
 
 def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.ArgumentParser]:
-    """Ask the class of the subcommand, which also adds flags of its own."""
+    """Get the parser from the subcommand's class, which also adds its own flags."""
     subcommand = command.lookup("ServeSubcommand")
     if subcommand is UNBOUND or is_absent(subcommand):
         return None
@@ -141,9 +141,9 @@ class _Docs(Dict[str, str]):
 
 def attribute_docs(modules: Modules, cls: type, *_: Any) -> Dict[str, str]:
     """
-    Return the string below each field of a dataclass of vLLM's, by the field's name.
+    Return the docstring below each field of a vLLM dataclass, by field name.
 
-    Stands for vLLM's function of the same task, which reads the source of imported classes.
+    Replaces vLLM's function for this, which needs the source of imported classes.
     """
     docs = _Docs()
     for base in reversed(cls.__mro__):

@@ -5,8 +5,8 @@ statements: those at the module's top level that bind it, and those that bind th
 Every module is a scope that runs them at a name's first use, so that the release's own code builds
 the parser, and nothing else of the release runs.
 
-Imports of that code come here too: vLLM's modules are lazy ones, the standard library is real, and
-all other packages are stand-ins or absent (`fakes`). No package is imported for real.
+That code's imports come here, too: vLLM's modules are lazy, the standard library is real, and all
+other packages are fakes or placeholders (`fakes`). No package is imported for real.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ import warnings
 from typing import Any, Dict, Iterator, List, Optional
 
 from gpufleet.on_node.flags.bindings import Bindings, bound_names
-from gpufleet.on_node.flags.fakes import REPLACED, fake_module
+from gpufleet.on_node.flags.fakes import REPLACED, module_for_import
 from gpufleet.on_node.flags.placeholder import make_placeholder
 from gpufleet.on_node.flags.source import Release
 
@@ -93,12 +93,12 @@ class Modules:
         if name.partition(".")[0] == "vllm":
             scope = self.get(name)
             return make_placeholder(name) if scope is None else scope.module
-        return fake_module(name, self.import_module)
+        return module_for_import(name, self.import_module)
 
     def _import(
         self, name: str, scope: Any = None, _local: Any = None, wanted: Any = (), level: int = 0
     ) -> Any:
-        """Serve an import statement, in the place of the built-in `__import__`."""
+        """Replace the built-in `__import__` for import statements."""
         if level:
             name = importlib.util.resolve_name("." * level + name, scope["__package__"])
         return self.import_module(name if wanted else name.partition(".")[0])
@@ -203,7 +203,7 @@ class Scope:
             self._busy.discard(name)
 
     def run_all(self) -> None:
-        """Run the module as importing it does: every name, and the calls on its top level."""
+        """Run the module as an import does: every name, and its top-level calls."""
         for name in list(self.bindings.at_run_time):
             self.resolve(name)
         for statement in self.tree.body:
@@ -236,7 +236,7 @@ class Scope:
         return UNBOUND if submodule is None else submodule.module
 
     def _run(self, statement: ast.stmt, name: str) -> None:
-        """Run what in `statement` binds `name`; of an `if`, the branch that is taken."""
+        """Run the part of `statement` that binds `name`; of an `if`, the taken branch."""
         if isinstance(statement, ast.If):
             taken = statement.body if self._holds(statement.test) else statement.orelse
             self._run_those(taken, name)
@@ -260,7 +260,7 @@ class Scope:
         self._run_those(statement.orelse + statement.finalbody, name)
 
     def _run_those(self, body: List[ast.stmt], name: str) -> None:
-        """Run those of `body` that bind `name`."""
+        """Run the statements of `body` that bind `name`."""
         for statement in body:
             if name in bound_names(statement):
                 self._run(statement, name)
@@ -307,7 +307,7 @@ def _class_names(code: types.CodeType) -> Iterator[str]:
     """
     Yield the global names that bodies of classes in `code` use.
 
-    A function's lookup of a global defines it. A class body reads the namespace directly
+    For functions, looking up a global defines it. A class body reads the namespace directly
     (LOAD_NAME), so its names must be defined before.
     """
     for inner in code.co_consts:

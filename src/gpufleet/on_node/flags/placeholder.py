@@ -2,8 +2,8 @@
 
 Code that is read for one value still mentions torch, transformers and many others: as base classes,
 in annotations, as decorators, in defaults. A placeholder accepts every such use and returns another
-placeholder, so that the surrounding code runs; code that receives one knows that the value needs
-the package.
+placeholder, so that the surrounding code runs; a placeholder in the result shows that the value
+needs the package.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ def document(
 
 
 def _end_in_time(source: str, seconds: float) -> None:
-    """Print a refusal at the deadline, whatever the release's code is doing then."""
+    """Print a refusal at the deadline, even while the release's code runs."""
 
     def refuse(_number: int, _frame: Any) -> None:
         refused = {"refused": "%s was not read within %g s" % (source, seconds)}

@@ -24,7 +24,7 @@ _FILE_LIMIT = 16 * 1024 * 1024
 
 
 class SourceError(Exception):
-    """There is no release of vLLM at that path; the text is a sentence for the operator."""
+    """There is no release of vLLM at that path; the text is a message for the operator."""
 
 
 class Release(NamedTuple):

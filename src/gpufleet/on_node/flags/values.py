@@ -102,7 +102,7 @@ def _add(cls: Any, name: str, found: Dict[str, Any], enums: Dict[str, Any]) -> N
     if name in found or name in enums or is_absent(cls):
         return
     if isinstance(cls, enum.EnumMeta):
-        enums[name] = {member.name: document.to_json(member.value) for member in cls}  # type: ignore[var-annotated]
+        enums[name] = {member.name: document.to_json_types(member.value) for member in cls}  # type: ignore[var-annotated]
         return
     dataclass = isinstance(cls, type) and dataclasses.is_dataclass(cls)
     found[name] = document.fields(cls) if dataclass else None

@@ -42,7 +42,7 @@ import time
 from typing import Any, Iterator, List, Sequence
 
 from gpufleet.on_node.common import driver_files, file_lock, linux_facts, system
-from gpufleet.on_node.common.answers import is_missing, read, to_json
+from gpufleet.on_node.common.answers import is_missing, read, to_json_types
 from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.gpu_software.device_holders import holders
 from gpufleet.on_node.gpu_software.driver_units import (
@@ -321,7 +321,7 @@ def main() -> None:
         found = dict(error.more, error=str(error))
     except (OSError, ValueError) as error:
         found = {"error": "%s: %s" % (type(error).__name__, error)}
-    sys.stdout.write(json.dumps(to_json(dict(found, schema=1))) + "\n")
+    sys.stdout.write(json.dumps(to_json_types(dict(found, schema=1))) + "\n")
 
 
 if __name__ == "__main__":

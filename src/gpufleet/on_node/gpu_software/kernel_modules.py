@@ -21,7 +21,7 @@ import re
 from typing import Any, Iterator, Optional, Tuple
 
 from gpufleet.on_node.common import driver_files, linux_facts, system
-from gpufleet.on_node.common.answers import CannotRead, is_missing, read, to_json
+from gpufleet.on_node.common.answers import CannotRead, is_missing, read, to_json_types
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.linux_facts import directory_names, line
 
@@ -115,4 +115,4 @@ def main() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    print(json.dumps(to_json({"schema": 1, **main()})))
+    print(json.dumps(to_json_types({"schema": 1, **main()})))

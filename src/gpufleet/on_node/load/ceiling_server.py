@@ -19,9 +19,9 @@ from gpufleet.on_node.load.controller_pipe import CommandReader, LineWriter
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 STEP_SECONDS = 0.001
-"""Between two steps; a client that is slower than that fills the pipes, and is waited for."""
+"""Seconds between two steps; a slower client fills the pipes, and the server waits for it."""
 UNSENT_BYTES = 1 << 14
-"""A request whose client has not taken so many bytes gets no token in a step."""
+"""A request whose client has this many unread bytes gets no token in a step."""
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"

@@ -24,8 +24,8 @@ tokens, [microseconds between events], error]; once a second {"now", "in_flight"
 "lag_p99", "cpu_share", "connections"}, where every request due until `now` has been printed or is
 in `in_flight`; and last {"end": "stopped", "seconds" or "schedule", ...} (`Load.totals`). `stop
 SECONDS` ends the sending, and after that time the requests in flight. The end of its input ends it
-at once. Times are seconds from the start of the load. Only numbers and a word of failure_reasons
-are printed of an answer.
+at once. Times are seconds from the start of the load. Of an answer it prints only numbers and, on
+failure, a word of failure_reasons.
 
 What is due is sent up to 1 ms later: epoll's time-outs are whole milliseconds. Latencies count from
 `due` all the same. Python 3.8, standard library.
@@ -67,10 +67,12 @@ DRAWN: "dict[str, Any]" = {
 TICK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
 AFTER_FAILURE_SECONDS = 1.0
-"""A place of a closed loop waits so long after a failure: a server that refuses at once would be
-asked thousands of times a second."""
+"""
+Seconds that a place of a closed loop waits after a failure: without it a server that refuses at
+once would get thousands of requests a second.
+"""
 DRAIN_SECONDS = 60.0
-"""For the controller to take the last lines."""
+"""Seconds for the controller to read the last lines."""
 
 # Prompt tokens, answer tokens, blocks of the prompt that others have too; None: as the next draw.
 _Entry = Optional[Tuple[int, int, List[int]]]
@@ -86,7 +88,7 @@ class Load:
         self.zero = math.inf
         """When the load began, by the loop's clock."""
         self.ended = ""
-        """Why no more is sent; "": more is."""
+        """Why sending has ended; "": it has not."""
         self.over: "asyncio.Future[None]" = self.loop.create_future()
         self.pool = Pool(Address(given), given["connections"], self.now, self._finished)
         form = given["requests"]

@@ -40,11 +40,11 @@ from typing import Any, Dict
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 GREETING = "gpufleet: load clients"
-"""Stands before the first message: a login may have printed something of its own."""
+"""Marks the first message: a login may have printed other lines before."""
 PIECE_BYTES = 1 << 16
 """The largest message to the controller."""
 UNSENT_BYTES = 1 << 20
-"""While so much waits for the controller, clients are not read: they keep what they print."""
+"""While this many bytes wait for the controller, clients are not read and keep their output."""
 ENDS_SECONDS = 2.0
 _ERROR_BYTES = 2048
 _LOOK_SECONDS = 0.5

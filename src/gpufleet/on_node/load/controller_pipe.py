@@ -14,9 +14,11 @@ import sys
 from typing import Callable
 
 UNREAD_BYTES = 256 << 20
-"""Lines that wait for the controller; with more the process ends: it measures for no reader."""
+"""
+Most lines that may wait for the controller; beyond, the process ends: its results are not read.
+"""
 PIPE_BYTES = 1 << 20
-"""Linux's fs.pipe-max-size for users without privileges."""
+"""Linux's default fs.pipe-max-size, the limit for unprivileged users."""
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of linux/fcntl.h; Python has it from 3.10 on
 _CHUNK = 1 << 16
 
@@ -28,7 +30,7 @@ class LineWriter:
         self._loop, self._descriptor = loop, descriptor
         self._unwritten = bytearray()
         self.drained = asyncio.Event()
-        """Set while the controller has taken all of it."""
+        """Set while the controller has read everything."""
         enlarge(descriptor)
         os.set_blocking(descriptor, False)
 

@@ -69,7 +69,7 @@ class Exchange:
     ) -> None:
         self.due, self.sent, self.chat = due, sent, chat
         self.judge = judge
-        """Takes an answer that is one document; None: it is a stream."""
+        """Receives an answer that is one document; None: the answer is a stream."""
         self.parts: List[bytes] = []
         """Of such an answer."""
         self.first: Optional[float] = None
@@ -88,7 +88,7 @@ class Exchange:
         self.header = b""
         self.resume: Optional[Callable[[], None]] = None
         self.holder: Any = None
-        """The connection that has it, or the task that makes one."""
+        """The request's connection, or the task that opens one."""
 
     def take(self, event: bytes, now: float) -> None:
         """Note one event of the answer."""

@@ -27,11 +27,13 @@ NUMBER_TOKENS = 8
 """Tokens that hold a prompt's number: with 64 ids that is 2.8e14 numbers."""
 FEWEST_IDS = 64
 BLOCKS_FROM = 1 << 40
-"""The numbers of a trace's blocks begin here, those of prompts at 0, of groups below."""
+"""
+Numbers of a trace's blocks start here; numbers of prompts start at 0, numbers of groups below.
+"""
 BLOCK_TOKENS = 512
-"""Prompt tokens for which an id of a trace's `hash_ids` stands (Mooncake, FAST25-release)."""
+"""Prompt tokens per id of a trace's `hash_ids` (Mooncake, FAST25-release)."""
 RESTING_SECONDS = 5.0
-"""Arrivals of so long are conversations that rest when the load begins."""
+"""Seconds of arrivals before the load begins: their conversations are at rest then."""
 _TEXT = (
     "and are back been book call city come cost data days done door each even face fact find five"
     " food form four from game give good hand have head help here high home hour into just keep"
@@ -41,7 +43,7 @@ _TEXT = (
 WORDS = _TEXT.split()
 """Of `FEWEST_IDS` words, each of which is one token for most tokenizers of English."""
 _MARK = "\x01"
-"""Stands in a question for a text that is drawn."""
+"""Placeholder in a question for a drawn text."""
 
 
 class Prepared(NamedTuple):

@@ -178,7 +178,7 @@ def units() -> List[Dict[str, Any]]:
     ]
 
 
-def gpus_on_bus(known: Any) -> Dict[str, Any]:
+def driver_gpus(known: Any) -> Dict[str, Any]:
     """
     Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
 
@@ -265,7 +265,9 @@ class Facts:
 
 
 END_SECONDS = 2
-"""A killed process of a busy node ends within that; who is still there is stuck in the kernel."""
+"""
+Seconds in which a killed process ends on a busy node; one that remains is stuck in the kernel.
+"""
 REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 
@@ -358,7 +360,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
             ("disk", partial(module_on_disk, facts.known.get("disk"))),
             ("fabric_manager", partial(fabric_manager, facts.known.get("fabric_manager"))),
             ("library", library),
-            ("gpus", partial(gpus_on_bus, facts.known.get("gpus"))),
+            ("gpus", partial(driver_gpus, facts.known.get("gpus"))),
         ):
             facts.ask(name, function, seconds)
             parts.append(name)
@@ -504,7 +506,7 @@ def main() -> None:
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit("another run is writing facts: let it end")
+        sys.exit("another run is writing facts: wait for it")
     content = textfile.text(
         ("gpufleet_" + name, labels, value) for name, labels, value in samples()
     )

@@ -33,7 +33,7 @@ CHAT = "/v1/chat/completions"
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 PATHS = (CHAT, "/v1/completions", "/v1/embeddings", *RERANK)
 HIDDEN = (b"x-litellm-", b"llm_provider-", b"server")
-"""What the headers of answers begin with that clients do not get: they name addresses inside."""
+"""Prefixes of response headers that clients do not get: they have internal addresses."""
 # Where Debian's and Red Hat's kin keep whom they believe.
 SYSTEMS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 # LiteLLM fetches prices, texts and presets, and offers pages, unless it is told not to.
@@ -121,7 +121,7 @@ class Front:
         """Return the body for LiteLLM, or the answer without LiteLLM."""
         at = scope["method"], scope["path"]
         if at != ("GET", "/v1/models") and not (at[0] == "POST" and at[1] in PATHS):
-            raise _Refused(404, "There is nothing here: ask the gateway.", code="not_found")
+            raise _Refused(404, "This path does not exist here: use the gateway.", code="not_found")
         headers = dict(scope["headers"])
         client = self.clients.get(_key_hash(headers), self.anybody)
         if client is None:
@@ -153,12 +153,14 @@ class Front:
         if strange := sorted(set(body) - known - self.ignored_keys):
             raise _Refused(
                 400,
-                f"{', '.join(strange)[:200]}: this proxy does not pass on such keys at {at[1]}.",
+                f"{', '.join(strange)[:200]}: this proxy does not pass on these keys at {at[1]}.",
                 code="unknown_parameter",
             )
         if at[1] != CHAT and model in self.chat_models:
             raise _Refused(
-                400, f"This name has defaults for chats: ask it at {CHAT}.", code="chat_only"
+                400,
+                f"This name has defaults for chats: send the request to {CHAT}.",
+                code="chat_only",
             )
         return json.dumps(
             {key: value for key, value in body.items() if key not in self.ignored_keys}
@@ -189,7 +191,7 @@ class Front:
         except (ValueError, RecursionError):
             found = None
         if not isinstance(found, dict):
-            raise _Refused(400, "The body is no JSON object.")
+            raise _Refused(400, "The body is not a JSON object.")
         return found
 
     def _passed_on(
@@ -282,7 +284,12 @@ def main(directory: str, *, only_check: bool) -> None:
         read = ProxyConfig().load_config(router=None, config_file_path=f"{directory}/config.yaml")
         _, found, _ = asyncio.run(read)
         if (names := {each["model_name"] for each in found}) != {*told["models"]}:
-            sys.exit(f"LiteLLM reads other names than were written: {', '.join(sorted(names))}")
+            sys.exit(
+                (
+                    "LiteLLM reads other names than the ones in its configuration: "
+                    f"{', '.join(sorted(names))}"
+                )
+            )
         return
 
     class Server(uvicorn.Server):

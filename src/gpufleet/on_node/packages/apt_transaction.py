@@ -338,11 +338,11 @@ def reasons(text: str) -> List[str]:
 # What apt says, what that means, and what to do.
 MEANINGS = (
     (r"NO_PUBKEY|is not signed|BADSIG|signatures? (were|was|is) invalid|NODATA",
-     "its index is not signed by its key, so its packages are not used: compare the key, and see "
-     "whether the address is the vendor's or a true mirror"),
+     "its index is not signed by its key, so its packages are not used: compare the key, and "
+     "check that the address is the vendor's or an exact mirror"),
     (r"no Package: header|could not be parsed|MergeList|Unable to parse|corrupted",
-     "its index is malformed, which only the vendor can fix; until then use a mirror that has the "
-     "one before"),
+     "its index is malformed, which only the vendor can fix; until then use a mirror with the "
+     "previous index"),
     (r"Hash Sum mismatch|unexpected size|weak security",
      "its files differ from its signed index, as during an update of a mirror: run again later"),
     (r"does not have a Release file|404",

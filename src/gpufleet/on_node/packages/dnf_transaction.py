@@ -235,12 +235,11 @@ MEANINGS = (
      "its index is not signed by its key, so its packages are not used: compare the key, and see "
      "whether the address is the vendor's or a true mirror"),
     (r"checksum|mismatch",
-     "what it serves is not what its index says, as while a mirror is brought up to date: run "
-     "again later"),
+     "its files differ from its index, as during an update of a mirror: run again later"),
     (r"Status code: 404|No such file|Cannot download repomd",
      "there is no repository at this address, or the node cannot reach it: correct the address or "
      "fix the connection"),
-    (r"parse|XML", "its index is malformed: use a mirror that has the one before"),
+    (r"parse|XML", "its index is malformed: use a mirror with the previous index"),
 )  # fmt: skip
 
 

@@ -54,8 +54,8 @@ def judge(
         found = installed.get(change.name)
         if change.before and not change.after and change.name not in removed:
             reasons.append(
-                "%s %s would be removed, but that was not requested: what is wanted conflicts with "
-                "it. Remove it by hand if it may go" % (change.name, change.before)
+                "%s %s would be removed, but that was not requested: a wanted package conflicts "
+                "with it. Remove it by hand if you do not need it" % (change.name, change.before)
             )
         if change.name in wanted or change.name in removed or not change.after:
             continue
@@ -71,7 +71,7 @@ def judge(
             and upstream(change.after) not in targets
         ):
             reasons.append(
-                "%s would go back from %s to %s, but that was not requested"
+                "%s would be downgraded from %s to %s, but that was not requested"
                 % (change.name, change.before, change.after)
             )
     after = outcome(changes, installed)

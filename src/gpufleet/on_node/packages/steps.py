@@ -121,8 +121,8 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
             log.seek(begun)
             output = Output(-9, log.read().decode("utf-8", "replace"))
             raise RefusedError(
-                "`%s` was ended after %d s; it had said: %s. Run again: that completes "
-                "what it left unfinished" % (" ".join(argv[:6]), step["seconds"], output.last)
+                "`%s` was ended after %d s; its output: %s. Run again to complete it"
+                % (" ".join(argv[:6]), step["seconds"], output.last)
             ) from None
         log.seek(begun)
         return Output(process.returncode, log.read().decode("utf-8", "replace"))

@@ -112,7 +112,7 @@ def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
             "%s is half installed, and completing it fails: %s. Fix it on the node (dpkg "
             "--configure -a), then run again" % (", ".join(strangers), output.last)
         )
-    return ["finished what was left unfinished: %s" % ", ".join(half)] if not left else []
+    return ["completed an earlier run's unfinished work: %s" % ", ".join(half)] if not left else []
 
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
@@ -208,8 +208,8 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
     ]
     if wrong:
         return (
-            "%s. It could not be restored (%s): %s as the failure left it; the next run begins by "
-            "finishing that" % (said, back.last, ", ".join(sorted(wrong)))
+            "%s. It could not be restored (%s): %s in the state after the failure; the next run "
+            "begins by completing it" % (said, back.last, ", ".join(sorted(wrong)))
         )
     manager.mark_again(held)
     return "%s. Restored: every package is as it was before (%s)" % (

@@ -10,7 +10,7 @@ import time
 from typing import Any, Callable
 
 from gpufleet.on_node.common import linux_facts
-from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read, to_json
+from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, read, to_json_types
 from gpufleet.on_node.common.nvml import (
     Ask,
     ask_all,
@@ -40,7 +40,7 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
     """Return a GPU's place on the PCI bus, in NVML's and in sysfs' spelling."""
     info = nvml.nvmlDeviceGetPciInfo(gpu)
     return {
-        "bus_id": sysfs_bus_id(to_json(info.busId)),
+        "bus_id": sysfs_bus_id(to_json_types(info.busId)),
         "nvml_bus_id": info.busId,
         "device_id": "0x%08x" % info.pciDeviceId,
         "subsystem_id": "0x%08x" % info.pciSubSystemId,
@@ -291,7 +291,7 @@ def checked_count(count: int) -> int:
 def excluded_gpu(nvml: Any, index: int) -> dict[str, Any]:
     """Return a GPU that a module option hides."""
     info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
-    return {"bus_id": sysfs_bus_id(to_json(info.pci.busId)), "uuid": info.uuid}
+    return {"bus_id": sysfs_bus_id(to_json_types(info.pci.busId)), "uuid": info.uuid}
 
 
 def driver() -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Iterable
 
-from gpufleet.on_node.common.answers import is_missing, read, to_json
+from gpufleet.on_node.common.answers import is_missing, read, to_json_types
 from gpufleet.on_node.common.nvml import field, start_nvml, sysfs_bus_id
 
 NO_LINK = {"invalid_argument", "function_not_found", "not_supported"}
@@ -85,7 +85,7 @@ def bit_errors(nvml: Any, gpu: Any, number: int, link: int) -> float:
 
 def remote_bus_id(nvml: Any, gpu: Any, number: int) -> str:
     """Return the PCI function at the other end; "ffffffff:ff:ff.0" if unknown to NVML."""
-    return sysfs_bus_id(to_json(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
+    return sysfs_bus_id(to_json_types(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
 
 
 def pairs(index: int, others: Iterable[int]) -> dict[int, dict[str, Any]]:

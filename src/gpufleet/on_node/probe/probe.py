@@ -170,7 +170,7 @@ def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
         "disks": {path: beside["disk %s" % path] for path in DISKS},
         "units": beside["units"],
         "packages": beside["packages"],
-        "unattended_upgrades": package_facts.unattended_upgrader(
+        "unattended_upgrades": package_facts.unattended_upgrade_settings(
             beside["upgrades"], beside["packages"], beside["units"]
         ),
     }

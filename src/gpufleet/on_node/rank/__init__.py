@@ -1,1 +1,1 @@
-"""One rank of a replica over several nodes."""
+"""Run one rank of a multi-node replica."""

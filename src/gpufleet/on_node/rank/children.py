@@ -28,7 +28,7 @@ class Children:
     def __init__(self) -> None:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.running: dict[int, str] = {}
-        """The name of each program that runs, by process number."""
+        """The running programs' names, by process id."""
         self.pids: list[int] = []
         """Process ids of all started programs, in order."""
         # Kept, so that only we wait for them.

@@ -40,7 +40,7 @@ class Head(Rank):
         """The link of every rank that was accepted."""
         self.hello: dict[int, dict[str, Any]] = {}
         self.tested: dict[int, str] = {}
-        """How far the test with large messages is: there, back, done."""
+        """State of the test with large messages: there, back, done."""
         self.apart: dict[int, list[int]] = {}
         """The workers that each worker does not reach."""
         self.draining: set[int] = set()
@@ -132,7 +132,7 @@ class Head(Rank):
         if kind == "hello" and rank is None:
             self._meet(link, message)
         elif rank is None:
-            self.drop(link, "did not say who it is")
+            self.drop(link, "did not identify itself")
         elif kind == "got":
             self.tested[rank] = "back"
         elif kind == "large":
@@ -176,7 +176,7 @@ class Head(Rank):
             self._refuse(link, why)
             return
         if rank in self.ranks:
-            self.drop(self.ranks[rank], "is replaced by a new connection of the same rank")
+            self.drop(self.ranks[rank], "was replaced by a new connection of the same rank")
         self.refused.pop(rank, None)
         self.ranks[rank] = link
         self.hello[rank] = hello
@@ -276,8 +276,10 @@ class Head(Rank):
             )
         elif pause > 0:
             short = self.state.document["short_lives"]
-            self.state.phase("pausing", "%d short lives in a row: %d s more" % (short, pause + 1))
-            self.say("%d short lives in a row: waits before the next start" % short)
+            self.state.phase(
+                "pausing", "%d short runs in a row: waits %d s more" % (short, pause + 1)
+            )
+            self.say("%d short runs in a row: waits before the next start" % short)
         elif self.listener:
             self._form_group()
         if self.told != self.state.document["why"]:

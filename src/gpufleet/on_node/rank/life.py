@@ -91,11 +91,11 @@ class Rank:
         self.links: list[Link] = []
         self.ending: Ending | None = None
         self.hurry = ""
-        """Why there is no time for the whole drain."""
+        """Why the drain is cut short."""
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
         self.connecting: socket.socket | None = None
-        """Socket of a connection that is not yet a link."""
+        """The socket of a connection before it becomes a link."""
         self.mesh: Mesh | None = None
         self._next_bind = 0.0
         self._asked_to_stop = False

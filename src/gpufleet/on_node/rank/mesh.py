@@ -62,7 +62,7 @@ class Mesh:
         self.port = port
         self.others = others
         self.answered = dict.fromkeys(others, NEVER)
-        """When we sent the newest datagram that each of the others has answered."""
+        """For each other rank: when this one sent the newest datagram that was answered."""
         self._key = hmac.new(key, MAGIC + b"datagrams", hashlib.sha256).digest()
         self._pace = silence / BEATS
         self._session = os.urandom(8).hex()
@@ -74,7 +74,10 @@ class Mesh:
         """When to send next."""
 
     def pin(self) -> None:
-        """From now on a rank's process is fixed: the one that answered last, or answers first."""
+        """
+        Fix each rank's process: the one that answered last or, without an answer, the first that
+        will.
+        """
         answered = [rank for rank in self._heard if self.answered[rank] > NEVER]
         self._pinned = {rank: self._heard[rank][0] for rank in answered}
 

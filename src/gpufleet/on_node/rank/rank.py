@@ -54,14 +54,14 @@ def arguments(argv: List[str]) -> Tuple[argparse.Namespace, List[List[str]]]:
     options = parser.parse_args(own)
     options.state = options.state or "/run/vllm/%s/rank.json" % options.replica
     if not programs or not all(programs):
-        parser.error("give the program that this rank runs, behind a lone --")
+        parser.error("give the program that this rank runs after `--`")
     if not 0 <= options.rank < len(options.node):
         parser.error("--rank %d of %d nodes" % (options.rank, len(options.node)))
     for what in zip(*options.node):  # strict= is of 3.10
         if len(set(what)) < len(what):
             parser.error("--node: the same name or address twice")
     if not 0 < options.port <= 65536 - PORTS:
-        parser.error("--port: %d ports from it on must be ports" % PORTS)
+        parser.error("--port: all %d ports from it on must be valid" % PORTS)
     return options, programs
 
 
@@ -88,7 +88,7 @@ def parser_of_options() -> argparse.ArgumentParser:
         metavar="NAME=VALUE",
         help="what must be alike on all ranks: release, model",
     )
-    add("--ready-port", metavar="PORT", help="is listened on before other ranks go on")
+    add("--ready-port", metavar="PORT", help="other ranks continue once a program listens on it")
     add(
         "--serves",
         action="store_true",

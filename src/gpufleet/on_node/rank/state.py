@@ -54,7 +54,7 @@ class State:
             "counter": number(before.get("counter")),
         }
         self.problem: str | None = None
-        """Why the file cannot be written."""
+        """Why the file could not be written."""
         self._written = ""
         self._next = 0.0
         if before.get("incarnation"):  # killed, or the node lost power: no end was written

@@ -58,7 +58,10 @@ class Link:
         self.address = connected.getpeername()[0]
         self.opened = time.monotonic()
         self.answered = self.opened
-        """When we sent the newest beat that was answered; before the first, when it opened."""
+        """
+        When this side sent the newest beat that was answered; before the first, when the link
+        opened.
+        """
         self.round_trip: float | None = None
         """The shortest round trip of a beat so far, in seconds."""
         self.clock_offset: float | None = None
@@ -67,11 +70,11 @@ class Link:
         """The peer has proven that it has the key."""
         self.incarnation: str | None = None
         self.refused = False
-        """Its last word was said: whatever it still sends counts for nothing."""
+        """The peer has said goodbye: what it still sends is ignored."""
         self.bound = False
-        """From now on the peer's frames must name our incarnation."""
+        """From now on the peer's frames must name this side's incarnation."""
         self.muted = False
-        """Send no more beats and answers: for the other side we are gone, whatever still comes."""
+        """Stop beats and answers: for the peer this side is gone, whatever still arrives."""
         self._key = key
         self._head = head
         self._beat_seconds = beat
@@ -183,7 +186,7 @@ class Link:
             body = bytes(self._received[LENGTH.size + MAC_BYTES : end])
             del self._received[:end]
             if not hmac.compare_digest(mac, self._mac(1, body)):
-                known = "sent a frame that is out of order or changed"
+                known = "sent a frame out of order, or altered"
                 raise LostError(known if self.known else "has another cluster key")
             self.known = True
             message = self._checked(body)
@@ -199,7 +202,7 @@ class Link:
         """Process the peer's nonce; the head sends its own only then."""
         wanted = len(MAGIC) + NONCE_BYTES
         if bytes(self._received[: len(MAGIC)]) != MAGIC[: len(self._received)]:
-            raise LostError("does not use the protocol of this release")
+            raise LostError("does not use this release's protocol")
         if len(self._received) < wanted:
             return False
         theirs = bytes(self._received[len(MAGIC) : wanted])

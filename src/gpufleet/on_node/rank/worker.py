@@ -29,11 +29,11 @@ class Worker(Rank):
         self.connecting_until = 0.0
         self.next_connect = 0.0
         self.draining = False
-        """The head drains: the end of our programs is no surprise."""
+        """The head drains: this rank's programs are expected to end."""
         self.starting = False
-        """Our programs were started, and the head does not know yet."""
+        """This rank's programs were started, but the head does not know yet."""
         self.told: list[int] | None = None
-        """The workers that we do not reach, as the head has heard."""
+        """The workers that this one does not reach, as last told to the head."""
 
     @property
     def link(self) -> Link | None:

@@ -75,14 +75,14 @@ class Peer:
         self.clock: Dict[str, float] | None = None
         self.bytes = 0
         self.sent = 0
-        """Small datagrams, by which both count what is lost."""
+        """Small datagrams, by which both sides count losses."""
         self.numbers: Set[int] = set()
         """Numbers of the small datagrams that arrived."""
         self.source = ""
         self.told = False
-        """It has all that it needs of us."""
+        """The peer has all that it needs from this node."""
         self.full_arrived = False
-        """It has received a full packet from us."""
+        """The peer has received a full packet from this node."""
 
     @property
     def done(self) -> bool:
@@ -112,9 +112,9 @@ class Exchange:
         self.farewells = 0
         self.end = self.began + given["seconds"]
         self.retries: List[Any] = []
-        """(when, peer, port) of connections to try again."""
+        """(when, peer, port) of connections to retry."""
         self.pending: Dict[Any, float] = {}
-        """{(node, port): since} of those that were begun."""
+        """{(node, port): since} of connections in progress."""
         self.datagrams: socket.socket | None = None
 
     def run(self) -> Dict[str, Any]:

@@ -1,1 +1,1 @@
-"""One Python for all short programs of a run."""
+"""Run all short programs of a run in one Python process."""

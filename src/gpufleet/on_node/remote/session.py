@@ -1,8 +1,9 @@
 """RUNS ON THE NODE: one Python process that runs programs in turn until it is idle.
 
 A separate program for each query would cost a node some 60 ms of CPU: sshd's fork, a shell, Python
-and the standard library. Here each is a fork of a process that has all that. It is for short
-queries; programs that run long, or must outlive the connection, are started separately.
+and the standard library. Here each program is a fork of a process that has already loaded these. It
+is for short queries; programs that run long, or must outlive the connection, are started
+separately.
 
 A request is a line `LENGTH SECONDS` and LENGTH bytes of program; the answer is a line of JSON,
 `{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it was killed at

@@ -130,7 +130,7 @@ def ask_without_tls(
         )
         while exchange.answer is None:
             left = max(0.0, exchange.deadline - time.monotonic())
-            if exchange.sends:
+            if exchange.wants_write:
                 select.select([], [exchange], [], left)
             else:
                 select.select([exchange], [], [], left)
@@ -310,7 +310,7 @@ def ask_over_tls(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, An
         socket: Any = connection.sock
         shown = socket.getpeercert(binary_form=True) or b""
         if hashlib.sha256(shown).hexdigest() != asked.get("certificate_sha256"):
-            return {"error": "another certificate than the one that was deployed"}
+            return {"error": "a certificate other than the deployed one"}
         connection.request("GET", address.path, headers=headers)
         answer = connection.getresponse()
         body = answer.read(16 << 20).decode("utf-8", "replace")

@@ -31,7 +31,7 @@ from typing import List
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 END_SECONDS = 600
-"""The longest wait for the end of a server that is to start again: its drain, and some more."""
+"""Seconds to wait at most for the end of a server that restarts: its drain, and a margin."""
 LIVES = ".lives"
 # The status that the unit does not restart after is 2: none of these is final.
 FAILED = 1
@@ -82,7 +82,7 @@ class Server:
         self.folder = folder
         self.name = name
         self.beside = [each for each in names(folder) if each != name and holds_lock(folder, each)]
-        """Servers that live beside it when it starts."""
+        """Servers that run on the GPU when it starts."""
 
     def watch(self, url: str, seconds: int) -> None:
         """Return when the next server may start."""

@@ -34,7 +34,7 @@ from gpufleet.on_node.serving import unit_command
 
 GENERATE = "generate"
 PICTURE = "picture"
-"""What a model of kind `generate` that sees is asked besides."""
+"""The extra question for a model of kind `generate` that takes images."""
 KINDS = (GENERATE, "embed", "rerank", "classify", "reward", "transcribe")
 KIND = re.compile(r"^Kind=(\w+)$", re.MULTILINE)
 # Flags that change what the model's files say of an answer; also `--pooler-config.normalize`.
@@ -52,7 +52,7 @@ DENSE, POOLING, NORMALIZE = "Dense", "Pooling", "Normalize"
 LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
 PIXELS = 64
-"""Of each side of the picture: some processors refuse a few pixels, or take them for a channel."""
+"""Pixels of each side of the picture: some processors refuse fewer, or take them for a channel."""
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 FORM = "multipart/form-data; boundary=" + BOUNDARY
 SPEECH = "/v1/audio/transcriptions"
@@ -373,7 +373,7 @@ def judge_scores(document: Any, count: int) -> Judged:
     """Return a reranker's scores in the order of the documents."""
     rows = {row["index"]: row["relevance_score"] for row in document["results"]}
     if sorted(rows) != list(range(count)):
-        return Judged(problem="it was given %d documents, and scored %s" % (count, sorted(rows)))
+        return Judged(problem="it was given %d documents, but scored %s" % (count, sorted(rows)))
     return numbers("its scores", [rows[at] for at in range(count)])
 
 

@@ -26,7 +26,7 @@ _THERE = re.compile(r"^ Downloaded (\S+)$", re.MULTILINE)
 # The last of these that uv 0.13.9 or compile_bytecode has said tells what it does now, or what
 # follows on it.
 _STEPS = (
-    ("Bytecode compiled ", "what is installed is tried"),
+    ("Bytecode compiled ", "the installation is tested"),
     ("Installed ", "bytecode is compiled"),
     ("Prepared ", "packages are installed"),
     ("Resolved ", "packages are downloaded"),

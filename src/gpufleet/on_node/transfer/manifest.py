@@ -132,7 +132,7 @@ def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
     while at < end:
         block = os.pread(file, min(size, end - at), at)
         if not block:
-            raise RefusedError("%s is shorter than it was: it is being changed" % part.path)
+            raise RefusedError("%s became shorter: another program is changing it" % part.path)
         yield block
         at += len(block)
 
@@ -197,7 +197,9 @@ def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) 
 
 def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
     if document["schema"] != SCHEMA:
-        raise RefusedError("the manifest is of another gpufleet (schema %r)" % document["schema"])
+        raise RefusedError(
+            "the manifest is from another version of gpufleet (schema %r)" % document["schema"]
+        )
     entries = [Entry(*each) for each in document["entries"]]
     directories = {""}
     before: Tuple[bytes, ...] = ()
@@ -212,7 +214,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
             directories.add(each.path)
     piece, pieces = document["piece"], document["pieces"]
     if not _number(piece, 1 << 10, 1 << 28):
-        raise RefusedError("the manifest has pieces of %r bytes" % (piece,))
+        raise RefusedError("the manifest has an invalid piece size: %r bytes" % (piece,))
     tree = Tree(entries, pieces, piece)
     whole = all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in pieces)
     if not whole or len(pieces) != -(-tree.bytes // piece) or document["bytes"] != tree.bytes:
@@ -230,7 +232,7 @@ def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) ->
     if names[0] in leave_out:
         return "this name cannot be part of a tree"
     if "/".join(names[:-1]) not in directories:
-        return "it does not lie in a directory of the tree"
+        return "it is not in a directory of the tree"
     if entry.kind not in ("d", "f", "l"):
         return "it is neither directory, file nor link"
     if not _number(entry.mode, 0, 0o777):

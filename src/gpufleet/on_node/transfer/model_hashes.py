@@ -36,7 +36,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
         return (
             ""
             if found == digest
-            else "%s/%s has the %s hash %s, and %s in the lock"
+            else "%s/%s has the %s hash %s, but the lock has %s"
             % (
                 shown,
                 name,

@@ -29,7 +29,7 @@ from gpufleet.on_node.transfer.manifest import MOST_BYTES, RefusedError, Tree
 from gpufleet.on_node.transfer.store import Files
 
 HALVES = 2
-"""Pieces of even and of odd number take two ways, so that each node sends each piece once."""
+"""Even and odd pieces travel in opposite directions, so that each node sends each piece once."""
 CONNECT_SECONDS = 5.0
 # An idle sender says so every second: this long a silence is a dead node or line.
 BEAT_SECONDS = 1.0
@@ -85,7 +85,7 @@ class Bucket:
         time.sleep(max(0.0, wait))
 
 
-class ReceivedPieces:
+class HeldPieces:
     """The pieces that have arrived; an arrival wakes those that wait for it."""
 
     def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
@@ -125,7 +125,7 @@ class Server:
 
     def __init__(
         self,
-        holding: ReceivedPieces,
+        holding: HeldPieces,
         token: str,
         address: str,
         port: int,
@@ -258,7 +258,7 @@ class Server:
                     if self.bucket:
                         self.bucket.take(count)
                     if lines.socket.sendfile(file, offset, count) != count:
-                        raise LostError("%s is shorter than it was" % part.path)
+                        raise LostError("%s became shorter" % part.path)
                     self.sent += count
 
     def _send(self, lines: Lines, data: bytes) -> None:

@@ -144,8 +144,8 @@ def copy(given: Dict[str, Any]) -> None:
     if found != given["sha256"]:
         _remove(given["directory"], PREFIX + name)
         raise RefusedError(
-            "%s/%s has the SHA-256 %s, and `sha256` of the adapter is %s: put the right files "
-            "there, or write their hash" % (given["source"], WEIGHTS, found, given["sha256"])
+            "%s/%s has the SHA-256 %s, but `sha256` of the adapter is %s: put the right files "
+            "there, or correct `sha256`" % (given["source"], WEIGHTS, found, given["sha256"])
         )
     _finish(given, parent, folder, files)
 
@@ -155,7 +155,7 @@ def _copy_file(source: int, target: int, name: str, shown: str) -> None:
         given = os.open(name, _FILE, dir_fd=source)
     except OSError as error:
         raise RefusedError(
-            "%s/%s cannot be read (%s): an adapter has %s there, and no links"
+            "%s/%s cannot be read (%s): an adapter must have %s there as a file, not a link"
             % (shown, name, error.strerror, " and ".join(ADAPTER_FILES))
         ) from None
     if not stat.S_ISREG(os.fstat(given).st_mode):
@@ -223,7 +223,7 @@ def _seal_entry(folder: int, name: str, status: os.stat_result, shown: str) -> N
             # Others: a file system without leases.
             if error.errno == errno.EAGAIN:
                 raise RefusedError(
-                    "%s: a program still writes it: wait for it, and deploy again" % shown
+                    "%s: a program is still writing it: wait, and deploy again" % shown
                 ) from None
     finally:
         os.close(file)
@@ -270,7 +270,7 @@ def _parent(directory: str) -> Tuple[int, str]:
     status = os.fstat(parent)
     if status.st_uid != os.geteuid() or status.st_mode & 0o022:
         raise RefusedError(
-            "%s must belong to root and be writable by root alone: chown root %s; chmod 755 %s"
+            "%s must belong to root and be writable only by root: chown root %s; chmod 755 %s"
             % ((path,) * 3)
         )
     return parent, name

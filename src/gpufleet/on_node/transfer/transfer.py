@@ -151,7 +151,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
             raise RefusedError("%s has changed since it was read" % given["directory"])
         made = parse_manifest(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.open_folder(given["directory"]))
-        holding = peers.ReceivedPieces(made, pack(found), files, whole=True)
+        holding = peers.HeldPieces(made, pack(found), files, whole=True)
         server = start_server(given, holding)
         tell = Progress()
         tell.follow(lambda: (server.sent, 0))
@@ -159,7 +159,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
         return {"sent": server.sent}
 
 
-def start_server(given: Dict[str, Any], holding: peers.ReceivedPieces) -> peers.Server:
+def start_server(given: Dict[str, Any], holding: peers.HeldPieces) -> peers.Server:
     """Return a server at the port that was given. Raises `RefusedError` if it is taken."""
     try:
         return peers.Server(
@@ -181,7 +181,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         found = unpack_manifest(packed)
         made = parse_manifest(found, given["digest"], given["leave_out"])
         coming.prepare(made)
-        holding = peers.ReceivedPieces(made, packed, coming.files, whole=False)
+        holding = peers.HeldPieces(made, packed, coming.files, whole=False)
         port, server = 0, None
         try:
             server = start_server(given, holding)
@@ -236,7 +236,7 @@ class Fetching:
                 at += 1
             time.sleep(0.1)
 
-    def run(self, holding: peers.ReceivedPieces, coming: store.IncomingTree) -> None:
+    def run(self, holding: peers.HeldPieces, coming: store.IncomingTree) -> None:
         """
         Download all missing pieces. Raises `RefusedError` when no peer has sent more for long.
         """
@@ -252,13 +252,13 @@ class Fetching:
         if holding.failed:
             raise RefusedError(holding.failed)
 
-    def _half(self, half: int, holding: peers.ReceivedPieces, coming: store.IncomingTree) -> None:
+    def _half(self, half: int, holding: peers.HeldPieces, coming: store.IncomingTree) -> None:
         try:
             self._bring(half, holding, coming)
         except Exception as error:
             holding.fail(str(error) or type(error).__name__)
 
-    def _bring(self, half: int, holding: peers.ReceivedPieces, coming: store.IncomingTree) -> None:
+    def _bring(self, half: int, holding: peers.HeldPieces, coming: store.IncomingTree) -> None:
         at, patient = 0, time.monotonic() + PATIENT_SECONDS
         while not holding.failed:
             numbers = [
@@ -294,9 +294,7 @@ class Fetching:
         with contextlib.suppress(OSError, peers.LostError), reached as lines:
             lines.write(b"D %d\n" % half)
 
-    def _taking(
-        self, source: str, holding: peers.ReceivedPieces, coming: store.IncomingTree
-    ) -> Any:
+    def _taking(self, source: str, holding: peers.HeldPieces, coming: store.IncomingTree) -> Any:
         def take(number: int, data: memoryview) -> None:
             try:
                 coming.write(number, data)

@@ -22,11 +22,13 @@ CALLER_SECONDS = 2.0
 CALLERS = 64
 # A gateway asks once in 2 s for each server: two gateways and 64 servers are 64 in a second.
 TAKEN = 256
-"""In a second, so that no client blocks the loop."""
+"""Most connections in a second, so that no client blocks the loop."""
 LINE_BYTES = 256
 """A stage's name is at most 50 characters."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""Between two tries, while another program has the port or the address is not there yet."""
+"""
+Seconds between two tries while another program has the port, or the address does not exist yet.
+"""
 
 
 class Caller:

@@ -32,9 +32,9 @@ from gpufleet.on_node.common.commands import run
 SECONDS = 30
 """Deadline of a whole dump, after which it is killed."""
 KEPT = 5
-"""Dumps of a stage: the oldest goes first."""
+"""Most dumps of a stage: the oldest is removed first."""
 FREE_BYTES = 1 << 30
-"""Must be free where dumps are, or none is written."""
+"""Bytes that must be free for a dump to be written."""
 FILE_BYTES = 4 << 20
 PROCESSES = 64
 THREADS = 512

@@ -108,7 +108,7 @@ class Fork:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that leads a session of its own, with what it started."""
+    """Kill a process that leads its own session, with all processes that it started."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):

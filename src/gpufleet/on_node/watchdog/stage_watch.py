@@ -28,18 +28,18 @@ from gpufleet.on_node.watchdog.programs import Fork, Program
 from gpufleet.on_node.watchdog.verdict import Sample, State, Verdict
 
 LOOK_SECONDS = 3.0
-"""Between two answers of /metrics."""
+"""Seconds between two reads of /metrics."""
 CHECK_SECONDS = 10.0
 CHECK_AGAIN_SECONDS = 15.0
-"""After a suspicion that was not confirmed."""
+"""Seconds to wait after a suspicion that was not confirmed."""
 KILL_SECONDS = 10.0
 GONE_SECONDS = 30.0
-"""Until remaining processes are reported."""
+"""Seconds until remaining processes are reported."""
 # Rank 0 has killed by then (30 s of its dump), and its group has ended (16 s, decision 10).
 HOLD_SECONDS = 50.0
 RESTARTS = 3
 WINDOW_SECONDS = 3600
-"""Window in seconds in which a stage is killed at most RESTARTS times: more does not help."""
+"""Seconds in which a stage is killed at most RESTARTS times: more kills do not help."""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
 RECALL_SECONDS = 10.0
 """A stall is found within `seconds + 2 * idle_seconds`, and some seconds."""
@@ -59,7 +59,7 @@ class Server:
         self.text = b""
         """Last answer of /metrics."""
         self.problem = ""
-        """Why it cannot be asked for a token."""
+        """Why it cannot be sent a request for one token."""
         self.looking: Optional[Exchange] = None
         self.asking: dict[str, Exchange] = {}
         self._next_look = 0.0
@@ -185,7 +185,7 @@ class Stage:
         self._until = 0.0
         self._told = ""
         self._recalled = ""
-        """The life that was stalled when the watchdog ended, or did not look for some time."""
+        """The run that was stalled when the watchdog ended or stopped looking."""
         self._recalled_until = 0.0
         self._turned = 0.0
 
@@ -258,7 +258,9 @@ class Stage:
         for each in self.servers:
             each.turn(life, now)
             if each.problem:
-                self._once("%s: cannot ask it for a token: %s" % (self.name, each.problem))
+                self._once(
+                    "%s: cannot send it a request for one token: %s" % (self.name, each.problem)
+                )
         worst = next((each for each in self.servers if each.verdict.kind == "stalled"), None)
         if worst is None:
             if self.stalled or self.step in ("check", "dump", "hold", "again"):
@@ -350,8 +352,8 @@ class Stage:
             self._say("%s: left as it is (watchdog mode warn)" % self.name, 4)
         elif self._exhausted():
             self._say(
-                "%s: left as it is: it was killed %d times within %d minutes, and once more does "
-                "not help" % (self.name, RESTARTS, WINDOW_SECONDS // 60),
+                "%s: left as it is: it was killed %d times within %d minutes, and another kill "
+                "would not help" % (self.name, RESTARTS, WINDOW_SECONDS // 60),
                 3,
             )
         else:
@@ -411,7 +413,11 @@ class Stage:
         if self._fork is not None:
             if not self._fork.advance(now):
                 return
-            cut = " as far as it came in %d s" % dump.SECONDS if self._fork.killed else ""
+            cut = (
+                " incomplete: it reached its deadline of %d s" % dump.SECONDS
+                if self._fork.killed
+                else ""
+            )
             self._say("%s: dumped to %s%s" % (self.name, self._folder, cut), 4)
         self.step = "hold"
 

@@ -45,7 +45,7 @@ PREFIX = "gpufleet_watchdog_"
 
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 15.0
-"""Between two writings of the metrics when nothing else happens."""
+"""Seconds between two writes of the metrics if nothing changes."""
 LINE_BYTES = 4096
 STDERR = 2
 
@@ -105,7 +105,7 @@ class Watchdog:
         # Not select: descriptors may be beyond 1024.
         poll = select.poll()
         for exchange in waiting:
-            poll.register(exchange, select.POLLOUT if exchange.sends else select.POLLIN)
+            poll.register(exchange, select.POLLOUT if exchange.wants_write else select.POLLIN)
         for descriptor in self.agent.descriptors() if self.agent is not None else ():
             poll.register(descriptor, select.POLLIN)
         wait = max(0.0, self._next_turn - time.monotonic())
@@ -200,7 +200,7 @@ def main(argv: list[str]) -> int:
         print("gpufleet-watchdog: %s: %s" % (path, error), file=sys.stderr)
         return 2
     if configuration.get("schema") != 1:
-        print("gpufleet-watchdog: %s is of another release" % path, file=sys.stderr)
+        print("gpufleet-watchdog: %s is from another release" % path, file=sys.stderr)
         return 2
     watchdog = Watchdog(configuration)
 

@@ -26,7 +26,7 @@ from gpufleet.settings.serving_settings import Served
 from gpufleet.versions import numbers
 
 DEFAULT_ALL2ALL = "allgather_reducescatter"
-"""ParallelConfig.all2all_backend; until 0.13 it was chosen, to the same."""
+"""The default of ParallelConfig.all2all_backend; until 0.13 vLLM chose it, with the same result."""
 
 # The package that has what a backend imports. FlashInfer is among vLLM's own requirements, and
 # nixl_ep is part of `nixl` (seen in the wheel of 1.5.0).
@@ -142,8 +142,9 @@ def _package_problems(
     for lock in sorted(named & locks.keys()):
         if pinned(locks[lock].encode(), package) is None:
             yield (
-                f"serving.{stage.model}.flags.all2all-backend: {backend} takes the package "
-                f"{package}, and {lock} has none: add it to the lock, or write `{DEFAULT_ALL2ALL}`"
+                f"serving.{stage.model}.flags.all2all-backend: {backend} needs the package "
+                f"{package}, and {lock} does not have it: add it to the lock, or write "
+                f"`{DEFAULT_ALL2ALL}`"
             )
 
 
@@ -156,7 +157,7 @@ def _context_warnings(stage: Stage, served: Served) -> Iterator[str]:
         yield (
             f"{stage.id}: --decode-context-parallel-size {size} puts ranks of one context on "
             f"several nodes of {here} GPUs: every layer of every step then gathers over the "
-            f"network, which up to {less} it does not"
+            f"network, which sizes up to {less} avoid"
         )
 
 
@@ -167,8 +168,8 @@ def _removed_backend(
     releases = [numbers(each.vllm.version) for each in settings.values() if each.vllm]
     if backend in _GONE and releases and min(releases) >= _GONE[backend]:
         yield (
-            f"serving.{stage.model}.flags.all2all-backend: {backend} has been removed, and vLLM "
-            f"takes {DEFAULT_ALL2ALL} in its place: write that, or one that is there"
+            f"serving.{stage.model}.flags.all2all-backend: {backend} was removed, and vLLM uses "
+            f"{DEFAULT_ALL2ALL} instead: write that, or a backend that exists"
         )
 
 
@@ -186,14 +187,15 @@ def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> 
     spread = f"{stage.id}: its experts lie on {len(stage.nodes)} nodes"
     if backend in _BY_NVLINK and not one_domain:
         yield (
-            f"{spread}, and --all2all-backend {backend} takes NVLink between all of them, which "
+            f"{spread}, and --all2all-backend {backend} needs NVLink between all of them, which "
             "their probes do not show (an NVL72 rack, one clique, NVIDIA's IMEX daemon): write "
             f"`{'deepep_low_latency' if rdma else DEFAULT_ALL2ALL}` if it does not start"
         )
     elif backend in _BY_RDMA and not rdma and not one_domain:
         yield (
-            f"{spread}, and --all2all-backend {backend} takes RDMA between them: "
-            f"{_nodes_without_rdma(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not start"
+            f"{spread}, and --all2all-backend {backend} needs RDMA between them: "
+            f"{_nodes_without_rdma(networks)} none: write `{DEFAULT_ALL2ALL}` if it does not "
+            "start"
         )
     elif backend == DEFAULT_ALL2ALL and not rdma and not one_domain:
         yield (

@@ -30,7 +30,7 @@ from gpufleet.versions import numbers
 
 FLAG = "kv-transfer-config"
 LAYER = "prefill"
-"""The layer that sets it, as `LayeredFlag.layer` has it."""
+"""The name of its layer in `LayeredFlag.layer`."""
 
 # What the connector's hash has of a server, by the flags that decide it, and the size of blocks:
 # it may differ in one direction for some models, and nothing is won by it.
@@ -78,7 +78,7 @@ _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
 # What the plan writes into the flag's value.
 _OURS = ("engine_id", "kv_connector", "kv_role")
-# Prefill with more ranks than decode: until 0.20 refused for one rank a KV head, too, and until
+# Prefill with more ranks than decode: until 0.20 refused for one rank per KV head, too, and until
 # 0.21 also for what every rank has whole.
 _ALL_HEADS_SINCE = (0, 20)
 _COPIES_SINCE = (0, 21)
@@ -117,7 +117,7 @@ class Pairs:
         return "kv_producer" if model in self.prefill.values() else ""
 
     def partners(self, model: str) -> frozenset[str]:
-        """Return the prefill entry of this one and all its decode entries; else this one alone."""
+        """Return this entry's prefill entry and all its decode entries; else only this entry."""
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
 
@@ -285,8 +285,9 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
     one, other = entries[name], entries[prefill]
     if other.served.prefill:
         yield (
-            f"{key}: {prefill} names {other.served.prefill} itself, and what computes prompts "
-            "takes none from others: name that one, or remove the other `prefill`"
+            f"{key}: {prefill} itself has `prefill: {other.served.prefill}`, but an entry that "
+            "computes prompts cannot take them from another: name that one, or remove the other "
+            "`prefill`"
         )
     for what in ("model", "revision"):
         values = getattr(one.served, what), getattr(other.served, what)
@@ -335,12 +336,12 @@ def _entry_problems(
     ]:
         yield (
             f"{key}: hands KV caches over, and `vllm.device` is cpu on {join_names(cpus)}: that "
-            "takes GPUs, so remove `prefill` there"
+            "needs GPUs, so remove `prefill` there"
         )
     if _SIDE_CHANNEL in entry.served.environment:
-        yield f"{key}.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
+        yield f"{key}.environment.{_SIDE_CHANNEL}: with `prefill` the plan sets it: remove it"
     if any(_SIDE_CHANNEL in vllm.environment for vllm in entry.vllm):
-        yield f"vllm.environment.{_SIDE_CHANNEL}: which `prefill` has the plan give: remove it"
+        yield f"vllm.environment.{_SIDE_CHANNEL}: with `prefill` the plan sets it: remove it"
     seen = set()
     for vllm in entry.vllm:
         text = locks.get(vllm.lock)
@@ -356,7 +357,7 @@ def _entry_problems(
         if laid != {"DS"}:
             yield (
                 f"{key}.environment: {description.architecture.name} has layers with a state, "
-                f"which NIXL reads in one layout alone: write `{_STATE_LAYOUT}: DS`"
+                f"which NIXL reads only in one layout: write `{_STATE_LAYOUT}: DS`"
             )
 
 
@@ -388,14 +389,14 @@ def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator
     """Yield what is wrong with the operator's additions to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
-            f"{key}.flags: {join_names(dotted)}, which would replace what `prefill` sets: write a "
+            f"{key}.flags: {join_names(dotted)}, which replace what `prefill` sets: write a "
             f"mapping under `{FLAG}`"
         )
     value = flags.get(FLAG)
     if value is None:
         return
     if not isinstance(value, dict):
-        yield f"{key}.flags.{FLAG}: is no mapping, to which `prefill` could add: write one"
+        yield f"{key}.flags.{FLAG}: is not a mapping, so `prefill` cannot add to it: write one"
     elif ours := [name for name in _OURS if name in value]:
         yield (
             f"{key}.flags.{FLAG}: has {join_names(ours)}, which `prefill` sets on both sides: "
@@ -423,8 +424,9 @@ def _division_problems(
     for name, _, pipeline in (mine, theirs):
         if pipeline > 1:
             yield (
-                f"serving.{name}.pipeline_parallel: {pipeline}, and NixlConnector hands over what "
-                "one stage has: write `pipeline_parallel: 1` and more `tensor_parallel`"
+                f"serving.{name}.pipeline_parallel: {pipeline}, but NixlConnector hands over only "
+                "one pipeline stage's cache: write `pipeline_parallel: 1` and more "
+                "`tensor_parallel`"
             )
     (decode, here, _), (prefill, there, _) = mine, theirs
     if max(here, there) % min(here, there):
@@ -443,8 +445,8 @@ def _division_problems(
             yield (
                 f"serving.{prefill}.tensor_parallel: {there}, and {decode} has {here}: "
                 f"{description.architecture.name} has {count_of(heads, 'KV head')}, of which the "
-                "ranks of prefill then hold copies, and fewer ranks of decode cannot read those: "
-                f"write {max(here, most)} for {prefill}, or {there} for {decode}"
+                "prefill ranks then hold copies, and fewer decode ranks cannot read these: write "
+                f"{max(here, most)} for {prefill}, or {there} for {decode}"
             )
 
 
@@ -461,11 +463,11 @@ def _context_problems(
     given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "
     known = description if isinstance(description, Description) else None
     if vllm < _CONTEXT_SINCE:
-        yield f"{given}of vLLM {_text(vllm)} hands over whole contexts alone: remove it"
+        yield f"{given}of vLLM {_text(vllm)} hands over only whole contexts: remove it"
     elif known and not _has_cache(known, LatentCache):
-        yield f"{given}hands over divided ones of latent attention alone: remove it"
+        yield f"{given}hands over divided contexts only for latent attention: remove it"
     elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has_cache(known, StateCache):
-        yield f"{given}of vLLM {_text(vllm)} hands over none of models with states: remove it"
+        yield f"{given}of vLLM {_text(vllm)} hands over no caches of models with states: remove it"
     elif tensors != {size}:
         every = " and ".join(map(str, sorted(tensors)))
         yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"
@@ -481,7 +483,7 @@ def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stag
     count = count_of(len({stage.id for stage in by_model[prefill]}), "replica")
     return (
         f"{decode}: its prompts are computed by {count} of {prefill}: a router has to send each "
-        f"request first to prefill ({places(prefill)}), then with what that answers to decode "
+        f"request first to prefill ({places(prefill)}), then with its answer to decode "
         f"({places(decode)})"
     )
 
@@ -492,9 +494,8 @@ def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stag
 def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
     return (
         f"serving.{one.name}.{what}: {_value_text(mine)}, and serving.{other.name}.{what}: "
-        f"{_value_text(theirs)}: a KV cache is handed over "
-        "between servers that are alike in it: write "
-        "the same"
+        f"{_value_text(theirs)}: a KV cache can be handed over only between servers with the same "
+        "value: write the same for both"
     )
 
 

@@ -40,7 +40,7 @@ Version: TypeAlias = tuple[int, ...]
 
 MASTER_PORT = "{master_port}"
 RPC_PORT = "{rpc_port}"
-"""Placeholders, which on_node/rank/rank.py fills in."""
+"""Placeholders that on_node/rank/rank.py replaces."""
 
 OF_THE_NODE = frozenset(
     {
@@ -52,13 +52,13 @@ OF_THE_NODE = frozenset(
         "VLLM_NIXL_SIDE_CHANNEL_HOST",
     }
 )
-"""Variables that each node of a replica has its own value of."""
+"""Variables whose value differs for each node of a replica."""
 
 RAY_TOKEN = "ray-token"  # noqa: S105  # a name
-"""The credential of a unit that `RAY_AUTH_TOKEN_PATH` names."""
+"""The unit's systemd credential; `RAY_AUTH_TOKEN_PATH` points to it."""
 
 NIXL_PORT = 5600
-"""VLLM_NIXL_SIDE_CHANNEL_PORT by itself (vllm/envs.py)."""
+"""The default of VLLM_NIXL_SIDE_CHANNEL_PORT (vllm/envs.py)."""
 
 # vLLM's engines hand each other small messages through Ray's object store; tensors go by NCCL. Ray
 # itself would take 30 % of the machine's memory.
@@ -353,9 +353,9 @@ def _problems(
     ]
     if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
         found.append(
-            f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
-            f"each would lie across nodes unevenly: choose `tensor_parallel` and "
-            f"`pipeline_parallel` so that one is a multiple of the other"
+            f"{key}: engines of {shape.engine_gpus} GPUs on nodes with {shape.node_gpus} GPUs "
+            "each would span nodes unevenly: choose `tensor_parallel` and `pipeline_parallel` so "
+            "that one is a multiple of the other"
         )
     if by_ray and ray is None:
         found.append(

@@ -18,10 +18,11 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.settings.serving_settings import Served
 
 PORTS = 16
-"""Ports of a replica over several nodes: its program's own, then those of incarnations
-(on_node/rank/head.py)."""
+"""
+Ports of a multi-node replica: vllm-rank's own, then those of incarnations (on_node/rank/head.py).
+"""
 EPHEMERAL = 32768
-"""Where Linux' net.ipv4.ip_local_port_range begins: any program may be given a port from here."""
+"""Start of Linux's net.ipv4.ip_local_port_range: any program may get a port from here on."""
 
 
 @dataclass(frozen=True)

@@ -22,13 +22,13 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.planning.multinode.rank_ports import PORTS
 
 LOOK_SECONDS = 8
-"""A node's own deadline is 6 s (on_node/reach/preflight.py); two for the way."""
+"""Seconds: a node's own deadline is 6 (on_node/reach/preflight.py), plus two for the connection."""
 EXCHANGE_SECONDS = 7
 """Time for the exchange of packets; over a line that loses 30 % of them it takes up to 5 s."""
 WAY_SECONDS = 2
-"""For the program to get there and its document to come back."""
+"""Seconds to send the program and receive its document."""
 CLOCK_SECONDS = 1.0
-"""How far two clocks may be apart: tokens, logs of ranks and Ray's leases go by them."""
+"""Seconds that two clocks may differ: tokens, logs of ranks and Ray's leases depend on them."""
 
 # Ray's --min-worker-port and --max-worker-port, where they are not given (ray start --help).
 _RAY_WORKERS = (10002, 19999)
@@ -264,7 +264,7 @@ def compare(
         return _compare_replica(replica, seen, exchanged, seconds)
     # What a broken node says may be anything; it must not end the run of all others.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        why = f"{replica.id}: what its nodes say makes no sense ({type(error).__name__}: {error})"
+        why = f"{replica.id}: its nodes' answers are invalid ({type(error).__name__}: {error})"
         return ReachabilityResult(replica, (why,), seconds=seconds)
 
 
@@ -337,8 +337,8 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
             continue
         if not found["whole"]:
             yield (
-                f"{each.node} has no whole release {each.release} ({each.release_directory}): run "
-                "the deploy again, over all nodes of the replica"
+                f"{each.node} has no complete release {each.release} ({each.release_directory}): "
+                "run the deploy again, over all nodes of the replica"
             )
             continue
         installed["vLLM"][each.node] = found["vllm"] or "none"
@@ -572,11 +572,14 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
         used = _used_ports(seen.get(each.node, {}))
         ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
         if ours:
-            yield (f"{each.node}: {_ports_text(ours)} in use by what runs there now: not tested")
+            yield (
+                f"{each.node}: {_ports_text(ours)} in use by programs that run there now: not "
+                "tested"
+            )
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
         sizes = {node: f"an MTU of {mtu}" for node, mtu in mtus.items()}
-        yield (f"{_nodes_by_value(sizes)}: packets of {min(mtus.values())} bytes are what counts")
+        yield (f"{_nodes_by_value(sizes)}: packets of {min(mtus.values())} bytes were tested")
 
 
 def _ports_text(ports: Sequence[int]) -> str:

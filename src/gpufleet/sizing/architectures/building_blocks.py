@@ -255,7 +255,7 @@ BY_TRANSFORMERS = {
     "SeedOssForCausalLM": (0, 32),
 }
 """
-The release from which transformers' own class is served, which keeps no rotary table.
+From this release on vLLM serves transformers' own class, which keeps no rotary table.
 
 Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of each release.
 """
@@ -284,8 +284,8 @@ def attention_caches(
     if other := set(kinds) - _KINDS_OF_ATTENTION:
         raise FleetError(
             f"config.json of {fields.name}: `{fields.path}layer_types` has "
-            f"{', '.join(sorted(other))}, which this class is not known to have here; its size is "
-            "not guessed: set the parallel sizes and `--gpu-memory-utilization` yourself"
+            f"{', '.join(sorted(other))}, which are unknown for this class; its size is not "
+            "guessed: set the parallel sizes and `--gpu-memory-utilization` yourself"
         )
     window = fields.value("sliding_window")
     if (
@@ -299,7 +299,7 @@ def attention_caches(
         if len(kinds) != layers:
             raise FleetError(
                 f"config.json of {fields.name}: `layer_types` names {len(kinds)} layers, "
-                f"`num_hidden_layers` says {layers}; take the file as its publisher has it"
+                f"`num_hidden_layers` says {layers}; use the publisher's original file"
             )
         return tuple(sliding if kind == "sliding_attention" else full for kind in kinds)
     pattern = fields.value("sliding_window_pattern", "interleaved_sliding_window_pattern")

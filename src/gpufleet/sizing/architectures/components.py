@@ -73,7 +73,7 @@ class FullCache:
     kv_heads: int
     head_dim: int
     v_head_dim: int | None = None
-    """Where values are of another size than keys."""
+    """Set if values have another size than keys."""
 
 
 @dataclass(frozen=True)

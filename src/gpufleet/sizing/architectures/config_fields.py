@@ -26,10 +26,10 @@ class ImpossibleError(ValueError):
 
 class Fields:
     """
-    One part of a config, and under which name it is told about.
+    One part of a config, with its name for messages.
 
-    Every reader takes the key and its other names in older checkpoints; the first that is there and
-    not null counts. Without a `default` a missing key is a `FleetError` that names the first.
+    Every reader takes the key and its other names in older checkpoints; the first one that is not
+    null counts. Without a `default` a missing key is a `FleetError` that names the first.
     """
 
     def __init__(self, config: Mapping[str, Any], name: str, path: str = "") -> None:

@@ -287,7 +287,7 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
 
 
 _LEAST_EXPERT = 256
-"""What TP leaves of a Kimi expert's inner size at least: vllm/models/kimi_k3."""
+"""The smallest inner size of a Kimi expert on one GPU: vllm/models/kimi_k3."""
 
 
 def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
@@ -345,7 +345,8 @@ def _kimi_delta(
 
 def alice(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Alice AI: Kimi delta attention, Qwen3-Next's attention between, experts in every layer.
+    Return Alice AI: Kimi delta attention with layers of Qwen3-Next's attention between, and experts
+    in every layer.
 
     Source: alice_ai.py; what each layer reads is mixed from earlier ones.
     """
@@ -407,8 +408,8 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     experts, inner = fields.whole("num_experts"), fields.whole("moe_intermediate_size")
     if not fields.flag("no_kda_lora"):
         raise FleetError(
-            f"config.json of {fields.name}: `{fields.path}no_kda_lora` is not true, and vLLM "
-            "serves this architecture without such adapters alone; serve another checkpoint"
+            f"config.json of {fields.name}: `{fields.path}no_kda_lora` is not true, but vLLM "
+            "serves this architecture only without such adapters; serve another checkpoint"
         )
     dense, bias = fields.whole("intermediate_size"), fields.flag("use_bias")
     delta, state = _bailing_delta(fields, hidden, heads)
@@ -480,4 +481,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
     },
 }
-"""What reads the config of each of them, by its name in `architectures`."""
+"""The function that reads each one's config, by its name in `architectures`."""

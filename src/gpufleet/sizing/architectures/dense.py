@@ -45,7 +45,7 @@ class Style:
     head_norm: bool | None = False
     """A norm of one head's size on queries and keys; None: `qk_norm` and its other names say."""
     tied: bool = False
-    """Where the config does not say."""
+    """Used if the config has no value."""
     head_bias: bool = False
     types: bool = False
     """Layers have their own windows."""
@@ -149,7 +149,7 @@ def _wide_norms(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
-    """Command R+ and StableLM 2 12B: every head has a norm of its own, divided with the heads."""
+    """Command R+ and StableLM 2 12B: every head has its own norm, divided with the heads."""
     if not fields.flag("use_qk_norm", "qk_layernorm"):
         return ()
     heads = fields.whole("num_attention_heads")

@@ -94,7 +94,7 @@ def _complete_fields(config: Mapping[str, Any], name: str) -> Fields:
 
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}
-"""The second is Rnj-1's, whose chunks look back on the one before: kept as a window (rnj1.py)."""
+"""The second is Rnj-1's, whose chunks attend to the previous chunk: kept as a window (rnj1.py)."""
 
 
 def _window_layers(fields: Fields, count: int) -> tuple[bool, ...]:
@@ -220,7 +220,7 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
     """
     Return the text part of Gemma 4: heads of another size over the whole context than in windows.
 
-    `attention_k_eq_v`: the checkpoint has keys alone there, and vLLM loads them as values too.
+    `attention_k_eq_v`: the checkpoint has only keys there, and vLLM loads them as values, too.
     """
     fields = _complete_fields(config, "Gemma4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -341,4 +341,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Gemma3nForCausalLM": gemma3n,
     "Gemma4ForCausalLM": gemma4,
 }
-"""What reads the config of each Gemma, by its name in `architectures`."""
+"""The function that reads each Gemma's config, by its name in `architectures`."""

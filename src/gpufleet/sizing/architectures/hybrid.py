@@ -291,4 +291,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
 }
-"""What reads the config of each hybrid decoder, by its name in `architectures`."""
+"""The function that reads each hybrid decoder's config, by its name in `architectures`."""

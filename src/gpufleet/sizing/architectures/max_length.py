@@ -18,12 +18,12 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-"""Where a config may say how many positions it has; the smallest counts."""
+"""Keys of a config for the number of positions; the smallest counts."""
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "text_model")
 
 DEFAULT = 2048
-"""Where a config says nothing."""
+"""Used if the config has no value."""
 
 _SCALED = {"su", "longrope", "llama3"}
 """Kinds of rotary scaling whose length in the config is the scaled one."""

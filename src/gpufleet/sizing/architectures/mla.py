@@ -314,8 +314,8 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
         raise too_short_error(fields, "compress_ratios", len(ratios))
     if unknown := sorted(set(ratios) - {0, 1, 4, 128}):
         raise FleetError(
-            f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, and vLLM knows 4 "
-            "and 128 alone; use the publisher's original file"
+            f"config.json of {fields.name}: `compress_ratios` has {unknown[0]}, but vLLM knows "
+            "only 4 and 128; use the publisher's original file"
         )
     mixing = fields.whole("hc_mult")
     shared = fields.whole("n_shared_experts", default=0)
@@ -386,7 +386,7 @@ def _v4_cache(fields: Fields, ratio: int) -> CompressedCache:
 
 
 _INDEXED_RATIO = 4
-"""Layers that make one of four tokens choose among them by an index."""
+"""The layers that compress four tokens into one select among them by an index."""
 
 
 def _v4_attention(fields: Fields, hidden: int, heads: int, ratio: int) -> tuple[Weight, ...]:
@@ -445,4 +445,6 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "LongcatFlashNgramForCausalLM": longcat,
     "MiniCPM3ForCausalLM": minicpm3,
 }
-"""What reads the config of each decoder with latent attention, by its name in `architectures`."""
+"""
+The function that reads each latent-attention decoder's config, by its name in `architectures`.
+"""

@@ -458,4 +458,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **moe_irregular.BUILDERS,
     **moe_mixed_attention.BUILDERS,
 }
-"""What reads the config of each decoder with experts, by its name in `architectures`."""
+"""The function that reads each expert decoder's config, by its name in `architectures`."""

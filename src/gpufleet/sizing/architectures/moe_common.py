@@ -28,13 +28,13 @@ NUMBERED = ("w1", "w3", "w2")
 def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
     """Return the error for a list of layers that ends before the last layer."""
     return FleetError(
-        f"config.json of {fields.name}: `{fields.path}{key}` says nothing of layer {index}, which "
-        "`num_hidden_layers` counts; use the publisher's original file"
+        f"config.json of {fields.name}: `{fields.path}{key}` has no entry for layer {index}, "
+        "which `num_hidden_layers` counts; use the publisher's original file"
     )
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """Return `head_dim`, or what `hidden_size` and the number of heads make of it."""
+    """Return `head_dim`; without it, `hidden_size` over the number of heads."""
     return fields.whole("head_dim", default=0) or fields.whole("hidden_size") // max(heads, 1)
 
 

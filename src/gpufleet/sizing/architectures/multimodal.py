@@ -107,7 +107,7 @@ _TEXT_CLASSES = {
     "olmo2": "Olmo2ForCausalLM",
     "olmo3": "Olmo3ForCausalLM",
 }
-"""The class that vLLM takes for a text part of this `model_type`."""
+"""The class that vLLM uses for a text part of this `model_type`."""
 
 
 @dataclass(frozen=True)
@@ -136,7 +136,7 @@ _LLAVA_DEFAULTS = (
     ("num_attention_heads", 32),
     ("tie_word_embeddings", False),
 )
-"""LlamaConfig of transformers: LLaVA 1.5's text part says only what differs."""
+"""LlamaConfig of transformers: LLaVA 1.5's text part has only what differs."""
 
 _WRAPPERS: dict[str, _Wrapper] = {
     "Qwen2VLForConditionalGeneration": _Wrapper(qwen2_vl, "Qwen2ForCausalLM", top=True, mrope=True),

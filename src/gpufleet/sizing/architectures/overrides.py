@@ -24,7 +24,7 @@ def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFile
 
 
 _ROPE = ("rope_scaling", "rope_parameters")
-"""Two names of one thing: the older releases' and the newer ones'."""
+"""Old and new name of the same key, by release."""
 
 
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:

@@ -199,7 +199,7 @@ LOADS_OTHERS = {
     "marlin",
     "cpu_awq",
 }
-"""Methods that take over the checkpoints of others (override_quantization_method)."""
+"""Methods that load the checkpoints of other methods (override_quantization_method)."""
 
 
 def canonical_method(method: str) -> str:

@@ -214,8 +214,9 @@ def _modelopt(said: Mapping[str, Any]) -> Quantization:
     if algorithm == "MIXED_PRECISION" or (isinstance(layers, Mapping) and layers):
         if not isinstance(layers, Mapping) or not layers:
             raise FleetError(
-                "the quantization has `quant_algo` MIXED_PRECISION, no `quantized_layers`, which "
-                "says how each layer is kept; use the publisher's original hf_quant_config.json"
+                "the quantization has `quant_algo` MIXED_PRECISION, but no `quantized_layers`, "
+                "which has each layer's format; use the publisher's original "
+                "hf_quant_config.json"
             )
         named: dict[Scheme, list[str]] = {}
         for name, values in layers.items():

@@ -27,18 +27,10 @@ from gpufleet.sizing.architectures.unread_keys import ReadConfig, refuse_unread
 Builder = Callable[[Mapping[str, Any]], Architecture]
 
 FAMILIES = (
-    "dense",
-    "moe",
-    "mla",
-    "hybrid",
-    "multimodal",
-    "unsized",
-    "poolers",
-    "encoders",
-    "image_embedders",
-    "speech",
-)
-"""Modules of this package, each with BUILDERS; imported when first asked for: they are many."""
+    "dense", "moe", "mla", "hybrid", "multimodal", "unsized", "poolers", "encoders",
+    "image_embedders", "speech",
+)  # fmt: skip
+"""Modules of this package, each with BUILDERS; imported on first use, because they are many."""
 
 
 def architecture(config: Mapping[str, Any]) -> Architecture:
@@ -182,15 +174,15 @@ _ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
     "Starcoder2ForCausalLM",
 }
 """
-Classes that make the embedding, and most the head, on each pipeline stage, used there or not.
+Classes that create the embedding, and most of them the head, on every pipeline stage, used or not.
 
 Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer in
-the place of these.
+their place.
 """
 
 
 UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""What Python raises where a config has a value of another kind than its class expects."""
+"""Python's exceptions where a config has a value of an unexpected type."""
 
 
 def unreadable_error(what: str, error: Exception) -> FleetError:

@@ -32,7 +32,7 @@ from gpufleet.sizing.architectures.tower_parts import (
 )
 
 Tower = Callable[[Fields, Fields], tuple[Weights, str]]
-"""(the whole config, its text part) -> the tower's weights, and what of it is not exact."""
+"""(the whole config, its text part) -> the tower's weights, and which of them are estimates."""
 
 
 def qwen2_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -561,7 +561,7 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Qwen2-Audio, Qwen2.5-Omni, Voxtral: Whisper's encoder, and whatever is beside it."""
+    """Qwen2-Audio, Qwen2.5-Omni, Voxtral: Whisper's encoder, and any other parts."""
     heard = fields.section("audio_config")
     weights: list[Weight] = []
     out = text.whole("hidden_size")

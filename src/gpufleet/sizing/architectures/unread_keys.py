@@ -99,13 +99,15 @@ SIZE_KEYS: dict[str, tuple[str, ...]] = {
     "embeddings of several tokens": ("ngram_vocab_size_ratio", "emb_neighbor_num"),
     "further inputs": ("altup_num_inputs", "laurel_rank"),
     "streams of hidden states": ("hc_mult",),
-    "layers that are passed again": ("loop_num", "num_mem_blocks"),
+    "layers that are run again": ("loop_num", "num_mem_blocks"),
     "layers that predict further tokens": ("num_nextn_predict_layers", "mtp_num_hidden_layers"),
     "towers": ("vision_config", "audio_config"),
 }
-"""Keys of a config.json that change weights or cache, each group several names of one thing: a
-class that reads one name needs no other. Those that a builder of this package reads are listed in
-test_unread_keys.py, which fails for one that is in no group there."""
+"""
+Keys of a config.json that change weights or cache. Each group has several names for one quantity: a
+class that reads one name needs no other. test_unread_keys.py lists the keys that this package's
+builders read, and fails for one without a group.
+"""
 
 _NAMED: dict[str, re.Pattern[str]] = {
     "routed experts": re.compile(
@@ -115,11 +117,11 @@ _NAMED: dict[str, re.Pattern[str]] = {
     "low ranks": re.compile(r".*lora_rank"),
     "state of Mamba": re.compile(r".*(?:mamba|ssm).*"),
 }
-"""What keys are called that mean what the group means, under a name that no builder reads."""
+"""Patterns of further keys with the group's meaning, under names that no builder reads."""
 
 _ROUTED = "routed experts"
 _OF_EXPERTS = ("width of an expert", "shared experts")
-"""Groups that say something only where there are routed experts."""
+"""Groups that matter only where there are routed experts."""
 
 _WITHOUT_EFFECT = {
     # Its attention has a window or none, by `hybrid_layer_pattern` (mimo_v2_flash.py).
@@ -229,7 +231,7 @@ def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
     if unread := unread_size_keys(config, read, name):
         keys = ", ".join(f"`{key}`" for key in unread)
         raise FleetError(
-            f"config.json has {keys}, which {name} is not known to have here, and which changes "
+            f"config.json has {keys}, which gpufleet does not know for {name} and which changes "
             "the model's size, so it cannot be estimated: set the parallel sizes and "
             "`--gpu-memory-utilization` yourself and read the KV cache tokens that vLLM logs at "
             "startup"

@@ -20,8 +20,8 @@ _NO_CACHE = (
     "start it with a `--gpu-memory-utilization` that leaves room for its weights"
 )
 _CROSS = (
-    "keeps a cache of what its encoder saw beside that of its tokens, which is unknown, so its "
-    "size cannot be estimated: read the KV cache tokens that vLLM logs at startup"
+    "keeps a cache of its encoder's output beside that of its tokens, whose size is unknown, so "
+    "its size cannot be estimated: read the KV cache tokens that vLLM logs at startup"
 )
 
 _REASONS: dict[str, str] = {
@@ -42,9 +42,9 @@ _REASONS: dict[str, str] = {
         _CROSS,
     ),
 }
-"""Classes that are known and have no size here, and why."""
+"""Known classes whose size is not estimated, and why."""
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     name: partial(_refuse, name=name, why=why) for name, why in _REASONS.items()
 }
-"""Each name that `architectures` may have, with what refuses such a config."""
+"""Each name that `architectures` may have, with the function that refuses such a config."""

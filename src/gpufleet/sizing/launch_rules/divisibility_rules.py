@@ -104,7 +104,7 @@ def _state_sizes(cache: StateCache) -> Iterator[tuple[int, str]]:
 
 
 _OF_HEADS = {"mamba2", "gdn", "kda"}
-"""Kinds whose last state is (heads, ...)."""
+"""Kinds whose last state has the shape (heads, ...)."""
 
 
 def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:

@@ -27,7 +27,7 @@ def check_float16(case: LaunchCase) -> Iterator[Refused]:
         yield _refuse_dtype(
             case,
             "float16",
-            f"{case.release} refuses float16 for {case.model}, which overflows it",
+            f"{case.release} refuses float16 for {case.model}, whose values overflow it",
             "vllm/config/model.py: _check_valid_dtype",
         )
 

@@ -239,4 +239,4 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
 
 
 _ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
-"""What is quantized while it is loaded, by a class of its own and not OnlineQuantizationConfig."""
+"""Methods that quantize while loading with their own class, not OnlineQuantizationConfig."""

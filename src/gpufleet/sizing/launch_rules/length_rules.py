@@ -28,7 +28,7 @@ def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
 
 
 _YARN_LENGTHENS_NOT = (0, 30)
-"""YaRN's factor counts no more: see `max_length.longest_model_len`."""
+"""From here on YaRN's factor does not count: see `max_length.longest_model_len`."""
 
 
 def _how_to_lengthen(case: LaunchCase) -> str:
@@ -72,14 +72,14 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
             "max_num_batched_tokens",
             tokens,
             f"--max-num-batched-tokens {tokens} is less than the context of {length}, which a "
-            "prompt needs in one piece without chunked prefill",
+            "prompt takes in one step without chunked prefill",
             rule,
             length,
         )
 
 
 _DRAFT_VOCABULARY = (0, 17)
-"""The first release that was read with the check; 0.14 has no draft models of their own."""
+"""The first release found with the check; 0.14 has no separate draft models."""
 _MIXED_VOCABULARIES = (0, 25)
 
 

@@ -131,8 +131,8 @@ def check_expert_balance(case: LaunchCase) -> Iterator[Refused]:
         "expert-balance",
         "redundant_experts",
         copies,
-        f"--enable-eplb wants as many experts on each of {ranks} GPUs, which {case.model}'s "
-        f"{experts} experts{also} do not give",
+        f"--enable-eplb needs the same number of experts on each of {ranks} GPUs, but "
+        f"{case.model} has {experts} experts{also}",
         "vllm/model_executor/layers/fused_moe/layer.py: FusedMoE",
         copies + ranks - over,
     )
@@ -193,6 +193,6 @@ def _context_fault(case: LaunchCase, size: int) -> Fault | None:
         return Fault(name, found, model)
     group = case.architecture.heads // kv_heads
     if group % size:
-        found = f"{given} does not divide {case.model}'s {group} query heads a KV head"
+        found = f"{given} does not divide {case.model}'s {group} query heads per KV head"
         return Fault(name, found, model)
     return None

@@ -25,8 +25,8 @@ def check_architecture(case: LaunchCase) -> Iterator[Refused]:
                 "architecture",
                 "vllm",
                 case.vllm,
-                f"{case.release} has no class for {case.model}; what its fallback to Transformers "
-                "would make of it is neither sized nor planned",
+                f"{case.release} has no class for {case.model}; models that its fallback to "
+                "Transformers runs are neither sized nor planned",
                 "vllm/model_executor/models/registry.py: _ModelRegistry",
                 nearest,
             )
@@ -66,9 +66,9 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
                 "quantization-flag",
                 "quantization",
                 flag,
-                f"--quantization {flag} needs a checkpoint with this quantization, and that of "
-                f"{case.model} is not quantized: {case.release} has no quantization of that name "
-                "while loading",
+                f"--quantization {flag} needs a checkpoint with this quantization, but "
+                f"{case.model}'s is not quantized, and {case.release} does not quantize with this "
+                "method while loading",
                 "vllm/config/model.py: ModelConfig._verify_quantization",
                 None,
             )
@@ -110,7 +110,7 @@ def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
 
 def refuse_gpu(case: LaunchCase, name: str, least: int, found: str, rule: str) -> Refused:
     """Return the refusal of a GPU, with the least compute capability that works."""
-    also = "a checkpoint that is not quantized so" if name == "quantization-gpu" else ""
+    also = "a checkpoint with another quantization, or none" if name == "quantization-gpu" else ""
     return Refused(
         name, "compute_capability", case.compute_capability, found, rule, divmod(least, 10), also
     )

@@ -364,7 +364,7 @@ def counters(text: str) -> Counters:
         for sample in metric.samples:
             series[sample.name].append((sample.labels, sample.value))
     if not any(name.startswith("vllm:") for name in series):
-        raise ValueError("it serves no metric of vLLM's")
+        raise ValueError("it serves none of vLLM's metrics")
     latencies = {}
     for key, names in FAMILIES.items():
         family = next((name for name in names if f"{name}_bucket" in series), None)

@@ -29,13 +29,16 @@ from gpufleet.upgrade.gates.baseline import (
 
 QUANTILE = 0.99
 _LEAST_SLOW = 2
-"""Requests beyond the bucket after that of before; one alone is no evidence."""
+"""
+Requests above the bucket next to the earlier one that count as a change; a single one is no
+evidence.
+"""
 _VECTORS = frozenset({"embed", "reward"})
 """Kinds of models whose answers are numbers."""
 _CHANGED = {
-    "rerank": "is in place {} of the reranker's order, and was in {} before",
-    "classify": "has the label {}, and had {} before",
-    "transcribe": "is heard with the words {}, and was with {} before",
+    "rerank": "has rank {} in the reranker's order, before it had {}",
+    "classify": "has the label {}, before it had {}",
+    "transcribe": "is transcribed as {}, before as {}",
 }
 # Of a prompt or an answer that a sentence quotes.
 _SHOWN = 40
@@ -136,7 +139,7 @@ def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) 
 def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence[Answer]) -> None:
     spoke = any(_tokens(each) for each in was if not each.error)
     if spoke and not all(_tokens(each) for each in now):
-        case.against.append(f"{name} has an empty answer, and had a text before")
+        case.against.append(f"{name} has an empty answer, before it had text")
 
 
 def _unfit(was: Sequence[Answer], same: float) -> str:
@@ -153,7 +156,7 @@ def _unfit(was: Sequence[Answer], same: float) -> str:
     if share < same:
         return (
             f"in {len(was)} tests before the change its answers had {_percent(share)} in common, "
-            f"and {_percent(same)} is required"
+            f"but {_percent(same)} is required"
         )
     return ""
 
@@ -209,7 +212,7 @@ def _other_kind(was: Sequence[Answer], now: Sequence[Answer]) -> str:
     if before == after and len(after) == 1:
         return ""
     names = (" and ".join(sorted(kinds)) for kinds in (before, after))
-    return "it was answered by a model of kind {} before, and is by one of kind {}".format(*names)
+    return "before, a model of kind {} answered it, now one of kind {}".format(*names)
 
 
 def _tokens(answer: Answer) -> int:
@@ -227,10 +230,10 @@ def _different(
     if one.kind in _VECTORS:
         sizes = len(one.numbers or ()), len(other.numbers or ())
         if sizes[0] != sizes[1]:
-            return f"{name} has a vector of {sizes[1]} numbers, and had one of {sizes[0]} before"
+            return f"{name} has a vector of {sizes[1]} numbers, before it had {sizes[0]}"
         cosine = math.floor(share * 1e6) / 1e6
         return (
-            f"{name} has another vector: its cosine with that of before is {cosine:g}, and "
+            f"{name} has another vector: its cosine with the earlier one is {cosine:g}, but "
             f"{same:g} is required (`golden.cosine`)"
         )
     if one.kind in _CHANGED:
@@ -240,9 +243,9 @@ def _different(
     if _tokens(one) != _tokens(other):
         lengths = f" ({_tokens(other)} {counted_in} in place of {_tokens(one)})"
     return (
-        f"{name} is answered differently: {_percent(share)} of the {counted_in} from the first one "
-        f"on are the same{lengths}, and {_percent(same)} are asked for (before "
-        f"{_quoted(one.text)}, now {_quoted(other.text)})"
+        f"{name} is answered differently: the first {_percent(share)} of the {counted_in} are the "
+        f"same{lengths}, but {_percent(same)} are required (before {_quoted(one.text)}, now "
+        f"{_quoted(other.text)})"
     )
 
 
@@ -421,8 +424,8 @@ def findings(before: Findings, after: Findings) -> Verdict:
             continue
         where = f"{each.node}{' GPU ' + each.gpu if each.gpu else ''}"
         (case.against if each.blocks else case.unknown).append(
-            f"{where}: the check {each.check} "
-            f"{'found' if each.blocks else 'could not be made'}, and not before: {each.found}"
+            f"{where}: the check {each.check} {'fails' if each.blocks else 'could not be run'}, "
+            f"unlike before: {each.found}"
         )
     if unchecked := sorted(set(before.nodes) - set(after.nodes)):
         case.unknown.append(f"not checked after the change: {', '.join(unchecked)}")

@@ -199,8 +199,8 @@ def _needs(need: Need) -> str:
 def _unknown(need: Need) -> str:
     return (
         f"{need.model}: the load of {count_of(len(need.unknown), 'replica')} of {need.serving} is "
-        f"unknown, and so is how many may be drained: {'; '.join(need.unknown)}: fix that, or "
-        f"continue with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
+        f"unknown, and so is the number that may be drained: {'; '.join(need.unknown)}: fix that, "
+        f"or continue with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
     )
 
 
@@ -241,8 +241,8 @@ class _Request:
             rule = f"`upgrade.keep` is {settings.keep}"
         serve = "serves" if worst.serving == 1 else "serve"
         said = (
-            f"upgrade.waves: wave {worst.wave} takes {_part(worst)} of {model} that {serve}"
-            f"{others}, which leaves {worst.left}, and {rule}"
+            f"upgrade.waves: wave {worst.wave} drains {_part(worst)} of {model} that "
+            f"{serve}{others}, which leaves {worst.left}, and {rule}"
         )
         add = f"(`serving.{model}.replicas`)"
         if worst.serving <= most:
@@ -259,14 +259,14 @@ class _Request:
         ways.append(f"give it {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
-                f"accept that the rest cannot carry the load, one group at a time: "
+                "accept that the remaining replicas cannot carry the load, one group at a time: "
                 f"`{ACCEPT_OUTAGE} {model}`"
             )
         return f"{said}: {', or '.join(ways)}"
 
     def _cost(self, model: str) -> str:
         seconds = self.load_seconds.get(model)
-        return f"{seconds:.0f} s the last time" if seconds is not None else "how long, is not known"
+        return f"{seconds:.0f} s the last time" if seconds is not None else "for an unknown time"
 
     def _smaller(self, need: Need) -> str:
         """

@@ -27,7 +27,10 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.upgrade.plan.wave import Group, Kind
 
 UNTOLD = "its environment, or what starts it"
-"""The reason for a process that was started with other input than its arguments (`restarts.py`)."""
+"""
+The reason for a process whose environment or start program changed, not its arguments
+(`restarts.py`).
+"""
 STOPPED = "it does not run, or its start parameters are unknown"
 
 

@@ -176,7 +176,7 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
     if after is None:
         raise FleetError(
             f"{origin}: vllm.lock is {before}, whose name does not contain the version, so the "
-            "lock for another version is unknown: write `vllm.version` and `vllm.lock` yourself, "
+            "file for another version is unknown: write `vllm.version` and `vllm.lock` yourself, "
             "and remove --vllm"
         )
     if not origin.line or path.suffix not in {".yml", ".yaml"} or origin.file.endswith(SUFFIX):
@@ -188,7 +188,7 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
     found = _LINE.match(line)
     if not found or found["key"] != key or found["value"] != before:
         raise FleetError(
-            f"{origin}: `{line.strip()}` is not plainly `{key}: {before}`: write {after} there "
+            f"{origin}: `{line.strip()}` is not simply `{key}: {before}`: write {after} there "
             "yourself, and remove --vllm"
         )
     return Edit(origin.file, origin.line, key, before, after)

@@ -38,7 +38,7 @@ WAITING = "vllm:num_requests_waiting"
 KV_USAGE = "vllm:kv_cache_usage_perc"
 """A share from 0 to 1, despite its name."""
 FINISHED = "vllm:request_success_total"
-"""By the reason for which requests ended."""
+"""Counts by the reason for which requests ended."""
 
 _FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 

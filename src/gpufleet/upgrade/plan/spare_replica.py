@@ -76,7 +76,7 @@ def _room(
     }
     (count, *others) = counts
     if others or not isinstance(count, int):
-        return "`replicas: fit` uses all room: one more does not fit"
+        return "`replicas: fit` already uses all room: one more does not fit"
     more = {
         name: replace(each, settings=_with(each.settings, model, count + 1))
         for name, each in declared.items()

@@ -8,7 +8,10 @@ from typing import Literal, TypeAlias
 from gpufleet.upgrade.json_value import JsonValue
 
 Kind: TypeAlias = Literal["stages", "node"]
-"""stages: units of vLLM are replaced. node: what is below them is (a driver), with all on it."""
+"""
+stages: units of vLLM are replaced. node: layers below them (a driver) change, with all stages on
+the node.
+"""
 
 
 def model_of(replica: str) -> str:

@@ -128,7 +128,7 @@ def plan_waves(
             *said,
             *_accepted(left, loading),
             *(
-                f"{model}: {'; '.join(need.unknown)}: counted as full, as accepted"
+                f"{model}: {'; '.join(need.unknown)}: counted as full, as you accepted"
                 for model, need in required_replicas(
                     loads, settings.headroom, settings.keep
                 ).items()

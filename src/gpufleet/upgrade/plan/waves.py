@@ -143,12 +143,12 @@ class _Queue:
             ]
             rounds = self._rounds(spared)
 
-            def turn(kind: _Kind, rounds: Mapping[str, int] = rounds) -> tuple[int, int]:
+            def priority(kind: _Kind, rounds: Mapping[str, int] = rounds) -> tuple[int, int]:
                 behind = max((rounds[model] for model in kind.models), default=0)
                 return 0 if canary else -behind, kind.waiting[0][0]
 
             # None fits: the size that was asked for is kept to, and refused with its numbers.
-            kind = min(fits or waiting, key=turn)
+            kind = min(fits or waiting, key=priority)
             room.subtract(kind.takes)
             chosen.append(kind.waiting.popleft()[1])
         if (then := serving_after(chosen, self.serve)) is not self.serve:

@@ -47,7 +47,7 @@ _LEGEND = (
     ("judge", "answers golden prompts"),
     ("soak", "serves, and is watched"),
     ("change", "the layers below vLLM are changed"),
-    ("back", "goes back to what it was"),
+    ("back", "is rolled back"),
     ("bad", "failed, or stuck"),
 )
 _STYLE = """
@@ -156,7 +156,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _judged(found: Report) -> Iterator[str]:
-    words = {True: "passed", False: "did not pass", None: "is not known to pass"}
+    words = {True: "passed", False: "did not pass", None: "is unknown whether it passes"}
     for group in found.groups:
         for each in group.judged:
             why = f": {'; '.join(each.reasons)}" if each.reasons else ""

@@ -117,7 +117,7 @@ def _drained(said: Mapping[str, Any]) -> str:
     left = int(said.get("left") or 0)
     told = f"drained{_in(said)}, {count_of(left, 'request')} left"
     if unknown := said.get("unknown"):
-        told += f"; {join_names(map(str, unknown))} did not say how many it has"
+        told += f"; {join_names(map(str, unknown))} did not report how many it has"
     return told
 
 
@@ -170,7 +170,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "paused": lambda said: _with("paused", said.get("why")),
     "aborting": lambda said: _with("the groups in progress are undone", said.get("why")),
     "resumed": lambda said: f"resumed by {said.get('by')}",
-    "finishing": lambda said: _logged("verifying that all is as declared", said),
+    "finishing": lambda said: _logged("verifying that everything is as declared", said),
     "unlocked": "nodes unlocked",
     "finished": "finished: everything is as declared",
     "stopped": lambda said: _with("stopped", said.get("why")),
@@ -189,7 +189,7 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "done": "done",
     "failed": lambda said: _with("failed", said.get("why")),
     "restoring": "goes back to what it was",
-    "restored": "is what it was, loads",
+    "restored": "has its former units, loads",
     "returned": "serves as before",
     "stuck": lambda said: _with("stuck: a person is needed", said.get("why")),
 }

@@ -20,7 +20,7 @@ _REASONS = 3
 
 
 def waves(plan: WavePlan) -> RenderableType:
-    """Return one line a wave, one a model, then sentences and how long all of it takes."""
+    """Return one line per wave and per model, then sentences and the total time."""
     if not plan.waves:
         return Lines(*_sentences(plan), Text("nothing differs: no wave"))
     table = _table("wave", "groups", "nodes", "why", "replicas left serving", "time")
@@ -54,7 +54,7 @@ def waves(plan: WavePlan) -> RenderableType:
 
 
 def _needs(plan: WavePlan) -> Table:
-    """Return one line a model: what it has, what its load takes, what it has to keep."""
+    """Return one line per model: its replicas, how many its load needs, how many must stay."""
     table = _table("model", "serve", "load in replicas", "needed", "may go at once")
     for need in plan.needs.values():
         load = f"{need.load:.2f}" + (" (in part not known)" if need.unknown else "")

@@ -41,7 +41,7 @@ PHASES: Mapping[str, str] = {
     "restored": "loads again",
     "stuck": "stuck",
 }
-"""What a group does from a word of its journal on, for people."""
+"""What a group does after each journal event, in words for operators."""
 _END = {"done", "returned"}
 _AWAY_FROM, _AWAY_UNTIL = "draining", "undrained"
 

@@ -27,7 +27,7 @@ OUTCOMES = {
     "finished": "everything is as declared",
     "stopped": "stopped before its end",
     "paused": "waits for an operator",
-    "running": "is not at its end",
+    "running": "has not finished",
 }
 STYLES = {
     "finished": "green",
@@ -44,11 +44,11 @@ OF_GROUPS = {
     "stuck": "stuck",
     "waiting": "untouched",
 }
-"""Outcomes of a group, for people; other outcomes are phases."""
+"""Outcomes of a group, in words for operators; other outcomes are phases."""
 
 
 def report_text(found: Report) -> RenderableType:
-    """Return the report: what it was, a line a group, gates and failures, and what it cost."""
+    """Return the report: the change, a line per group, gates and failures, and the cost."""
     head = Text(printable(f"{found.kind} {found.id}: {found.what}, by {found.by}"), style="bold")
     outcome = Text(
         printable(f"{OUTCOMES[found.outcome]}: {'; '.join(found.why)}")

@@ -455,7 +455,11 @@ class FleetActions:
                 continue
             now = seen.answers.get(replica, {})
             verdicts.append(gates.golden(was, now, golden.same, golden.cosine))
-        return gates.combine(verdicts) if verdicts else Verdict(True, ("nothing is left to ask",))
+        return (
+            gates.combine(verdicts)
+            if verdicts
+            else Verdict(True, ("there is nothing left to query",))
+        )
 
     def undrain(self, group: Group) -> Mapping[str, Any]:
         """Lift our marks, and send requests again where no other mark is left."""
@@ -573,7 +577,7 @@ class FleetActions:
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:
                 owner = each.lock or "nobody"
-                raise LostError(f"{name}: this upgrade has lost its lock to {owner}: it stops")
+                raise LostError(f"{name}: this upgrade lost its lock to {owner}, so it stops")
         self.looks |= found
         return found
 

@@ -83,9 +83,9 @@ def problems(
                 continue
             if sent is None:
                 yield (
-                    f"{each.model}: its servers would require {key}, and the gateway {gateway} "
-                    "sends none: run `gpufleet deploy gateway INVENTORY` first, because a "
-                    "server without a key accepts any; then upgrade"
+                    f"{each.model}: its servers would require {key}, but the gateway {gateway} "
+                    "sends none: run `gpufleet deploy gateway INVENTORY` first, because a server "
+                    "without a key accepts any; then upgrade"
                 )
             else:
                 yield (
@@ -136,9 +136,9 @@ def find_problems(
         for node, each in questions.items()
     }
 
-    def file(node: str, said: Answer) -> FileState:
+    def key_file_state(node: str, said: Answer) -> FileState:
         if isinstance(said, str):
             return FileState("unknown", error=said)
         return snapshot.from_document(said, [questions[node]]).file(API_KEY_FILE)
 
-    return tuple(dict.fromkeys(problems(started, {}, nodes.ask_until(programs, file, 0))))
+    return tuple(dict.fromkeys(problems(started, {}, nodes.ask_until(programs, key_file_state, 0))))

@@ -137,8 +137,8 @@ class Nodes:
             except (PyinfraError, SSHException, OSError, EOFError) as problem:
                 said = printable(str(problem)) or type(problem).__name__
                 raise FleetError(
-                    f"{name}: no session beside the others ({said}): sshd's MaxSessions has to be "
-                    "3 or more"
+                    f"{name}: sshd refuses another session ({said}): set its MaxSessions to 3 or "
+                    "more"
                 ) from None
             yield streams
 

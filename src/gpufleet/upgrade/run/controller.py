@@ -333,7 +333,7 @@ class UpgradeRun:
                 if before.get(unit, since) != since
             )
             if again:
-                text = f"{SERVE} started {join_names(again)} again, which no wave had changed"
+                text = f"{SERVE} restarted {join_names(again)}, which no wave had changed"
                 self.journal.append("noted", text=text)
             self._collect()
         self._close_silences()

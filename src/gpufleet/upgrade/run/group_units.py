@@ -68,7 +68,7 @@ def is_out_of_service(look: NodeLook, unit: str) -> bool:
 def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
     """Return which nodes people have cordoned since the plan was made."""
     return [
-        f"{name} was cordoned by {look.cordon}: nothing is stopped there: run `gpufleet uncordon "
+        f"{name} was cordoned by {look.cordon}: its units are not stopped: run `gpufleet uncordon "
         f"INVENTORY {name}` when that is done"
         for name, look in sorted(looks.items())
         if look.cordon and look.cordon.upgrade is None

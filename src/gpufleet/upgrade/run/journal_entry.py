@@ -25,7 +25,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "prepared": "",
         "baseline": "replicas: {replica: what was seen}, findings, alerts",
         "wave": "it begins; loads, needs",
-        "paused": "why; nothing more is begun until it is resumed",
+        "paused": "why; no further group starts until it is resumed",
         "aborting": "why; the groups in progress are undone",
         "resumed": "by",
         "finishing": "log (file)",
@@ -33,11 +33,11 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "unlocked": "nodes",
         "finished": "everything is as declared",
         "stopped": "why: [sentences], how (to go on)",
-        "noted": "text: worth knowing, changes no state; with a group where it is about one",
+        "noted": "text: a remark that changes no state; with the group that it is about, if any",
         # Of a group: each has wave and group, those about one of its nodes a node.
         "draining": "nodes get their marks, gateways send no more",
         "drained": "left (requests that were cut off), seconds",
-        "changing": "log (file): the layers below vLLM are changed; kind node alone",
+        "changing": "log (file): the layers below vLLM are changed; only kind node",
         "changed": "",
         "switching": "from here on units may be the new ones, and are down",
         "switched": "seconds (by node: down to started)",
@@ -51,10 +51,10 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "restoring": "from here on units may be the kept ones, and are down",
         "restored": "seconds (by node)",
         "returned": "it is as it was before, and serves",
-        "stuck": "why: [sentences]: it does not serve and stays drained, a person is needed",
+        "stuck": "why: [sentences]: it does not serve and stays drained; repair it by hand",
     }
 )
-"""What an entry may be called, and what is in its `said`."""
+"""The names of entries, and what each has in `said`."""
 
 Phase: TypeAlias = Literal[
     "waiting",

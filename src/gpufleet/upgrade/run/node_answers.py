@@ -13,7 +13,7 @@ from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
-"""What a node printed, or a sentence why there is nothing, as `fleet.live.connect` has it."""
+"""A node's document, or why there is none, as from `fleet.live.connect`."""
 
 SCHEMA = 1
 
@@ -259,7 +259,7 @@ class SwitchAnswer:
     problem: str | None = None
     """Why it is not as was asked. What was done until then stays; ask again, or `restore`."""
     journal: tuple[str, ...] = ()
-    """Where a unit did not start: the last lines of it."""
+    """The last lines of a unit that did not start."""
 
     @property
     def gap(self) -> float | None:
@@ -376,7 +376,7 @@ def _unit_ready(said: Mapping[str, Any]) -> UnitReady:
 
 def _why(said: Mapping[str, Any]) -> str:
     """Return why a unit is not ready, with the likely cause and lines of its journal."""
-    seen = said.get("seen") or {"error": "it was not looked at"}
+    seen = said.get("seen") or {"error": "it was not queried"}
     if said.get("served_name") is None:
         return _why_unit(said, seen)
     found = readiness.verdict(

@@ -16,7 +16,7 @@ from gpufleet.upgrade.run.node_answers import Answer, LockAnswer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 Ask = Callable[[Mapping[str, NodeQuestion]], Mapping[str, Answer]]
-"""Puts each node its question."""
+"""Sends each node its question."""
 
 
 def take(

@@ -36,7 +36,7 @@ LOOK_SECONDS = 100
 # Removing a release of 10 GB in 30,000 files took 4 s on the lab's disk; there may be several.
 COLLECT_SECONDS = 540
 LINES = 300
-"""Lines of a failed unit's journal: the first error may be some hundred lines back."""
+"""Lines to read of a failed unit's journal: the first error may be some hundred lines back."""
 
 
 @dataclass(frozen=True)
@@ -164,8 +164,8 @@ def switch(
     """
     Switch units to what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
-    Their previous state is kept once as `upgrade`'s: switching again, also after a kill, does not
-    overwrite it. `units` None: all of `next/`, and those that it lists for removal. One that
+    The first switch keeps their previous state for `upgrade`; later switches, also after a kill, do
+    not overwrite it. `units` None: all of `next/`, and those that it lists for removal. One that
     already runs with its fingerprint of `next/` is left alone. `stop_seconds`: the longest
     TimeoutStopSec= of what runs now, `units.stop_seconds`.
     """

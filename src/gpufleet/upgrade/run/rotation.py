@@ -57,7 +57,7 @@ def model_rotation(
         if replica in serving and any(whys)
     ]
     remarks += [
-        f"{gateway} sends requests to {replica} all the same: {why}"
+        f"{gateway} still sends requests to {replica}: {why}"
         for replica, why in sorted(marked.items())
         if replica in serving
     ]

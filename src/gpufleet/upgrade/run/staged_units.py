@@ -16,7 +16,9 @@ from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFile
 from gpufleet.serving.unit import UnitFile
 
 HOME = node_paths.CHANGE
-"""Where everything about a change lies on nodes, root's alone: `on_node/common/change_files.py`."""
+"""
+Folder of a change's files on nodes, accessible only to root: `on_node/common/change_files.py`.
+"""
 NEXT = f"{HOME}/next"
 MANIFEST = f"{NEXT}/manifest.json"
 

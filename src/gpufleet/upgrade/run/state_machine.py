@@ -266,7 +266,7 @@ _AFTER: Mapping[str, str] = {
 }
 
 RunParallel: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
-"""Goes through several groups' steps at the same time, each to its end."""
+"""Runs several groups' steps at the same time, each to its end."""
 
 
 @dataclass

@@ -29,7 +29,7 @@ from gpufleet.upgrade.run.journal_entry import WORDS, Entry
 from gpufleet.upgrade.run.upgrade_state import apply, fold
 
 FOLDER = Path(".gpufleet/upgrades")
-"""Where journals lie in an operator's project, which its `.gitignore` leaves out."""
+"""Directory of journals in an operator's project, which its `.gitignore` excludes."""
 SUFFIX = ".jsonl"
 SCHEMA = 1
 
@@ -52,7 +52,7 @@ def is_id(text: str) -> bool:
 
 class Journal:
     """
-    A journal that is being written, by this process alone.
+    A journal that only this process writes.
 
         with Journal.begin(folder, new_id()) as journal:
             journal.append("draining", wave=1, group="tiny-0")
@@ -67,10 +67,10 @@ class Journal:
         self.state = fold(self.entries)
         """State that follows from the entries."""
         self.on_entry: Callable[[Entry], None] | None = None
-        """Is told each entry once it is on the disk: for what is shown meanwhile."""
+        """Gets each entry once it is on the disk, to show progress."""
         self._file = file
         self._whole = os.fstat(file).st_size
-        """How many bytes are whole lines."""
+        """The number of bytes in complete lines."""
 
     @classmethod
     def create(cls, folder: Path, upgrade: str) -> Journal:

@@ -94,7 +94,7 @@ def plan_now(
     if come and front.is_declared() and not front.gateways:
         said = (
             f"{join_names(come)}: your load balancer must know it by then: waves rely on it as "
-            "soon as it exists"
+            "soon as it serves"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.is_declared():
@@ -124,7 +124,7 @@ def rollback_waves(
             "stages",
             each.nodes,
             each.replicas,
-            (f"back to what it was before {of}",),
+            (f"back to the state before {of}",),
             # What came goes, and what went comes.
             comes=each.goes,
             goes=each.comes,
@@ -215,15 +215,17 @@ def changes_below_vllm(wanted: UpgradeRequest) -> dict[str, str]:
 
 
 def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
-    """Return the groups on these nodes. Raises `FleetError` for those that are partly elsewhere."""
+    """
+    Return the groups on these nodes. Raises `FleetError` for groups that also span other nodes.
+    """
     if not limit:
         return tuple(found)
     here = [each for each in found if set(each.nodes) & set(limit)]
     if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
         raise FleetError(
             *(
-                f"--limit: {each.id} is changed on {join_names(each.nodes)} together: name all of "
-                "them, or none"
+                f"--limit: {each.id} changes on {join_names(each.nodes)} together: name all of "
+                "them in --limit, or none"
                 for each in halves
             )
         )

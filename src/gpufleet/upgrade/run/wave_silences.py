@@ -24,10 +24,10 @@ from gpufleet.settings.node_variables import NodeVars
 Ask: TypeAlias = Callable[
     [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
 ]
-"""As `fleet.live.connect` gives it."""
+"""From `fleet.live.connect`."""
 
 SECONDS = 60
-"""A request of 10 s for each silence, and the connection."""
+"""Seconds: 10 for the request of each silence, and the connection."""
 
 
 @dataclass(frozen=True)

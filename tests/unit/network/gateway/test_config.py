@@ -228,7 +228,9 @@ def test_an_entry_that_is_named_as_a_path_of_all_models_is_refused(
     node["serving"] = {entry: node["serving"]["tiny"]}
     found = list(problems(fleet(GATEWAY, ("gpu-01", "192.0.2.11", node)), "gw-01"))
 
-    expected = f"serving.{entry}: the gateway's path /{entry} is for all models: rename the entry"
+    expected = (
+        f"serving.{entry}: the gateway uses the path /{entry} for all models: rename the entry"
+    )
     assert found == [expected] * is_refused
 
 

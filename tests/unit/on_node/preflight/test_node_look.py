@@ -129,7 +129,7 @@ def test_a_certificate_is_shown_also_where_it_is_not_believed(tmp_path: Path) ->
             tls={
                 "believed": {**here, "authorities": pem, "name": True},
                 "other name": {**here, "host": "localhost", "authorities": pem, "name": True},
-                "not believed": {**here, "authorities": None, "name": True},
+                "not trusted": {**here, "authorities": None, "name": True},
                 "dead": {"host": "127.0.0.1", "port": 1, "authorities": None, "name": True},
             }
         )["tls"]
@@ -137,7 +137,7 @@ def test_a_certificate_is_shown_also_where_it_is_not_believed(tmp_path: Path) ->
         server.shutdown()
     shown = base64.b64encode(ssl.PEM_cert_to_DER_cert(pem)).decode()
     assert found["believed"] == {"verified": True, "why": "", "certificate": shown}
-    for name in ("other name", "not believed"):
+    for name in ("other name", "not trusted"):
         assert not found[name]["verified"]
         assert found[name]["why"]
         assert found[name]["certificate"] == shown

@@ -128,12 +128,12 @@ def test_the_library_tells_its_version_where_the_driver_is_silent(hostile, code)
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 def test_a_number_that_is_none_is_missing(value):
-    assert answers.to_json({"x": [value]})["x"][0]["missing"] == "implausible"
+    assert answers.to_json_types({"x": [value]})["x"][0]["missing"] == "implausible"
 
 
 def test_a_name_that_is_no_text_can_be_printed():
     """Linux' file names are bytes; Python keeps them as halves of characters."""
-    assert answers.to_json("GPU-\udcff").encode() == b"GPU-?"
+    assert answers.to_json_types("GPU-\udcff").encode() == b"GPU-?"
 
 
 def test_an_answer_without_end_is_cut_off():

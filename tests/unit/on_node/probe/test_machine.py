@@ -267,7 +267,7 @@ def test_dnf_upgrades_by_itself_when_a_timer_lets_it(tree, installed, timers, ap
     units = dict(zip(("dnf-automatic.timer", "dnf-automatic-install.timer"), timers, strict=True))
     there = {"dnf-automatic": {"version": "4", "held": False}} if installed else {}
 
-    found = package_facts.unattended_upgrader(
+    found = package_facts.unattended_upgrade_settings(
         package_facts.upgrades(), there, {name: {"enabled": state} for name, state in units.items()}
     )
 

@@ -851,7 +851,7 @@ def test_frames_are_taken_in_order_and_once(links):
 
     assert taken(head, one + two[:10]) == [1]
     assert taken(head, two[10:]) == [2]
-    with pytest.raises(LostError, match="out of order or changed"):
+    with pytest.raises(LostError, match="out of order, or altered"):
         taken(head, two)
 
 
@@ -1030,7 +1030,7 @@ def test_the_installed_file_is_the_same_everywhere_and_needs_nothing(fleet):
     wrong = fleet.start(0, "--", "true", port="65530")
 
     assert wrong.wait(20) == 2
-    assert "--port: 16 ports from it on must be ports" in fleet.journal(0)
+    assert "--port: all 16 ports from it on must be valid" in fleet.journal(0)
 
 
 def test_a_key_that_is_none_is_refused(fleet):

@@ -345,7 +345,7 @@ def test_a_release_that_is_not_whole_is_named(fleet: Fleet) -> None:
 
     (problem,) = fleet.prove().problems
 
-    assert "gpu-02 has no whole release 0.33.0-1f2e3d4c5b" in problem
+    assert "gpu-02 has no complete release 0.33.0-1f2e3d4c5b" in problem
 
 
 def test_ray_is_compared_where_ray_joins_the_nodes(tmp_path: Path) -> None:

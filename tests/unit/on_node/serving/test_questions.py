@@ -79,7 +79,7 @@ def test_a_good_answer_is_read(
         ("embed", {"data": []}, Expected(), "another form (IndexError"),
         ("rerank", ranking(0.9, 0.1), Expected(), '"The capital of France is Paris." 0.1: it does'),
         ("rerank", ranking(0.5, 0.5), Expected(), "it does not rank by relevance"),
-        ("rerank", ranking(0.5), Expected(), "given 2 documents, and scored [0]"),
+        ("rerank", ranking(0.5), Expected(), "given 2 documents, but scored [0]"),
         ("rerank", ranking(0.5, math.inf), Expected(), "1 of the 2 numbers of its scores"),
         ("classify", label("other", 0.7, 0.3), LABELS, 'its label is "other" of 2'),
         ("classify", label("refund", 0.7, 0.2, 0.1), LABELS, "of 3, and config.json names 2"),

@@ -51,7 +51,7 @@ def test_large_downloads_are_told_with_those_that_are_not_there() -> None:
         ("Prepared 4 packages in 1m 16s", "packages are installed"),
         ("Installed 4 packages in 7.39s", "bytecode is compiled"),
         (" + idna==3.20", "bytecode is compiled"),
-        ("Bytecode compiled of 1512 of 1513 files", "what is installed is tried"),
+        ("Bytecode compiled of 1512 of 1513 files", "the installation is tested"),
     ],
 )
 def test_what_is_no_download_is_said_by_its_step(last: str, step: str | None) -> None:
@@ -69,7 +69,7 @@ def test_a_node_answers_in_any_case(tmp_path: Path, there: bool) -> None:
         capture_output=True,
         check=True,
     )
-    assert json.loads(done.stdout)["step"] == ("what is installed is tried" if there else None)
+    assert json.loads(done.stdout)["step"] == ("the installation is tested" if there else None)
 
 
 def test_a_build_that_fails_says_why_and_is_not_whole(tmp_path: Path) -> None:

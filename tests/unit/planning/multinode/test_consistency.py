@@ -100,9 +100,9 @@ def test_a_server_an_engine_is_for_replicas_over_nodes():
 @pytest.mark.parametrize(
     ("backend", "lock", "sentence"),
     [
-        ("deepep_v2", "vllm==0.33.0", "takes the package deep_ep, and lock has none"),
-        ("nixl_ep", LOCK, "takes the package nixl, and lock has none"),
-        ("moonep", LOCK, "takes the package moonep, and lock has none"),
+        ("deepep_v2", "vllm==0.33.0", "needs the package deep_ep, and lock does not have it"),
+        ("nixl_ep", LOCK, "needs the package nixl, and lock does not have it"),
+        ("moonep", LOCK, "needs the package moonep, and lock does not have it"),
         ("mori_low_latency", LOCK, "is for AMD's GPUs: write `allgather_reducescatter`"),
     ],
 )
@@ -129,7 +129,7 @@ def test_a_backend_that_a_release_only_warns_of_is_named(backend, release, gone)
 
     assert bool(found) is gone
     if gone:
-        assert f"{backend} has been removed, and vLLM takes allgather_reducescatter" in found[0]
+        assert f"{backend} was removed, and vLLM uses allgather_reducescatter" in found[0]
 
 
 def test_a_backend_that_exchanges_nothing_needs_no_package():
@@ -144,15 +144,15 @@ def test_a_backend_that_exchanges_nothing_needs_no_package():
         (None, [0], {}, "m-0: its experts lie on 2 nodes, and gpu-02 has no RDMA: every layer"),
         (None, [], {}, "gpu-01, gpu-02 have no RDMA"),
         (None, [], {0: RACK, 1: RACK}, None),
-        ("deepep_low_latency", [0], {}, "takes RDMA between them: gpu-02 has none: write `allg"),
+        ("deepep_low_latency", [0], {}, "needs RDMA between them: gpu-02 has none: write `allg"),
         ("pplx", [0], {}, "gpu-02 has no RDMA: every layer"),
-        ("flashinfer_nvlink_two_sided", True, {}, "takes NVLink between all of them"),
+        ("flashinfer_nvlink_two_sided", True, {}, "needs NVLink between all of them"),
         ("flashinfer_nvlink_two_sided", True, {0: RACK, 1: RACK}, None),
         (
             "flashinfer_nvlink_two_sided",
             True,
             {0: RACK, 1: RACK._replace(clique=1)},
-            "takes NVLink between all of them",
+            "needs NVLink between all of them",
         ),
     ],
 )
@@ -179,7 +179,7 @@ def test_a_context_that_lies_on_several_nodes_is_said_to(size, crosses):
     found = said(stages(2, 8, tensor=16), flags=flags)
     assert bool(found) is crosses
     if crosses:
-        assert "which up to 8 it does not" in found[0]
+        assert "which sizes up to 8 avoid" in found[0]
 
 
 # What runs keeps its ports

@@ -134,7 +134,7 @@ def test_the_plan_says_what_a_router_has_to_know(lock):
 
     assert (
         "llama: its prompts are computed by 2 replicas of prompts: a router has to send each "
-        "request first to prefill (p:8000, p:8001), then with what that answers to decode (d:8000)"
+        "request first to prefill (p:8000, p:8001), then with its answer to decode (d:8000)"
         in found.plan.reasons
     )
     assert [flag.layer for flag in found.layers["llama", "0.33.0"] if "kv-" in flag.name] == [
@@ -200,8 +200,8 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"model": "/srv/other"},
             {},
-            "serving.llama.model: /srv/m, and serving.prompts.model: /srv/other: a KV cache is "
-            "handed over between servers that are alike in it: write the same",
+            "serving.llama.model: /srv/m, and serving.prompts.model: /srv/other: a KV cache can "
+            "be handed over only between servers with the same value: write the same for both",
         ),
         (
             {"flags": {"kv-cache-dtype": "fp8"}},
@@ -225,7 +225,10 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"prefill": "llama"},
             {},
-            "serving.llama.prefill: prompts names llama itself, and what computes prompts takes",
+            (
+                "serving.llama.prefill: prompts itself has `prefill: llama`, but an entry that "
+                "computes prompts"
+            ),
         ),
         (
             {
@@ -239,12 +242,12 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"environment": {"VLLM_NIXL_SIDE_CHANNEL_PORT": "5600"}},
             {},
-            "serving.prompts.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: which `prefill` has the plan",
+            "serving.prompts.environment.VLLM_NIXL_SIDE_CHANNEL_PORT: with `prefill` the plan",
         ),
         (
             {},
             {"flags": {"kv-transfer-config.kv_load_failure_policy": "recompute"}},
-            "which would replace what `prefill` sets: write a mapping under `kv-transfer-config`",
+            "which replace what `prefill` sets: write a mapping under `kv-transfer-config`",
         ),
         (
             {"flags": {"kv-transfer-config": {"kv_connector_extra_config": {"backends": ["X"]}}}},
@@ -254,7 +257,10 @@ def test_a_side_over_nodes_is_one_group_that_has_one_fingerprint(lock):
         (
             {"tensor_parallel": 2, "pipeline_parallel": 2},
             {},
-            "serving.prompts.pipeline_parallel: 2, and NixlConnector hands over what one stage has",
+            (
+                "serving.prompts.pipeline_parallel: 2, but NixlConnector hands over only one "
+                "pipeline stage's cache"
+            ),
         ),
     ],
     ids=[
@@ -328,7 +334,7 @@ def test_a_cpu_hands_nothing_over(lock):
         (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
         (3, 4, "0.33.0", LLAMA, "must be a multiple of the other"),
         (8, 4, "0.33.0", DEEPSEEK, "nothing is refused"),  # every rank has all of it
-        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, of which the ranks of prefill then hold copies"),
+        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, of which the prefill ranks then hold copies"),
     ],
 )
 def test_ranks_read_whole_parts(prefill, decode, release, model, refused):
@@ -360,8 +366,8 @@ def judged(sides, release, model, contexts=()):
     [
         (8, "0.33.0", DEEPSEEK, "nothing is refused"),
         (4, "0.33.0", DEEPSEEK, "hands over what all ranks divide, here 8, or none"),
-        (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 hands over whole contexts alone: remove it"),
-        (2, "0.33.0", LLAMA, "hands over divided ones of latent attention alone: remove it"),
+        (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 hands over only whole contexts: remove it"),
+        (2, "0.33.0", LLAMA, "hands over divided contexts only for latent attention: remove it"),
     ],
 )
 def test_a_context_is_divided_over_all_ranks_of_a_side_or_not_at_all(size, release, model, refused):

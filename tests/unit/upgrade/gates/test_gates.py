@@ -360,21 +360,21 @@ def told(kind: str, text: str) -> Answer:
     [
         (vector(0.6, 0.8), vector(0.6, 0.8), True, ""),
         (vector(0.6, 0.8), vector(0.61, 0.79), True, ""),  # a cosine of 0.99990
-        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with that of before is 0.990"),
-        (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, and 0.999 is required"),
-        (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, and had one of 2 before"),
+        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with the earlier one is 0.990"),
+        (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, but 0.999 is required"),
+        (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, before it had 2"),
         (told("classify", "spam"), told("classify", "spam"), True, ""),
-        (told("classify", "spam"), told("classify", "ham"), False, 'label "ham", and had "spam"'),
+        (told("classify", "spam"), told("classify", "ham"), False, '"ham", before it had "spam"'),
         (told("rerank", "1"), told("rerank", "1"), True, ""),
-        (told("rerank", "1"), told("rerank", "2"), False, 'place "2" of the reranker\'s order'),
+        (told("rerank", "1"), told("rerank", "2"), False, 'rank "2" in the reranker\'s order'),
         (told("transcribe", " a b"), told("transcribe", "a  b"), True, ""),
         (told("transcribe", ""), told("transcribe", ""), True, ""),
-        (told("transcribe", "a"), told("transcribe", "b"), False, 'with the words "b"'),
+        (told("transcribe", "a"), told("transcribe", "b"), False, 'transcribed as "b"'),
         (Answer("x", kind="reward", numbers=(0.82,)),
          Answer("x", kind="reward", numbers=(0.823,)), True, ""),
         (Answer("x", kind="reward", numbers=(0.82,)),
          Answer("x", kind="reward", numbers=(-0.82,)), False, "another vector"),
-        (says(1, 2), vector(0.6, 0.8), None, "of kind generate before, and is by one of kind emb"),
+        (says(1, 2), vector(0.6, 0.8), None, "of kind generate answered it, now one of kind emb"),
     ],
 )  # fmt: skip
 def test_answers_of_other_kinds_are_compared_as_such(

@@ -87,7 +87,7 @@ def test_a_model_with_one_replica_is_not_changed_without_its_outage_being_accept
     assert "83 s the last time" in said
     assert "`--accept-outage tiny`" in said
     assert refused(groups, loads, accept_outage=["tiny"]) == ()
-    assert "how long, is not known" in refused(groups, loads)[0]
+    assert "for an unknown time" in refused(groups, loads)[0]
 
 
 def test_an_accepted_outage_takes_one_group_at_a_time_all_the_same():

@@ -98,7 +98,7 @@ def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> No
         (
             "group_vars/old.yml",
             "vllm: {{version: 0.31.1, lock: {locks}/vllm-0.31.1.txt, listen: 127.0.0.1}}\n",
-            r"group_vars/old.yml:1: `vllm: .*` is not plainly `version: 0.31.1`",
+            r"group_vars/old.yml:1: `vllm: .*` is not simply `version: 0.31.1`",
         ),
         (
             "group_vars/old.yml",

@@ -1,4 +1,4 @@
-"""Everything that is looked at of a fleet, as values."""
+"""Everything that doctor observes of a fleet, as values."""
 
 from __future__ import annotations
 
