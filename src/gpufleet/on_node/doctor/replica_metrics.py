@@ -28,8 +28,9 @@ from gpufleet.on_node.serving import replica_answers
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Beside the wait: /metrics of a busy server takes a second or two.
-LOOK_SECONDS = 8
+# Beside the wait, for both looks: /metrics of a busy server takes a second or two. A server that
+# accepts and never answers costs this and the wait; doctor has 10 s for everything.
+LOOK_SECONDS = 4
 
 
 def main() -> None:
