@@ -41,7 +41,7 @@ def test_it_takes_a_share_of_idle_slots_or_of_the_idle_kv_cache(loads, share, mo
     [
         ([load(), "tiny-1: its metrics cannot be read"], "tiny-1: its metrics cannot be read"),
         ([load(slots=None)], "set `flags.max-num-seqs`"),
-        ([load(running=63)], "1 requests more would fit, and a guest may take 50% of that"),
+        ([load(running=63)], "1 more requests would fit, and a guest may use 50% of that"),
     ],
 )
 def test_what_is_not_known_or_not_idle_is_refused(loads, words) -> None:
@@ -115,7 +115,7 @@ def test_its_own_requests_are_the_same_part_of_each_replicas(loads, own, left) -
         ([load(running=30, waiting=2)], 10, 0, "2 requests wait for tiny-0"),
         ([load(running=30, waiting=2)], 32, 32, ""),  # none of others is there
         ([load(running=10, kv=0.95)], 10, 0, "95% of tiny-0's KV cache is in use"),
-        ([load(running=63)], 0, 0, "1 requests more would fit, and a guest may take 50%"),
+        ([load(running=63)], 0, 0, "1 more requests would fit, and a guest may use 50%"),
         ([load(), "tiny-1: no answer in time"], 0, 0, "load is no longer known"),
     ],
 )

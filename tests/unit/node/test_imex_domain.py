@@ -53,5 +53,5 @@ def test_gpus_outside_their_fabric_have_no_domain():
 def test_a_member_without_an_address_is_named():
     rack = {"a": tray("10.0.0.1"), "b": tray("10.0.0.2")}
     rack["b"]["nics"]["default_route"] = {"missing": "absent"}
-    with pytest.raises(FleetError, match="b: no known IPv4 address"):
+    with pytest.raises(FleetError, match=r"b: .*no known IPv4 address"):
         addresses(rack, "a")

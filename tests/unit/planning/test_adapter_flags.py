@@ -151,7 +151,7 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("config", "flags", "says"),
     [
-        ({**LORA, "r": 513}, {}, "adapters.sql: its rank is 513, and vLLM takes 512 at most"),
+        ({**LORA, "r": 513}, {}, "adapters.sql: its rank is 513, but vLLM allows at most 512"),
         (LORA, {"max-lora-rank": 8}, "flags.max-lora-rank: is 8, and the adapter sql has rank 16"),
         ({**LORA, "use_dora": True}, {"max-lora-rank": 8}, "has `use_dora`"),
         ({**LORA, "bias": "all"}, {}, "has biases"),

@@ -415,7 +415,7 @@ def test_one_model_has_one_declaration():
 
     (problem,) = problems_of(fleet, settings)
 
-    assert "serving.m is not the same on gpu-01 and gpu-02" in problem
+    assert "serving.m differs between gpu-01 and gpu-02" in problem
     assert "replicas: 2 and 3; port: 8000 and 8100" in problem
 
 

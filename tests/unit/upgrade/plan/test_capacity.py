@@ -59,7 +59,7 @@ def test_and_a_wave_of_two_is_refused_with_the_numbers_the_key_and_what_to_write
         plan_waves(groups, loads, Upgrade(canary=1, waves=(2,)))
 
     assert error.value.problems == (
-        "upgrade.waves: wave 2 takes 2 of the 4 replicas of tiny that serve, which leaves 2, and "
+        "upgrade.waves: wave 2 drains 2 of the 4 replicas of tiny that serve, which leaves 2, and "
         "its load of 2.25 replicas needs 3 at a headroom of 0.85 (`upgrade.headroom`): write "
         "`waves: [1]`, or wait for a load of at most 1.70 replicas, or give it 1 more replica "
         "(`serving.tiny.replicas`)",
@@ -162,7 +162,7 @@ def test_what_does_not_come_back_is_missing_in_the_waves_that_follow():
     ]
     assert refusals(found, loads, Upgrade()) == ()
     (said,) = refusals(found, loads, Upgrade(keep=2))
-    assert "wave 2 takes 1 of the 2 replicas" in said
+    assert "wave 2 drains 1 of the 2 replicas" in said
 
 
 def test_a_node_with_several_replicas_takes_all_of_them():
@@ -172,7 +172,7 @@ def test_a_node_with_several_replicas_takes_all_of_them():
     ]
     assert refused(nodes, loads) == ()
     (said,) = refused(nodes, loads, Upgrade(keep=3))
-    assert "takes 2 of the 4 replicas" in said
+    assert "drains 2 of the 4 replicas" in said
 
 
 def test_an_option_with_a_name_that_no_model_has_is_refused():
