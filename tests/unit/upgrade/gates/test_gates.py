@@ -605,7 +605,7 @@ UNREAD = Traffic(30, unread=("gpu-01: its counters are unknown: nothing answers 
         ({}, "new", 1.0, ""),
         ({PROMPT: (DEAD, DEAD)}, "did", 1.0, "cannot be compared: it had no answer before either"),
         ({PROMPT: (DEAD, DEAD)}, "did", 0.0, ""),
-        ({PROMPT: (says(1), says(2))}, "did", 1.0, "had 0 % in common, and 100 % is required"),
+        ({PROMPT: (says(1), says(2))}, "did", 1.0, "had 0 % in common, but 100 % is required"),
         ({PROMPT: (says(1), says(2)), OTHER: (says(1), says(1))}, "did", 1.0, ""),
         ({PROMPT: (says(1, 2), says(1, 2))}, "unread", 1.0, "its counters are unknown: nothing"),
     ],
