@@ -115,7 +115,7 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
     problems, _, _ = deploy_lock.take(nodes.deploy("bob@desk", os.getpid()), NODES, None)
 
     assert [each.split(" ")[0] for each in problems] == ["upgrade", "gpu-03:", "gpu-02:"]
-    assert "has gpu-01: a deploy would restart" in problems[0]
+    assert "has locked gpu-01: a deploy would restart" in problems[0]
     assert "ann@laptop is deploying there" in problems[1]
     assert (
         "it is being deployed: /var/lib/gpufleet/change/lock.json is not a JSON object"
