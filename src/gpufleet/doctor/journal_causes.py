@@ -88,7 +88,10 @@ def gateway_causes(
     for node, each in evidence.items():
         if lines := each.stages.get(GATEWAY):
             place = f"gateway on {node}"
-            findings = explain(log_lines(place, last_lives(lines, 1)))
+            last = last_lives(lines, 1)
+            if all(line.by_systemd for line in last):
+                last = last_lives(lines, 2)  # it has just been started again
+            findings = explain(log_lines(place, last))
             found[f"{GATEWAY} {node}"] = tuple(_causes(findings, inventory, "REPLICA"))
     return found
 

@@ -311,7 +311,7 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
             yield (
-                f"firewall.open: {_ports([(first, last)])} includes "
+                f"firewall.open: {_ports([(first, last)])} opens "
                 f"{' and '.join(map(str, behind))}, where exporters listen: list their clients in "
                 "`firewall.monitoring`"
             )

@@ -97,7 +97,7 @@ def _measured(
     unread = f"; not read: {'; '.join(stored.problems)}" if stored.problems else ""
     if missed := {name: e for name, e in rates.items() if isinstance(e, MissedContract)}:
         proof = f"{join_names(missed)}: {'; '.join(sorted({*missed.values()}))}{unread}"
-        remedy = "other objectives, or settings that keep them (docs/operate/measuring.md)"
+        remedy = "other objectives, or settings that keep them (docs/operate/measure.md)"
         return Verdict(Status.FAIL, "does not keep its objectives", proof, remedy)
     if why := sorted({each for each in rates.values() if isinstance(each, str)}):
         names = join_names([name for name, each in rates.items() if isinstance(each, str)])

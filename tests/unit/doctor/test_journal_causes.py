@@ -3,7 +3,13 @@
 from __future__ import annotations
 
 from gpufleet.checks.finding import Finding, Report, Severity
-from gpufleet.doctor.journal_causes import kernel_causes, last_lives, replica_causes
+from gpufleet.doctor.journal_causes import (
+    GATEWAY,
+    gateway_causes,
+    kernel_causes,
+    last_lives,
+    replica_causes,
+)
 from gpufleet.doctor.node_evidence import JournalLine, NodeEvidence, UnitDifference
 from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
@@ -16,6 +22,7 @@ FULL = (
 )
 DERIVED = "(APIServer pid=1) RuntimeError: Engine core initialization failed. See root cause above."
 DIED = "(EngineCore pid=9) ERROR 11-21 10:00:00 [m.py:1] Worker proc W0 died unexpectedly"
+CONFIG = "[ALERT]    (15) : config : parsing [haproxy.cfg:1] : unknown keyword 'x'"
 PORT = "OSError: [Errno 98] Address already in use"
 
 
@@ -68,6 +75,20 @@ def test_a_unit_that_starts_anew_is_judged_by_the_life_before():
     lines = journal("*Starting vLLM", FULL, "*Starting vLLM", loading)
     assert causes({"gpu-01": lines}, health=Health.STARTS)
     assert not causes({"gpu-01": lines})
+
+
+@each_row(
+    ("lines", "causes_found"),
+    [
+        (("*Starting gateway", CONFIG, "*Failed", "*Starting gateway"), 1),
+        (("*Starting gateway", CONFIG, "*Failed", "*Starting gateway", "NOTICE: New worker"), 0),
+        (("*Starting gateway", "NOTICE: New worker", "*Stopped"), 0),
+    ],
+)
+def test_a_gateway_that_was_just_started_again_is_judged_by_the_start_before(lines, causes_found):
+    evidence = NodeEvidence("lb-01", stages={GATEWAY: journal(*lines)})
+    found = gateway_causes({"lb-01": evidence}, "inventories/prod.py")
+    assert len(found["gateway lb-01"]) == causes_found
 
 
 def test_a_line_of_several_causes_is_told_by_the_check_of_the_node():

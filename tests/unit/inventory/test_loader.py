@@ -493,9 +493,7 @@ def test_a_command_of_another_program_reads_inventories_too(project):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param(
-            "hosts = ['a']\n", "does not load its variables with gpufleet", id="plain-pyinfra"
-        ),
+        pytest.param("hosts = ['a']\n", "has no checked variables", id="plain-pyinfra"),
         pytest.param("import nothing_like_this\n", r"fake\.py:1: ModuleNotFoundError", id="import"),
         pytest.param("x = (\n", r"fake\.py:1: is not Python", id="syntax"),
     ],

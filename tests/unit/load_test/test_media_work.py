@@ -171,9 +171,9 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
 @each_row(
     ("kind", "typed", "words"),
     [
-        ("transcribe", {"preset": "chat"}, "a model of `kind: transcribe` has recordings"),
-        ("embed", {"preset": "pictures"}, "has documents, queries"),
-        ("transcribe", {"lengths": "x"}, "'x' is no length"),
+        ("transcribe", {"preset": "chat"}, "the presets for `kind: transcribe` are recordings"),
+        ("embed", {"preset": "pictures"}, "are documents, queries"),
+        ("transcribe", {"lengths": "x"}, "'x' is not a length"),
         ("transcribe", {"lengths": "601"}, "write 600 at most"),
         ("transcribe", {"prompts": "own.jsonl"}, "not read from files"),
         ("generate", {"lengths": "8,4,0"}, "a picture of 0 pixels a side: write 1 to 4096"),

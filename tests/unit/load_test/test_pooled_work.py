@@ -190,9 +190,9 @@ def test_without_a_preset_each_kind_has_its_own_first_one() -> None:
         (
             "embed",
             {"preset": "chat"},
-            "--preset chat: a model of `kind: embed` has documents, queries",
+            "--preset chat: the presets for `kind: embed` are documents, queries",
         ),
-        ("generate", {"preset": "queries"}, "has chat, rag, code, batch"),
+        ("generate", {"preset": "queries"}, "are chat, rag, code, batch"),
         ("embed", {"lengths": "16,256,20"}, "--lengths 16,256,20: a reranker's request has"),
         ("embed", {"lengths": "1000,200"}, "--lengths TOKENS"),
         ("rerank", {"lengths": "16"}, "--lengths QUERY,DOCUMENT,COUNT"),

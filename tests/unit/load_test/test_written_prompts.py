@@ -65,7 +65,7 @@ def test_no_repr_and_no_format_has_a_prompt(tmp_path: Path) -> None:
         (f'{{"prompt": "{SECRET}"', "is not JSON"),
         (f'"{SECRET}"', "is not an object"),
         ({SECRET: 1}, "must have exactly one of `messages` and `prompt`"),
-        ({"prompt": SECRET, "messages": []}, "one of them"),
+        ({"prompt": SECRET, "messages": []}, "exactly one of"),
         ({"prompt": [SECRET]}, "`prompt` is neither text"),
         ({"prompt": ""}, "`prompt` is neither text"),
         ({"prompt": [1, -1]}, "`prompt` is neither text"),

@@ -274,7 +274,7 @@ SERVERS = (
             up("gpu-01", "vllm", stage="tiny-0", model="tiny"): "0x60",
         },
         at=40 * MINUTE,
-        fires=(Firing({"stage": "new-0"}, "No server of stage new-0 is watched"),),
+        fires=(Firing({"stage": "new-0"}, "No server of stage new-0 is scraped"),),
     ),
     Case(
         "MonitoringStageUnseen",

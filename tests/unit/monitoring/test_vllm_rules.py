@@ -93,7 +93,7 @@ RUNS = (
         "the unit failed",
         {ACTIVE: "1x5 0x60", UP: "1x5 0x60"},
         at=15 * MINUTE,
-        fires=(Firing(UNIT, "gpu-01: the unit of stage tiny-0 does not run"),),
+        fires=(Firing(UNIT, "gpu-01: the unit of stage tiny-0 is not running"),),
     ),
     Case(
         "VllmDown",
@@ -101,7 +101,9 @@ RUNS = (
         {ACTIVE.replace("gpu-01", "gpu-02"): "0x60", ACTIVE: "1x60", UP: "1x60"},
         at=15 * MINUTE,
         fires=(
-            Firing({**UNIT, "instance": "gpu-02"}, "gpu-02: the unit of stage tiny-0 does not run"),
+            Firing(
+                {**UNIT, "instance": "gpu-02"}, "gpu-02: the unit of stage tiny-0 is not running"
+            ),
         ),
     ),
     Case(

@@ -101,7 +101,7 @@ def test_clients_and_monitoring_name_who_may_come():
 @pytest.mark.parametrize("ports", ["9100", "9000-9999"])
 def test_an_exporter_is_not_opened_beside_those_who_may_read_it(ports: str):
     """A UDP port of the same number is another one, and a node without DCGM has no 9400."""
-    with pytest.raises(FleetError, match=r"9100 in it.*`firewall.monitoring`"):
+    with pytest.raises(FleetError, match=r"opens 9100.*`firewall.monitoring`"):
         firewall.render_rules([HEAD], settings(open=[{"ports": ports}]))
     firewall.render_rules(
         [HEAD], settings(open=[{"ports": ports, "protocol": "udp"}, {"ports": 9400}])

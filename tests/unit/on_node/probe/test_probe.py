@@ -98,8 +98,8 @@ def test_the_document_names_the_program_that_wrote_it(probed):
     """Facts that are kept can be told from those that another version of the probe found."""
     parts = (
         "probe/probe", "common/answers", "common/commands", "common/driver_files",
-        "common/forked", "common/kernel_messages", "common/linux_facts", "common/nvml",
-        "common/package_facts", "common/processes", "common/stages", "common/system",
+        "common/forked", "common/kernel_messages", "common/linux_facts", "common/model_folder",
+        "common/nvml", "common/package_facts", "common/processes", "common/stages", "common/system",
         "common/systemctl", "probe/cordon_mark", "probe/nvml_gpus", "probe/nvml_links",
     )  # fmt: skip
     files = [ROOT / f"src/gpufleet/on_node/{part}.py" for part in parts]

@@ -64,7 +64,7 @@ def test_a_mark_that_the_gateway_does_not_follow_takes_no_requests_away() -> Non
     found = model_rotation("tiny", "lb", gateway(*WHOLE), RUNNING, {"tiny-0": "drained by ada"})
 
     assert len(found.serving) == 3
-    assert found.remarks == ("lb sends requests to tiny-0 all the same: drained by ada",)
+    assert found.remarks == ("lb still sends requests to tiny-0: drained by ada",)
 
 
 def test_servers_of_which_no_node_answered_are_not_known_unless_they_get_nothing() -> None:

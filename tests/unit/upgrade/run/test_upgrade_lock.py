@@ -24,7 +24,14 @@ def test_a_deploy_beside_an_upgrade_is_refused_with_who_what_since_and_what_to_t
 
     (said,) = lock_problems(documents, None)
 
-    for word in ("u1", "ann@laptop", "vLLM 0.32.0", "1970-01-01 00:00", "has a, b:", "--resume"):
+    for word in (
+        "u1",
+        "ann@laptop",
+        "vLLM 0.32.0",
+        "1970-01-01 00:00",
+        "has locked a, b:",
+        "--resume",
+    ):
         assert word in said
     assert "GPUFLEET_UPGRADE=u1 " in said
 
