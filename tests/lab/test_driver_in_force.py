@@ -199,7 +199,7 @@ def test_asked_at_a_terminal_no_means_no(node: Node):
         os.write(master, b"n\n")
         said += run.stdout.read()
     assert run.returncode == 1
-    assert b"it was not to be rebooted" in said
+    assert b"the operator declined a reboot" in said
     assert node.boot_id == before
 
 

@@ -46,7 +46,9 @@ class Share:
     """
     Nodes of one kind, and the node from which they copy.
 
-    Attributes: source: the node that has it, or will make it. there: whether it already has it.
+    Attributes:
+        source: the node that has it, or will make it.
+        there: whether it already has it.
         others: the nodes that copy it from there, in order.
     """
 
@@ -60,8 +62,10 @@ class DistributionPlan:
     """
     The source of every artifact on every node.
 
-    Attributes: shares: which nodes make it and which copy it. alone: nodes that make their own, and
-        why. unknown: nodes whose files are not known to be right.
+    Attributes:
+        shares: which nodes make it and which copy it.
+        alone: nodes that make their own, and why.
+        unknown: nodes that have it, with files that are not known to be right.
     """
 
     shares: tuple[Share, ...]
@@ -97,10 +101,10 @@ def plan_distribution(
     """
     Plan which nodes make an artifact and which copy it.
 
-    `wanting` are the nodes of this run that need it, in the inventory's order. `looks` are the
-    reports of these nodes and of others that may already have it. A node that has it sends it: the
-    first of `wanting`, else the first of the others. If none has it, the first of `wanting` makes
-    it. `right` are the digests that it may have, by kind of node; None: any. A node with a
+    `wanting` are the nodes of this run that need it and share, in the inventory's order. `looks`
+    are the reports of these nodes and of others that may already have it. A node that has it sends
+    it: the first of `wanting`, else the first of the others. If none has it, the first of `wanting`
+    makes it. `right` are the digests that it may have, by kind of node; None: any. A node with a
     different one keeps it and is no source for other nodes.
     """
     alone = {

@@ -119,11 +119,12 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
 
     `on_node/transfer/place_model.py` makes the folder before it and puts the files into their place
     after it. It runs as the service user in a transient unit that can write only to that folder,
-    and that passes the token as a credential: the token is in no argument list and in no readable
-    environment.
+    and that passes the token as a credential: the token is in no argument list and in no
+    environment that others may read.
 
     The unit outlives an interrupted deploy, and its Hub client holds locks on the files, for which
-    the next download would wait. So its name is the folder's, and the next download ends it first.
+    the next download would wait, however slow the first one's mirror is. So its name is the
+    folder's, and the next download ends it first.
     """
     token = vllm.hf_token_file is not None
     folder = wanted.download

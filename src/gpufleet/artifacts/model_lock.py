@@ -114,7 +114,7 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 
 def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Served]]:
     """
-    Yield each entry that downloads a repository without a lock: entry, repository and settings.
+    Yield each entry that downloads a repository that no lock names: entry, repository, settings.
     """
     locks: dict[str, Models] = {}
     for each in settings:

@@ -31,9 +31,11 @@ class Program:
     """
     A program with a lock, and the nodes that the lock is for.
 
-    Attributes: file: the lock's name, with a placeholder for the version. python: the Python that
-        it is for; where `platform` is None, also all newer ones. platform: uv's name of the oldest
-        system; None: any. extra: the package's extra to install.
+    Attributes:
+        file: the lock's name, with a placeholder for the version.
+        python: the Python that it is for; where `platform` is None, also all newer ones.
+        platform: uv's name of the oldest system; None: any.
+        extra: the package's extra to install.
     """
 
     file: str
@@ -75,7 +77,7 @@ def packages(pylock: str) -> tuple[Package, ...]:
     """
     Return the packages of uv's answer, by name.
 
-    Raises `FleetError` with every package that has no wheel with a SHA-256.
+    Raises `FleetError` with every package that has no wheel, or a wheel without a SHA-256.
     """
     found, problems = [], []
     for each in tomllib.loads(pylock).get("packages", ()):
@@ -87,11 +89,10 @@ def packages(pylock: str) -> tuple[Package, ...]:
         if not wheels or not version:
             problems.append(
                 f"{name} {version}".rstrip() + ": has no wheel, and nodes build none: build one, "
-                "publish it on a page, and give that page as "
-                "--find-links and in `find_links`"
+                "publish it on a page, and give that page as --find-links and in `find_links`"
             )
         elif not all(map(_SHA256.fullmatch, wheels.values())):
-            problems.append(f"{name} {version}: the index lists none of its wheels with a SHA-256")
+            problems.append(f"{name} {version}: the index lists a wheel of it without a SHA-256")
         else:
             found.append(Package(name, version, wheels, each.get("marker", "")))
     if problems or not found:

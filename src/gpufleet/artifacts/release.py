@@ -52,10 +52,11 @@ class Program:
     """
     A program that is installed as releases.
 
-    Attributes: package: its name in a lock, and of its settings section. home: the directory with
-        its releases, their locks and uv. cache: uv's, of wheels that were unpacked. One per
-        program, so that two programs can build at once. imports: the modules that a complete
-        release can import.
+    Attributes:
+        package: its name in a lock, and the section of `version` in settings (`vllm.version`).
+        home: the directory with its releases, their locks and uv.
+        cache: uv's, of wheels that were unpacked. One per program: two programs may build at once.
+        imports: the modules that a complete release can import.
     """
 
     package: str
@@ -131,7 +132,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     """
     Return the release that settings and the locks' contents mean.
 
-    Its id has the version, for readers, and a hash over everything that determines what is
+    Its id has the version, for people, and a hash over everything that determines what is
     installed. Raises FleetError for a lock without hashes, or one that is for another version of
     the program.
     """
@@ -231,11 +232,11 @@ def build_script(wanted: Release) -> str:
     Nothing is built from source: a lock's hash covers a source distribution, but not its build
     requirements, which an index could choose and root would run.
 
-    No code of a wheel runs as root: uv only unpacks wheels, and they are imported as an
-    unprivileged user. Bytecode is compiled by the interpreter without the wheels' start-up hooks
-    (on_node/transfer/compile_bytecode.py), in a unit that can write only to the release. The
-    service cannot write to its release, and would otherwise compile it at every start (14 s of
-    each, measured on two cores).
+    No code of a wheel runs as root: as root uv only unpacks wheels; an unprivileged user checks
+    what they require, and imports them. Bytecode is compiled by the interpreter without the wheels'
+    start-up hooks (on_node/transfer/compile_bytecode.py), in a unit that can write only to the
+    release. The service cannot write to its release, and would otherwise compile it at every start
+    (14 s of each, measured on two cores).
     """
     program, interpreter = wanted.program, quote(wanted.source.python)
     home, cache = program.home, program.cache

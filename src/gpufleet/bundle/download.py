@@ -259,7 +259,7 @@ def read(
     url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
 ) -> tuple[bytes, str]:
     """
-    Return a page's content and media type; with `data`, those of the answer to a POST.
+    Return a page's content and media type; with `data`, those of the answer to a POST of it.
 
     Raises FleetError, `MissingFileError` if there is none.
     """

@@ -293,9 +293,10 @@ class NoOtherUnits:
     Remove gpufleet's units that match, except those named here, as by `UnitGone`.
 
     `vllm-*.service`. gpufleet's units are those with `started_line` in a file or drop-in below
-    /etc/systemd/system, and those whose file is gone but whose start was recorded. Other units are
-    left alone, whatever their names: an operator's vllm-router.service, a package's unit. A copy of
-    gpufleet's unit file also counts, until that line is removed.
+    /etc/systemd/system, even if they were never started, and those whose file is gone but whose
+    start was recorded. Other units are left alone, whatever their names: an operator's
+    vllm-router.service, a package's unit. A copy of gpufleet's unit file also counts, until that
+    line is removed.
     """
 
     pattern: str
@@ -389,7 +390,7 @@ def started_line(fingerprint: str) -> str:
 
 def unit_of(path: str) -> str | None:
     """
-    Return the unit whose definition includes a path; None: no unit's.
+    Return the unit whose definition includes a path; None: the path is part of none.
 
     >>> unit_of("/etc/systemd/system/ssh.service.d/limits.conf")
     'ssh.service'

@@ -30,10 +30,12 @@ class Package:
     """
     A package of the node's own package manager, apt's or dnf's, fully installed.
 
-    Attributes: name: as the package manager knows it. version: exactly this one, also as a
-        downgrade; with a final `*` any with this prefix: an installed one stays, a new node gets
-        the newest; None: any. hold: True: only gpufleet changes it (apt-mark hold, dnf
-        versionlock); False: no hold; None: the operator's hold is kept.
+    Attributes:
+        name: as the package manager knows it.
+        version: exactly this one, also as a downgrade; with a final `*` any with this prefix: an
+            installed one stays, a new node gets the newest; None: any.
+        hold: True: only gpufleet changes it (apt-mark hold, dnf versionlock); False: no hold; None:
+            as the operator left it.
     """
 
     name: str
@@ -70,10 +72,11 @@ class PackageSource:
     So the node's own upgrades work whatever happens to the repository, and never change the
     packages from it.
 
-    Attributes: id: names it in files and messages, as in "nvidia-cuda". url: of a flat apt
-        repository ("{url}/Packages"), or dnf's baseurl; without final slash. key: path on the node
-        of its public key. Content without that key's signature is refused. packages: patterns of
-        the only names that may come from it.
+    Attributes:
+        id: names it in files and messages, as in "nvidia-cuda".
+        url: of a flat apt repository ("{url}/Packages"), or dnf's baseurl; without final slash.
+        key: path on the node of its public key. Content without that key's signature is refused.
+        packages: patterns of the names that may come from it; no others may.
     """
 
     id: str

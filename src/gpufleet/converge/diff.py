@@ -104,10 +104,12 @@ class Part:
     """
     The changes of one operation.
 
-    Attributes: noop: the message if there are no changes. changes: one line each, as an imperative:
-        "write /etc/hosts: it is missing". commands: the commands for these changes, in order.
-        problems: why it must not begin, as sentences. rewritten: the files whose content will
-        change.
+    Attributes:
+        noop: the message if there are no changes.
+        changes: one line each, as an imperative: "write /etc/hosts: it is missing".
+        commands: the commands for these changes, in order.
+        problems: why it must not begin, as sentences.
+        rewritten: the files among the changes whose content will change.
     """
 
     noop: str

@@ -41,12 +41,14 @@ class Plan:
     """
     The steps of one transaction.
 
-    Attributes: install: packages that are missing or have another version; versions may end in `*`.
-        remove: names of installed packages to remove in the same transaction. hold, release: names
-        whose hold is set or removed afterwards. sources: vendors' repositories that this
-        transaction sees. lockstep: packages that must have one upstream version afterwards.
-        streams: dnf modules' streams to enable first. root: "" on a node; in tests, a folder with
-        its own package database.
+    Attributes:
+        install: packages that are missing or have another version; versions may end in `*`.
+        remove: names of installed packages to remove in the same transaction.
+        hold, release: names whose hold is set (also restored) or removed afterwards.
+        sources: vendors' repositories that this transaction sees.
+        lockstep: packages that must have one upstream version afterwards.
+        streams: dnf modules' streams to enable first.
+        root: "" on a node; in tests, a folder with its own package database.
     """
 
     manager: Manager
@@ -264,7 +266,7 @@ def _dnf(plan: Plan) -> list[Step]:
 
 def _dnf_words(plan: Plan) -> tuple[str, ...]:
     """
-    Return dnf's options with the vendors' repositories, which are never in the node's
+    Return dnf and its options with the vendors' repositories, which are never in dnf's own
     configuration.
     """
     root = plan.root

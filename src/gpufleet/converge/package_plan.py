@@ -33,8 +33,11 @@ class Packages:
     """
     The changes of packages.
 
-    Attributes: changes: one line each, as an imperative. unknown: (what, why) of facts that could
-        not be read on the node. problems: as sentences. plan: None: no change.
+    Attributes:
+        changes: one line each, as an imperative.
+        unknown: (what, why) of facts that could not be read on the node.
+        problems: as sentences.
+        plan: None: no change.
     """
 
     changes: tuple[str, ...] = ()

@@ -52,10 +52,13 @@ class FileState:
     """
     The file, directory or link at a path.
 
-    Attributes: kind: "file", "directory", "link", "special file", "absent", or "unknown": not
-        readable. user, group: names, or numbers in digits where the node has no name for them.
-        mode: permission bits. sha256: of a file's content; for a secret only if it equals a
-        requested one. target: of a link. error: why it is unknown.
+    Attributes:
+        kind: "file", "directory", "link", "special file", "absent", or "unknown": not readable.
+        user, group: names, or numbers in digits where the node has no name for them.
+        mode: permission bits.
+        sha256: of a file's content; for a secret only if it equals a requested one.
+        target: of a link.
+        error: why it is unknown.
     """
 
     kind: str = "absent"
@@ -75,7 +78,7 @@ class FileState:
 @dataclass(frozen=True)
 class PackageState:
     """
-    A package with at least some files on the node; `installed`: it is also configured.
+    A package of which dpkg or rpm has at least some files; `installed`: it is also configured.
 
     `held`: apt's hold, or dnf's versionlock.
     """

@@ -206,7 +206,7 @@ def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
             return _fail(host, chosen.said)
         if not _may_reboot(host, chosen):
             return _fail(
-                host, f"{chosen.said}: the settings do not allow a reboot; the node stays unchecked"
+                host, f"{chosen.said}: the operator declined a reboot; the node stays unchecked"
             )
         if problem := _reboot(host, driver, seen, chosen):
             return _fail(host, problem)

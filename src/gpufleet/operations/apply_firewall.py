@@ -23,7 +23,7 @@ from gpufleet.remote.facts import FirewallRules
 Commands = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 90
-"""The program's deadline for each of its commands is 15 s; a healthy node needs a second."""
+"""The program's own deadlines, 15 s for each of its commands; a healthy node needs a second."""
 
 # Under new rules a connection either comes about at once or not at all.
 CONNECT_SECONDS = 30

@@ -223,7 +223,7 @@ def _show(files: tuple[File, ...]) -> None:
     seen = query.read(Contents, program, SNAPSHOT_SECONDS, _ignore_errors=True) if paths else {}
     found = (seen or {}).get("files")
     for file in files:
-        there = found.get(file.path) if isinstance(found, dict) else "the node gave no reason"
+        there = found.get(file.path) if isinstance(found, dict) else "the node did not answer"
         for line in content_diff.lines(file, there):
             colour = {"+": "green", "-": "red"}.get(line[:1])
             logger.info("%s%s", host.print_prefix, click.style(line, colour))

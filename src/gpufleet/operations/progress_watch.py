@@ -13,7 +13,7 @@ command fails: either way the block and the queries end with the command. A func
 `FunctionCommand` wraps it around `host.run_shell_command` in the same way. In pyinfra's prepare
 phase (--dry) it neither queries nor prints.
 
-A failed query prints nothing. It costs the node one short process every five seconds.
+A failed query prints nothing. Queries cost the node one short process every five seconds.
 """
 
 from __future__ import annotations

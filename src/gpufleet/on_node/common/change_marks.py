@@ -165,7 +165,7 @@ def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
     if upgrade is not None:
         return "%s stays: it is %s's (%s), not this upgrade's" % (what, found["by"], found["why"])
     return (
-        "%s stays: upgrade %s of %s made it (%s) and lifts it when it ends; `gpufleet upgrade "
+        "%s stays: upgrade %s of %s made it (%s) and lifts it by itself; `gpufleet upgrade "
         "--resume` finishes that upgrade, --force lifts the mark anyway"
         % (what, whose, found["by"], found["why"])
     )

@@ -157,7 +157,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
 
 
 def limit_memory() -> None:
-    """Limit a question's memory to a share of the node's."""
+    """Limit a question's memory to `MEMORY_BYTES`, unless its hard limit is lower."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or most > MEMORY_BYTES:
         with contextlib.suppress(OSError, ValueError):

@@ -178,7 +178,7 @@ def units_on_disk() -> list[str]:
 
 
 def is_like(name: str, pattern: str) -> bool:
-    """Return whether a unit's name is valid and matches a pattern."""
+    """Return whether a unit's name matches a pattern, and systemctl can show the unit."""
     return fnmatch.fnmatchcase(name, pattern) and bool(UNIT_NAME.match(name))
 
 

@@ -1,5 +1,4 @@
-"""RUNS ON THE NODE: convert an argument parser of vLLM to plain JSON values
-(docs/configure/flags.md).
+"""RUNS ON THE NODE: convert vLLM's argument parser to plain JSON values (docs/configure/flags.md).
 
 Other values are an object with one key: {"$object": CLASS}, {"$factory": true}, {"$runtime": NAME},
 {"$suppress": true}, {"$unset": true}.

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: one release's supported model classes, with their tasks.
 
 A release lists them by task (vllm/model_executor/models/registry.py). Only these lists are read,
-and the classes' files for whether they transcribe. No code of them runs.
+and from the classes' files whether they transcribe. None of their code runs.
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ from typing import Callable
 
 UNREAD_BYTES = 256 << 20
 """
-Most lines that may wait for the controller; beyond, the process ends: its results are not read.
+Most bytes of lines that wait for the controller; beyond, the process ends: they are not read.
 """
 PIPE_BYTES = 1 << 20
 """Linux's default fs.pipe-max-size, the limit for unprivileged users."""

@@ -13,7 +13,7 @@ import ssl
 TIMEOUT = "timeout"
 """Not done after `give_up_seconds`, counted from its intended arrival."""
 CLIENT_LIMIT = "client limit"
-"""This client has no connection, port or descriptor left: not the server's fault."""
+"""This client has no connection, port or descriptor left: says nothing about the server."""
 REFUSED = "refused"
 UNREACHABLE = "unreachable"
 NO_ADDRESS = "no address"

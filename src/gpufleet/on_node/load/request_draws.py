@@ -28,12 +28,12 @@ NUMBER_TOKENS = 8
 FEWEST_IDS = 64
 BLOCKS_FROM = 1 << 40
 """
-Numbers of a trace's blocks start here; numbers of prompts start at 0, numbers of groups below.
+Numbers of a trace's blocks start here, those of prompts at 0; those of groups are below 0.
 """
 BLOCK_TOKENS = 512
 """Prompt tokens per id of a trace's `hash_ids` (Mooncake, FAST25-release)."""
 RESTING_SECONDS = 5.0
-"""Seconds of arrivals before the load begins: their conversations are at rest then."""
+"""As many conversations as arrive in so many seconds are at rest when the load begins."""
 _TEXT = (
     "and are back been book call city come cost data days done door each even face fact find five"
     " food form four from game give good hand have head help here high home hour into just keep"

@@ -112,7 +112,7 @@ def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
             "%s is half installed, and completing it fails: %s. Fix it on the node (dpkg "
             "--configure -a), then run again" % (", ".join(strangers), output.last)
         )
-    return ["completed an earlier run's unfinished work: %s" % ", ".join(half)] if not left else []
+    return ["completed unfinished work: %s" % ", ".join(half)] if not left else []
 
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:

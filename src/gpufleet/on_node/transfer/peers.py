@@ -29,7 +29,7 @@ from gpufleet.on_node.transfer.manifest import MOST_BYTES, RefusedError, Tree
 from gpufleet.on_node.transfer.store import Files
 
 HALVES = 2
-"""Even and odd pieces travel in opposite directions, so that each node sends each piece once."""
+"""Even and odd pieces go down two different trees, so that no node sends more than one copy."""
 CONNECT_SECONDS = 5.0
 # An idle sender says so every second: this long a silence is a dead node or line.
 BEAT_SECONDS = 1.0

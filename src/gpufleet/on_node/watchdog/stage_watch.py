@@ -185,7 +185,7 @@ class Stage:
         self._until = 0.0
         self._told = ""
         self._recalled = ""
-        """The run that was stalled when the watchdog ended or stopped looking."""
+        """The run that was stalled when the watchdog ended, or did not look for some time."""
         self._recalled_until = 0.0
         self._turned = 0.0
 
@@ -414,7 +414,7 @@ class Stage:
             if not self._fork.advance(now):
                 return
             cut = (
-                " incomplete: it reached its deadline of %d s" % dump.SECONDS
+                ", incomplete: it reached its deadline of %d s" % dump.SECONDS
                 if self._fork.killed
                 else ""
             )

@@ -228,7 +228,7 @@ def test_an_interrupted_dpkg_is_finished_first(system: Debian) -> None:
     assert system.status() == {"tool": "iU 1.0"}
 
     found = document(transact(driver(system, "580.1.1-1"), system.root))
-    assert found["notes"] == ["completed an earlier run's unfinished work: tool"]
+    assert found["notes"] == ["completed unfinished work: tool"]
     assert system.status()["tool"] == "ii 1.0"
 
 
