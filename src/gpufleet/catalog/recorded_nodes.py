@@ -2,7 +2,7 @@
 Recorded probes of healthy hardware, by the names for `--as`.
 
 `data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
-(`lab/profiles/*.conf`) state what is documented and what is assumed. `python -m
+(`lab/profiles/*.conf`) state what of the hardware is documented and what is assumed. `python -m
 tests.support.record_node` rewrites them.
 """
 

@@ -234,7 +234,7 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
         (
             Step(
                 Action.LOOK,
-                ("find out why it cannot be read, or accept this check by name (checks.accept)"),
+                "find out why it cannot be read, or accept this check by name (checks.accept)",
             ),
         ),
     )

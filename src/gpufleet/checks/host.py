@@ -229,8 +229,8 @@ def disk_space(node: Reading) -> Iterator[Problem]:
     """
     The disk has space for two releases, and for the models to download.
 
-    It blocks because a deploy would fail halfway, not because of running servers. Where the
-    declared release is complete, nothing is built, and it only warns.
+    It blocks because a deploy would fail halfway, not because of running servers. Where a
+    release of the declared version is complete, nothing is built, and it only warns.
     """
     vllm = node.settings.vllm
     whole = node.get("system", "releases", absent=[])

@@ -184,7 +184,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
     """
     Return the expected number of links of a GPU that reports no NVLink; None: none.
 
-    A board of another kind than the node's others (a workstation's display) may have none.
+    A board of another kind than most of the node's (a workstation's display) may have none.
     """
     node = gpu.node
     others = max((count for _, count in _alike(gpu)), default=0)

@@ -233,8 +233,8 @@ def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     Return whether a process ended between the driver's answer and the read of /proc.
 
     Root sees every process, also of containers: one that is missing and that the driver cannot name
-    has ended. Other users may be unable to see it, as may root in a container, where systemd does
-    not run.
+    has ended. Other users may be unable to see it, as may root in a container: where systemd does
+    not run, the probe may be in one.
     """
     node = gpu.node
     about = (process["name"], process["unit"], process["uid"])

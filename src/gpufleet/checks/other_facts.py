@@ -77,7 +77,7 @@ UNJUDGED: dict[str, str] = {
     "gpus.*.memory.free": "`total` minus `used`",
     "gpus.*.memory.reserved": "the driver's own memory; `free` has the rest, for models",
     "gpus.*.minor": "the number of its device file, in the order in which the driver found it",
-    "gpus.*.performance_state": "changes with load; pcie-generation judges it",
+    "gpus.*.performance_state": "changes with load; pcie-generation uses it",
     "gpus.*.platform": "its place in the rack: it differs on every node",
     "gpus.*.remap_histogram": "banks with spare rows left; those with few or none are judged",
     "gpus.*.remapped_rows.corrected": (

@@ -2,7 +2,7 @@
 
 Actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1
 to 172); severities are gpufleet's: `BLOCK` where the GPU needs a reset or a technician, `INFO`
-where only the running program was at fault. docs/checks/xid.md says so in words.
+where at most the running program needs a restart. docs/checks/xid.md says so in words.
 """
 
 from __future__ import annotations

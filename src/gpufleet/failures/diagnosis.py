@@ -67,7 +67,7 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The cause and what to do for one line; several where only evidence could decide."""
+        """The cause and what to do, in one line; the rule's where only evidence could decide."""
         advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
         return f"{advice.cause} {advice.fix}"
 
@@ -109,8 +109,8 @@ def explain(
     """
     Explain the failures in lines of one or several logs, each in its own order.
 
-    `evidence` distinguishes the causes of one line; `year` is for times without one; by default
-    that of other lines.
+    `evidence` distinguishes the causes of one line; `year` is that of times without one, by default
+    the year that other lines have.
     """
     by_id = {rule.id: rule for rule in (rules() if known is None else known)}
     seen = count_lines(lines, by_id.values())

@@ -165,7 +165,7 @@ def matching(text: str, release: Schema) -> dict[str, str]:
     """
     Return a release's flags and variables that match a text, each with its purpose.
 
-    A match has all its words in the name or, if no name matches, in the explanation.
+    A match has all of the text's words in its name or, if no name matches, in its explanation.
     """
     words = re.split(r"[\s_-]+", text.strip().lower())
     known = entries()

@@ -44,9 +44,9 @@ class Unparsed:
     """
     One argument that the release's parser refuses, or accepts only by accident.
 
-    `argument` is as the operator wrote it, `at` are its places in argv, and `values` the words
-    after it. `candidates` are the options of which it is a prefix. `found` is a sentence without a
-    full stop.
+    `argument` is as the operator wrote it, `at` are the places in argv that a correction replaces,
+    and `values` the words that follow it as its values. `candidates` are the options of which it is
+    a prefix. `found` is a sentence without a full stop.
     """
 
     trouble: UnparsedReason

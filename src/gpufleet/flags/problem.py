@@ -53,7 +53,7 @@ class Problem:
     `argument` is as the operator wrote it, its values included, and `at` its places in argv (none
     for a variable). `found` is a sentence without a full stop. `since` is the first release known
     to behave so. `replacement` is for display; `rewritten` are the arguments that replace those at
-    `at`: none: remove them; None: the operator must decide. For a variable `rewritten` are
+    `at`; no arguments: remove these; None: the operator must decide. For a variable `rewritten` are
     arguments to add once the variable is dropped.
     """
 

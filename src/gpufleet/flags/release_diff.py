@@ -1,10 +1,10 @@
 """Compare an operator's flags and variables between two releases of vLLM.  Pure.
 
-Contract: the two schemas compare names and values, and `changes` has their replacements; anything
-else that `check` refuses only in the new release also breaks. Reported are: the operator's flags
-that the new release refuses, ignores or reads differently; new defaults of other flags that
-`changes` marks as important or that the explanations relate to the operator's flags; and new flags
-that data/useful.json relates to them. All other new and removed names are omitted.
+Contract: names and values are compared by the two schemas, and `changes` has their replacements;
+anything else that `check` refuses only in the new release also breaks. Reported are: the operator's
+flags and variables that the new release refuses, ignores or reads differently; new defaults of
+other flags that `changes` marks as important or that the explanations relate to the operator's; and
+new flags that data/useful.json relates to these. All other new and removed names are omitted.
 """
 
 from __future__ import annotations
@@ -406,7 +406,7 @@ def _deprecation_differences(
 def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
-    """Yield the arguments that neither release parses."""
+    """Yield an argument that neither release parses; one that the new one parses is fine."""
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
     if unparsed.trouble is UnparsedReason.UNKNOWN:

@@ -232,7 +232,7 @@ class Schema:
 
     @property
     def positional(self) -> Flag | None:
-        """The positional argument for the model; None before `vllm serve` (0.5)."""
+        """The positional argument for the model; None if older than `vllm serve` (0.5.0)."""
         return next((flag for flag in self.flags if flag.positional), None)
 
     def listed_values(self, flag: Flag) -> frozenset[str]:

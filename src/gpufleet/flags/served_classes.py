@@ -52,7 +52,7 @@ def has_code(version: str, name: str, *, pools: bool) -> bool | None:
 
 
 def runs_by_transformers(version: str, kind: str) -> bool:
-    """Return whether a release runs a class of this kind without own code for it."""
+    """Return whether a release runs a class of this kind without its own code for it."""
     return _BACKENDS.get(kind, "") in (classes(version) or {})
 
 

@@ -34,8 +34,11 @@ class Holder:
     """
     A process that keeps the driver from being unloaded.
 
-    Attributes: pid: on the node. name: of its program. unit: its systemd unit; "": none. devices:
-        its open devices, e.g. /dev/nvidia0.
+    Attributes:
+        pid: on the node.
+        name: of its program.
+        unit: its systemd unit; "": none.
+        devices: its open devices, e.g. /dev/nvidia0.
     """
 
     pid: int
@@ -62,9 +65,12 @@ class NeedsReload:
     """
     Only units that gpufleet stops hold the driver: it is reloaded without a reboot.
 
-    Attributes: reason: which versions differ. version: the version after the reload. stop: active
-        units in stop order. unload, load: modules in order. start: units in start order, without
-        stages, which wait for the node's check.
+    Attributes:
+        reason: which versions differ.
+        version: the version after the reload.
+        stop: active units in stop order.
+        unload, load: modules, each in its order.
+        start: units in start order, without stages, which wait for the node's check.
     """
 
     reason: str
@@ -151,7 +157,7 @@ def driver_state(
             said = f"the {told} module {loaded} is loaded, but gpu_lock.modules is {flavour}"
             return _to_be_loaded(document, loaded, on_disk, said)
         if _missing(driver.get("init")) == "version_mismatch":
-            said = f"module and libraries on disk are {on_disk}, but NVML reports a mismatch"
+            said = f"module and libraries are {on_disk}, but NVML reports a mismatch"
             return NeedsReboot(said, on_disk)
         return Active(on_disk, tuple(_remarks(document)))
     return _to_be_loaded(document, loaded, on_disk)

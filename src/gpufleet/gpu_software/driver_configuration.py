@@ -60,6 +60,6 @@ def unattended_upgrades_file(node: BareNode) -> str:
         patterns.append("linux-(image|headers|modules|generic)")
     rows = "".join(f'    "^{pattern}";\n' for pattern in patterns)
     return (
-        "// Written by gpufleet: only deploys/node.py upgrades "
-        f"these.\nUnattended-Upgrade::Package-Blacklist {{\n{rows}}};\n"
+        "// Written by gpufleet: only deploys/node.py upgrades these.\n"
+        f"Unattended-Upgrade::Package-Blacklist {{\n{rows}}};\n"
     )

@@ -37,8 +37,11 @@ class KernelSetting:
     """
     One sysctl.
 
-    Attributes: name: as in "vm.swappiness". value: the required value. why: for readers of the file
-        on the node. least: a larger value is also accepted, and kept.
+    Attributes:
+        name: as in "vm.swappiness".
+        value: the required value.
+        why: for readers of the file on the node.
+        least: True: a larger value is also accepted, and kept.
     """
 
     name: str

@@ -75,7 +75,7 @@ def check_node_lock(
 
 
 def _place(node: NodeVars, objection: Objection) -> str:
-    """Return the file and line of the key to change; for a default, the place of its source."""
+    """Return the place of the key to change; of one that is filled in, that of the key above."""
     at = node.origins.get(str(objection.at[0]))
     return str(at.place_of(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 

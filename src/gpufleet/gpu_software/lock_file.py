@@ -42,7 +42,8 @@ def overlay(
     Return a group's variables, overridden by its lock from each `group_vars` directory.
 
     `written` are the group's variables in other files. Raises FleetError for a lock in both places,
-    and for other keys in a lock's file, which the next lock would delete.
+    of which one would have no effect, and for other keys in a lock's file, which the next lock
+    would delete.
     """
     problems = []
     locked: Variables = {}

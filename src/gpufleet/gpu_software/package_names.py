@@ -26,11 +26,13 @@ class PackageNames:
     """
     One packaging's names for one lock.
 
-    Attributes: packaging: in words, for a report. parts: packages of the driver's version that
-        every node gets. persistence: of the persistence daemon. others: patterns of packages of
-        another branch, flavour or packaging, which are removed. kept: patterns of packages that
-        match `others` but may stay. stream: of the dnf module nvidia-driver; None: there is no such
-        module.
+    Attributes:
+        packaging: in words, for a report.
+        parts: packages of the driver's version that every node gets.
+        persistence: the package of the persistence daemon.
+        others: patterns of packages of another branch, flavour or packaging, which are removed.
+        kept: patterns of packages that match `others` but may stay.
+        stream: of the dnf module nvidia-driver; None: there is no such module.
     """
 
     packaging: str

@@ -47,10 +47,12 @@ class VendorRepository:
     """
     NVIDIA's repository for one system.
 
-    Attributes: folder: the repository's, below VENDOR, without the processor's. key: file name of
-        its public key; None: unknown. fingerprint: of that key, 40 hexadecimal digits; None:
-        unknown. keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: none or unknown. dcgm:
-        whether it has DCGM; None: unknown.
+    Attributes:
+        folder: the repository's, below VENDOR; the processor's folder follows.
+        key: file name of its public key; None: unknown.
+        fingerprint: of that key, 40 hexadecimal digits; None: unknown.
+        keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: none or unknown.
+        dcgm: whether it has DCGM; None: unknown.
     """
 
     folder: str

@@ -56,9 +56,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """
-    Return the number of values below a YAML node with expanded aliases; each node is visited once.
-    """
+    """Return a YAML node's number of values with expanded aliases; each node is visited once."""
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
         below = [] if isinstance(node, yaml.ScalarNode) else node.value

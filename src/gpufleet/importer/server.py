@@ -12,7 +12,7 @@ class Note:
     """
     One sentence about what was dropped, renamed or kept.
 
-    `where` is the server's name, "" for the file. `decide`: the operator has to decide something.
+    `where` is the server's name, "" for the file. `decide`: something is left to the operator.
     """
 
     text: str

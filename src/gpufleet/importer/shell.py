@@ -157,7 +157,7 @@ def _space_out(line: str) -> str:
 
 
 def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
-    """Return the servers that a command starts; a command that sets variables updates them."""
+    """Return the servers that a command starts; one that sets variables updates the script's."""
     if words[:1] == [bash_arrays.SET]:
         _set_array(words, script)
         return ()

@@ -105,7 +105,7 @@ def _uneven(node: Interconnect) -> Iterator[str]:
 
 def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
     """
-    Return whether these are the four GPUs of half a DGX-1V, and no other GPU is reached by NVLink.
+    Return whether these are the four GPUs of half a DGX-1V, with no NVLink to any other GPU.
 
     Every pair has a link, and the consecutive pairs of a path through all four a second one
     (NVIDIA's DGX-1 system architecture white paper): the ends of that path use four links, the

@@ -1,8 +1,8 @@
 """A node's system and hardware, which decide its packages; known without a driver.
 
 Pure. Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md). Everything
-comes from the PCI bus and the kernel's files, never from NVIDIA's driver, so that the answer does
-not depend on the driver's state and a second run changes nothing.
+comes from the PCI bus and the kernel's files, never from NVIDIA's driver: the answer is the same
+before the driver is installed, while it is broken, and afterwards, so a second run changes nothing.
 """
 
 from __future__ import annotations
@@ -83,8 +83,11 @@ class Kernel:
     """
     An installed kernel.
 
-    Attributes: release: as in `uname -r`. running: it runs now. newest: it boots next, unless
-        another is chosen. module: version of the NVIDIA module on disk for it; None: there is none.
+    Attributes:
+        release: as in `uname -r`.
+        running: it runs now.
+        newest: it boots next, unless another is chosen.
+        module: version of the NVIDIA module on disk for it; None: there is none.
     """
 
     release: str
@@ -98,13 +101,16 @@ class Machine:
     """
     The hardware and system facts of a node that its driver packages depend on.
 
-    Attributes: gpus: the PCI device id of each GPU on the bus, in the bus's order. nvswitch: it has
-        NVSwitches that it manages itself. nvlink5: these are of NVLink 5, managed over InfiniBand
-        by NVLSM. imex: its GPUs share memory with other nodes of a rack. grace: its GPUs are
-        connected to Grace CPUs. kernels: the installed ones, including the running one.
-        secure_boot: firmware lets only signed modules load; None: could not be read. modules: names
-        of loaded kernel modules; None: could not be read. kernel_packages: installed packages of
-        kernels, their modules and headers.
+    Attributes:
+        gpus: the PCI device id of each GPU on the bus, in the bus's order.
+        nvswitch: it has NVSwitches that it manages itself.
+        nvlink5: these are of NVLink 5, managed over InfiniBand by NVLSM.
+        imex: its GPUs share memory with other nodes of a rack.
+        grace: its GPUs are connected to Grace CPUs.
+        kernels: the installed ones, including the running one.
+        secure_boot: firmware lets only signed modules load; None: could not be read.
+        modules: names of loaded kernel modules; None: could not be read.
+        kernel_packages: installed packages of kernels, their modules and headers.
     """
 
     gpus: tuple[int, ...]

@@ -28,7 +28,7 @@ CONTROL_FLAGS = {
 
 CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
 """
-Variables that make vLLM read an adapter from the model name in a request, unchecked
+Variables that make vLLM read an adapter from the place that a request's model name gives, unchecked
 (vllm/plugins/lora_resolvers).
 """
 

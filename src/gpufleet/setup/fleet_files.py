@@ -139,8 +139,8 @@ def render(
             files[path] = f"# Without GPUs: they can monitor the others.\n{_yaml(without)}"
             continue
         files[path] = (
-            f"# {kind.gpus} x {kind.model} in each node: a node with fewer is "
-            f"refused.\n{_yaml({'gpus': {'count': kind.gpus}})}"
+            f"# {kind.gpus} x {kind.model} in each node: a node with fewer is refused.\n"
+            f"{_yaml({'gpus': {'count': kind.gpus}})}"
         )
         if kind.lock:
             place = str(lock_path(Path("group_vars"), kind.group))

@@ -83,7 +83,7 @@ class DummyRun:
 
 
 _SORT_ALWAYS = (0, 11, 1)
-"""FlashInfer's sampler must be enabled (VLLM_USE_FLASHINFER_SAMPLER)."""
+"""From this release on FlashInfer's sampler must be enabled (VLLM_USE_FLASHINFER_SAMPLER)."""
 
 
 def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> tuple[float, float]:

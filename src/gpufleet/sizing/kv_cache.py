@@ -59,8 +59,8 @@ class CacheReport:
 
 def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     """
-    Return the KV cache that `available_bytes` hold: one value for each GPU, or each stage's
-    smallest.
+    Return the KV cache that `available_bytes` hold: one number that counts for every GPU, or each
+    stage's smallest GPU.
 
     Raises `FleetError` for a KV dtype that is not known, ValueError where the stages' memory is
     not that of as many stages.

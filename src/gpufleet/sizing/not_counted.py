@@ -78,5 +78,5 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
     elif (options.speculative_tokens or (method or "").endswith("mtp")) and not own:
         yield (
             "--speculative-config: a draft model's own weights and cache are not counted, and "
-            f"{description.architecture.name} has no layers that predict tokens"
+            f"{description.architecture.name} has no own layers that draft tokens"
         )

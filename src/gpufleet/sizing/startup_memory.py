@@ -26,8 +26,8 @@ from gpufleet.sizing.startup_ranges import AT_ONCE, RANGES, Estimate, Ranges, is
 
 CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
 """
-A process's memory on the GPU before any request, outside vLLM's budget: free memory at start was
-0.45 to 0.6 GiB below the total in most start-up logs.
+A process's memory on the GPU before it allocates any, outside vLLM's budget: free memory at start
+was 0.45 to 0.6 GiB below the total in most start-up logs.
 """
 GRAPHS_IN_BUDGET = (0, 20)
 """VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on: vllm/envs.py of 0.20.0; off in 0.18 and 0.19."""

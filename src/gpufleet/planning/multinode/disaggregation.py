@@ -467,7 +467,10 @@ def _context_problems(
     elif known and not _has_cache(known, LatentCache):
         yield f"{given}hands over divided contexts only for latent attention: remove it"
     elif known and vllm < _CONTEXT_OF_STATES_SINCE and _has_cache(known, StateCache):
-        yield f"{given}of vLLM {_text(vllm)} hands over no caches of models with states: remove it"
+        yield (
+            f"{given}of vLLM {_text(vllm)} hands over no divided contexts of models with states: "
+            "remove it"
+        )
     elif tensors != {size}:
         every = " and ".join(map(str, sorted(tensors)))
         yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"

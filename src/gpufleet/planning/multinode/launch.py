@@ -353,7 +353,7 @@ def _problems(
     ]
     if shape.engine_gpus % shape.node_gpus and shape.node_gpus % shape.engine_gpus:
         found.append(
-            f"{key}: engines of {shape.engine_gpus} GPUs on nodes with {shape.node_gpus} GPUs "
+            f"{key}: engines of {shape.engine_gpus} GPUs on nodes that give {shape.node_gpus} "
             "each would span nodes unevenly: choose `tensor_parallel` and `pipeline_parallel` so "
             "that one is a multiple of the other"
         )

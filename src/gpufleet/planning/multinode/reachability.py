@@ -579,7 +579,10 @@ def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterato
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     if len(set(mtus.values())) > 1:
         sizes = {node: f"an MTU of {mtu}" for node, mtu in mtus.items()}
-        yield (f"{_nodes_by_value(sizes)}: packets of {min(mtus.values())} bytes were tested")
+        yield (
+            f"{_nodes_by_value(sizes)}: packets over {min(mtus.values())} bytes do not pass "
+            "between all of them"
+        )
 
 
 def _ports_text(ports: Sequence[int]) -> str:

@@ -172,8 +172,8 @@ def test_different_mtus_are_worth_a_remark_and_no_refusal():
 
     assert found.problems == ()
     assert found.remarks == (
-        "llama-0: gpu-01, gpu-03 have an MTU of 9000, gpu-02 has an MTU of 1500: packets of 1500 "
-        "bytes were tested",
+        "llama-0: gpu-01, gpu-03 have an MTU of 9000, gpu-02 has an MTU of 1500: packets over 1500 "
+        "bytes do not pass between all of them",
     )
 
 
