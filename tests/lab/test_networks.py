@@ -230,7 +230,7 @@ def test_a_rank_is_not_changed_without_the_others(pair: Fleet) -> None:
 
     limited = pair.pyinfra("-y", "--limit", "gpu-01", deploy=DEPLOY)
     assert limited.status != 0
-    assert "tiny-0 runs on gpu-01, gpu-02, but this run leaves out gpu-02" in limited.output
+    assert "tiny-0 is planned on gpu-01, gpu-02, but this run leaves out gpu-02" in limited.output
     serial = pair.pyinfra("-y", "--serial", deploy=DEPLOY)
     assert serial.status != 0
     assert "--serial: tiny-0 must start on gpu-01, gpu-02 at the same time" in serial.output

@@ -187,7 +187,7 @@ def id_hash(custom_id: str) -> int:
 
 def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     """Return a line's request. Raises `LineError` with what is wrong and what to write."""
-    largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller one"
+    largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
     if raw is None:
         raise LineError(f"is {largest} request")
     found = _parse_json(raw)

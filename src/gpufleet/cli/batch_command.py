@@ -54,7 +54,7 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="Most requests at once. [default: by idle capacity]",
+    help="Most requests at once.  [default: by idle capacity]",
 )
 @click.option(
     "--patience",

@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     "--index-url",
     metavar="URL",
     envvar="PIP_INDEX_URL",
-    help="Package index where `vllm.index_url` is not set. [default: PyPI]",
+    help="Package index where `vllm.index_url` is not set.  [default: PyPI]",
 )
 def bundle(
     inventory_file: str,

@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
 
 _MOST = 1 << 24
-"""Characters to read: one more than a file may have; `detect` refuses it and names the limit."""
+"""Most characters to read, far more than `detect` accepts: it refuses a file that is too long."""
 
 
 @click.command("import")

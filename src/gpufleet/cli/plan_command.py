@@ -88,7 +88,7 @@ def plan(
     Where `gpufleet measure` has results, it also shows what replicas were measured to carry.
 
     The --nodes files are the output of `gpufleet probe --json`, or one probe per file, named after
-    the node. With --as as well, the other nodes have that hardware.
+    the node. With --as as well, the other nodes are assumed.
     """
     if len(targets) > 1 and not (nodes or vars_file):
         raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.upgrade_journal import Journal
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask between waves: the gates decide.")
+_yes = click.option("--yes", is_flag=True, help="Do not ask: the gates of the waves decide.")
 _dry = click.option("--dry", is_flag=True, help="Show the waves; change nothing.")
 _journal = click.option(
     "--journal",

@@ -26,7 +26,7 @@ from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
-"""Older restarts and changes do not explain a problem of now."""
+"""Older restarts and changes do not explain a current problem."""
 AGAIN_SECONDS = 3600.0
 """A replica that serves again is shown for this long after a restart: it may fail again."""
 KERNEL_SECONDS = 600.0

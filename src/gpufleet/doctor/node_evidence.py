@@ -114,7 +114,7 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`); a reason without an answer goes
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`); without one, the reason goes
     into `unread`.
 
     Raises `FleetError` naming the node for an invalid answer.

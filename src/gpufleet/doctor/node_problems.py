@@ -11,7 +11,7 @@ from gpufleet.doctor.observations import FleetObservations
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
-"""Most examples shown per check."""
+"""Most examples shown per check: more nodes or GPUs add nothing."""
 
 
 def node_problems(observed: FleetObservations, inventory: str) -> list[Problem]:

@@ -17,7 +17,7 @@ from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import ReplicaStatus
 
 LEAST_TOKENS = 200
-"""Requests that a p99 needs: of fewer it is only the slowest one or two."""
+"""Tokens that a p99 needs: of fewer it is only the slowest one or two."""
 LEAST_REQUESTS = 20
 FULL = 0.9
 """The share of the KV cache from which vLLM preempts."""

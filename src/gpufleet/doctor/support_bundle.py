@@ -72,7 +72,7 @@ def bundle_files(
         for stage, lines in each.stages.items():
             logs[f"journals/{name}/{stage}.log"] = _log(lines)
     hidden = tuple(secrets)
-    notes = [f"gpufleet doctor, {iso(now)}. Secrets, known or by their look, are removed."]
+    notes = [f"gpufleet doctor, {iso(now)}. Known secrets and what looks like one are removed."]
     files: dict[str, str] = {}
     left = MOST_BYTES - README_BYTES
 

@@ -1,11 +1,11 @@
 """Compare nodes with their declaration. Pure: values in, values out.
 
-Three sources, none of which repeats a deploy's comparison: * what the deploys would change, from
-their dry run (`dry_run.py`);
+Three sources, none of which repeats a deploy's comparison:
+  * what the deploys would change, from their dry run (`dry_run.py`);
   * what the checks of the driver's versions and of the next boot find in a node's probe;
   * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
-    does not reach the loaded module. What could not be read is `unknown`, and an unknown node never
-    counts as clean.
+    does not reach the loaded module.
+What could not be read is `unknown`, and an unknown node never counts as clean.
 """
 
 from __future__ import annotations
@@ -75,9 +75,12 @@ class Deviation:
     """
     One deviation from the declaration.
 
-    Attributes: source: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel" or "gpu_lock".
-        what: the deploy's change ("write /etc/x: its content differs"), or the finding. matters:
-        when it takes effect. remedy: how to correct it.
+    Attributes:
+        source: who reports it: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel",
+            "gpu_lock".
+        what: the deploy's change ("write /etc/x: its content differs"), or the finding.
+        matters: when it takes effect.
+        remedy: how to correct it.
     """
 
     source: str

@@ -187,7 +187,7 @@ def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
 
 def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
-    Return the plan, with its remarks if they are requested.
+    Return the plan; with `judged` also check its flags and settings, and add remarks.
 
     Raises `FleetError` with the obstacles; if there is no plan, also with errors of settings and
     flags that any plan would have.
@@ -205,7 +205,7 @@ def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
 
 def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) -> tuple[str, ...]:
     """
-    Return, by model, a plan's problems except flags that are refused anyway.
+    Return the problems of a plan without the flags in `wrong`, which are refused anyway.
 
     A model whose size depends on one of them is not judged.
     """

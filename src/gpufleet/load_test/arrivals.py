@@ -23,7 +23,7 @@ from gpufleet.on_node.load.request_draws import arrival_times
 MOST_ENTRIES = 1_000_000
 """The longest trace: all of it is sent to the clients before the load begins."""
 MOST_BLOCK = 1 << 39
-"""The largest block number that a prompt's tokens can represent (request_draws.py)."""
+"""Block numbers are below it: a prompt's tokens represent no larger ones (request_draws.py)."""
 _NAMED = 5
 """Most lines of a file that a refusal names."""
 

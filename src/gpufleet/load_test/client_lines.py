@@ -22,7 +22,7 @@ MOST_COUNT = 10_000_000
 _MOST_ERROR = 40
 """Most characters of a reason: failure_reasons has none above 20."""
 _EARLY_SECONDS = 1.0
-"""Seconds by which a closed loop's first requests may precede its start: some microseconds."""
+"""Most seconds that a closed loop's first request may precede its start: it is microseconds."""
 
 
 class ClientError(Exception):

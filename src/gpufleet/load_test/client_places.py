@@ -35,13 +35,14 @@ CONTROLLER = "controller"
 """This machine's name in results."""
 SILENT_SECONDS = 60.0
 """
-Clients on a node end after this time without a message from here: a machine that lost power closes
-no connection.
+Clients on a node end after this time without a message from here: a machine that lost power sends
+nothing and closes no connection.
 """
 ALIVE_SECONDS = 5.0
 MOST_PROCESSES = 16
 """
-Client processes without `--processes`: they send about 3,000 requests per second of 200 tokens.
+Most client processes without `--processes`: they send about 3,000 requests per second of 200
+tokens.
 """
 SERVING_SHARE = 4
 """Beside servers a quarter of the cores at most: all clients are busy while their ceiling is

@@ -1,7 +1,8 @@
 """Run the load clients of one level: start them, merge their results, stop them.
 
-The clients are `on_node/load/client.py`, each a separate process, because one Python process uses
-one core. No client outlives this process: they end when their input closes.
+The clients are `on_node/load/client.py`, each a separate process with its own event loop, because
+one Python process uses one core. No client outlives this process, however that ends: clients end
+when their input closes.
 """
 
 from __future__ import annotations
@@ -120,7 +121,7 @@ class Beat:
 
 @dataclass(frozen=True)
 class LevelRun:
-    """The clients' cost and lateness in a level."""
+    """How a level's run ended, the requests that it dropped, and the clients' cost and lateness."""
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float

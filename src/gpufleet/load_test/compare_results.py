@@ -59,11 +59,11 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Return the differences in one line, the largest first, or that there are none."""
+        """Return in one line why the two are unlike, and the differences or that there are none."""
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
-        """Yield the comparison for a terminal: what was changed, what differs, what is equal."""
+        """Yield the comparison for a terminal: what was changed, what differs, what does not."""
         for heading, found in (
             ("not like with like", self.unlike),
             ("changed", self.changed),

@@ -84,7 +84,7 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
 
 def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
-    Return loads without the guest's own requests, which are assumed to be spread evenly.
+    Return loads without the guest's own requests, assumed to be the same share on every server.
 
     A server does not report the owners of requests; a gateway spreads all evenly.
     """

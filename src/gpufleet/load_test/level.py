@@ -38,8 +38,8 @@ yet.
 """
 OVERLOAD_SECONDS, OVERLOAD_REQUESTS, OVERLOAD_REQUEST_TIMES = 30.0, 100, 3
 """
-The least before a level can be over-saturated; the seconds as guidellm has them. Seconds at the
-start that are left out: while a server fills up, its requests in flight grow, too.
+The fewest seconds, requests and request times before a level can be over-saturated; the seconds as
+guidellm has them. While a server fills up, its requests in flight grow each second, too.
 """
 OVERLOAD_CONFIDENCE = 0.999
 """The confidence of the two slopes: the contract does not measure them, so they must be clear."""
@@ -184,7 +184,7 @@ class Level:
 
     def summary(self) -> LevelSummary:
         """
-        Return its result. First add the outcomes of all requests in flight at the end: By then the
+        Return its result. First add the outcomes of all requests in flight at the end: by then the
         verdict is decided, but late tokens may be missing.
         """
         judged = self._judgement

@@ -37,7 +37,7 @@ rate.
 MOST_HALVINGS = 4
 """Levels below a first one that is missed: each takes twice the time of the one before."""
 FEWEST_FOR_KNEE = 5
-"""Fewest levels for a knee: two lines fit any fewer points; guidellm has the same limit."""
+"""Fewest levels for a knee: two lines fit any smaller number of points; guidellm has the same."""
 KNEE_SLOPE = 0.5
 """At a knee the second line's slope is at most this share of the first one's."""
 KNEE_SHORTFALL = 0.9

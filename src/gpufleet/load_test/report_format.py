@@ -25,7 +25,7 @@ VERSION = "0.2.1"
 
 UNFINISHED = "unfinished"
 """
-The failure reason of requests that were cut off because they could no longer keep the contract.
+A level's reason for requests that had no answer when they were too old to keep the contract.
 """
 
 _PART_VERSION = "0.0.1"

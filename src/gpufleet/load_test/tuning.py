@@ -62,7 +62,7 @@ class Tuning:
             {}, *({name: each} for name, every in values.items() for each in every)
         ]  # fmt: skip
         self.planned = tuple(self._left)
-        """Values to try first, before one is known to be better."""
+        """All that is tried, each value alone: before one is known to be better."""
 
     def next(self) -> Mapping[str, int] | None:
         """Return the next trial, the declared settings first; None: done."""

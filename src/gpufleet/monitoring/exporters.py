@@ -3,8 +3,8 @@ Access to a node's exporters: TLS and password. Reads the files that settings na
 
 A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
 exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
-password; units load them as credentials. Everything is checked here, before a node is touched: an
-exporter that fails because of its certificate would only silence alerts.
+password; units load them as credentials. Everything is checked here, before a node is touched: if
+an exporter fails because of its certificate, only the alerts that it feeds would show that.
 """
 
 from __future__ import annotations

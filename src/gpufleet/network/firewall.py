@@ -51,7 +51,8 @@ Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 _LAST_PRIVILEGED = 1023
 """
-Below this only root may listen (net.ipv4.ip_unprivileged_port_start), so vLLM has no such port.
+The last port on which only root may listen (net.ipv4.ip_unprivileged_port_start): vLLM uses none
+up to it.
 """
 
 
@@ -82,9 +83,9 @@ def render_rules(
     """
     Return the table of a node, as nft reads it.
 
-    `stages` are the node's planned stages, `running` those that run until then: their ports stay
-    open, too. `ssh_port` is where the deploy reaches the node, `fellows` the addresses of the
-    fleet's other GPU nodes, which copy releases and models from here.
+    `stages` are the node's planned stages, `running` those that run now and may do so until then:
+    their ports stay open, too. `ssh_port` is where the deploy reaches the node, `fellows` the
+    addresses of the fleet's other GPU nodes, which copy releases and models from here.
 
     Raises `FleetError` for ports that must not be opened, and for names that nft cannot express.
     """

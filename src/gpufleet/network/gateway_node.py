@@ -140,7 +140,7 @@ def gateway_files(found: Configuration) -> DesiredState:
 
 def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[str, ...]:
     """
-    Return remarks on the gateway's certificate, such as its end.
+    Return remarks on the gateway's certificate: that it expires soon.
 
     Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
     expired, not valid yet, or of another key.

@@ -6,9 +6,9 @@ Values in, text out: the backends, HAProxy's configuration with its files, and t
 server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with what all of them have
 (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
-Every request passes these steps: only paths of the API, only known keys, within their rate and
-models; the model is in the path or in the body, JSON or a form; the client's key is replaced by the
-server's.
+Every request passes these steps in this order: only paths of the API are answered, only known keys,
+within their rate and models; the model is in the path or in the body, JSON or a form; the client's
+key is removed, and servers get their own.
 """
 
 from __future__ import annotations

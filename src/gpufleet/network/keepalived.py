@@ -23,7 +23,7 @@ HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
-"""1 after HAProxy was stopped, 0 when it runs again; keepalived reads it."""
+"""1 after HAProxy was stopped, 0 when it runs again; keepalived watches it."""
 # keepalived.conf(5), auth_pass: no more of it is used.
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")

@@ -250,7 +250,7 @@ def unknown_key(
             continue
         digest = hashlib.sha256(key).hexdigest()
         found = next((c for c in each.clients if c.key_sha256.lower() == digest), None)
-        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} its key is one that"
+        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} has a key that"
         if found is None:
             return f"{said} no entry of `gateway.clients` has: add its hash ({digest})"
         if found.models and (lacks := [entry for entry in needed if entry not in found.models]):

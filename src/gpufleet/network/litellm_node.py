@@ -133,7 +133,7 @@ OURS = (
     f"{CREDENTIALS}/tls-key",
     certificate_ends.end_file(HOME),
 )
-"""LiteLLM's files on a node: unit, configuration and secrets."""
+"""LiteLLM's files on a node besides `config.yaml`: unit, filter, secrets, a certificate's end."""
 
 
 def absent_state() -> DesiredState:

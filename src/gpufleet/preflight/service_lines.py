@@ -16,7 +16,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 Guard = Literal["key", "password", "network"]
-"""How a service authenticates: by a client's key, a password, or not at all."""
+"""How a service keeps other clients out: by a client's key, a password, or not at all."""
 REFUSED = frozenset({401, 403})
 
 

@@ -90,9 +90,9 @@ def partial_restarts(
         nodes = join_names(stage.node for stage in ranks)
         if here and (without := sorted(stale - here)):
             yield (
-                f"{name} runs on {nodes}, but this run leaves out {join_names(without)}, where it "
-                "is not as planned: ranks that differ wait for each other and serve nothing: "
-                "name all of its nodes in --limit, or none"
+                f"{name} is planned on {nodes}, but this run leaves out {join_names(without)}, "
+                "where it is not as planned: ranks that differ wait for each other and serve "
+                "nothing: name all of its nodes in --limit, or none"
             )
         elif serial and stale & here and len(ranks) > 1:
             yield (

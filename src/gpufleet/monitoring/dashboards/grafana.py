@@ -344,8 +344,8 @@ def _transformations(panel: Panel) -> list[Json]:
     """
     Return the transformations of a table's answers to rows.
 
-    They are joined by the label of the first column, which works with an empty query; `merge` would
-    then no longer match the rows.
+    They are joined by the label of the first column, which leaves out a query without an
+    answer; `merge` would then no longer match the rows.
     """
     if panel.kind is not Kind.TABLE:
         return []

@@ -92,10 +92,13 @@ class Column:
     """
     One column of a table.
 
-    Attributes: heading: its title, unique in the table. label: the label to show; or query: the
-        number of the query whose value to show, from 0. unit, steps, shown: of that value; `steps`
-        colour a cell's background. link: the dashboard that a cell opens: the uid of one with a
-        variable of the name `label`. width: in pixels; None: the remaining space.
+    Attributes:
+        heading: its title, unique in the table.
+        label: the label to show; or
+        query: the number of the query whose value to show, from 0.
+        unit, steps, shown: of that value; `steps` colour a cell's background.
+        link: the dashboard that a cell opens: the uid of one with a variable of the name `label`.
+        width: in pixels; None: the remaining space.
     """
 
     heading: str
@@ -113,10 +116,12 @@ class Panel:
     """
     One panel.
 
-    Attributes: what_to_do: comes in its description after its metrics. empty: the meaning of an
-        empty answer; "": it is never empty on a healthy fleet. steps, shown: colours and words of
-        values; `lines` draws the steps as lines. minimum, maximum: of the axis; None: from the
-        values. stacked: draw series on top of each other, for their sum.
+    Attributes:
+        what_to_do: comes in its description after the meaning of its metrics.
+        empty: the meaning of an empty answer; "": it is never empty on a healthy fleet.
+        steps, shown: colours and words of values; `lines` draws the steps as lines.
+        minimum, maximum: of the axis; None: from the values.
+        stacked: draw series on top of each other, for their sum.
     """
 
     kind: Kind
@@ -178,8 +183,10 @@ class Dashboard:
     """
     One dashboard.
 
-    Attributes: uid: its id in addresses and links, never changed. question: the question that it
-        answers. hours: the initial time range.
+    Attributes:
+        uid: Grafana's name for it in addresses and links, never changed.
+        question: the question that it answers.
+        hours: the initial time range.
     """
 
     uid: str

@@ -25,13 +25,16 @@ class Metric:
     """
     One metric, as its server writes it.
 
-    Attributes: name: with its exported suffix (`_total`); for a histogram without `_bucket`. job:
-        its server. type: as exported. help: its meaning with unit, in one sentence without a full
-        stop. labels: its series' own labels; `instance` and `job` come from the scrape. only: where
-        it exists, if not everywhere: "H100 and newer", "nodes with NVLink". Empty: every healthy
-        target serves it, which a test checks. since, before: the server's releases that have it,
-        [since, before); None: all known. source: where this was read: a document, a version, a
-        measurement.
+    Attributes:
+        name: with its exported suffix (`_total`); for a histogram without `_bucket`.
+        job: its server.
+        type: as exported.
+        help: its meaning with unit, in one sentence without a full stop.
+        labels: its series' own labels; `instance` and `job` come from the scrape.
+        only: where it exists, if not everywhere: "H100 and newer", "nodes with NVLink". Empty:
+            every healthy target serves it, which a test checks.
+        since, before: the server's releases that have it, [since, before); None: all known.
+        source: where this was read: a document, a version, a measurement.
     """
 
     name: str

@@ -33,10 +33,12 @@ class RuleSettings:
     """
     Settings that rules depend on.
 
-    Attributes: objectives: {model: what its clients were promised}. alerts: {alert: the operator's
-        changes}, the setting `monitoring.alerts`. settings: the present ones of the names in
-        `Alert.needs`, e.g. "watchdog". runbooks_url: where docs/alerts/ can be read. measured:
-        running replicas with a stored measurement that holds for them.
+    Attributes:
+        objectives: {model: what its clients were promised}.
+        alerts: {alert: the operator's changes}, the setting `monitoring.alerts`.
+        settings: the present ones of the names in `Alert.needs`, e.g. "watchdog".
+        runbooks_url: where docs/alerts/ can be read.
+        measured: running replicas with a stored measurement that holds for them.
     """
 
     objectives: Mapping[str, Objectives] = field(default_factory=dict)

@@ -15,7 +15,7 @@ RECORDINGS: tuple[Recording, ...] = (
         "node:answers",
         # The monitoring server itself is not checked here; a gateway may share a node's name.
         'max by (instance) (up{job=~"node|dcgm|vllm|gateway"})',
-        "Whether any exporter on the node answered the last scrape",
+        "Whether any target on the node answered the last scrape",
         ("instance",),
     ),
     Recording(

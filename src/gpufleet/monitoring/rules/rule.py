@@ -37,12 +37,15 @@ class Alert:
     """
     Something that an operator must act on.
 
-    Attributes: name: CamelCase; its runbook is `docs/alerts/<kebab-case>.md`. expr: PromQL; its
-        series have `instance` and, of a GPU, `gpu` and `UUID`; of vLLM `stage`. severity: which
-        receiver gets it. for_seconds: how long it must hold. summary: one line with Prometheus'
-        templates, e.g. "{{ $labels.instance }}: ...". action: what to do first, one or two
-        sentences. keep_seconds: how long it keeps firing after its cause has ended, against
-        flapping. needs: settings that it requires to be rendered, e.g. "watchdog". Empty: always.
+    Attributes:
+        name: CamelCase; its runbook is `docs/alerts/<kebab-case>.md`.
+        expr: PromQL; its series have `instance` and, of a GPU, `gpu` and `UUID`; of vLLM `stage`.
+        severity: which receiver gets it.
+        for_seconds: how long it must hold.
+        summary: one line with Prometheus' templates, e.g. "{{ $labels.instance }}: ...".
+        action: what to do first, one or two sentences.
+        keep_seconds: how long it keeps firing after its cause has ended, against flapping.
+        needs: settings without which it is not rendered, e.g. "watchdog". Empty: always.
     """
 
     name: str

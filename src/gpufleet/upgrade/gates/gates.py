@@ -30,7 +30,7 @@ from gpufleet.upgrade.gates.baseline import (
 QUANTILE = 0.99
 _LEAST_SLOW = 2
 """
-Requests above the bucket next to the earlier one that count as a change; a single one is no
+The fewest requests above the bucket after the baseline's that show a slowdown; a single one is no
 evidence.
 """
 _VECTORS = frozenset({"embed", "reward"})

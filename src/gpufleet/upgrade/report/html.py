@@ -156,7 +156,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _judged(found: Report) -> Iterator[str]:
-    words = {True: "passed", False: "did not pass", None: "is unknown whether it passes"}
+    words = {True: "passed", False: "did not pass", None: "is not known to pass"}
     for group in found.groups:
         for each in group.judged:
             why = f": {'; '.join(each.reasons)}" if each.reasons else ""

@@ -29,7 +29,7 @@ GATEWAY = "deploys/gateway.py"
 # A configuration that is rendered and reloaded, with nodes that do not answer waited for.
 GATEWAY_SECONDS = 1800
 _QUOTED = 6
-"""Last lines of a failed run that are quoted; its file has all."""
+"""Most lines of a failed run that are quoted; its file has all."""
 # As refusal.py says it; and as pyinfra 3 heads an operation and ends one that failed on a node,
 # whose lines are "[node] words" (api/operations.py, api/util.py).
 _REFUSED = " is refused, "

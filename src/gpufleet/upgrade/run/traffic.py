@@ -26,7 +26,7 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 SECONDS = 60
 
 Servers = Sequence[Mapping[str, Any]]
-"""A server as in `observe.FleetView.servers`: name, node, port, model, replica."""
+"""Servers as in `observe.FleetView.servers`: name, node, port, model, replica."""
 
 
 @dataclass(frozen=True)
