@@ -73,6 +73,11 @@ def write(fleet: Fleet, **tiny: Any) -> Release:
     return release(wanted, Path(wanted.lock).read_bytes(), Path(wanted.uv_lock).read_bytes())
 
 
+def weights(data: str) -> str:
+    """Return the command that prints a safetensors file without tensors, and some data."""
+    return f"printf '\\2\\0\\0\\0\\0\\0\\0\\0{{}}{data}'"
+
+
 def install(fleet: Fleet, node: str) -> None:
     """Put what looks like a release and a model on a node."""
     directory = write(fleet).directory
@@ -81,7 +86,7 @@ def install(fleet: Fleet, node: str) -> None:
         node,
         f"mkdir -p {directory}/bin {directory}/{PACKAGES}/vllm-0.32.0.dist-info /srv/tiny && "
         f"cat > {program} && chmod 755 {program} && touch {directory}/.complete && "
-        "echo weights > /srv/tiny/model.safetensors && "
+        f"{weights('weights')} > /srv/tiny/model.safetensors && "
         f"echo '{json.dumps(CONFIG)}' > /srv/tiny/config.json",
         stdin=Path(__file__).with_name("stand_in.py").read_text(),
     )
@@ -181,7 +186,7 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
         said = f"arrive from gpu-02 ({there}, "
         more = "packets of 1500 bytes"
     elif fault == "model":
-        pair.ssh("gpu-02", "echo others > /srv/tiny/model.safetensors")
+        pair.ssh("gpu-02", f"{weights('others')} > /srv/tiny/model.safetensors")
         said = "gpu-01 and gpu-02 have different models in /srv/tiny: model.safetensors"
         more = "copy the same files to both"
     else:
@@ -203,7 +208,7 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
     finally:
         rules(pair, "gpu-02", "")
         subprocess.run(["ip", "link", "set", port, "mtu", "1500"], check=True)
-        pair.ssh("gpu-02", f"rm -f {clock}; echo weights > /srv/tiny/model.safetensors")
+        pair.ssh("gpu-02", f"rm -f {clock}; {weights('weights')} > /srv/tiny/model.safetensors")
 
 
 def test_nothing_restarts_beside_a_node_that_failed_before(pair: Fleet) -> None:
