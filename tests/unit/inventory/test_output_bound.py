@@ -24,14 +24,16 @@ INVENTORY = """
 from gpufleet import inventory
 globals().update(inventory.load(__file__, groups={"gpu": ["@local"]}))
 """
-# Printed at its end by the controller: what it had in memory at most, in KiB.
+# Printed at its end by the controller: what it had in memory at most, in KiB. getrusage() would
+# count the memory of the process that started it, too.
 MEASURED = """
-import resource, runpy, sys
+import runpy, sys
 try:
     sys.argv = ["pyinfra", *sys.argv[1:]]
     runpy.run_module("pyinfra", run_name="__main__")
 finally:
-    print("most", resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+    with open("/proc/self/status") as status:
+        print(next(line.split()[1] for line in status if line.startswith("VmHWM:")))
 """
 
 
