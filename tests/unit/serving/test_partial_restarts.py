@@ -29,7 +29,7 @@ def test_a_change_of_some_ranks_is_refused(reached, running):
     (problem,) = said(running, reached)
 
     left_out = "gpu-02" if reached == ("gpu-01",) else "gpu-01"
-    assert "llama-0 runs on gpu-01, gpu-02" in problem
+    assert "llama-0 is planned on gpu-01, gpu-02" in problem
     assert f"leaves out {left_out}" in problem
 
 
