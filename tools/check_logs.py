@@ -2,10 +2,10 @@
 
     python -m tools.check_logs FOLDER
 
-FOLDER has a folder of `*.log` for each source. The healthy part of a log is what stands before the
-first line with a level of error, a traceback, or the words of a killed process: it does not depend
-on the rules. A rule that fires there is to be looked at: a false alarm, or a failure whose line has
-no level. Exit status: 0 none, 1 some.
+FOLDER has a folder of `*.log` for each source. The healthy part of a log ends before its first
+ERROR line, traceback or killed process: it does not depend on the rules. Look at each rule that
+fires there: it is a false alarm, or a failure whose line has no level. Exit status: 0 none fires, 1
+some do.
 """
 
 from __future__ import annotations

@@ -521,7 +521,7 @@ def test_a_gateway_that_ended_by_its_configuration_is_started_by_its_deploy(flee
 
 
 def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
-    """What it sends goes to a network card that nobody has: no answer, and no refusal."""
+    """Its packets go to a MAC address that no card has: there is no answer, and no refusal."""
     neighbour = (
         f"{fleet.address(NODE)} dev $(ip -o route get {fleet.address(NODE)} | awk '{{print $3}}')"
     )

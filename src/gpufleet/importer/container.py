@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from gpufleet.importer.other_engines import as_vllm, find_engine, named_engine
+from gpufleet.importer.other_engines import as_vllm, find_engine, started_engine
 from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
@@ -109,12 +109,15 @@ def from_compose(
 
 def _is_vllm(service: Mapping[str, Any]) -> bool:
     said = (service.get(key) for key in ("image", "command", "entrypoint", "build"))
-    return any(is_named(str(one)) for one in said if one)
+    return starts_server(said)
 
 
-def is_named(text: str) -> bool:
-    """Return whether an image or a command names an engine that is read."""
-    return "vllm" in text or named_engine(text) is not None
+def starts_server(said: Iterable[Any]) -> bool:
+    """Return whether a container's image, command and arguments start an engine that is read."""
+    text = " ".join(
+        " ".join(map(str, one)) if isinstance(one, list) else str(one) for one in said if one
+    )
+    return "vllm" in text or started_engine(text) is not None
 
 
 @dataclass
@@ -239,7 +242,7 @@ def as_arguments(
     if found := find_engine(words):
         _, behind, engine = found
         words = words[behind:]
-    elif own == [*words] and "vllm" not in image and (named := named_engine(image)):
+    elif own == [*words] and "vllm" not in image and (named := started_engine(image)):
         engine = named  # the image starts it: the command has its options alone
     else:
         return own, dict(environment), ()

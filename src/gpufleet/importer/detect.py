@@ -14,6 +14,7 @@ from gpufleet.importer.ansible import is_ini, is_inventory, read_ini, read_inven
 from gpufleet.importer.bounded_yaml import NoYamlError, load_documents, mapping
 from gpufleet.importer.kubernetes import is_kubernetes, read_kubernetes
 from gpufleet.importer.litellm_config import read_litellm
+from gpufleet.importer.other_engines import started_engine
 from gpufleet.importer.production_stack import read_stack
 from gpufleet.importer.server import Launch, Note, Source
 from gpufleet.importer.spark_recipe import is_recipe, read_recipe
@@ -28,7 +29,7 @@ _HOW = (
 )
 _LONGEST = 1 << 18
 """Limit of a text's characters: a file for hundreds of servers has fewer."""
-_STARTS = re.compile(r"vllm[\s./:]|sglang|trtllm-serve|text-generation-")
+_STARTS = re.compile(r"vllm[\s./:]")
 _SHOWN = 200  # characters of a text's keys
 _YAML = (".yml", ".yaml")
 
@@ -76,7 +77,7 @@ def _read(text: str, file: str, name: str) -> Source:
         if is_yaml:
             keys = ", ".join(key for each in mappings for key in each) or "nothing"
             raise FleetError(f"has {_short(keys)}: unknown format; {_HOW}")
-    if is_ini(text) and not _STARTS.search(text):
+    if is_ini(text) and not (_STARTS.search(text) or started_engine(text)):
         return read_ini(text)
     if dockerfile.is_dockerfile(text):
         text = dockerfile.as_script(text)

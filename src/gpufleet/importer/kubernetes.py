@@ -13,7 +13,7 @@ from typing import Any
 
 from gpufleet.importer import shell
 from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
-from gpufleet.importer.container import as_arguments, image_note, is_named, release_of
+from gpufleet.importer.container import as_arguments, image_note, release_of, starts_server
 from gpufleet.importer.server import Launch, Note, Source
 
 _GROUP = "LeaderWorkerSet"
@@ -107,7 +107,7 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
 
 def _is_vllm(container: Mapping[str, Any]) -> bool:
     said = (container.get(key) for key in ("image", "command", "args"))
-    return any(is_named(str(each)) for each in said if each)
+    return starts_server(said)
 
 
 @dataclass

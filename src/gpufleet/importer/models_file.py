@@ -15,7 +15,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import arguments
 from gpufleet.importer import shell
-from gpufleet.importer.other_engines import named_engine
+from gpufleet.importer.other_engines import started_engine
 from gpufleet.importer.proxy_names import read_deployment
 from gpufleet.importer.server import Launch, Note, ProxyName
 
@@ -72,7 +72,7 @@ def _launch(
     try:
         text = "" if said is None else _text(said)
         more = _text(_first(model, _ARGUMENTS) or "")
-        if named_engine(text):  # its arguments, too, are in its own words
+        if started_engine(text):  # its arguments, too, are in its own words
             text, more = f"{text} {more}", ""
         started = shell.launches(text, name)
         argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone

@@ -37,7 +37,8 @@ class Engine:
 
     name: str
     port: int
-    images: re.Pattern[str]
+    starts: re.Pattern[str]
+    """What a command or an image has that starts it."""
     variables: tuple[str, ...]
     by_variables: bool
     renamed: Mapping[str, str]
@@ -62,7 +63,7 @@ def _engine(said: Mapping[str, Any]) -> Engine:
     return Engine(
         said["name"],
         said["port"],
-        re.compile(said["images"]),
+        re.compile(said["starts"]),
         tuple(said.get("variables", ())),
         said.get("by_variables", False),
         {**dict(zip(same, same, strict=True)), **said["renamed"]},
@@ -75,9 +76,9 @@ def _engine(said: Mapping[str, Any]) -> Engine:
     )
 
 
-def named_engine(text: str) -> Engine | None:
-    """Return the engine that an image or a program is named after."""
-    return next((each for each in engines().values() if each.images.search(text)), None)
+def started_engine(text: str) -> Engine | None:
+    """Return the engine that a command or an image starts."""
+    return next((each for each in engines().values() if each.starts.search(text)), None)
 
 
 def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:

@@ -225,7 +225,7 @@ def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, .
     remote = program in {"ssh", "tmux", "screen", "su"}
     for at, word in enumerate(words):
         quoted = words[at - 1] in _INNER if at else False
-        if (quoted or (remote and " " in word)) and container.is_named(word):
+        if (quoted or (remote and " " in word)) and container.starts_server([word]):
             found = _launches(word, name, script)
             if program != "ssh" or at < 2:
                 return found
@@ -318,7 +318,7 @@ def _start(words: Sequence[str]) -> tuple[int, int] | None:
             return at, at + 2
         if command in _CONTAINERS:
             rest = list(words[at + 1 :])
-            if "run" in rest[:2] and any(map(container.is_named, rest)):
+            if "run" in rest[:2] and container.starts_server(rest):
                 return at, at + 2 + rest.index("run")
             return None
         if word == "-m" and _OLD_ENTRY.match(following):

@@ -32,8 +32,9 @@ LATE_SHARE = 0.01
 
 
 class _Promise(NamedTuple):
-    """An objective, and the histogram that shows it."""
+    """An objective, the histogram that shows it, and the alert on both."""
 
+    name: str
     family: str
     limit: str
     """The field of a contract."""
@@ -45,15 +46,18 @@ class _Promise(NamedTuple):
 
 PROMISES: Mapping[str, _Promise] = {
     "ttft": _Promise(
-        "vllm:time_to_first_token_seconds", "ttft_seconds", "VllmTtftAboveObjective", 100,
+        "TTFT", "vllm:time_to_first_token_seconds",
+        "ttft_seconds", "VllmTtftAboveObjective", 100,
         "requests waited longer than {bound:g} s for their first token",
     ),
     "itl": _Promise(
-        "vllm:inter_token_latency_seconds", "itl_seconds", "VllmItlAboveObjective", 1000,
+        "pauses between tokens", "vllm:inter_token_latency_seconds",
+        "itl_seconds", "VllmItlAboveObjective", 1000,
         "pauses between tokens were longer than {bound:g} s",
     ),
     "e2e": _Promise(
-        "vllm:e2e_request_latency_seconds", "e2e_seconds", "VllmE2eAboveObjective", 100,
+        "end to end", "vllm:e2e_request_latency_seconds",
+        "e2e_seconds", "VllmE2eAboveObjective", 100,
         "requests took longer than {bound:g} s",
     ),
 }  # fmt: skip

@@ -22,6 +22,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of, format_duration
 from gpufleet.load_test.fingerprint import Fingerprint, Subject
 from gpufleet.load_test.level import LevelSummary
+from gpufleet.load_test.other_clients import PROMISES, promised
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.time_series import TimeSeries
 from gpufleet.paths import write_whole
@@ -337,16 +338,14 @@ def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, .
     if best is None:
         return ()
     found = []
-    for what, values, limit, alert in (
-        ("TTFT", best.ttft, contract.ttft_seconds, "VllmTtftAboveObjective"),
-        ("pauses between tokens", best.itl, contract.itl_seconds, "VllmItlAboveObjective"),
-        ("end to end", best.e2e, contract.e2e_seconds, "VllmE2eAboveObjective"),
-    ):
-        p99 = values.get("p99")
-        if limit is not None and p99 is not None and p99 > limit:
+    values = {"ttft": best.ttft, "itl": best.itl, "e2e": best.e2e}
+    for name, limit in promised(contract):
+        p99 = values[name].get("p99")
+        if p99 is not None and p99 > limit:
+            of = PROMISES[name]
             found.append(
-                f"at {best.load:.3g} {best.unit} p99 of {what} is {p99:.3g} s, above the objective "
-                f"of {limit:.3g} s: {alert} may fire there"
+                f"at {best.load:.3g} {best.unit} p99 of {of.name} is {p99:.3g} s, above the "
+                f"objective of {limit:.3g} s: {of.alert} may fire there"
             )
     return tuple(found)
 

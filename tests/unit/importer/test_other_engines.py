@@ -8,6 +8,7 @@ import pytest
 
 from gpufleet.importer import other_engines
 from gpufleet.importer.convert import Imported
+from gpufleet.importer.detect import read
 from gpufleet.importer.other_engines import Engine, engines
 from tests.support.rows import each_row
 from tests.unit.importer.test_import import KEY, NEWEST, TOKEN, imported
@@ -220,6 +221,22 @@ MODELS = """
 models:
   - {name: chat, command: sglang serve --model-path /m, args: [--tp, "2"]}
 """
+
+
+def test_hosts_that_are_named_after_an_engine_are_hosts() -> None:
+    found = read("[sglang]\nsglang-01 ansible_host=10.0.0.1\n", "hosts.ini", "hosts")
+    assert "sglang-01" in found.inventory
+
+
+def test_a_router_of_an_engine_is_no_server() -> None:
+    router = "{image: lmsysorg/sglang, command: python3 -m sglang_router.launch_router --port 1}"
+    text = COMPOSE.replace("{image: postgres}", router)
+    assert [*imported(text, "c.yml").settings["serving"]] == ["chat"]
+    assert "service `db` runs no vLLM: left out" in {
+        each.text for each in read(text, "c.yml", "").notes
+    }
+
+
 COMPOSE = """
 services:
   chat:

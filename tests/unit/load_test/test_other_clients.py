@@ -9,6 +9,7 @@ import pytest
 
 from gpufleet.load_test.other_clients import (
     FAMILIES,
+    PROMISES,
     WINDOW_SECONDS,
     OtherClients,
     bound_remarks,
@@ -16,6 +17,7 @@ from gpufleet.load_test.other_clients import (
     shared_bounds,
 )
 from gpufleet.load_test.outcomes import Contract, Outcome
+from gpufleet.monitoring.rules import objective_rules
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -196,3 +198,12 @@ def test_counts_that_began_again_or_other_servers_end_it() -> None:
 def test_every_recorded_release_has_what_a_guest_watches(release: str) -> None:
     found = read_counts((RECORDED / f"vllm-{release}.txt").read_text(), CONTRACT)
     assert set(found) == {"ttft", "itl", "e2e"}
+
+
+@pytest.mark.parametrize("name", PROMISES)
+def test_others_are_judged_as_the_alert_judges(name: str) -> None:
+    """Its histogram, and the fewest observations that it needs: rooms beside each other."""
+    promise = PROMISES[name]
+    (rule,) = (alert for _, alert in objective_rules._HELD if alert.name == promise.alert)
+    assert f"{promise.family}_count[" in rule.expr
+    assert f">= {promise.fewest}" in rule.expr

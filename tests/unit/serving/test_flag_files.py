@@ -16,7 +16,12 @@ from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 QWEN = json.loads((ROOT / "tests/data/models/Qwen--Qwen3-32B.json").read_text())["config"]
-VLLM = {"version": "0.32.0", "lock": "locks/none.txt", "listen": "127.0.0.1"}
+VLLM = {
+    "version": "0.32.0",
+    "lock": "locks/none.txt",
+    "listen": "127.0.0.1",
+    "allow_unguarded_ports": True,
+}
 MACHINE = json.loads((ROOT / "src/gpufleet/catalog/data/nodes/h100x8.json").read_text())
 ABSENT = {"missing": "absent"}
 
@@ -30,6 +35,16 @@ def node(tmp_path, monkeypatch):
     (tmp_path / "srv/chat.jinja").write_text("{{ messages }}")
     monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     return tmp_path
+
+
+def machine(name):
+    """Return what the probe of a node finds, with an address of its own."""
+    found = with_identity(MACHINE, name)
+    for card in found["nics"]["net"]:
+        if card["name"] == found["nics"]["default_route"]:
+            address = f"10.10.0.{ord(name)}"
+            card |= {"ipv4": address, "networks": [f"{address}/24"]}
+    return found
 
 
 def plan(node, flags, model="/srv/q", nodes=("a",), absent=(), **more):
@@ -51,7 +66,7 @@ def plan(node, flags, model="/srv/q", nodes=("a",), absent=(), **more):
     asked = model_configs.probe_paths(declared)
     documents = {
         name: {
-            **with_identity(MACHINE, name),
+            **machine(name),
             "models": {path: read(stages.model, path) for path in asked[name].models},
             "files": {
                 path: ABSENT if name in absent else read(stages.named_file, path)
@@ -201,3 +216,18 @@ def test_a_mark_of_a_download_is_not_believed_where_weights_are_lost(node):
         plan(node, {}, **hub)
     assert f"({SHARDS[1]}: missing)" in str(refused.value)
     assert f"{hub['revision']}/.complete there: a deploy then downloads" in str(refused.value)
+
+
+OVER_NODES = {"replicas": 1, "pipeline_parallel": 2, "span_nodes": True}
+
+
+def test_the_server_alone_reads_a_template_and_each_rank_the_tokenizer(node):
+    """Of a replica over two nodes the first one has the server."""
+    (node / "srv/tokenizer").mkdir()
+    template = {"chat-template": "/srv/chat.jinja"}
+
+    plan(node, template, nodes=("a", "b"), absent=("b",), **OVER_NODES)
+    with pytest.raises(FleetError, match=r"/srv/chat\.jinja is not there on a,"):
+        plan(node, template, nodes=("a", "b"), absent=("a",), **OVER_NODES)
+    with pytest.raises(FleetError, match=r"/srv/tokenizer is not there on b,"):
+        plan(node, {"tokenizer": "/srv/tokenizer"}, nodes=("a", "b"), absent=("b",), **OVER_NODES)

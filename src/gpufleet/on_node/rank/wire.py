@@ -70,7 +70,7 @@ class Link:
         """The peer has proven that it has the key."""
         self.incarnation: str | None = None
         self.refused = False
-        """The peer has said goodbye: what it still sends is ignored."""
+        """This side has refused the peer: what the peer still sends is ignored."""
         self.bound = False
         """From now on the peer's frames must name this side's incarnation."""
         self.muted = False

@@ -82,7 +82,7 @@ class Server:
         self.folder = folder
         self.name = name
         self.beside = [each for each in names(folder) if each != name and holds_lock(folder, each)]
-        """Servers that run on the GPU when it starts."""
+        """Other servers that run on the GPU when it starts."""
 
     def watch(self, url: str, seconds: int) -> None:
         """Return when the next server may start."""
