@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import shutil
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from lab import run_command
 from lab.machine import Machine
@@ -29,9 +30,11 @@ def build(cache: Path = CACHE) -> Path:
     library = cache / "calls" / f"libcalls-{digest[:12]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        draft = library.with_suffix(".new")
-        run_command.run(*compiler, "-o", draft, _SOURCE)
-        draft.rename(library)
+        # Each builder has its own draft: labs of two checkouts may come up at once.
+        with TemporaryDirectory(dir=library.parent) as folder:
+            draft = Path(folder, library.name)
+            run_command.run(*compiler, "-o", draft, _SOURCE)
+            draft.rename(library)
     return library
 
 
