@@ -11,7 +11,7 @@ RUN := .venv/bin
 # Nothing that a shell of the operator's exports may change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
-.PHONY: help lab test test-unit test-nodes test-long mutants bench lint gpu-record clean distclean
+.PHONY: help lab test test-unit test-nodes test-long mutants bench lint gpu-record clean distclean unit-tests quick-tests
 help:
 	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
 	@echo 'make test       what has to work: one fleet from bare nodes to a bundle, and the rules  (root)'
@@ -52,17 +52,21 @@ QUICK := not slow and not long
 	    || { cat .venv/compile.log; exit 1; }
 	@touch $@
 
-# One core lints, the other one compiles.
-CHECKED := --no-print-directory --jobs=2 lint .venv/.compiled
+# The tests begin while the types are still checked.
+BESIDE_LINT := --no-print-directory --jobs=2 lint
 
 test-unit: .venv/.ready
-	@$(MAKE) $(CHECKED)
+	@$(MAKE) $(BESIDE_LINT) unit-tests
+
+unit-tests: .venv/.compiled
 	$(TESTS) -q -n logical -m 'not lab and $(QUICK)'
 
-# One of three workers walks a fleet from bare nodes to a bundle, and waits for nodes more than it computes.
 test: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test'
-	@$(MAKE) $(CHECKED)
+	@$(MAKE) $(BESIDE_LINT) quick-tests
+
+# One of three workers walks a fleet from bare nodes to a bundle, and waits for nodes more than it computes.
+quick-tests: .venv/.compiled
 	$(TESTS) -q -n 3 --durations=15 -m '$(QUICK)'
 
 test-nodes: .venv/.ready
