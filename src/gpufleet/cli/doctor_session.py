@@ -29,6 +29,7 @@ from gpufleet.doctor.fleet_diagnosis import Diagnosis
 from gpufleet.doctor.node_evidence import NodeEvidence, node_evidence
 from gpufleet.doctor.observations import Alert, FleetObservations
 from gpufleet.doctor.support_bundle import bundle_files
+from gpufleet.engines.engine import line_beginnings
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.formatting import join_names
@@ -232,7 +233,7 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
     status = payload.program("serving/status", completion=False)
     speeds = payload.program(
         "doctor/replica_metrics",
-        families=list(replica_speed.FAMILIES),
+        families=list(line_beginnings(*replica_speed.MEASURES)),
         apart=replica_speed.APART_SECONDS,
     )
     drains = payload.program("network/gateway_drains", do="show", servers=[])

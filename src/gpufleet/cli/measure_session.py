@@ -93,7 +93,9 @@ class Session:
 
         def look() -> Look:
             return Look(
-                *self.fleet.look(target, fleet, drained=drained, families=other_clients.FAMILIES)
+                *self.fleet.look(
+                    target, fleet, drained=drained, families=other_clients.line_beginnings()
+                )
             )
 
         first = look()

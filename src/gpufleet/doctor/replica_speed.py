@@ -1,30 +1,29 @@
-"""Compute the current speed of replicas from two readings of their /metrics. Pure.
-
-The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18.
-"""
+"""Compute the current speed of replicas from two readings of their /metrics. Pure."""
 
 from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.metrics_page import expected_name, read_page
 from gpufleet.errors import FleetError
 from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving.rank_status import reason
 
-ITL, TTFT = "vllm:inter_token_latency_seconds", "vllm:time_to_first_token_seconds"
-E2E = "vllm:e2e_request_latency_seconds"
-PROMPTS = "vllm:request_prompt_tokens"
-PREEMPTED = "vllm:num_preemptions_total"
-RUNNING, WAITING = "vllm:num_requests_running", "vllm:num_requests_waiting"
-KV_USE = "vllm:kv_cache_usage_perc"
-"""A share from 0 to 1, despite its name."""
-_BUCKETS = tuple(f"{each}_bucket" for each in (ITL, TTFT, PROMPTS, E2E))
-# With a brace: a longer name, as `..._by_reason`, is another metric.
-FAMILIES = tuple(f"{each}{{" for each in (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE))
+MEASURES = (
+    Measure.ITL,
+    Measure.TTFT,
+    Measure.PROMPT_TOKENS,
+    Measure.E2E,
+    Measure.PREEMPTED,
+    Measure.RUNNING,
+    Measure.WAITING,
+    Measure.KV_USE,
+)
 
 APART_SECONDS = 3
 """Seconds between the two readings: a server at its limit makes hundreds of tokens in that time."""
@@ -119,52 +118,46 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
             if "error" in each:
                 return f"/metrics: {each['error']}"
         looks.append((_series(first["text"]), _series(last["text"])))
-    names = {name for _, last in looks for name in last}
-    wanted = (*_BUCKETS, PREEMPTED, RUNNING, WAITING, KV_USE)
+    measured = {measure for _, last in looks for measure, series in last.items() if series}
 
-    def grown(name: str) -> Histogram:
+    def grown(name: Measure) -> Histogram:
         counts: dict[float, float] = defaultdict(float)
         for first, last in looks:
-            for labels, value in last.get(name, {}).items():
+            for labels, value in last[name].items():
                 # Since a restart between the looks it counts from 0.
-                before = first.get(name, {}).get(labels, 0.0)
+                before = first[name].get(labels, 0.0)
                 counts[float(dict(labels)["le"])] += value - (before if before <= value else 0)
         return Histogram(dict(sorted(counts.items())))
 
-    def now(name: str) -> list[float]:
-        return [value for _, last in looks for value in last.get(name, {}).values()]
+    def now(name: Measure) -> list[float]:
+        return [value for _, last in looks for value in last[name].values()]
 
     preempted = sum(
-        max(0.0, value - first.get(PREEMPTED, {}).get(labels, 0.0))
+        max(0.0, value - first[Measure.PREEMPTED].get(labels, 0.0))
         for first, last in looks
-        for labels, value in last.get(PREEMPTED, {}).items()
+        for labels, value in last[Measure.PREEMPTED].items()
     )
     return ReplicaSpeed(
-        grown(_BUCKETS[0]),
-        grown(_BUCKETS[1]),
-        grown(_BUCKETS[2]),
+        grown(Measure.ITL),
+        grown(Measure.TTFT),
+        grown(Measure.PROMPT_TOKENS),
         preempted,
-        sum(now(RUNNING)),
-        sum(now(WAITING)),
-        max(now(KV_USE), default=0.0),
-        tuple(each for each in wanted if each not in names),
-        grown(_BUCKETS[3]),
+        sum(now(Measure.RUNNING)),
+        sum(now(Measure.WAITING)),
+        max(now(Measure.KV_USE), default=0.0),
+        tuple(expected_name(each) for each in MEASURES if each not in measured),
+        grown(Measure.E2E),
     )
 
 
-def _series(text: str) -> dict[str, dict[tuple[tuple[str, str], ...], float]]:
-    """Return the samples by name and labels. Raises `ValueError`."""
-    found: dict[str, dict[tuple[tuple[str, str], ...], float]] = defaultdict(dict)
-    for name, labels, value in _samples(text):
-        if not math.isfinite(value):
-            raise ValueError(f"{name} is {value}")
-        found[name][tuple(sorted(labels.items()))] = value
-    return found
-
-
-def _samples(text: str) -> Iterator[tuple[str, dict[str, str], float]]:
-    from prometheus_client.parser import text_string_to_metric_families
-
-    for family in text_string_to_metric_families(text + "\n"):
-        for sample in family.samples:
-            yield sample.name, sample.labels, sample.value
+def _series(text: str) -> dict[Measure, dict[tuple[tuple[str, str], ...], float]]:
+    """Return each measure's samples by their labels. Raises `ValueError`."""
+    page = read_page(text)
+    for name, rows in page.samples.items():
+        for _, value in rows:
+            if not math.isfinite(value):
+                raise ValueError(f"{name} is {value}")
+    return {
+        measure: {tuple(sorted(labels.items())): value for labels, value in page.measured(measure)}
+        for measure in MEASURES
+    }

@@ -1,6 +1,6 @@
 """Judge whether the other clients of the measured servers still get what they were promised.  Pure.
 
-vLLM's histograms count the requests of all clients. What a load test has put on itself is taken
+A server's histograms count the requests of all clients. What a load test has put on itself is taken
 out: of each latency the client's own view from the sending, which includes the way, so that at
 least as many of its requests are late there as at the server. Two signs of harm:
 
@@ -20,6 +20,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+from gpufleet.engines import engine
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.metrics_page import MetricsPage, expected_name, read_page
 from gpufleet.load_test.outcomes import Contract, Outcome
 
 WINDOW_SECONDS = 300.0
@@ -35,7 +38,7 @@ class _Promise(NamedTuple):
     """An objective, the histogram that shows it, and the alert on both."""
 
     name: str
-    family: str
+    measure: Measure
     limit: str
     """The field of a contract."""
     alert: str
@@ -46,23 +49,26 @@ class _Promise(NamedTuple):
 
 PROMISES: Mapping[str, _Promise] = {
     "ttft": _Promise(
-        "TTFT", "vllm:time_to_first_token_seconds",
+        "TTFT", Measure.TTFT,
         "ttft_seconds", "VllmTtftAboveObjective", 100,
         "requests waited longer than {bound:g} s for their first token",
     ),
     "itl": _Promise(
-        "pauses between tokens", "vllm:inter_token_latency_seconds",
+        "pauses between tokens", Measure.ITL,
         "itl_seconds", "VllmItlAboveObjective", 1000,
         "pauses between tokens were longer than {bound:g} s",
     ),
     "e2e": _Promise(
-        "end to end", "vllm:e2e_request_latency_seconds",
+        "end to end", Measure.E2E,
         "e2e_seconds", "VllmE2eAboveObjective", 100,
         "requests took longer than {bound:g} s",
     ),
 }  # fmt: skip
-FAMILIES = tuple(f"{each.family}_bucket{{" for each in PROMISES.values())
-"""Beginnings of the lines of a page that are needed."""
+
+
+def line_beginnings() -> tuple[str, ...]:
+    """Return the beginnings of the lines of a page that are needed."""
+    return engine.line_beginnings(*(each.measure for each in PROMISES.values()))
 
 
 @dataclass(frozen=True)
@@ -77,22 +83,15 @@ class Counts:
 
 def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
     """Return the counts of each promised latency in a page of /metrics, or why they are unknown."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    buckets: dict[str, dict[float, float]] = {}
     try:
-        for family in text_string_to_metric_families(page):
-            for sample in family.samples:
-                if sample.name.endswith("_bucket") and "le" in sample.labels:
-                    of = buckets.setdefault(sample.name.removesuffix("_bucket"), {})
-                    bound = float(sample.labels["le"])
-                    of[bound] = of.get(bound, 0.0) + sample.value
+        read = read_page(page)
+        histograms = {name: _buckets(read, name) for name, _ in promised(contract)}
     except ValueError as error:
         return f"its metrics cannot be read: {error}"
     found = {}
     for name, limit in promised(contract):
-        histogram = PROMISES[name].family
-        counts = buckets.get(histogram, {})
+        histogram = expected_name(PROMISES[name].measure, read)
+        counts = histograms[name]
         bound = min((each for each in counts if each >= limit), default=math.inf)
         if math.inf not in counts or not all(map(math.isfinite, counts.values())):
             return f"its metrics have no {histogram}, by which others' requests are watched"
@@ -100,6 +99,16 @@ def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
             return f"{histogram} has no bound of {limit:g} s or more, so late requests do not show"
         found[name] = Counts(counts[math.inf], counts[math.inf] - counts[bound], bound)
     return found
+
+
+def _buckets(page: MetricsPage, promise: str) -> Mapping[float, float]:
+    """Return {bound: observations up to it} of a promised latency, over all engines of a server."""
+    counts: dict[float, float] = {}
+    for labels, value in page.measured(PROMISES[promise].measure):
+        if "le" in labels:
+            bound = float(labels["le"])
+            counts[bound] = counts.get(bound, 0.0) + value
+    return counts
 
 
 def promised(contract: Contract) -> Iterator[tuple[str, float]]:

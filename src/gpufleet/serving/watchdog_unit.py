@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 
 from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
+from gpufleet.engines.engine import engine
 from gpufleet.on_node.common import textfile
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
@@ -62,6 +64,7 @@ def configuration(
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
             "kind": stage.kind,
+            "progress": asdict(engine("vllm").progress),
             "served_name": unit.served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,

@@ -8,11 +8,11 @@ from collections.abc import Iterable
 import pytest
 
 from gpufleet.load_test.other_clients import (
-    FAMILIES,
     PROMISES,
     WINDOW_SECONDS,
     OtherClients,
     bound_remarks,
+    line_beginnings,
     read_counts,
     shared_bounds,
 )
@@ -89,7 +89,7 @@ def test_a_recorded_page_has_the_counts_of_each_promise_and_its_own_bound() -> N
     assert {name: each.bound for name, each in found.items()} == {
         "ttft": 2.5, "itl": 0.1, "e2e": 10.0,
     }  # fmt: skip
-    lines = [line for line in PAGE.splitlines() if line.startswith(FAMILIES)]
+    lines = [line for line in PAGE.splitlines() if line.startswith(line_beginnings())]
     assert read_counts("\n".join(lines), CONTRACT) == found, "a look brings these lines alone"
 
 

@@ -404,7 +404,7 @@ def test_the_exporter_ends_with_its_engine(library, tmp_path):
         with pytest.raises(OSError):  # noqa: PT011  # reset or closed, by chance
             node.get()
 
-        assert node.exporter.wait(timeout=10) == 1
+        assert node.exporter.wait(timeout=60) == 1
 
 
 @pytest.mark.long

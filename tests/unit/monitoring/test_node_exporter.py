@@ -233,7 +233,7 @@ def test_the_password_is_sent_to_nobody_who_shows_another_certificate(running: R
             "exporter", "", running.access.url(server.getsockname()[1]), (), running.access
         )
         seen = running.look(asked)
-        thread.join(30)
+        thread.join(60)
 
     assert seen["error"] == "a certificate other than the deployed one"
     assert heard == [b""]
@@ -367,7 +367,7 @@ def publisher(
         thread.start()
         yield found
         server.shutdown()
-        thread.join(10)
+        thread.join(60)
 
 
 def of(publisher: Publisher, sha256: str = "") -> ProgramArchive:

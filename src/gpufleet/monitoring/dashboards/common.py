@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpufleet.engines.promql import JOBS
 from gpufleet.monitoring.dashboards.panel import (
     Colour,
     Kind,
@@ -23,8 +24,8 @@ EVERY_NODE = Variable("instance", "Node", NODES, many=True)
 GPU = Variable(
     "gpu", "GPU", 'label_values(gpu:temperature_celsius{instance=~"$instance"}, gpu)', many=True
 )
-MODEL = Variable("model", "Model", 'label_values(up{job="vllm"}, model)')
-STAGE = Variable("stage", "Stage", 'label_values(up{job="vllm",model="$model"}, stage)', many=True)
+MODEL = Variable("model", "Model", f"label_values(up{{{JOBS}}}, model)")
+STAGE = Variable("stage", "Stage", f'label_values(up{{{JOBS},model="$model"}}, stage)', many=True)
 
 ANY_IS_BAD = (Step(None, Colour.GOOD), Step(1, Colour.BAD))
 ANY_IS_TO_LOOK_AT = (Step(None, Colour.GOOD), Step(1, Colour.LOOK))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import JOBS, metric
 from gpufleet.monitoring.dashboards.common import (
     ANY_IS_BAD,
     ANY_IS_TO_LOOK_AT,
@@ -204,12 +206,12 @@ SERVES = Row(
                     f'gpufleet_stage_info{{{_ON}}}, "replica", "/", "instance", "stage"))'
                 ),
                 Query(_replica(_STAGES)),
-                Query(_replica(f'up{{job="vllm",{_ON}}}', "min")),
-                Query(_replica(f"vllm:num_requests_running{{{_ON}}}", "sum")),
-                Query(_replica(f"vllm:num_requests_waiting{{{_ON}}}", "sum")),
-                Query(_replica(f"vllm:kv_cache_usage_perc{{{_ON}}}")),
-                Query(_replica(f"rate(vllm:generation_tokens_total{{{_ON}}}{_RATE})", "sum")),
-                Query(_replica(f"rate(vllm:request_success_total{{{_ON}}}{_RATE})", "sum")),
+                Query(_replica(f"up{{{JOBS},{_ON}}}", "min")),
+                Query(_replica(metric(Measure.RUNNING, _ON), "sum")),
+                Query(_replica(metric(Measure.WAITING, _ON), "sum")),
+                Query(_replica(metric(Measure.KV_USE, _ON))),
+                Query(_replica(f"rate({metric(Measure.GENERATED, _ON)}{_RATE})", "sum")),
+                Query(_replica(f"rate({metric(Measure.FINISHED, _ON)}{_RATE})", "sum")),
                 Query(
                     f"round({_replica(f'increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])')})"
                 ),
@@ -244,7 +246,7 @@ CAPACITY = Row(
         lines(
             "KV cache in use",
             Unit.RATIO,
-            (Query(f"max by (model) (vllm:kv_cache_usage_perc{{{_ON}}})", "{{model}}"),),
+            (Query(f"max by (model) ({metric(Measure.KV_USE, _ON)})", "{{model}}"),),
             "Beyond 85 % for long, requests queue and are preempted: add a replica, or promise less "
             "context.",
             width=6,
@@ -255,7 +257,7 @@ CAPACITY = Row(
         lines(
             "Requests that wait",
             Unit.COUNT,
-            (Query(f"sum by (model) (vllm:num_requests_waiting{{{_ON}}})", "{{model}}"),),
+            (Query(f"sum by (model) ({metric(Measure.WAITING, _ON)})", "{{model}}"),),
             "A queue that does not empty is a replica too few.",
             width=6,
             empty="no model is served",
@@ -265,7 +267,7 @@ CAPACITY = Row(
             Unit.TOKENS_PER_SECOND,
             (
                 Query(
-                    f"sum by (model) (rate(vllm:generation_tokens_total{{{_ON}}}{_RATE}))",
+                    f"sum by (model) (rate({metric(Measure.GENERATED, _ON)}{_RATE}))",
                     "{{model}}",
                 ),
             ),

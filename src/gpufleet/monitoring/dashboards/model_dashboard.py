@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import JOBS, metric
 from gpufleet.monitoring.dashboards.common import (
     ANY_IS_BAD,
     ANY_IS_TO_LOOK_AT,
@@ -40,9 +42,11 @@ _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
 _RESTARTS = 'increase(gpufleet_{}_restarts_total{{stage=~"$stage"}}[10m])'
 
 
-def _quantile(quantile: float, histogram: str, by: str = "") -> str:
+def _quantile(quantile: float, histogram: Measure, by: str = "") -> str:
     labels = f"le, {by}" if by else "le"
-    return f"histogram_quantile({quantile}, sum by ({labels}) (rate({histogram}_bucket{{{_OF}}}{_RATE})))"
+    return (
+        f"histogram_quantile({quantile}, sum by ({labels}) (rate({metric(histogram, _OF)}{_RATE})))"
+    )
 
 
 def _held(recorded: str, objective: str) -> str:
@@ -56,7 +60,7 @@ def _of_this(vector: str) -> str:
 
 
 def _spread(
-    title: str, histogram: str, what_to_do: str, objective: str = "", empty: str = _QUIET
+    title: str, histogram: Measure, what_to_do: str, objective: str = "", empty: str = _QUIET
 ) -> Panel:
     """Return a latency's quantiles over time, with its objective."""
     quantiles = tuple(
@@ -79,7 +83,7 @@ NOW = Row(
     (
         stat(
             "Replicas down",
-            f'sum(1 - up{{job="vllm",{_OF}}})',
+            f"sum(1 - up{{{JOBS},{_OF}}})",
             "See below which; its unit's journal says why.",
             steps=ANY_IS_BAD,
         ),
@@ -104,13 +108,13 @@ NOW = Row(
         ),
         stat(
             "Waiting",
-            f"sum(vllm:num_requests_waiting{{{_OF}}})",
+            f"sum({metric(Measure.WAITING, _OF)})",
             "See below why they wait.",
             steps=(Step(None, Colour.GOOD), Step(10, Colour.LOOK), Step(100, Colour.BAD)),
         ),
         stat(
             "Fullest KV cache",
-            f"max(vllm:kv_cache_usage_perc{{{_OF}}})",
+            f"max({metric(Measure.KV_USE, _OF)})",
             "Beyond 85 % requests wait or are preempted.",
             unit=Unit.RATIO,
             steps=KV_STEPS,
@@ -126,13 +130,13 @@ NOW = Row(
         ),
         stat(
             "Tokens out",
-            f"sum(rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+            f"sum(rate({metric(Measure.GENERATED, _OF)}{_RATE}))",
             "Zero while requests run is a hang, except of a model that does not complete text.",
             unit=Unit.TOKENS_PER_SECOND,
         ),
         stat(
             "Preempted, 10 min",
-            f"sum(increase(vllm:num_preemptions_total{{{_OF}}}[10m]))",
+            f"sum(increase({metric(Measure.PREEMPTED, _OF)}[10m]))",
             "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV "
             "cache.",
             steps=ANY_IS_TO_LOOK_AT,
@@ -146,27 +150,27 @@ FELT = Row(
     (
         _spread(
             "Time to the first token",
-            "vllm:time_to_first_token_seconds",
+            Measure.TTFT,
             "Above the dashed line a promise is broken. Compare with the queue to the right.",
             "model:objective_ttft_p99_seconds",
         ),
         _spread(
             "Between two tokens",
-            "vllm:inter_token_latency_seconds",
+            Measure.ITL,
             "Above the dashed line a promise is broken: too many requests at once.",
             "model:objective_itl_p99_seconds",
             empty=_NO_TEXT,
         ),
         _spread(
             "A whole request",
-            "vllm:e2e_request_latency_seconds",
+            Measure.E2E,
             "Follows from both and from how much is generated. Of embeddings and rerank this one "
             "counts.",
             "model:objective_e2e_p99_seconds",
         ),
         _spread(
             "In the queue",
-            "vllm:request_queue_time_seconds",
+            Measure.QUEUE_TIME,
             "Long times here are not the model's: add a replica.",
         ),
     ),
@@ -178,7 +182,7 @@ LOAD = Row(
         lines(
             "Requests running",
             Unit.COUNT,
-            (Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})", "{{stage}}"),),
+            (Query(f"sum by (stage) ({metric(Measure.RUNNING, _OF)})", "{{stage}}"),),
             "Very different replicas: the gateway does not spread.",
             width=6,
         ),
@@ -187,7 +191,7 @@ LOAD = Row(
             Unit.COUNT,
             (
                 Query(
-                    f"sum by (stage, reason) (vllm:num_requests_waiting_by_reason{{{_OF}}})",
+                    f"sum by (stage, reason) ({metric(Measure.WAITING_BY_REASON, _OF)})",
                     "{{stage}} {{reason}}",
                 ),
             ),
@@ -198,7 +202,7 @@ LOAD = Row(
         lines(
             "KV cache in use",
             Unit.RATIO,
-            (Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})", "{{stage}}"),),
+            (Query(f"max by (stage) ({metric(Measure.KV_USE, _OF)})", "{{stage}}"),),
             "Beyond 85 % for long: add a replica, or promise less context.",
             width=6,
             steps=KV_STEPS,
@@ -209,7 +213,7 @@ LOAD = Row(
             Unit.PER_SECOND,
             (
                 Query(
-                    f"sum by (stage) (rate(vllm:num_preemptions_total{{{_OF}}}{_RATE}))",
+                    f"sum by (stage) (rate({metric(Measure.PREEMPTED, _OF)}{_RATE}))",
                     "{{stage}}",
                 ),
             ),
@@ -227,7 +231,8 @@ THROUGHPUT = Row(
             Unit.TOKENS_PER_SECOND,
             (
                 Query(
-                    f"sum by (stage) (rate(vllm:prompt_tokens_total{{{_OF}}}{_RATE}))", "{{stage}}"
+                    f"sum by (stage) (rate({metric(Measure.PROMPT_TOKENS_TOTAL, _OF)}{_RATE}))",
+                    "{{stage}}",
                 ),
             ),
             "Prompts, when they are through.",
@@ -239,7 +244,7 @@ THROUGHPUT = Row(
             Unit.TOKENS_PER_SECOND,
             (
                 Query(
-                    f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))",
+                    f"sum by (stage) (rate({metric(Measure.GENERATED, _OF)}{_RATE}))",
                     "{{stage}}",
                 ),
             ),
@@ -252,8 +257,8 @@ THROUGHPUT = Row(
             Unit.RATIO,
             (
                 Query(
-                    f"sum by (stage) (rate(vllm:prefix_cache_hits_total{{{_OF}}}{_RATE}))"
-                    f" / (sum by (stage) (rate(vllm:prefix_cache_queries_total{{{_OF}}}{_RATE})) "
+                    f"sum by (stage) (rate({metric(Measure.PREFIX_HITS, _OF)}{_RATE}))"
+                    f" / (sum by (stage) (rate({metric(Measure.PREFIX_QUERIES, _OF)}{_RATE})) "
                     "> 0)",
                     "{{stage}}",
                 ),
@@ -268,7 +273,7 @@ THROUGHPUT = Row(
             Unit.REQUESTS_PER_SECOND,
             (
                 Query(
-                    f"sum by (finished_reason) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))",
+                    f"sum by (finished_reason) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))",
                     "{{finished_reason}}",
                 ),
                 Query(
@@ -395,21 +400,21 @@ SHAPE = Row(
         heatmap(
             "Time to the first token",
             Unit.SECONDS,
-            f"sum by (le) (increase(vllm:time_to_first_token_seconds_bucket{{{_OF}}}{_RATE}))",
+            f"sum by (le) (increase({metric(Measure.TTFT, _OF)}{_RATE}))",
             "Two bands are two kinds of requests, or one slow replica.",
             width=8,
         ),
         heatmap(
             "Lengths of prompts",
             Unit.COUNT,
-            f"sum by (le) (increase(vllm:request_prompt_tokens_bucket{{{_OF}}}{_RATE}))",
+            f"sum by (le) (increase({metric(Measure.PROMPT_TOKENS, _OF)}{_RATE}))",
             "With longer prompts first tokens take longer, and fewer requests fit.",
             width=8,
         ),
         heatmap(
             "Tokens generated for a request",
             Unit.COUNT,
-            f"sum by (le) (increase(vllm:request_generation_tokens_bucket{{{_OF}}}{_RATE}))",
+            f"sum by (le) (increase({metric(Measure.GENERATED_TOKENS, _OF)}{_RATE}))",
             "Longer than it was: whole requests take longer, and the KV cache fills.",
             width=8,
         ),
@@ -424,15 +429,15 @@ REPLICAS = Row(
             "Every replica",
             Unit.COUNT,
             (
-                Query(f'min by (stage) (up{{job="vllm",{_OF}}})'),
-                Query(f"sum by (stage) (vllm:num_requests_running{{{_OF}}})"),
-                Query(f"sum by (stage) (vllm:num_requests_waiting{{{_OF}}})"),
-                Query(f"max by (stage) (vllm:kv_cache_usage_perc{{{_OF}}})"),
-                Query(_quantile(0.99, "vllm:time_to_first_token_seconds", "stage")),
-                Query(_quantile(0.99, "vllm:inter_token_latency_seconds", "stage")),
-                Query(_quantile(0.99, "vllm:e2e_request_latency_seconds", "stage")),
-                Query(f"sum by (stage) (rate(vllm:generation_tokens_total{{{_OF}}}{_RATE}))"),
-                Query(f"sum by (stage) (rate(vllm:request_success_total{{{_OF}}}{_RATE}))"),
+                Query(f"min by (stage) (up{{{JOBS},{_OF}}})"),
+                Query(f"sum by (stage) ({metric(Measure.RUNNING, _OF)})"),
+                Query(f"sum by (stage) ({metric(Measure.WAITING, _OF)})"),
+                Query(f"max by (stage) ({metric(Measure.KV_USE, _OF)})"),
+                Query(_quantile(0.99, Measure.TTFT, "stage")),
+                Query(_quantile(0.99, Measure.ITL, "stage")),
+                Query(_quantile(0.99, Measure.E2E, "stage")),
+                Query(f"sum by (stage) (rate({metric(Measure.GENERATED, _OF)}{_RATE}))"),
+                Query(f"sum by (stage) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))"),
                 Query(f"max by (stage) ({_of_this(_STALLED)})"),
             ),
             "One that differs from the others is the one to look at.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from gpufleet.engines.promql import JOBS
 from gpufleet.monitoring.dashboards.common import (
     ANY_IS_BAD,
     ANY_IS_TO_LOOK_AT,
@@ -131,7 +132,7 @@ RUNS = Row(
             (
                 Query(f"max by (stage, model, release) (gpufleet_stage_info{{{_ON}}})"),
                 Query(f"max by (stage) (gpufleet_stage_active{{{_ON}}})"),
-                Query(f'min by (stage) (up{{job="vllm",{_ON}}})'),
+                Query(f"min by (stage) (up{{{JOBS},{_ON}}})"),
                 Query(
                     f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
                 ),

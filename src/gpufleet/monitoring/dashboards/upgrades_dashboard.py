@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import metric
 from gpufleet.monitoring.dashboards.common import (
     DEPLOYS,
     EVERY_NODE,
@@ -126,7 +128,7 @@ COST = Row(
             Unit.TOKENS_PER_SECOND,
             (
                 Query(
-                    f"sum by (model) (rate(vllm:generation_tokens_total{{{_ON}}}{_RATE}))",
+                    f"sum by (model) (rate({metric(Measure.GENERATED, _ON)}{_RATE}))",
                     "{{model}}",
                 ),
             ),

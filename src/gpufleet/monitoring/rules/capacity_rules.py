@@ -13,6 +13,8 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import JOBS, metric
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 REPLICA = ("stage", "model")
@@ -68,7 +70,7 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
     )
     return Recording(
         "replica:measured_requests_per_second",
-        f'({rates}) and on ({", ".join(REPLICA)}) (min {_BY_REPLICA} (up{{job="vllm"}}) == 1)',
+        f"({rates}) and on ({', '.join(REPLICA)}) (min {_BY_REPLICA} (up{{{JOBS}}}) == 1)",
         "requests a second that a ready replica was measured to carry within the objectives",
         REPLICA,
     )
@@ -104,7 +106,7 @@ def _dates(found: Iterable[MeasuredReplica]) -> Recording:
 
 FINISHED = Recording(
     "replica:finished_requests:rate10m",
-    f"sum {_BY_REPLICA} (rate(vllm:request_success_total[{WINDOW}]))",
+    f"sum {_BY_REPLICA} (rate({metric(Measure.FINISHED)}[{WINDOW}]))",
     "requests a second that ended at a replica in 10 minutes, with any result",
     REPLICA,
 )

@@ -6,6 +6,7 @@ notice (docs/alerts/monitoring-alive.md).
 
 from __future__ import annotations
 
+from gpufleet.engines.promql import JOBS
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _ALERTMANAGER = ("alertmanager",)
@@ -63,7 +64,7 @@ ALERTS: tuple[Alert, ...] = (
     Alert(
         "MonitoringStageUnseen",
         # A replica over nodes has its server on one of them: ids of stages are the fleet's.
-        'count by (stage) (gpufleet_stage_info) unless on (stage) up{job="vllm"}',
+        f"count by (stage) (gpufleet_stage_info) unless on (stage) up{{{JOBS}}}",
         AlertSeverity.TICKET,
         1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
         "No server of stage {{ $labels.stage }} is scraped",

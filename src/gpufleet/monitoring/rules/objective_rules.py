@@ -7,11 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import JOBS, metric
 from gpufleet.monitoring.metrics.vllm_metrics import ASKED
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
-_ASKED = f'job="vllm", {ASKED}'
+_ASKED = f"{JOBS}, {ASKED}"
+_BROKEN = metric(Measure.FINISHED, 'finished_reason="error"')
 # A p99 of fewer requests is the slowest one of them.
 REQUESTS_FOR_P99 = 100
 TOKENS_FOR_P99 = 1000
@@ -68,10 +71,10 @@ def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Reco
     return Recording(f"model:objective_{what}", " or ".join(constants), about, ("model",))
 
 
-def _p99(record: str, of: str, window: str, about: str) -> Recording:
+def _p99(record: str, of: Measure, window: str, about: str) -> Recording:
     return Recording(
         record,
-        f"histogram_quantile(0.99, sum by (model, le) (rate(vllm:{of}_bucket[{window}])))",
+        f"histogram_quantile(0.99, sum by (model, le) (rate({metric(of)}[{window}])))",
         about,
         ("model",),
     )
@@ -81,32 +84,32 @@ MODELS = (
     # Where the time goes, in a runbook: in the queue, or after it.
     _p99(
         "model:ttft_seconds:p99_5m",
-        "time_to_first_token_seconds",
+        Measure.TTFT,
         "5m",
         "time to the first token of 99 of 100 requests in 5 minutes, in seconds",
     ),
     _p99(
         "model:queue_seconds:p99_5m",
-        "request_queue_time_seconds",
+        Measure.QUEUE_TIME,
         "5m",
         "time in the queue of 99 of 100 requests in 5 minutes, in seconds",
     ),
     # A promise is held over a longer time: so are 100 requests of a model that has few.
     _p99(
         "model:ttft_seconds:p99_15m",
-        "time_to_first_token_seconds",
+        Measure.TTFT,
         "15m",
         "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
     ),
     _p99(
         "model:itl_seconds:p99_15m",
-        "inter_token_latency_seconds",
+        Measure.ITL,
         "15m",
         "time between two tokens of 99 of 100 in 15 minutes, in seconds",
     ),
     _p99(
         "model:e2e_seconds:p99_15m",
-        "e2e_request_latency_seconds",
+        Measure.E2E,
         "15m",
         "time to the last token of 99 of 100 requests that ended in 15 minutes, in seconds",
     ),
@@ -120,8 +123,8 @@ MODELS = (
     # An answer that streams began with 200; that it broke off is to be seen here alone.
     Recording(
         "model:broken_requests:ratio_10m",
-        'sum by (model) (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
-        " / sum by (model) (increase(vllm:request_success_total[10m]))",
+        f"sum by (model) (increase({_BROKEN}[10m]))"
+        f" / sum by (model) (increase({metric(Measure.FINISHED)}[10m]))",
         "share of requests that the engine ended with an error, over 10 minutes",
         ("model",),
     ),
@@ -135,7 +138,7 @@ _HELD = (
             "VllmTtftAboveObjective",
             "model:ttft_seconds:p99_15m > on (model) model:objective_ttft_p99_seconds"
             " and on (model)"
-            " sum by (model) (increase(vllm:time_to_first_token_seconds_count[15m]))"
+            f" sum by (model) (increase({metric(Measure.TTFT, part='_count')}[15m]))"
             f" >= {REQUESTS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
@@ -151,7 +154,7 @@ _HELD = (
             "VllmItlAboveObjective",
             "model:itl_seconds:p99_15m > on (model) model:objective_itl_p99_seconds"
             " and on (model)"
-            " sum by (model) (increase(vllm:inter_token_latency_seconds_count[15m]))"
+            f" sum by (model) (increase({metric(Measure.ITL, part='_count')}[15m]))"
             f" >= {TOKENS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
@@ -166,7 +169,7 @@ _HELD = (
             "VllmE2eAboveObjective",
             "model:e2e_seconds:p99_15m > on (model) model:objective_e2e_p99_seconds"
             " and on (model)"
-            " sum by (model) (increase(vllm:e2e_request_latency_seconds_count[15m]))"
+            f" sum by (model) (increase({metric(Measure.E2E, part='_count')}[15m]))"
             f" >= {REQUESTS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
@@ -185,7 +188,7 @@ _HELD = (
             f" >= {ERRORS_AT_LEAST})"
             " or (model:broken_requests:ratio_10m > on (model) model:objective_error_ratio"
             " and on (model) sum by (model)"
-            ' (increase(vllm:request_success_total{finished_reason="error"}[10m]))'
+            f" (increase({_BROKEN}[10m]))"
             f" >= {ERRORS_AT_LEAST})",
             AlertSeverity.PAGE,
             300,

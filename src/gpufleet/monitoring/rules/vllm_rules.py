@@ -1,4 +1,4 @@
-"""Rules over vLLM's metrics for each stage; objective_rules and capacity_rules have those for
+"""Rules over servers' metrics for each stage; objective_rules and capacity_rules have those for
 models. Pure.
 
 `stage:` values have the labels instance, stage and model, `model:` values only the label model:
@@ -12,10 +12,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.promql import JOBS, metric
 from gpufleet.monitoring.rules import capacity_rules, objective_rules
 from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
+
+_FOR_ROOM = metric(Measure.WAITING_BY_REASON, 'reason="capacity"')
 
 STAGE = ("instance", "stage", "model")
 _BY_STAGE = f"by ({', '.join(STAGE)})"
@@ -58,33 +62,33 @@ def rules(
 STAGES = (
     Recording(
         "stage:requests_running:sum",
-        f"sum {_BY_STAGE} (vllm:num_requests_running)",
+        f"sum {_BY_STAGE} ({metric(Measure.RUNNING)})",
         "requests that a stage works on",
         STAGE,
     ),
     Recording(
         "stage:requests_waiting:sum",
-        f"sum {_BY_STAGE} (vllm:num_requests_waiting)",
+        f"sum {_BY_STAGE} ({metric(Measure.WAITING)})",
         "requests that wait for a stage",
         STAGE,
     ),
     Recording(
         "stage:kv_cache_usage:max",
-        f"max {_BY_STAGE} (vllm:kv_cache_usage_perc)",
+        f"max {_BY_STAGE} ({metric(Measure.KV_USE)})",
         "share of the KV cache in use, 0 to 1, of the stage's fullest engine",
         STAGE,
     ),
     Recording(
         "stage:ttft_seconds:p99_5m",
         "histogram_quantile(0.99, "
-        f"sum by ({', '.join(STAGE)}, le) (rate(vllm:time_to_first_token_seconds_bucket[5m])))",
+        f"sum by ({', '.join(STAGE)}, le) (rate({metric(Measure.TTFT)}[5m])))",
         "time to the first token that 99 of 100 requests of a stage stayed below, in seconds",
         STAGE,
     ),
     Recording(
         "stage:itl_seconds:p99_5m",
         "histogram_quantile(0.99, "
-        f"sum by ({', '.join(STAGE)}, le) (rate(vllm:inter_token_latency_seconds_bucket[5m])))",
+        f"sum by ({', '.join(STAGE)}, le) (rate({metric(Measure.ITL)}[5m])))",
         "time between tokens that 99 of 100 tokens of a stage stayed below, in seconds",
         STAGE,
     ),
@@ -100,14 +104,14 @@ def _nothing_moved() -> str:
     # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). Of a model that
     # does not complete text only prompts move. A counter that restarts has moved as well.
     others = (
-        "vllm:prompt_tokens_total",
-        "vllm:iteration_tokens_total_count",
-        "vllm:num_preemptions_total",
-        "vllm:kv_cache_usage_perc",
-        "vllm:num_requests_running",
-        "vllm:num_requests_waiting",
+        metric(Measure.PROMPT_TOKENS_TOTAL),
+        metric(Measure.STEPS, part="_count"),
+        metric(Measure.PREEMPTED),
+        metric(Measure.KV_USE),
+        metric(Measure.RUNNING),
+        metric(Measure.WAITING),
     )
-    return f" and sum {_BY_ENGINE} (changes(vllm:generation_tokens_total[{STILL}])) == 0" + "".join(
+    return f" and sum {_BY_ENGINE} (changes({metric(Measure.GENERATED)}[{STILL}])) == 0" + "".join(
         f" unless sum {_BY_ENGINE} (changes({name}[{STILL}])) > 0" for name in others
     )
 
@@ -122,7 +126,7 @@ ALERTS = (
     Alert(
         "VllmDown",
         "max by (instance, stage) (gpufleet_stage_active) == 0"
-        ' unless on (instance, stage) up{job="vllm"} == 1',
+        f" unless on (instance, stage) up{{{JOBS}}} == 1",
         AlertSeverity.PAGE,
         300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
         "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} is not running",
@@ -130,7 +134,7 @@ ALERTS = (
     ),
     Alert(
         "VllmUnresponsive",
-        f'(up{{job="vllm"}} == 0 and scrape_duration_seconds{{job="vllm"}} > {HANGING_SECONDS})'
+        f"(up{{{JOBS}}} == 0 and scrape_duration_seconds{{{JOBS}}} > {HANGING_SECONDS})"
         ' unless on (instance) up{job="node"} == 0',
         AlertSeverity.PAGE,
         180,  # twelve scrapes in a row: a pause of one process, or a flapping link, is shorter
@@ -145,7 +149,7 @@ ALERTS = (
     ),
     Alert(
         "VllmNotReady",
-        f'min {_BY_SERVER} (up{{job="vllm"}}) == 0'
+        f"min {_BY_SERVER} (up{{{JOBS}}}) == 0"
         " unless on (instance, stage) gpufleet_stage_active == 0",
         AlertSeverity.PAGE,
         LOADING_SECONDS,
@@ -155,11 +159,10 @@ ALERTS = (
     ),
     Alert(
         "VllmNoProgress",
-        f"(sum {_BY_ENGINE} (vllm:num_requests_running) > 0"
+        f"(sum {_BY_ENGINE} ({metric(Measure.RUNNING)}) > 0"
         # Requests that wait for something else ("deferred": an adapter, another stage's KV cache)
         # may wait for long in an engine that is well.
-        f' or sum {_BY_ENGINE} (vllm:num_requests_waiting_by_reason{{reason="capacity"}}) > 0)'
-        + _nothing_moved(),
+        f" or sum {_BY_ENGINE} ({_FOR_ROOM}) > 0)" + _nothing_moved(),
         AlertSeverity.PAGE,
         STILL_SECONDS,
         "{{ $labels.instance }}: stage {{ $labels.stage }}, engine {{ $labels.engine }} has "
@@ -226,7 +229,7 @@ ALERTS = (
         "VllmKvCacheFull",
         f"max_over_time(stage:kv_cache_usage:max[5m]) >= {KV_FULL}"
         " and min_over_time(stage:requests_waiting:sum[5m]) > 0"
-        f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[5m])) > 0",
+        f" and sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[5m])) > 0",
         AlertSeverity.PAGE,
         600,
         "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and "
@@ -249,9 +252,9 @@ ALERTS = (
     Alert(
         "VllmPreemptions",
         # One of ten requests computed twice is work that a replica more would save.
-        f"sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m])) > 10"
-        f" and sum {_BY_STAGE} (increase(vllm:num_preemptions_total[15m]))"
-        f" > 0.1 * sum {_BY_STAGE} (increase(vllm:request_success_total[15m]))",
+        f"sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[15m])) > 10"
+        f" and sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[15m]))"
+        f" > 0.1 * sum {_BY_STAGE} (increase({metric(Measure.FINISHED)}[15m]))",
         AlertSeverity.TICKET,
         900,
         "{{ $labels.instance }}: stage {{ $labels.stage }} threw {{ $value | humanize }} requests "
@@ -260,7 +263,7 @@ ALERTS = (
     ),
     Alert(
         "VllmTurnsRequestsAway",
-        f"sum {_BY_STAGE} (increase(vllm:admission_rejections_total[10m])) > 0",
+        f"sum {_BY_STAGE} (increase({metric(Measure.REJECTED)}[10m])) > 0",
         AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: stage {{ $labels.stage }} turned {{ $value | humanize }} requests "

@@ -88,7 +88,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
         try:
             target = read_next(asked.get("units"))
             keep(change_files.must_be_name(asked["id"]), target)
-            carry_out(target, asked["seconds"], found)
+            carry_out(target, asked["seconds"], found, asked["metrics"])
         except (RefusedError, CannotRead, OSError) as error:
             found.problem = sentence(error)
     return found.document()
@@ -101,7 +101,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
         try:
             target, unkept = kept_units(change_files.must_be_name(asked["id"]), asked.get("units"))
             found.unchanged += unkept
-            carry_out(target, asked["seconds"], found)
+            carry_out(target, asked["seconds"], found, asked["metrics"])
         except (RefusedError, CannotRead, OSError) as error:
             found.problem = sentence(error)
     return found.document()
@@ -291,8 +291,12 @@ def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
 # --- doing
 
 
-def carry_out(target: Target, seconds: float, found: Progress) -> None:
-    """Install files, and converge units to them."""
+def carry_out(target: Target, seconds: float, found: Progress, metrics: Sequence[str]) -> None:
+    """
+    Install files, and converge units to them.
+
+    `metrics` has the names of the gauges that count requests (wait.py).
+    """
     names = sorted(target.units)
     states = systemd.states(names)
     place(target, states)
@@ -307,7 +311,7 @@ def carry_out(target: Target, seconds: float, found: Progress) -> None:
     up = [unit for unit in moving if not systemd.is_gone(states[unit])]
     # Before the stop, for nothing is to lie between that and the start.
     forget_failures(found_due.restart)
-    stop_units(up, seconds, found, idle=[unit for unit in up if is_idle(unit)])
+    stop_units(up, seconds, found, idle=[unit for unit in up if is_idle(unit, metrics)])
     if found_due.restart:
         start(found_due.restart, found)
     found.changed = found_due.restart
@@ -345,7 +349,7 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
         systemd.systemctl("--quiet", "enable", "--", *off, seconds=systemd.SHORT_SECONDS)
 
 
-def is_idle(unit: str) -> bool:
+def is_idle(unit: str, metrics: Sequence[str]) -> bool:
     """Return whether a server is drained and has no request, so that a stop need not wait."""
     if (
         change_files.read(
@@ -355,7 +359,7 @@ def is_idle(unit: str) -> bool:
     ):
         return False
     try:
-        left = list(wait.requests({"units": [unit]}).values())
+        left = list(wait.requests([unit], metrics).values())
     except (CannotRead, OSError, ValueError):
         return False
     # A rank without a server has requests that another node knows of.

@@ -18,8 +18,6 @@ from gpufleet.on_node.common.answers import is_missing
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.serving import endpoints, status, unit_command
 
-# vllm/v1/metrics/loggers.py: both are gauges, one for each engine.
-REQUESTS = re.compile(r"^vllm:num_requests_(?:running|waiting)(?:\{[^}]*\})?\s+(\S+)", re.MULTILINE)
 METRICS_SECONDS = 5
 METRICS_BYTES = 16 << 20
 POLL_SECONDS = 1.0
@@ -57,12 +55,16 @@ class Server:
 
 
 def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Wait until servers have no running or waiting request; return what was left."""
+    """
+    Wait until servers have no running or waiting request; return what was left.
+
+    `metrics` has the names of the gauges that count them, of every engine.
+    """
     began = time.monotonic()
     left: Dict[str, Optional[int]] = {}
     calm = 0
     while True:
-        left = requests(asked)
+        left = requests(asked["units"], asked["metrics"])
         calm = calm + 1 if all(count == 0 for count in left.values()) else 0
         late = time.monotonic() - began >= asked["seconds"]
         if calm >= QUIET_LOOKS or late:
@@ -70,12 +72,13 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
         time.sleep(POLL_SECONDS)
 
 
-def requests(asked: Dict[str, Any]) -> Dict[str, Optional[int]]:
+def requests(units: Iterable[str], metrics: Iterable[str]) -> Dict[str, Optional[int]]:
     """Return each running server's number of requests, by URL; None: unknown."""
-    urls = running_urls(asked["units"])
+    urls = running_urls(units)
+    names = list(metrics)
     watch = Watch()
     for url in urls:
-        watch.ask(url, functools.partial(count, url), METRICS_SECONDS)
+        watch.ask(url, functools.partial(count, url, names), METRICS_SECONDS)
     answers = watch.answers(*urls)
     watch.stop()
     return {url: None if is_missing(found) else found for url, found in answers.items()}
@@ -92,7 +95,7 @@ def running_urls(units: Iterable[str]) -> List[str]:
     ]
 
 
-def count(url: str) -> Optional[int]:
+def count(url: str, names: Iterable[str]) -> Optional[int]:
     """Return one server's number of requests; 0 if it does not listen (yet, or any more)."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
@@ -102,12 +105,13 @@ def count(url: str) -> Optional[int]:
         if isinstance(getattr(error, "reason", error), ConnectionRefusedError):
             return 0
         return None
-    return parse_requests(text)
+    return parse_requests(text, names)
 
 
-def parse_requests(metrics: str) -> Optional[int]:
-    """Return the running and waiting requests from a server's metrics; None: missing there."""
-    found = REQUESTS.findall(metrics)
+def parse_requests(page: str, names: Iterable[str]) -> Optional[int]:
+    """Return the sum of a server's gauges of these names; None: its page has none of them."""
+    gauges = r"^(?:%s)(?:\{[^}]*\})?\s+(\S+)" % "|".join(map(re.escape, names))
+    found = re.findall(gauges, page, re.MULTILINE)
     try:
         return int(sum(float(each) for each in found)) if found else None
     except ValueError:

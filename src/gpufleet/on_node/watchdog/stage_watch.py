@@ -101,7 +101,7 @@ class Server:
         if answer.status != 200:
             return None
         self.text = answer.body
-        return verdict.engines(answer.body.decode("utf-8", "replace"))
+        return verdict.engines(answer.body.decode("utf-8", "replace"), self.about["progress"])
 
     def _canaries(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         answered, withdrawn = [], []

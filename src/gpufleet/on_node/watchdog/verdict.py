@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: does a vLLM server get on with its work?  Pure: values in, values out.
+"""RUNS ON THE NODE: does a server get on with its work?  Pure: values in, values out.
 
 A server that is frozen still answers `/health` with 200, and one that has far too much to do may
 not answer it in time. The difference is progress of any kind: tokens, iterations, blocks of KV
@@ -17,33 +17,9 @@ machine suspended) that time is unknown, and counting restarts.
 from __future__ import annotations
 
 import re
-from typing import Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Tuple
 
-# What an engine's scheduler or its outputs make move; any of them, by any amount, is progress.
-# Tokens of a prompt count when all of it was computed, and so do iterations: while a long one is
-# computed in parts, only the KV cache grows (vllm/v1/engine/async_llm.py of 0.32: no iteration
-# statistics without outputs). Names of all releases from 0.4.2 to 0.33; each release has some.
-MARKS = (
-    "prompt_tokens_total",
-    "generation_tokens_total",
-    "iteration_tokens_total_count",
-    "num_preemptions_total",
-    "num_requests_running",
-    "num_requests_waiting",
-    "num_requests_swapped",
-    "kv_cache_usage_perc",
-    "gpu_cache_usage_perc",
-)
-WORK = ("num_requests_running", "num_requests_waiting", "num_requests_swapped")
-# Requests that wait for something else than the engine: another stage's KV cache, a grammar. They
-# may wait for long, and the engine be well: a canary tells.
-BY_REASON, DEFERRED = "num_requests_waiting_by_reason", "deferred"
-SLEEP = "engine_sleep_state"
-_SAMPLE = re.compile(
-    r"^vllm:(%s)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+)"
-    % "|".join((*MARKS, BY_REASON, SLEEP)),
-    re.MULTILINE,
-)
+_SAMPLE = r"^(%s)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+)"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
 # The loop turns every second. After a longer pause of its own nothing is known of that time.
@@ -65,7 +41,7 @@ class Sample(NamedTuple):
     life: str
     """One run of the unit: systemd's invocation id; "": it does not run."""
     engines: Optional[Mapping[str, Engine]] = None
-    """By vLLM's label `engine`; None: /metrics has said nothing since."""
+    """By the label that tells them apart; None: /metrics has said nothing since."""
     asked: Tuple[str, ...] = ()
     """Engines that were asked for a token."""
     answered: Tuple[str, ...] = ()
@@ -211,34 +187,40 @@ def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, 
     )
 
 
-def engines(text: str) -> Mapping[str, Engine]:
+def engines(text: str, names: Mapping[str, Any]) -> Mapping[str, Engine]:
     """
     Parse /metrics by engine; empty for a server without engines' metrics.
 
-    Releases before 0.8 have no label `engine`: theirs is "".
+    `names` are the fields of ProgressMetrics (engines/engine.py). An engine without the label
+    is "".
     """
+    put_off, awake = names["deferred"] or ("", "", ""), names["awake"] or ("", "", "")
+    wanted = filter(None, (*names["marks"], put_off[0], awake[0]))
+    sample = re.compile(_SAMPLE % "|".join(map(re.escape, wanted)), re.MULTILINE)
     marks: dict[str, dict[str, float]] = {}
     deferred: dict[str, float] = {}
     asleep = set()
-    for name, labels, value in _SAMPLE.findall(text):
+    for name, labels, value in sample.findall(text):
         try:
             number = float(value)
         except ValueError:
             continue
         label = dict(_LABEL.findall(labels))
-        engine = label.get("engine", "")
-        if name == SLEEP:
-            if label.get("sleep_state") == "awake" and not number:
+        engine = label.get(names["engine_label"], "")
+        if name == awake[0]:
+            if label.get(awake[1]) == awake[2] and not number:
                 asleep.add(engine)
-        elif name == BY_REASON:
-            if label.get("reason") == DEFERRED:
+        elif name == put_off[0]:
+            if label.get(put_off[1]) == put_off[2]:
                 deferred[engine] = deferred.get(engine, 0.0) + number
         else:
             of_engine = marks.setdefault(engine, {})
             of_engine[name] = of_engine.get(name, 0.0) + number
     return {
         engine: Engine(
-            work=max(0.0, sum(each.get(name, 0.0) for name in WORK) - deferred.get(engine, 0.0)),
+            work=max(
+                0.0, sum(each.get(name, 0.0) for name in names["work"]) - deferred.get(engine, 0.0)
+            ),
             marks=tuple(sorted(each.items())),
             awake=engine not in asleep,
         )

@@ -16,19 +16,17 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, FiniteFloat, PlainSerializer
 
 from gpufleet.checks.finding import Report, Severity
+from gpufleet.engines.engine import Measure, engines, line_beginnings
+from gpufleet.engines.metrics_page import Samples, read_page
+from gpufleet.formatting import join_names
 from gpufleet.remote import payload
 from gpufleet.settings.upgrade_settings import Golden
 from gpufleet.upgrade.json_value import JsonValue
 
 TTFT, ITL = "ttft", "itl"
 LATENCIES = {TTFT: "time to first token", ITL: "time between tokens"}
-# vLLM's names, the newest first. `time_per_output_token_seconds` is the older name of the second
-# one, gone since 0.12 (monitoring/metrics/vllm_metrics.py).
-FAMILIES = {
-    TTFT: ("vllm:time_to_first_token_seconds",),
-    ITL: ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
-}
-FINISHED, ANSWERED = "vllm:request_success_total", "http_requests_total"
+_MEASURES = {TTFT: Measure.TTFT, ITL: Measure.ITL}
+ANSWERED = "http_requests_total"
 STARTED = "process_start_time_seconds"
 # Of the same instrumentation as `ANSWERED`, and there from the start, without labels.
 INSTRUMENTED = "http_request_duration_highr_seconds_count"
@@ -243,7 +241,8 @@ def program(
     ]
     if not wanted and alertmanager is None:
         return None
-    families = [*FAMILIES[TTFT], *FAMILIES[ITL], FINISHED, ANSWERED, STARTED, INSTRUMENTED]
+    measures = line_beginnings(*_MEASURES.values(), Measure.FINISHED)
+    families = [*measures, ANSWERED, STARTED, INSTRUMENTED]
     return payload.program(
         "serving/replica_answers",
         replicas=wanted,
@@ -353,33 +352,24 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
 
 def counters(text: str) -> Counters:
     """
-    Return what a server's /metrics says; raises `ValueError` for a text without anything of vLLM's.
+    Return what a server's /metrics says; raises `ValueError` for a text without any engine's.
 
     Engines and models of one server are added up.
     """
-    from prometheus_client.parser import text_string_to_metric_families
-
-    series: dict[str, list[tuple[dict[str, str], float]]] = defaultdict(list)
-    for metric in text_string_to_metric_families(text):
-        for sample in metric.samples:
-            series[sample.name].append((sample.labels, sample.value))
-    if not any(name.startswith("vllm:") for name in series):
-        raise ValueError("it serves none of vLLM's metrics")
-    latencies = {}
-    for key, names in FAMILIES.items():
-        family = next((name for name in names if f"{name}_bucket" in series), None)
-        if family:
-            latencies[key] = _histogram(series[f"{family}_bucket"])
-    started = [value for _, value in series.get(STARTED, ())]
+    page = read_page(text)
+    if page.engine is None:
+        raise ValueError(f"it serves no metrics of {join_names(each.title for each in engines())}")
+    found = {key: page.measured(measure) for key, measure in _MEASURES.items()}
+    started = [value for _, value in page.samples.get(STARTED, ())]
     return Counters(
         started[0] if len(started) == 1 else None,
-        latencies,
-        _by(series.get(FINISHED), "finished_reason"),
-        _answered(series),
+        {key: _histogram(rows) for key, rows in found.items() if rows},
+        _by(page.measured(Measure.FINISHED) or None, "finished_reason"),
+        _answered(page.samples),
     )
 
 
-def _histogram(rows: Iterable[tuple[dict[str, str], float]]) -> dict[float, float]:
+def _histogram(rows: Samples) -> dict[float, float]:
     """Return the buckets of all series together; those of one server have the same bounds."""
     found: dict[float, float] = defaultdict(float)
     for labels, value in rows:
@@ -387,7 +377,9 @@ def _histogram(rows: Iterable[tuple[dict[str, str], float]]) -> dict[float, floa
     return dict(sorted(found.items()))
 
 
-def _by(rows: Iterable[tuple[dict[str, str], float]] | None, label: str) -> dict[str, float] | None:
+def _by(
+    rows: Iterable[tuple[Mapping[str, str], float]] | None, label: str
+) -> dict[str, float] | None:
     if rows is None:
         return None
     found: dict[str, float] = defaultdict(float)
@@ -396,9 +388,7 @@ def _by(rows: Iterable[tuple[dict[str, str], float]] | None, label: str) -> dict
     return dict(found)
 
 
-def _answered(
-    series: Mapping[str, list[tuple[dict[str, str], float]]],
-) -> dict[str, float] | None:
+def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
     """Return answers by class of status; a class has no series before its first answer."""
     rows = series.get(ANSWERED)
     if rows is None:

@@ -1,7 +1,6 @@
-"""The load of each replica, from vLLM's /metrics.  Pure.
+"""The load of each replica, from its servers' /metrics.  Pure.
 
-The names are those of `monitoring/metrics/vllm_metrics.py`, the same in all releases since 0.18. A
-server with several engines has one series for each: their requests are added, and their equally
+A server with several engines has one series for each: their requests are added, and their equally
 large KV caches averaged.
 
 How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
@@ -24,6 +23,8 @@ from statistics import fmean
 from typing import Any, Literal
 
 from gpufleet.catalog.gpu_models import cuda_total_gib
+from gpufleet.engines.engine import Measure
+from gpufleet.engines.metrics_page import expected_name, read_page
 from gpufleet.flags.normalize import human_readable
 from gpufleet.formatting import join_names
 from gpufleet.load_test.result import MeasuredRate
@@ -33,12 +34,8 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.sizing.startup_memory import batch_defaults
 from gpufleet.versions import numbers
 
-RUNNING = "vllm:num_requests_running"
-WAITING = "vllm:num_requests_waiting"
-KV_USAGE = "vllm:kv_cache_usage_perc"
-"""A share from 0 to 1, despite its name."""
-FINISHED = "vllm:request_success_total"
-"""Counts by the reason for which requests ended."""
+_NEEDED = (Measure.RUNNING, Measure.WAITING, Measure.KV_USE)
+MEASURES = (*_NEEDED, Measure.FINISHED)
 
 _FLAG = re.compile(r"^--(?P<name>[a-z0-9_-]+)[= ](?P<value>.*)$")
 
@@ -129,26 +126,21 @@ class ReplicaLoad:
 
 
 def read(text: str) -> Sample | str:
-    """Parse a page of /metrics; return a sentence if it is not vLLM's."""
-    from prometheus_client.parser import text_string_to_metric_families
-
-    found: dict[str, list[float]] = {RUNNING: [], WAITING: [], KV_USAGE: [], FINISHED: []}
+    """Parse a page of /metrics; return a sentence if it is no engine's."""
     try:
-        for family in text_string_to_metric_families(text):
-            for sample in family.samples:
-                if sample.name in found:
-                    found[sample.name].append(sample.value)
+        page = read_page(text)
     except ValueError as error:
         return f"its metrics cannot be read: {error}"
-    ended = found.pop(FINISHED)
-    if missing := [name for name, values in found.items() if not values]:
+    found = {measure: page.values(measure) for measure in _NEEDED}
+    ended = page.values(Measure.FINISHED)
+    if missing := [expected_name(each, page) for each, values in found.items() if not values]:
         return f"its metrics have no {join_names(missing)}"
     if wrong := [n for n, values in found.items() for v in values if not math.isfinite(v) or v < 0]:
-        return f"{wrong[0]} is not a number"
+        return f"{expected_name(wrong[0], page)} is not a number"
     return Sample(
-        sum(found[RUNNING]),
-        sum(found[WAITING]),
-        fmean(found[KV_USAGE]),
+        sum(found[Measure.RUNNING]),
+        sum(found[Measure.WAITING]),
+        fmean(found[Measure.KV_USE]),
         sum(ended) if ended and math.isfinite(sum(ended)) else None,
     )
 

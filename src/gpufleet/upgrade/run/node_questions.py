@@ -19,6 +19,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
+from gpufleet.engines.engine import Measure, engines
 from gpufleet.remote import payload
 from gpufleet.remote.payload import Payload
 
@@ -134,9 +135,8 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait until the servers of these units have no request, at most `seconds`: `RequestsLeft`.
 
-    Where they answer is in the units' files. Quiet means that no request runs or waits in vLLM in
-    two looks, a second apart: a balancer may still be sending one. A unit that does not run has
-    none.
+    Where they answer is in the units' files. Quiet means that no request runs or waits in two
+    looks, a second apart: a balancer may still be sending one. A unit that does not run has none.
     """
     return _question(
         "quiet",
@@ -144,6 +144,7 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
         "the wait for requests",
         units=sorted(units),
         seconds=seconds,
+        metrics=_request_gauges(),
     )
 
 
@@ -176,6 +177,7 @@ def switch(
         id=upgrade,
         units=None if units is None else sorted(units),
         seconds=stop_seconds,
+        metrics=_request_gauges(),
     )
 
 
@@ -195,6 +197,7 @@ def restore(
         id=upgrade,
         units=None if units is None else sorted(units),
         seconds=stop_seconds,
+        metrics=_request_gauges(),
     )
 
 
@@ -225,6 +228,12 @@ def collect(keep: int, days: float) -> NodeQuestion:
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days
     )
+
+
+def _request_gauges() -> list[str]:
+    """Return the names of the gauges that count a server's requests, of every engine."""
+    wanted = (Measure.RUNNING, Measure.WAITING)
+    return [name for each in engines() for measure in wanted for name in each.series(measure)]
 
 
 def _question(do: str, limit: float, what: str, /, **parameters: Any) -> NodeQuestion:

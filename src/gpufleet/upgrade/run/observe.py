@@ -13,6 +13,7 @@ from typing import Any, TypeAlias
 import gevent
 
 from gpufleet.artifacts.operator_files import read, release_of
+from gpufleet.engines.engine import line_beginnings
 from gpufleet.errors import FleetError
 from gpufleet.fleet import assessment
 from gpufleet.fleet.fleet_plan import Assessment
@@ -43,12 +44,6 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 # Loads are taken so often, and so many seconds apart: the busiest of these moments counts.
 SAMPLES = 3
 BETWEEN_SECONDS = 2.0
-_FAMILIES = (
-    replica_load.RUNNING,
-    replica_load.WAITING,
-    replica_load.KV_USAGE,
-    replica_load.FINISHED,
-)
 _METRICS_SECONDS = 30
 
 
@@ -249,7 +244,7 @@ def read_metrics(
             payload.program(
                 "serving/replica_answers",
                 replicas=wanted,
-                families=[*_FAMILIES, *families],
+                families=[*line_beginnings(*replica_load.MEASURES), *families],
                 alertmanager=None,
                 seconds=10,
             ),

@@ -11,12 +11,13 @@ import socket
 import threading
 import urllib.request
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufleet.engines import vllm
 from gpufleet.network import haproxy
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.watchdog import stage_watch
@@ -70,7 +71,7 @@ class Node:
         """End the watchdog, as a `kill -9` does."""
         self._over.set()
         if self._thread.is_alive():
-            self._thread.join(10)
+            self._thread.join(60)
 
     def asks_again(self, stage: str = "tiny-0") -> Callable[[], bool]:
         """Return whether a gateway has asked twice more, so that it has acted on an answer."""
@@ -90,6 +91,7 @@ class Node:
             "group": False,
             "rank": 0,
             "pins": True,
+            "progress": asdict(vllm.ENGINE.progress),
             "py_spy": [],
         }
 

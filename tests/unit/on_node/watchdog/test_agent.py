@@ -6,11 +6,13 @@ import contextlib
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from gpufleet.engines import vllm
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.watchdog import (
     stage_watch,
@@ -47,6 +49,7 @@ def stage(name: str, **other: Any) -> dict[str, Any]:
         "group": False,
         "rank": 0,
         "pins": True,
+        "progress": asdict(vllm.ENGINE.progress),
         "py_spy": [],
     }
     return told | other

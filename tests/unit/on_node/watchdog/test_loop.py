@@ -16,6 +16,7 @@ import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpufleet.engines import vllm
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.http import Answer, Exchange
 from gpufleet.on_node.watchdog import (
@@ -196,6 +198,7 @@ def watched(*servers: str, **other: Any) -> Watchdog:
         "group": False,
         "rank": 0,
         "pins": True,
+        "progress": asdict(vllm.ENGINE.progress),
         "py_spy": ["/no/py-spy"],
     }
     return Watchdog({"schema": 1, "stages": [stage | other]})

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet.engines import vllm
 from gpufleet.on_node.watchdog.verdict import (
     PAUSE_SECONDS,
     Engine,
@@ -23,6 +25,7 @@ from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 SECONDS = 30.0
+PROGRESS = asdict(vllm.ENGINE.progress)
 RECORDED = ROOT / "tests/data/vllm-0.32.0.metrics"
 
 
@@ -206,12 +209,12 @@ def test_a_clock_that_only_jumps_never_makes_a_stall(
 
 
 def test_a_recorded_answer_is_read() -> None:
-    found = engines(RECORDED.read_text())
+    found = engines(RECORDED.read_text(), PROGRESS)
     assert list(found) == ["0"]
     marks = dict(found["0"].marks)
-    assert marks["generation_tokens_total"] == 24
-    assert marks["prompt_tokens_total"] == 27
-    assert marks["iteration_tokens_total_count"] == 24
+    assert marks["vllm:generation_tokens_total"] == 24
+    assert marks["vllm:prompt_tokens_total"] == 27
+    assert marks["vllm:iteration_tokens_total_count"] == 24
     assert found["0"].work == 0
     assert found["0"].awake
 
@@ -225,19 +228,20 @@ def test_numbers_of_models_add_up_and_engines_stay_apart() -> None:
         'vllm:num_requests_waiting_by_reason{engine="1",reason="capacity"} 1.0\n'
         'vllm:engine_sleep_state{engine="1",sleep_state="awake"} 0.0\n'
     )
-    found = engines(text)
+    found = engines(text, PROGRESS)
     assert (found["0"].work, found["0"].awake) == (3, True)
     assert (found["1"].work, found["1"].awake) == (1, False)
 
 
 def test_the_oldest_releases_have_one_engine_without_a_name() -> None:
-    found = engines('vllm:num_requests_swapped{model_name="m"} 1\nvllm:gpu_cache_usage_perc 0.5\n')
+    text = 'vllm:num_requests_swapped{model_name="m"} 1\nvllm:gpu_cache_usage_perc 0.5\n'
+    found = engines(text, PROGRESS)
     assert found[""].work == 1
 
 
 @pytest.mark.parametrize("text", ["", "vllm:num_requests_running nonsense\n", "<html>"])
 def test_what_is_no_metrics_says_nothing(text: str) -> None:
-    assert engines(text) == {}
+    assert engines(text, PROGRESS) == {}
 
 
 def test_only_engines_that_are_awake_and_did_not_move_are_asked() -> None:

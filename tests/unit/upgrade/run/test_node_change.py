@@ -93,6 +93,7 @@ NEW = unit("vllm-a-0.service", "new", "0.33.0-bbbbbbbbbb")
 GOES = unit("vllm-b-0.service", "goes")
 COMES = unit("vllm-c-0.service", "comes", "0.33.0-bbbbbbbbbb")
 KEY = "/etc/vllm/credentials/api-key"
+_GAUGES = ["vllm:num_requests_running", "vllm:num_requests_waiting"]
 
 
 class Tree:
@@ -112,7 +113,7 @@ class Tree:
         (root / "proc/sys/kernel/random/boot_id").write_text("9e6f4b52-4c0e\n")
 
     def ask(self, do: str, **asked) -> dict:
-        return change.answer({"do": do, "sysroot": str(self.root), **asked})
+        return change.answer({"do": do, "sysroot": str(self.root), "metrics": _GAUGES, **asked})
 
     def prepare(self, units, remove=(), beside=()) -> None:
         """Put in place what deploys/prepare.py would."""
@@ -550,8 +551,8 @@ def test_requests_are_counted_over_all_engines_of_a_server():
         'vllm:num_requests_waiting{engine="0",model_name="m"} 4.0\n'
         'vllm:num_requests_waiting_by_reason{engine="0"} 9.0\n'
     )
-    assert wait.parse_requests(page) == 7
-    assert wait.parse_requests("# a page of something else\n") is None
+    assert wait.parse_requests(page, _GAUGES) == 7
+    assert wait.parse_requests("# a page of something else\n", _GAUGES) is None
 
 
 def test_the_same_plan_is_the_same_bytes_and_no_secret_has_a_hash(tree):

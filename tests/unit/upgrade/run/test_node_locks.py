@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import re
-import zlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -19,6 +17,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.upgrade.run import node_locks
 from gpufleet.upgrade.run.node_answers import Answer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
+from tests.support.program_parameters import parameters
 
 NODES = ("gpu-01", "gpu-02", "gpu-03")
 MINE, THEIRS = "20261122T134708Z-ab12", "20261122T134709Z-cd34"
@@ -35,7 +34,7 @@ class OnDisk:
         return {
             name: "cannot be reached: no route to host"
             if name in self.dead
-            else change.answer({**parameters(each), "sysroot": str(self.folder / name)})
+            else change.answer({**parameters(each.program), "sysroot": str(self.folder / name)})
             for name, each in wanted.items()
         }
 
@@ -46,14 +45,6 @@ class OnDisk:
             file = self.folder / name / "var/lib/gpufleet/change/lock.json"
             found[name] = json.loads(file.read_text())["id"] if file.exists() else None
         return found
-
-
-def parameters(asked: NodeQuestion) -> dict[str, Any]:
-    """Return what a program is given, out of its text."""
-    packed = re.search(r'"PARAMETERS": json.loads\(text\("([^"]+)"\)\)', asked.program[:])
-    assert packed
-    found: dict[str, Any] = json.loads(zlib.decompress(base64.b64decode(packed[1])))
-    return found
 
 
 @pytest.fixture

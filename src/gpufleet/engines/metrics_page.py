@@ -1,0 +1,58 @@
+"""A server's page of /metrics, read by what it measures, whichever engine wrote it.  Pure."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from gpufleet.engines.engine import Engine, Measure, engines
+
+Samples: TypeAlias = tuple[tuple[Mapping[str, str], float], ...]
+"""Labels and value of each of a metric's series."""
+
+
+@dataclass(frozen=True)
+class MetricsPage:
+    """
+    One page.
+
+    Attributes:
+        engine: whose metrics they are; None: it has none of any engine.
+        samples: by the name of the metric's samples, as the page has it.
+    """
+
+    engine: Engine | None
+    samples: Mapping[str, Samples]
+
+    def measured(self, measure: Measure) -> Samples:
+        """Return a measure's samples, of a histogram its buckets; empty: the page has none."""
+        if self.engine is None:
+            return ()
+        names = self.engine.series(measure)
+        return next((self.samples[name] for name in names if name in self.samples), ())
+
+    def values(self, measure: Measure) -> tuple[float, ...]:
+        """Return a measure's values: one for each engine of the server, and each label."""
+        return tuple(value for _, value in self.measured(measure))
+
+
+def read_page(text: str) -> MetricsPage:
+    """Parse a page of /metrics. Raises `ValueError` for a text that is none."""
+    from prometheus_client.parser import text_string_to_metric_families
+
+    samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
+    for family in text_string_to_metric_families(text + "\n"):
+        for sample in family.samples:
+            samples[sample.name].append((sample.labels, sample.value))
+    owner = next(
+        (each for each in engines() if any(name.startswith(each.prefix) for name in samples)), None
+    )
+    return MetricsPage(owner, {name: tuple(rows) for name, rows in samples.items()})
+
+
+def expected_name(measure: Measure, page: MetricsPage | None = None) -> str:
+    """Return the name that a page should have for a measure; of no engine's page, any engine's."""
+    owners = (page.engine,) if page and page.engine else engines()
+    return " or ".join(names[0] for each in owners if (names := each.metrics.get(measure)))

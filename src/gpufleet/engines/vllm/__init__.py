@@ -1,0 +1,59 @@
+"""vLLM: https://docs.vllm.ai"""
+
+from __future__ import annotations
+
+from gpufleet.engines.engine import Engine, Measure, ProgressMetrics
+
+ENGINE = Engine(
+    name="vllm",
+    title="vLLM",
+    prefix="vllm:",
+    # vllm/v1/metrics/loggers.py; the same in all releases since 0.18
+    # (monitoring/metrics/vllm_metrics.py, which tests hold against recordings).
+    metrics={
+        Measure.RUNNING: ("vllm:num_requests_running",),
+        Measure.WAITING: ("vllm:num_requests_waiting",),
+        Measure.KV_USE: ("vllm:kv_cache_usage_perc",),
+        Measure.PREEMPTED: ("vllm:num_preemptions_total",),
+        Measure.FINISHED: ("vllm:request_success_total",),
+        Measure.PROMPT_TOKENS: ("vllm:request_prompt_tokens",),
+        Measure.TTFT: ("vllm:time_to_first_token_seconds",),
+        # The second one is the older name, gone since 0.12.
+        Measure.ITL: ("vllm:inter_token_latency_seconds", "vllm:time_per_output_token_seconds"),
+        Measure.E2E: ("vllm:e2e_request_latency_seconds",),
+        Measure.QUEUE_TIME: ("vllm:request_queue_time_seconds",),
+        Measure.GENERATED_TOKENS: ("vllm:request_generation_tokens",),
+        Measure.STEPS: ("vllm:iteration_tokens_total",),
+        Measure.WAITING_BY_REASON: ("vllm:num_requests_waiting_by_reason",),
+        Measure.REJECTED: ("vllm:admission_rejections_total",),
+        Measure.PROMPT_TOKENS_TOTAL: ("vllm:prompt_tokens_total",),
+        Measure.GENERATED: ("vllm:generation_tokens_total",),
+        Measure.PREFIX_QUERIES: ("vllm:prefix_cache_queries_total",),
+        Measure.PREFIX_HITS: ("vllm:prefix_cache_hits_total",),
+    },
+    # Tokens of a prompt count when all of it was computed, and so do iterations: while a long one
+    # is computed in parts, only the KV cache grows (vllm/v1/engine/async_llm.py of 0.32: no
+    # iteration statistics without outputs). Names of all releases from 0.4.2 to 0.33.
+    progress=ProgressMetrics(
+        marks=(
+            "vllm:prompt_tokens_total",
+            "vllm:generation_tokens_total",
+            "vllm:iteration_tokens_total_count",
+            "vllm:num_preemptions_total",
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:num_requests_swapped",
+            "vllm:kv_cache_usage_perc",
+            "vllm:gpu_cache_usage_perc",
+        ),
+        work=(
+            "vllm:num_requests_running",
+            "vllm:num_requests_waiting",
+            "vllm:num_requests_swapped",
+        ),
+        engine_label="engine",
+        # They wait for another stage's KV cache, or a grammar: for long, while the engine is well.
+        deferred=("vllm:num_requests_waiting_by_reason", "reason", "deferred"),
+        awake=("vllm:engine_sleep_state", "sleep_state", "awake"),
+    ),
+)

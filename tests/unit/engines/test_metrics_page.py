@@ -1,0 +1,136 @@
+"""Pages of /metrics of any engine, read by what they measure; one of tests is a folder more."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from gpufleet import engines as room
+from gpufleet.doctor.replica_speed import replica_speeds
+from gpufleet.engines.engine import Measure, engines, line_beginnings
+from gpufleet.engines.metrics_page import expected_name, read_page
+from gpufleet.load_test.other_clients import read_counts
+from gpufleet.load_test.outcomes import Contract
+from gpufleet.on_node.change import wait
+from gpufleet.on_node.watchdog import verdict
+from gpufleet.upgrade.gates import baseline
+from gpufleet.upgrade.plan import replica_load
+from gpufleet.upgrade.run import node_questions
+from tests.support.checkout import ROOT
+from tests.support.program_parameters import parameters
+
+STAND_IN = '''
+"""An engine of tests."""
+
+from gpufleet.engines.engine import Engine, Measure, ProgressMetrics
+
+ENGINE = Engine(
+    name="standin",
+    title="Stand-in",
+    prefix="standin:",
+    metrics={
+        Measure.RUNNING: ("standin:active",),
+        Measure.WAITING: ("standin:queued",),
+        Measure.KV_USE: ("standin:cache",),
+        Measure.FINISHED: ("standin:done_total",),
+        Measure.TTFT: ("standin:first_seconds",),
+        Measure.ITL: ("standin:pause_seconds",),
+        Measure.E2E: ("standin:whole_seconds",),
+    },
+    progress=ProgressMetrics(
+        marks=("standin:active", "standin:done_total"),
+        work=("standin:active",),
+        engine_label="rank",
+    ),
+)
+'''
+
+
+def buckets(name: str, late: int) -> str:
+    counts = {"0.5": 90 - late, "+Inf": 90}
+    return "".join(f'{name}_bucket{{rank="0",le="{le}"}} {n}\n' for le, n in counts.items())
+
+
+PAGE = (
+    'standin:active{rank="0"} 2\nstandin:active{rank="1"} 1\n'
+    'standin:queued{rank="0"} 4\nstandin:cache{rank="0"} 0.5\nstandin:done_total{rank="0"} 90\n'
+    + buckets("standin:first_seconds", late=1)
+    + buckets("standin:pause_seconds", late=2)
+    + buckets("standin:whole_seconds", late=3)
+)
+
+
+@pytest.fixture
+def third_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """One folder more, and no edit elsewhere."""
+    package = tmp_path / "standin"
+    package.mkdir()
+    (package / "__init__.py").write_text(STAND_IN)
+    monkeypatch.setattr(room, "__path__", [*room.__path__, str(tmp_path)])
+    yield "standin"
+    sys.modules.pop("gpufleet.engines.standin", None)
+
+
+def test_every_reader_of_metrics_understands_an_engine_that_is_one_folder_more(
+    third_engine: str,
+) -> None:
+    assert third_engine in {each.name for each in engines()}
+    load = replica_load.read(PAGE)
+    assert isinstance(load, replica_load.Sample)
+    assert (load.running, load.waiting, load.kv_usage, load.finished) == (3, 4, 0.5, 90)
+
+    counters = baseline.counters(PAGE)
+    assert counters.latencies[baseline.TTFT] == {0.5: 89, float("inf"): 90}
+    assert counters.finished == {"": 90}
+
+    seen = read_counts(PAGE, Contract(ttft_seconds=0.5, itl_seconds=0.5, e2e_seconds=0.5))
+    assert isinstance(seen, dict)
+    assert {name: each.late for name, each in seen.items()} == {"ttft": 1, "itl": 2, "e2e": 3}
+
+    look = {"text": PAGE}
+    said = {"replicas": {"tiny-0": {"servers": {"a:8000": [look, look]}}}}
+    speed = replica_speeds({"gpu-01": said})["tiny-0"]
+    assert not isinstance(speed, str)
+    assert (speed.running, speed.waiting, speed.kv_use) == (3, 4, 0.5)
+
+
+def test_a_drain_and_the_watchdog_are_told_the_names_of_an_engine_that_is_one_folder_more(
+    third_engine: str,
+) -> None:
+    asked = node_questions.wait_quiet(["vllm-a-0.service"], 5)
+    gauges = parameters(asked.program)["metrics"]
+    assert {"standin:active", "standin:queued"} < {*gauges}
+    assert wait.parse_requests(PAGE, gauges) == 7
+
+    progress = next(each for each in engines() if each.name == third_engine).progress
+    found = verdict.engines(PAGE, vars(progress))
+    assert {rank: each.work for rank, each in found.items()} == {"0": 2, "1": 1}
+
+
+def test_a_page_is_that_of_the_engine_whose_prefix_its_names_have(third_engine: str) -> None:
+    recorded = (ROOT / "tests/data/vllm-0.32.0.metrics").read_text()
+    assert [read_page(text).engine.name for text in (recorded, PAGE)] == ["vllm", third_engine]  # type: ignore[union-attr]
+    assert read_page("node_load1 0.5\n").engine is None
+    assert expected_name(Measure.RUNNING, read_page(PAGE)) == "standin:active"
+    assert "vllm:num_requests_running" in expected_name(Measure.RUNNING)
+
+
+def test_the_older_name_of_a_measure_is_read_where_the_newer_one_is_missing() -> None:
+    page = read_page('vllm:time_per_output_token_seconds_bucket{le="+Inf"} 3\n')
+    assert page.values(Measure.ITL) == (3,)
+
+
+def test_no_two_engines_share_a_prefix_and_each_has_what_waves_and_drains_need() -> None:
+    prefixes = [each.prefix for each in engines()]
+    assert len({*prefixes}) == len(prefixes)
+    for each in engines():
+        assert {Measure.RUNNING, Measure.WAITING, Measure.KV_USE, Measure.FINISHED} <= {
+            *each.metrics
+        }
+        assert {*each.progress.work} <= {*each.progress.marks}
+        named = [*each.progress.marks, *(n for names in each.metrics.values() for n in names)]
+        assert all(name.startswith(each.prefix) for name in named)
+    assert all(line.endswith("{") for line in line_beginnings(*Measure))
