@@ -11,7 +11,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from gpufleet.serving.quoting import systemd_quote
+from gpufleet.converge.quoting import systemd_quote
 from tests.lab.conftest import Fleet
 
 UNIT = "gpufleet-quoting.service"

@@ -1,6 +1,7 @@
 """The interface of an engine, and the engines that there are.  Pure.
 
-An engine is a folder beside this file whose package has an `ENGINE`. Waves, gates, drains, load
+An engine is a folder beside this file whose package has an `ENGINE`. Its command line and variables
+become a stage's unit (serving/unit.py). Waves, gates, drains, load
 tests and the doctor read a server's /metrics by `Measure` (metrics_page.py), and need no engine's
 name: a page says by its prefix whose it is.
 """
@@ -8,12 +9,19 @@ name: a page says by its prefix whose it is.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
 
 from gpufleet import engines as room
+from gpufleet.planning.multinode.launch import Rank
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.serving_settings import Served, Vllm
+
+DEFAULT = "vllm"
+"""The engine of models that name none."""
 
 
 class Measure(StrEnum):
@@ -104,6 +112,15 @@ class Engine:
         metrics: the names of each measure, the newest first, a histogram's without `_bucket`. It
             lacks a measure that the engine does not have.
         progress: what the watchdog reads.
+        program: what is started, below the folder of a release.
+        arguments: a stage's arguments in groups of one line each, a flag and its values, with the
+            path of the setting that each comes from: `("serving", "llama", "port")`. Raises
+            `FleetError` for values that no process can receive.
+        environment: the variables of a stage's process, by the id of its release and the node's
+            `cuda.toolkit`. Raises `FleetError` with every name and value that no process can
+            have, or that is the plan's to set.
+        replica_variables: those that all ranks of a replica have, whatever their GPUs are.
+        rank: what a rank of a replica over nodes is started with besides.
     """
 
     name: str
@@ -111,6 +128,11 @@ class Engine:
     prefix: str
     metrics: Mapping[Measure, tuple[str, ...]]
     progress: ProgressMetrics
+    program: str
+    arguments: Callable[[Stage, Served, Vllm], list[tuple[KeyPath, tuple[str, ...]]]]
+    environment: Callable[[Stage, Served, Vllm, str, str | None], dict[str, str]]
+    replica_variables: Callable[[Served], dict[str, str]]
+    rank: Callable[[Stage, Served, Vllm], Rank]
 
     def series(self, measure: Measure) -> tuple[str, ...]:
         """Return the names of a measure's samples; of a histogram those of its buckets."""
@@ -124,7 +146,7 @@ def engines() -> tuple[Engine, ...]:
     return tuple(import_module(f"{room.__name__}.{name}").ENGINE for name in found)
 
 
-def engine(name: str) -> Engine:
+def engine(name: str = DEFAULT) -> Engine:
     """Return an engine by its name."""
     return next(each for each in engines() if each.name == name)
 

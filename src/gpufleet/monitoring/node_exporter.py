@@ -22,8 +22,8 @@ from gpufleet.converge.desired import (
     User,
     Value,
 )
+from gpufleet.converge.quoting import systemd_quote
 from gpufleet.monitoring.exporters import WEB_CONFIG, Access, Metrics
-from gpufleet.serving.quoting import systemd_quote
 from gpufleet.serving.unit import UnitFile, whole_unit
 from gpufleet.settings.monitoring_settings import NodeExporter
 

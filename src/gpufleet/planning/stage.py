@@ -9,7 +9,7 @@ from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
 from gpufleet.planning import adapter_flags
 from gpufleet.planning.flag_layers import LayeredFlag
-from gpufleet.settings.serving_settings import ModelKind
+from gpufleet.settings.serving_settings import ModelKind, Served
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
@@ -214,3 +214,8 @@ class ReplicaMove:
         if was == now:
             return f"{name} restarts on {gpus}: {self.why}"
         return f"{name} moves from {join_names(was)} to {gpus}: {self.why}"
+
+
+def served_name(stage: Stage, model: Served) -> str:
+    """Return what clients ask the stage for."""
+    return model.served_name or stage.model

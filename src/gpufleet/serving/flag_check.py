@@ -1,7 +1,7 @@
 """Check the planned stages' arguments and variables against the vLLM release that runs them. Pure.
 
-Contract: the judged command line is exactly the unit's (`unit.vllm_arguments`,
-`unit_environment.environment`), by the schema of the release that will run it; never by a
+Contract: the judged command line is exactly the unit's (`Engine.arguments`,
+`Engine.environment`), by the schema of the release that will run it; never by a
 neighbour's. A sentence names the key that an operator wrote, the place that set it, and what to
 write instead. Equal findings of several stages or nodes are reported once.
 """
@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
@@ -26,7 +27,6 @@ from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import fill_ports
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.serving import unit, unit_environment
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
@@ -88,9 +88,9 @@ def launch_command(
 
     Raises `FleetError` for arguments and variables that no process can be given.
     """
-    lines = list(unit.lines(stage, model, vllm))
+    lines = list(engine().arguments(stage, model, vllm))
     if stage.group:
-        rank = unit_environment.rank(stage, model, vllm)
+        rank = engine().rank(stage, model, vllm)
         port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
         lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
         lines += [
@@ -106,7 +106,7 @@ def launch_command(
         vllm.version,
         tuple(word for word, _ in said),
         tuple(key for _, key in said),
-        unit_environment.environment(stage, model, vllm, release=release, toolkit=toolkit),
+        engine().environment(stage, model, vllm, release, toolkit),
         {**shared, **own},
     )
 

@@ -23,18 +23,13 @@ from gpufleet import node_paths
 from gpufleet.artifacts.model_files import model_directory
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.converge.desired import UNIT_DIRECTORY, File, started_line
-from gpufleet.errors import FleetError
-from gpufleet.flags.arguments import words
-from gpufleet.planning import adapter_flags, gpu_shares
-from gpufleet.planning.flag_layers import KIND
-from gpufleet.planning.multinode import disaggregation, launch
+from gpufleet.converge.quoting import systemd_quote
+from gpufleet.engines.engine import engine
+from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY, variable_credentials
-from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable, systemd_quote
-from gpufleet.serving.unit_environment import environment, offline_variables, rank
-from gpufleet.settings.base import KeyPath
-from gpufleet.settings.serving_settings import Argument, Served, Vllm
+from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = node_paths.RANK
@@ -47,12 +42,6 @@ GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
 """Path of `on_node/serving/guard.py` on nodes: servers with a key load it."""
 GPU_TURN_PROGRAM = "serving/gpu_turn"
 """The program at `node_paths.GPU_TURN` on nodes."""
-MIDDLEWARE = "gpufleet_guard.Guard"
-"""The middleware's name for `--middleware`."""
-
-
-# Layers of flags that are settings of an entry.
-_SETTINGS = ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER, gpu_shares.LAYER)
 
 
 @dataclass(frozen=True)
@@ -96,7 +85,7 @@ def render_unit(
     if vllm.api_key_file is not None and open_without and API_KEY not in hashes:
         # Without the credential the launcher would start an open endpoint.
         raise ValueError(f"{stage.id} should have an API key, but its hash is missing")
-    variables = environment(stage, model, vllm, release=release, toolkit=toolkit)
+    variables = engine().environment(stage, model, vllm, release, toolkit)
     secret = variable_credentials(stage, model, hashes)
     if missing := {*vllm.environment_files, *model.environment_files} - {
         *(name.split(".")[1] for name in secret),
@@ -123,7 +112,7 @@ def render_unit(
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
         arguments=argument_lines(stage, model, vllm, release=release),
-        program=RANK if stage.group else f"{RELEASES}/{release}/bin/vllm serve",
+        program=RANK if stage.group else f"{RELEASES}/{release}/{engine().program}",
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
         launcher=" ".join([*([VARIABLES] if secret else []), LAUNCHER, *_turn(stage, model, vllm)]),
@@ -157,30 +146,18 @@ def stop_seconds(model: Served) -> int:
     return model.drain_seconds + 30
 
 
-def vllm_arguments(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
-    """
-    Return every word after `vllm serve`.
-
-        ("/srv/llama", "--served-model-name", "llama", "--host", "10.0.0.1", ..., "--enforce-eager")
-
-    The model is first: options with several values would swallow it. The plan's flags follow, then
-    the operator's by name, so that reordering YAML changes nothing.
-    """
-    return tuple(word for _, line in lines(stage, model, vllm) for word in line)
-
-
 def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
     """
     Return the lines of ExecStart= behind the program, quoted as systemd reads them.
 
     The program is `vllm serve`; of a replica over nodes the rank's, which starts that.
     """
-    said = [line for _, line in lines(stage, model, vllm)]
+    said = [line for _, line in engine().arguments(stage, model, vllm)]
     if stage.group:
         said = launch.command(
             stage,
             model,
-            rank(stage, model, vllm),
+            engine().rank(stage, model, vllm),
             dict(stage.group.networks),
             port=stage.group.cluster_port,
             same={
@@ -202,8 +179,8 @@ def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     wait for the others. It excludes what differs by node, and what follows from the list of nodes,
     which the ranks compare themselves.
     """
-    said = [line for _, line in lines(replace(stage, node_rank=0), model, vllm)]
-    variables = offline_variables(model) | vllm.environment | model.environment
+    said = [line for _, line in engine().arguments(replace(stage, node_rank=0), model, vllm)]
+    variables = engine().replica_variables(model) | vllm.environment | model.environment
     secret = sorted({*vllm.environment_files, *model.environment_files})
     return _fingerprint(
         {
@@ -235,73 +212,6 @@ def _programs() -> str:
     ours = {name: read_template(f"vllm/{name}") for name in names}
     guard = payload.source("serving/guard")
     return _fingerprint({**ours, "guard": guard, "rank": payload.archive("rank/rank")})
-
-
-def served_name(stage: Stage, model: Served) -> str:
-    """Return what clients ask the stage for."""
-    return model.served_name or stage.model
-
-
-def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
-    """
-    Return the arguments in groups of one line each, a flag and its values.
-
-    Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
-    `FleetError` for values that no process can receive.
-    """
-    own = ("serving", stage.model)
-    planned: dict[KeyPath, tuple[str, Argument]] = {
-        (*own, "served_name"): ("served-model-name", served_name(stage, model)),
-        ("vllm", "listen"): ("host", vllm.listen),
-        (*own, "port"): ("port", stage.port),
-        (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
-        (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
-    }
-    if stage.pipeline_parallel > 1:
-        planned[*own, "pipeline_parallel"] = ("pipeline-parallel-size", stage.pipeline_parallel)
-    if stage.data_parallel > 1:
-        planned[*own, "data_parallel"] = ("data-parallel-size", stage.data_parallel)
-    if stage.expert_parallel:
-        planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
-    for each in stage.flags:
-        setting = each.layer in _SETTINGS
-        layer = each.layer if setting else "presets"
-        value = each.value
-        if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
-            value = {**value, "engine_id": disaggregation.engine_id(stage)}
-        planned[*own, layer, each.name] = (each.name, value)
-    # What an operator adds to a connector's settings is in what `prefill` sets.
-    merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
-    given = {
-        (*own, "flags", name): (name, value)
-        for name, value in sorted(model.flags.items())
-        if name not in merged
-    }
-    directory = model_directory(model)
-    found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
-    problems = [f"serving.{stage.model}.model {UNQUOTABLE}"] if is_unquotable(directory) else []
-    for key, (name, value) in [*planned.items(), *given.items()]:
-        said = words(name, value)
-        if wrong := _wrong_flag(value, said):
-            problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
-        elif said:
-            found.append((key, said))
-    if vllm.api_key_file is not None:
-        # The last one stands before those of operators, and so before all that vLLM answers.
-        found.append((("vllm", "api_key_file"), ("--middleware", MIDDLEWARE)))
-    if problems:
-        raise FleetError(*problems)
-    return found
-
-
-def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
-    if value == []:
-        return "is an empty list, which a command line cannot express: remove it, or set it to null"
-    if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
-        return "has a value that starts with a dash, which vLLM would take for the next flag"
-    if any(is_unquotable(word) for word in said):
-        return UNQUOTABLE
-    return None
 
 
 def _is_in_a_home(directory: str) -> bool:

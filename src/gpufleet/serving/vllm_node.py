@@ -24,7 +24,7 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.errors import FleetError
 from gpufleet.planning.gpu_shares import start_seconds
-from gpufleet.planning.stage import Stage
+from gpufleet.planning.stage import Stage, served_name
 from gpufleet.remote import payload
 from gpufleet.serving import flag_check, unit
 from gpufleet.serving.credentials import (
@@ -202,7 +202,7 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
             id=stage.id if port == stage.port else f"{stage.id} on port {port}",
             unit=stage.unit,
             url=f"http://{unit.local_address(wanted.listen)}:{port}",
-            served_name=unit.served_name(stage, settings.serving[stage.model]),
+            served_name=served_name(stage, settings.serving[stage.model]),
             key_file=API_KEY_FILE if wanted.api_key_file else None,
             start_seconds=_start_seconds(stage, rendered, settings),
             fingerprint=file.fingerprint,

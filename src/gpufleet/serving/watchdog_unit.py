@@ -13,7 +13,7 @@ from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.engines.engine import engine
 from gpufleet.on_node.common import textfile
-from gpufleet.planning.stage import Stage
+from gpufleet.planning.stage import Stage, served_name
 from gpufleet.remote import payload
 from gpufleet.serving import unit
 from gpufleet.serving.unit import UnitFile
@@ -64,8 +64,8 @@ def configuration(
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
             "kind": stage.kind,
-            "progress": asdict(engine("vllm").progress),
-            "served_name": unit.served_name(stage, serving[stage.model]),
+            "progress": asdict(engine().progress),
+            "served_name": served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,
             "rank": stage.node_rank,

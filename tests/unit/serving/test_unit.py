@@ -16,25 +16,30 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from gpufleet import node_paths
+from gpufleet.converge.quoting import systemd_quote
+from gpufleet.engines.vllm import launch_arguments, launch_environment
+from gpufleet.engines.vllm.launch_arguments import MIDDLEWARE
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common import stages
 from gpufleet.on_node.serving import unit_command
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit, unit_environment
+from gpufleet.serving import unit
 from gpufleet.serving.unit import (
     LAUNCHER,
-    MIDDLEWARE,
     VARIABLES,
     drop_in,
     render_unit,
     stop_seconds,
-    systemd_quote,
-    vllm_arguments,
 )
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
+
+
+def vllm_arguments(stage: Stage, served: Served, node: Vllm) -> list[str]:
+    return [word for _, line in launch_arguments.lines(stage, served, node) for word in line]
+
 
 GOLDEN = ROOT / "tests/data/vllm.service"
 STAGE = Stage(
@@ -313,7 +318,6 @@ def test_the_model_comes_first():
         "--shutdown-timeout",
         "60",
         "--middleware",
-        MIDDLEWARE,
     )
 
 
@@ -388,7 +392,7 @@ def test_a_server_without_a_key_has_no_guard():
 
 def environment(changed_model=None, changed_vllm=None, **changes):
     wanted = {"release": "r", "toolkit": "13-0"} | changes
-    return unit_environment.environment(
+    return launch_environment.environment(
         STAGE, changed_model or model(), changed_vllm or vllm(), **wanted
     )
 
@@ -613,4 +617,4 @@ def test_a_node_reads_its_release_and_arguments_as_of_any_other():
     assert found["release"] == "r"
     assert found["arguments"] == unit.argument_lines(stage, served, vllm(), release="r")
     words = unit_command.serve(unit_command.command(shared().content))
-    assert words == list(vllm_arguments(stage, served, vllm()))
+    assert words == (vllm_arguments(stage, served, vllm()))

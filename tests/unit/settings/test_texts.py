@@ -15,7 +15,7 @@ from gpufleet.settings.node_settings import NodeSettings
 FREE = {
     "Acceptance.reason",  # printed
     "Golden.prompts",  # JSON
-    "Served.environment",  # serving/quoting.py
+    "Served.environment",  # converge/quoting.py
     "Served.flags",
     "Vllm.environment",
 }

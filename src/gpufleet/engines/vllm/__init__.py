@@ -3,11 +3,17 @@
 from __future__ import annotations
 
 from gpufleet.engines.engine import Engine, Measure, ProgressMetrics
+from gpufleet.engines.vllm import launch_arguments, launch_environment
 
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
     prefix="vllm:",
+    program="bin/vllm serve",
+    arguments=launch_arguments.lines,
+    environment=launch_environment.environment,
+    replica_variables=launch_environment.offline_variables,
+    rank=launch_environment.rank,
     # vllm/v1/metrics/loggers.py; the same in all releases since 0.18
     # (monitoring/metrics/vllm_metrics.py, which tests hold against recordings).
     metrics={

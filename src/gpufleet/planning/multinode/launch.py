@@ -2,8 +2,8 @@
 Launch arguments of multi-node replicas: flags, variables, Ray's commands.  Pure.
 
 Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
-that stage is started with beside what any stage is (`unit.lines`,
-`unit_environment.environment`), and the command line of the rank's program that starts it. What
+that stage is started with beside what any stage is (`Engine.arguments`,
+`Engine.environment`), and the command line of the rank's program that starts it. What
 flags mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
 vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from gpufleet.engines.vllm import launch_environment
 from gpufleet.errors import FleetError
 from gpufleet.network import firewall
 from gpufleet.on_node.rank import children
@@ -17,7 +18,7 @@ from gpufleet.planning.multinode.disaggregation import (
     handover_pairs,
 )
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit, unit_environment
+from gpufleet.serving import unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from tests.support.models import described
@@ -83,7 +84,7 @@ def started(stage, settings):
     model = here.serving[stage.model]
     words = list(unit.vllm_arguments(stage, model, here.vllm))
     flag = json.loads(words[words.index("--kv-transfer-config") + 1])
-    variables = unit_environment.environment(stage, model, here.vllm, release="x")
+    variables = launch_environment.environment(stage, model, here.vllm, release="x")
     return flag, {
         name.removeprefix("VLLM_NIXL_SIDE_CHANNEL_"): value
         for name, value in variables.items()

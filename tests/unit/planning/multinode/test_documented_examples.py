@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from gpufleet.engines.vllm import launch_environment
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.fleet.fleet_plan import Assessment
@@ -20,7 +21,6 @@ from gpufleet.fleet.run import NodePlan
 from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit_environment
 from gpufleet.serving.unit import UnitFile, lines, render_unit
 from gpufleet.serving.vllm_node import endpoints
 from gpufleet.settings.node_settings import NodeSettings
@@ -166,7 +166,7 @@ def shown(name: str, stage: Stage) -> str:
     here = NodeSettings.model_validate(settings(EXAMPLES[name]))
     assert here.vllm
     model = here.serving[stage.model]
-    own = dict(unit_environment.rank(stage, model, here.vllm).variables)
+    own = dict(launch_environment.rank(stage, model, here.vllm).variables)
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
         own |= launch.transfer_variables(stage, model, network, port=stage.handover.port)
@@ -211,7 +211,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
     vllm = Vllm.model_validate(here.vllm.model_dump() | {"version": version})
     for stage in ends(name):
         model = here.serving[stage.model]
-        if not unit_environment.rank(stage, model, vllm).serves:
+        if not launch_environment.rank(stage, model, vllm).serves:
             continue
         assert stage.group
         words = [
@@ -219,7 +219,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
             for line in launch.command(
                 stage,
                 model,
-                unit_environment.rank(stage, model, vllm),
+                launch_environment.rank(stage, model, vllm),
                 dict(stage.group.networks),
                 port=stage.group.cluster_port,
                 same={},
@@ -230,7 +230,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
         ]
         _, programs = rank.arguments(words)
         serving = [launch.fill_ports(word, stage.group.cluster_port) for word in programs[-1]]
-        environment = unit_environment.environment(stage, model, vllm, release=RELEASE)
+        environment = launch_environment.environment(stage, model, vllm, release=RELEASE)
         problems = check(schema.load(version), serving[serving.index("serve") + 1 :], environment)
 
         assert [str(each) for each in problems if each.refuses] == []

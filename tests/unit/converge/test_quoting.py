@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from gpufleet.serving.quoting import is_unquotable
+from gpufleet.converge.quoting import is_unquotable
 
 
 @pytest.mark.parametrize(

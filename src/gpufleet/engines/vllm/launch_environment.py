@@ -6,10 +6,10 @@ import re
 
 from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
+from gpufleet.converge.quoting import UNQUOTABLE, is_unquotable
 from gpufleet.errors import FleetError
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
-from gpufleet.serving.quoting import UNQUOTABLE, is_unquotable
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.versions import numbers
 
@@ -41,7 +41,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
 
 
 def environment(
-    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
+    stage: Stage, model: Served, vllm: Vllm, release: str, toolkit: str | None = None
 ) -> dict[str, str]:
     """
     Return the variables of the stage's process, by name.

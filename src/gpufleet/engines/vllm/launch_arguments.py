@@ -1,0 +1,82 @@
+"""The arguments of `vllm serve` for a stage of the plan.  Pure."""
+
+from __future__ import annotations
+
+from gpufleet.artifacts.model_files import model_directory
+from gpufleet.converge.quoting import UNQUOTABLE, is_unquotable
+from gpufleet.errors import FleetError
+from gpufleet.flags import arguments
+from gpufleet.planning import adapter_flags, gpu_shares
+from gpufleet.planning.flag_layers import KIND
+from gpufleet.planning.multinode import disaggregation
+from gpufleet.planning.stage import Stage, served_name
+from gpufleet.settings.base import KeyPath
+from gpufleet.settings.serving_settings import Argument, Served, Vllm
+
+MIDDLEWARE = "gpufleet_guard.Guard"
+"""The middleware's name for `--middleware`."""
+
+# Layers of flags that are settings of an entry.
+_SETTINGS = ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER, gpu_shares.LAYER)
+
+
+def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
+    """
+    Return the arguments in groups of one line each, a flag and its values.
+
+    Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
+    `FleetError` for values that no process can receive.
+    """
+    own = ("serving", stage.model)
+    planned: dict[KeyPath, tuple[str, Argument]] = {
+        (*own, "served_name"): ("served-model-name", served_name(stage, model)),
+        ("vllm", "listen"): ("host", vllm.listen),
+        (*own, "port"): ("port", stage.port),
+        (*own, "tensor_parallel"): ("tensor-parallel-size", stage.tensor_parallel),
+        (*own, "drain_seconds"): ("shutdown-timeout", model.drain_seconds),
+    }
+    if stage.pipeline_parallel > 1:
+        planned[*own, "pipeline_parallel"] = ("pipeline-parallel-size", stage.pipeline_parallel)
+    if stage.data_parallel > 1:
+        planned[*own, "data_parallel"] = ("data-parallel-size", stage.data_parallel)
+    if stage.expert_parallel:
+        planned[*own, "expert_parallel"] = ("enable-expert-parallel", True)
+    for each in stage.flags:
+        setting = each.layer in _SETTINGS
+        layer = each.layer if setting else "presets"
+        value = each.value
+        if stage.group and each.layer == disaggregation.LAYER and isinstance(value, dict):
+            value = {**value, "engine_id": disaggregation.engine_id(stage)}
+        planned[*own, layer, each.name] = (each.name, value)
+    # What an operator adds to a connector's settings is in what `prefill` sets.
+    merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
+    given = {
+        (*own, "flags", name): (name, value)
+        for name, value in sorted(model.flags.items())
+        if name not in merged
+    }
+    directory = model_directory(model)
+    found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
+    problems = [f"serving.{stage.model}.model {UNQUOTABLE}"] if is_unquotable(directory) else []
+    for key, (name, value) in [*planned.items(), *given.items()]:
+        said = arguments.words(name, value)
+        if wrong := _wrong_flag(value, said):
+            problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
+        elif said:
+            found.append((key, said))
+    if vllm.api_key_file is not None:
+        # The last one stands before those of operators, and so before all that vLLM answers.
+        found.append((("vllm", "api_key_file"), ("--middleware", MIDDLEWARE)))
+    if problems:
+        raise FleetError(*problems)
+    return found
+
+
+def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
+    if value == []:
+        return "is an empty list, which a command line cannot express: remove it, or set it to null"
+    if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
+        return "has a value that starts with a dash, which vLLM would take for the next flag"
+    if any(is_unquotable(word) for word in said):
+        return UNQUOTABLE
+    return None
