@@ -16,6 +16,7 @@ from gpufleet.fleet import draining, fleet_plan
 from gpufleet.fleet.draining import Drain
 from gpufleet.inventory.loader import Fleet
 from gpufleet.node.marks import Mark, deploy_problems
+from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.upgrade.run import node_questions, observe
 from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_answers import Marks, NodeLook, RequestsLeft
@@ -150,7 +151,7 @@ class NodeDrains:
         queued = self.front.wait(found.servers, seconds)
         asked = {
             node: node_questions.wait_quiet(
-                [f"vllm-{each}.service" for each in found.replicas_on(node)],
+                [*map(unit_of, found.replicas_on(node))],
                 max(0.0, end - time.monotonic()),
             )
             for node in found.every_node

@@ -7,6 +7,7 @@ from typing import Literal, TypeAlias
 
 from gpufleet.formatting import join_names, ranges
 from gpufleet.node.cluster_network import Network
+from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.planning import adapter_flags
 from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.settings.serving_settings import ModelKind, Served
@@ -83,7 +84,7 @@ class Stage:
     @property
     def unit(self) -> str:
         """The systemd unit: `vllm-llama-0.service`."""
-        return f"vllm-{self.id}.service"
+        return unit_of(self.id)
 
     @property
     def local_engines(self) -> int:

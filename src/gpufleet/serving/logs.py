@@ -15,6 +15,7 @@ from typing import Any
 
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
+from gpufleet.on_node.common.stage_units import PREFIX, SUFFIX
 from gpufleet.remote import payload
 from gpufleet.sanitize import printable
 
@@ -91,7 +92,7 @@ class Journals:
     _rounds: int = 0
 
     def __post_init__(self) -> None:
-        self.replica = self.replica.removeprefix("vllm-").removesuffix(".service")
+        self.replica = self.replica.removeprefix(PREFIX).removesuffix(SUFFIX)
         if not _ID.fullmatch(self.replica):
             raise FleetError(
                 f"{self.replica!r} is not a replica's name: give a model and its number, as "

@@ -23,6 +23,7 @@ from gpufleet.converge.desired import (
     Value,
 )
 from gpufleet.errors import FleetError
+from gpufleet.on_node.common.stage_units import GLOB
 from gpufleet.planning.gpu_shares import start_seconds
 from gpufleet.planning.stage import Stage, served_name
 from gpufleet.remote import payload
@@ -44,8 +45,6 @@ from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Vllm
 from gpufleet.templates import read_template
-
-UNITS = "vllm-*.service"
 
 # What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
 # drain, and the half minute that its unit adds.
@@ -178,7 +177,7 @@ def launch_commands(
 
 def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> DesiredState:
     """Return the planned stages' units, and that any other stage is removed."""
-    values: list[Value] = [NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS)]
+    values: list[Value] = [NoOtherUnits(GLOB, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, file in rendered.items():
         model = settings.serving[stage.model]
         values += [
@@ -287,7 +286,7 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
 
 def no_serving() -> DesiredState:
     """Return that a node serves nothing."""
-    return DesiredState(NoOtherUnits(UNITS, stop_seconds=LONGEST_STOP_SECONDS))
+    return DesiredState(NoOtherUnits(GLOB, stop_seconds=LONGEST_STOP_SECONDS))
 
 
 def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:

@@ -45,6 +45,13 @@ ENGINE = Engine(
         work=("standin:active",),
         engine_label="rank",
     ),
+    program="bin/stand-in",
+    arguments=lambda stage, model, node: [
+        (("serving", stage.model, "port"), ("--listen", f"{node.listen}:{stage.port}"))
+    ],
+    environment=lambda stage, model, node, release, toolkit: {"RELEASE": release},
+    replica_variables=lambda model: {},
+    rank=None,
 )
 '''
 

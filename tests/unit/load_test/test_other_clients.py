@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import pytest
 
+from gpufleet.engines.metrics_page import expected_name
 from gpufleet.load_test.other_clients import (
     PROMISES,
     WINDOW_SECONDS,
@@ -205,5 +206,5 @@ def test_others_are_judged_as_the_alert_judges(name: str) -> None:
     """Its histogram, and the fewest observations that it needs: rooms beside each other."""
     promise = PROMISES[name]
     (rule,) = (alert for _, alert in objective_rules._HELD if alert.name == promise.alert)
-    assert f"{promise.family}_count[" in rule.expr
+    assert f"{expected_name(promise.measure)}_count[" in rule.expr
     assert f">= {promise.fewest}" in rule.expr

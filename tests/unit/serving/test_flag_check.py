@@ -13,11 +13,12 @@ from pathlib import Path
 
 import yaml
 
+from gpufleet.engines.vllm.launch_arguments import lines
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import flag_check
-from gpufleet.serving.unit import lines, render_unit
+from gpufleet.serving.unit import render_unit
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Served, Vllm
 from gpufleet.settings.variables import Origin

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from gpufleet import node_paths
 from gpufleet.converge.quoting import systemd_quote
-from gpufleet.engines.vllm import launch_arguments, launch_environment
+from gpufleet.engines.vllm import launch_environment
 from gpufleet.engines.vllm.launch_arguments import MIDDLEWARE
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common import stages
@@ -35,11 +35,7 @@ from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
-
-
-def vllm_arguments(stage: Stage, served: Served, node: Vllm) -> list[str]:
-    return [word for _, line in launch_arguments.lines(stage, served, node) for word in line]
-
+from tests.support.serve_words import vllm_arguments
 
 GOLDEN = ROOT / "tests/data/vllm.service"
 STAGE = Stage(
@@ -303,9 +299,9 @@ def test_a_launcher_of_another_text_is_a_reason_to_restart(tmp_path):
 
 def test_the_model_comes_first():
     """`--served-model-name` takes several values and would swallow a model after it."""
-    words = vllm_arguments(STAGE, model(), vllm(listen="127.0.0.1"))
+    words = list(vllm_arguments(STAGE, model(), vllm(listen="127.0.0.1")))
 
-    assert words == (
+    assert words == [
         "/var/lib/vllm/models/meta-llama--Llama-3.1-8B/d04e592bb4f6aa9cfee91e2e20afa771667e1d4b",
         "--served-model-name",
         "llama",
@@ -318,7 +314,8 @@ def test_the_model_comes_first():
         "--shutdown-timeout",
         "60",
         "--middleware",
-    )
+        MIDDLEWARE,
+    ]
 
 
 @each_row(
@@ -617,4 +614,4 @@ def test_a_node_reads_its_release_and_arguments_as_of_any_other():
     assert found["release"] == "r"
     assert found["arguments"] == unit.argument_lines(stage, served, vllm(), release="r")
     words = unit_command.serve(unit_command.command(shared().content))
-    assert words == (vllm_arguments(stage, served, vllm()))
+    assert words == list(vllm_arguments(stage, served, vllm()))

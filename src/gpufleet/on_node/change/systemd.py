@@ -14,6 +14,7 @@ from gpufleet.on_node.common import change_files, stages
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
 from gpufleet.on_node.common.commands import refusal_of, run
+from gpufleet.on_node.common.stage_units import is_stage_unit
 from gpufleet.on_node.common.systemctl import show_each
 
 FINGERPRINT = re.compile(r"printf %%s ([0-9A-Za-z]+) > /run/gpufleet/started/%n")
@@ -45,7 +46,7 @@ def unit_names() -> List[str]:
     return [
         name
         for name in change_files.directory_names(stages.UNITS)
-        if name.startswith("vllm-") and name.endswith(".service") and fingerprint(text(name))
+        if is_stage_unit(name) and fingerprint(text(name))
     ]
 
 

@@ -21,6 +21,7 @@ from gpufleet.on_node.change import systemd, wait
 from gpufleet.on_node.common import change_files, linux_facts, stages, unit_journal
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.change_files import RefusedError
+from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.on_node.serving import endpoints
 
 # Of a unit that did not start: a flag that is refused, a file that is missing, stands in the last.
@@ -351,12 +352,7 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
 
 def is_idle(unit: str, metrics: Sequence[str]) -> bool:
     """Return whether a server is drained and has no request, so that a stop need not wait."""
-    if (
-        change_files.read(
-            "%s/%s.json" % (change_files.DRAINED, unit[len("vllm-") : -len(".service")])
-        )
-        is None
-    ):
+    if change_files.read("%s/%s.json" % (change_files.DRAINED, stage_of(unit))) is None:
         return False
     try:
         left = list(wait.requests([unit], metrics).values())

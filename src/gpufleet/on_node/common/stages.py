@@ -15,6 +15,7 @@ from typing import Any, Iterator
 
 from gpufleet.on_node.common import linux_facts, model_folder
 from gpufleet.on_node.common.answers import CannotRead, read
+from gpufleet.on_node.common.stage_units import is_stage_unit
 
 UNITS = "/etc/systemd/system"
 # systemd ignores sections whose names begin so (systemd.unit(5)); vllm.service.j2 has it.
@@ -31,11 +32,7 @@ def stages() -> list[dict[str, Any]]:
     """Return each gpufleet vLLM unit's stage, by name of unit."""
     if not os.path.isdir(linux_facts.ROOT + UNITS):
         return []
-    return [
-        read(stage, name)
-        for name in linux_facts.directory_names(UNITS)
-        if name.startswith("vllm-") and name.endswith(".service")
-    ]
+    return [read(stage, name) for name in linux_facts.directory_names(UNITS) if is_stage_unit(name)]
 
 
 def stage(unit: str) -> dict[str, Any]:

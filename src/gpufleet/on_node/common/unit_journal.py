@@ -32,6 +32,7 @@ from typing import Any, Callable, List
 from gpufleet.on_node.common import linux_facts, stages
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import Output, run
+from gpufleet.on_node.common.stage_units import unit_of
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
@@ -65,7 +66,7 @@ KNOWN_SECRETS = (
 
 def main() -> None:
     """Print the document."""
-    unit = "vllm-%s.service" % PARAMETERS["stage"]
+    unit = unit_of(PARAMETERS["stage"])
     document = {
         "schema": 1,
         "here": read(ids),

@@ -38,7 +38,13 @@ import sys
 import time
 from typing import Any, Iterator, List
 
-from gpufleet.on_node.common import kernel_messages, linux_facts, model_folder, unit_journal
+from gpufleet.on_node.common import (
+    kernel_messages,
+    linux_facts,
+    model_folder,
+    stage_units,
+    unit_journal,
+)
 from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.commands import run
 from gpufleet.on_node.common.systemctl import properties
@@ -110,7 +116,7 @@ def unit_of(stage: str) -> str:
     """Return the name of a stage's unit; raise `CannotRead` for an invalid id."""
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
-    return GATEWAY_UNIT if stage == GATEWAY else "vllm-%s.service" % stage
+    return GATEWAY_UNIT if stage == GATEWAY else stage_units.unit_of(stage)
 
 
 def stage_lines(stage: str) -> List[List[Any]]:

@@ -10,6 +10,7 @@ from typing import Any, Dict, List, Mapping, Optional, Tuple
 
 from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, read
+from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.on_node.serving.unit_command import command, value
 
 # A lost packet is sent again after 1 s (RFC 6298).
@@ -61,7 +62,7 @@ def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
     """
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
-    path = linux_facts.ROOT + UNITS + "vllm-%s.service" % stage
+    path = linux_facts.ROOT + UNITS + unit_of(stage)
     with open(path, encoding="utf-8", errors="replace") as file:
         words = command(file.read(1 << 20))
     words = words[: words.index("--")] if "--" in words else words

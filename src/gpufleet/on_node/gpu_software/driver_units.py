@@ -17,6 +17,7 @@ from gpufleet.on_node.common import linux_facts
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import ENVIRONMENT, path_of
 from gpufleet.on_node.common.linux_facts import directory_names, line
+from gpufleet.on_node.common.stage_units import is_stage_unit
 from gpufleet.on_node.common.systemctl import show_each
 
 KEPT = "/var/lib/gpufleet/driver-reload.json"
@@ -99,9 +100,7 @@ def stages() -> list[str]:
     return [
         name
         for name in found
-        if name.startswith("vllm-")
-        and name.endswith(".service")
-        and OURS in (text_of(UNITS + "/" + name) or "")
+        if is_stage_unit(name) and OURS in (text_of(UNITS + "/" + name) or "")
     ]
 
 

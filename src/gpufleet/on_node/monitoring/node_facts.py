@@ -42,6 +42,7 @@ from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, rea
 from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.forked import Watch
 from gpufleet.on_node.common.linux_facts import directory_names, line
+from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.on_node.common.systemctl import show_each
 from gpufleet.on_node.common.textfile import Labels, Number
 from gpufleet.on_node.monitoring import (
@@ -167,7 +168,7 @@ def units() -> List[Dict[str, Any]]:
         raise refusal_of("systemctl", output)
     return [
         {
-            "stage": each["unit"][len("vllm-") : -len(".service")],
+            "stage": stage_of(each["unit"]),
             "unit": each["unit"],
             "model": each["model"],
             "release": each["release"],

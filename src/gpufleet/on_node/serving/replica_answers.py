@@ -35,6 +35,7 @@ from typing import Any, Callable
 from gpufleet.on_node.common import linux_facts, stages, unit_journal
 from gpufleet.on_node.common.answers import CannotRead
 from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.on_node.serving import endpoints, questions, status, unit_command
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
@@ -73,7 +74,7 @@ def main() -> None:
 
 def replica(asked: dict[str, Any]) -> dict[str, Any]:
     """Return the answers and counters of each server of a replica on this node."""
-    unit = "vllm-%s.service" % asked["replica"]
+    unit = unit_of(asked["replica"])
     try:
         said = stages.stage(unit)
     except FileNotFoundError:

@@ -52,6 +52,7 @@ from gpufleet.on_node.common import (
 from gpufleet.on_node.common.answers import CannotRead, is_missing, read
 from gpufleet.on_node.common.commands import refusal_of, run
 from gpufleet.on_node.common.forked import Watch
+from gpufleet.on_node.common.stage_units import is_stage_unit
 from gpufleet.on_node.common.systemctl import properties
 from gpufleet.on_node.serving import endpoints, questions
 from gpufleet.on_node.serving.unit_command import command, pairs, serve, value
@@ -123,11 +124,7 @@ def units() -> list[str]:
     """Return the names of the units that may be gpufleet's stages."""
     if not os.path.isdir(linux_facts.ROOT + stages.UNITS):
         return []
-    return [
-        name
-        for name in linux_facts.directory_names(stages.UNITS)
-        if name.startswith("vllm-") and name.endswith(".service")
-    ]
+    return [name for name in linux_facts.directory_names(stages.UNITS) if is_stage_unit(name)]
 
 
 def stage(unit: str) -> dict[str, Any]:

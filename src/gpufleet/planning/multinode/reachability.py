@@ -19,6 +19,7 @@ from typing import Any, TypeAlias
 
 from gpufleet.formatting import count_of, join_names, ranges
 from gpufleet.node.cluster_network import Network
+from gpufleet.on_node.common.stage_units import is_stage_unit
 from gpufleet.planning.multinode.rank_ports import PORTS
 
 LOOK_SECONDS = 8
@@ -413,7 +414,7 @@ def _used_ports(seen: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _is_stage(user: Mapping[str, Any]) -> bool:
-    return str(user["unit"]).startswith("vllm-")
+    return is_stage_unit(str(user["unit"]))
 
 
 def _unit_text(user: Mapping[str, Any]) -> str:

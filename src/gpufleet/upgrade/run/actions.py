@@ -20,6 +20,7 @@ from gpufleet.fleet import assessment, fleet_plan
 from gpufleet.fleet.fleet_plan import Assessment
 from gpufleet.inventory.loader import Fleet
 from gpufleet.monitoring.rules import files
+from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.planning.gpu_shares import start_seconds
 from gpufleet.serving.unit import stop_seconds
 from gpufleet.settings.serving_settings import Served
@@ -427,9 +428,7 @@ class FleetActions:
         return {
             "seconds": round(time.monotonic() - began, 1),
             "load_seconds": {
-                unit.unit.removeprefix("vllm-").removesuffix(".service"): round(
-                    unit.at - unit.since, 1
-                )
+                stage_of(unit.unit): round(unit.at - unit.since, 1)
                 for unit in every
                 if unit.at is not None and unit.since is not None
             },

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from gpufleet.on_node.common.stage_units import stage_of, unit_of
 from gpufleet.upgrade.plan.wave import Group
 from gpufleet.upgrade.run.node_answers import NodeLook
 
@@ -35,10 +36,7 @@ def expected_units(
 
 
 def replicas_on(group: Group, looks: Mapping[str, NodeLook]) -> dict[str, tuple[str, ...]]:
-    named = {
-        name: {node_units.removeprefix("vllm-").removesuffix(".service") for node_units in each}
-        for name, each in units_on(group, looks).items()
-    }
+    named = {name: {*map(stage_of, each)} for name, each in units_on(group, looks).items()}
     return {name: tuple(sorted(each)) for name, each in named.items()}
 
 
@@ -56,12 +54,12 @@ def marked_on(
 
 
 def unit_names(group: Group) -> set[str]:
-    return {f"vllm-{replica}.service" for replica in group.replicas}
+    return {*map(unit_of, group.replicas)}
 
 
 def is_out_of_service(look: NodeLook, unit: str) -> bool:
     """Return whether a person has cordoned the node, or drained the unit's replica."""
-    marks = [look.cordon, look.drained.get(unit.removeprefix("vllm-").removesuffix(".service"))]
+    marks = [look.cordon, look.drained.get(stage_of(unit))]
     return any(mark is not None and mark.upgrade is None for mark in marks)
 
 

@@ -9,6 +9,7 @@ from typing import Any, TypeAlias, TypeVar
 
 from gpufleet.errors import FleetError
 from gpufleet.node.marks import Deploy, Lock, Mark
+from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import readiness
 
@@ -53,7 +54,7 @@ class UnitLook:
     @property
     def replica(self) -> str:
         """The id of its replica: `tiny-0` of `vllm-tiny-0.service`."""
-        return self.unit.removeprefix("vllm-").removesuffix(".service")
+        return stage_of(self.unit)
 
     @property
     def is_running(self) -> bool:

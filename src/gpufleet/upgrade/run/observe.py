@@ -22,6 +22,7 @@ from gpufleet.fleet.model_configs import probe_paths
 from gpufleet.inventory.loader import Fleet
 from gpufleet.network import haproxy
 from gpufleet.node.topology import Node
+from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.remote import payload
 from gpufleet.remote.probe_paths import probe_program
@@ -302,7 +303,7 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
         seen = looks.get(each.node)
         if seen is None:
             continue
-        unit = seen.units.get(f"vllm-{each.id}.service")
+        unit = seen.units.get(unit_of(each.id))
         if unit is None or not unit.is_running:
             found[each.id] = f"its unit is {unit.active if unit else 'not there'} on {each.node}"
         elif mark := seen.drained.get(each.id):

@@ -9,6 +9,7 @@ from gpufleet.errors import FleetError
 from gpufleet.fleet.drift import NODE
 from gpufleet.formatting import join_names
 from gpufleet.inventory.loader import Fleet
+from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.settings.upgrade_settings import Upgrade
 from gpufleet.upgrade.gates import gates
 from gpufleet.upgrade.plan import handover_partners, spare_replica
@@ -170,7 +171,7 @@ def _kept_groups(found: FleetView, of: str) -> list[Group]:
     nodes: dict[str, set[str]] = {}
     for name, each in found.looks.items():
         for unit in each.kept[of].units if of in each.kept else ():
-            nodes.setdefault(unit.removeprefix("vllm-").removesuffix(".service"), set()).add(name)
+            nodes.setdefault(stage_of(unit), set()).add(name)
     return [Group(each, "stages", tuple(sorted(at)), (each,)) for each, at in nodes.items()]
 
 
@@ -179,7 +180,7 @@ def _has_kept(group: Group, found: FleetView, of: str) -> bool:
     for name in group.nodes:
         kept = found.looks[name].kept.get(of) if name in found.looks else None
         for unit, fingerprint in (kept.units if kept else {}).items():
-            if unit.removeprefix("vllm-").removesuffix(".service") not in group.replicas:
+            if stage_of(unit) not in group.replicas:
                 continue
             seen = found.looks[name].units.get(unit)
             if (seen is not None) != (fingerprint is not None):

@@ -24,6 +24,7 @@ from gpufleet.settings.serving_settings import Served
 from tests.support.models import described
 from tests.support.planned import machine, planned
 from tests.support.rows import each_row
+from tests.support.serve_words import vllm_arguments
 from tests.unit.node.test_cluster_network import nic
 
 LLAMA = "meta-llama--Meta-Llama-3.1-8B"
@@ -82,7 +83,7 @@ def started(stage, settings):
     """The flag as vLLM reads it, and what its environment says of NIXL."""
     here = settings[stage.node]
     model = here.serving[stage.model]
-    words = list(unit.vllm_arguments(stage, model, here.vllm))
+    words = list(vllm_arguments(stage, model, here.vllm))
     flag = json.loads(words[words.index("--kv-transfer-config") + 1])
     variables = launch_environment.environment(stage, model, here.vllm, release="x")
     return flag, {

@@ -14,6 +14,7 @@ from functools import cache
 from typing import Any
 
 from gpufleet.engines.vllm import launch_environment
+from gpufleet.engines.vllm.launch_arguments import lines
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
 from gpufleet.fleet.fleet_plan import Assessment
@@ -21,7 +22,7 @@ from gpufleet.fleet.run import NodePlan
 from gpufleet.on_node.rank import rank
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
-from gpufleet.serving.unit import UnitFile, lines, render_unit
+from gpufleet.serving.unit import UnitFile, render_unit
 from gpufleet.serving.vllm_node import endpoints
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import OLDEST_VLLM, Vllm
