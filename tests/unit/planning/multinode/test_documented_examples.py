@@ -63,7 +63,7 @@ EXAMPLES = {
     "Two nodes of eight H100, Ray": Example(
         "h100x8", 2, LLAMA, {"llama-405b": PIPELINE | {"distributed_executor_backend": "ray"}}
     ),
-    "Four nodes of eight H200, one server a node": Example(
+    "Four nodes of eight H200, one server per node": Example(
         "h200x8",
         4,
         DEEPSEEK,
@@ -75,7 +75,7 @@ EXAMPLES = {
     "Four nodes of eight H200, one server": Example(
         "h200x8", 4, DEEPSEEK, {"deepseek": EXPERTS | {"data_parallel": 32, "flags": BALANCED}}
     ),
-    "Four nodes of eight H200, a server an engine": Example(
+    "Four nodes of eight H200, one server per engine": Example(
         "h200x8",
         4,
         DEEPSEEK,
@@ -205,7 +205,7 @@ def test_an_example_is_planned_over_all_its_nodes(name):
 @each_row("name", EXAMPLES)
 def test_every_release_takes_what_an_example_starts(name, version):
     """Word by word as the ranks' program would start it, in that release's own parser."""
-    if "a server an engine" in name and schema.sort_key(version) < (0, 22):
+    if "one server per engine" in name and schema.sort_key(version) < (0, 22):
         return  # refused with a sentence: tests/unit/planning/multinode/test_launch.py
     here = NodeSettings.model_validate(settings(EXAMPLES[name]))
     assert here.vllm
@@ -238,7 +238,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
 
 
 def test_a_deploy_waits_for_every_server_of_a_node():
-    name = "Four nodes of eight H200, a server an engine"
+    name = "Four nodes of eight H200, one server per engine"
     found = plan(name)
     here = NodePlan(
         node=found.nodes["gpu-02"],

@@ -134,7 +134,7 @@ EXAMPLES = {
         served(tensor_parallel=8, pipeline_parallel=2, distributed_executor_backend="ray"),
         HCAS,
     ),
-    "Four nodes of eight H200, one server a node": (
+    "Four nodes of eight H200, one server per node": (
         stages(4, 8, data=32, expert=True, name="deepseek"),
         served(
             data_parallel=32,
@@ -324,7 +324,7 @@ def test_behind_one_server_the_others_start_where_the_one_before_ended():
 
 
 def test_with_a_server_a_node_every_node_says_that_and_where_it_starts():
-    replica, model, _ = EXAMPLES["Four nodes of eight H200, one server a node"]
+    replica, model, _ = EXAMPLES["Four nodes of eight H200, one server per node"]
 
     ranks = arranged(replica, model)
 
