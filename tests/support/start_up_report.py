@@ -12,81 +12,82 @@ from gpufleet.sizing.startup_ranges import AT_ONCE
 from tests.support.start_up import GIB, ROUNDING, Log, cached, logs, sized, weighed, whole_logs
 from tests.support.start_up_fit import WAYS, Judged, held_out, newer
 
-_HEAD = """# How well sizing foretells vLLM's start
+_HEAD = """# How accurately sizing predicts vLLM's start
 
-What is said here is compared with {logs} starts of vLLM whose lines others published: {models}
+The predictions are compared with {logs} starts of vLLM whose logs others published: {models}
 models, releases {first} to {last}, one to sixteen GPUs. `tests/data/start_up_logs.json` has them
-with their sources, `tests/unit/sizing/test_startup_logs.py` holds the figures, and
+with their sources, `tests/unit/sizing/test_startup_logs.py` tests the figures, and
 `python -m tests.support.start_up_report` prints this page.
 
 Three things are compared, because they fail for different reasons:
 
-1. **Weights**: what the largest rank weighs, with `Model loading took`. It follows from the config
-   alone.
-2. **Cache**: tokens and concurrency, from the memory that the log prints as available. It follows
-   from the config and from the release's arithmetic, so it has to be exact. The logs print two
-   digits: the memory may be 0.005 GiB more or less, and with tensor parallelism the smallest
-   rank's, which is not printed, may be a little less.
+1. **Weights**: the weights of the largest rank, with `Model loading took`. They follow from the
+   config alone.
+2. **Cache**: tokens and concurrency, from the memory that the log prints as available. They follow
+   from the config and from the release's arithmetic, so they must be exact. The logs print two
+   digits: the memory may be 0.005 GiB more or less. With tensor parallelism the smallest rank's
+   memory, which is not printed, may be a little less.
 3. **Whole chain**: the cache's memory from config, flags and GPU, with `Available KV cache
-   memory`. Activations, NCCL and CUDA graphs are estimates (docs/plan/sizing.md), so this has an
-   error, and says how large it may be.
+   memory`. Activations, NCCL and CUDA graphs are estimates (docs/plan/sizing.md), so the
+   prediction has an error, and states how large the error may be.
 """
 
 _FOOT = """
 ## What this does not show
 
 - More than half of the starts of the whole chain are one laboratory's, of 0.19.0 on H100: the
-  median over all starts is nearly theirs, and that of the laboratories' medians says what others
-  get.
+  median over all starts is nearly the median of that laboratory. The median of the laboratories'
+  medians shows what others can expect.
 - Which parts a start has, what is assumed of a part that too few starts show (`PARTS` in
   `sizing/startup_ranges.py`), the margins, and the shares of the formulas (`sizing/dummy_run.py`)
-  were chosen with all of these starts in sight. What was left out in turn is only what is fitted:
-  a start of a new laboratory may lie outside of the range more often than none in 110.
+  were chosen with all of these starts in sight. Only the fitted numbers were tested by leaving
+  starts out. For a new laboratory, more starts than none in 110 may lie outside of the range.
 - Up to 0.19, and with the second model runner up to 0.28, CUDA graphs lie outside of the budget:
   whether the memory beside it is enough for them is judged by the middle of their estimate, and no
   start here shows how often that is right.
 - Most logs are of one node with NVLink. NCCL's buffers over PCIe or between nodes are hardly
   measured.
 - Up to 0.11.0 the activation peak depends on whether FlashInfer is installed, as it was in vLLM's
-  images: nothing says so beforehand. The estimate lies between both cases, and its error covers
-  them.
-- Logs of 0.28 and newer are few, and none of them has the whole chain: there the arithmetic follows
-  vLLM's source, and little confirms it.
-- Where a config is put together from a model's card and a near model's file, the log's record says
-  so.
-- Of encoders two starts were found, after their estimate was written: both are in the table of
-  weights. They keep no cache, and print nothing of activations, which nothing confirms. On lab
-  nodes (CPU) an embedder, a reranker and a classifier keep no cache, as planned, and a model that
-  sees keeps the planned tokens (`tests/lab/test_model_kinds.py`).
-- Of Whisper one start was found (whisper-large-v3, 0.15.1): weights and cache are in the tables.
-  Its GPU is not printed, so nothing confirms the whole chain; what its encoder's own run takes is
-  not counted.
+  images: this cannot be known before the start. The estimate lies between both cases, and its error
+  covers both.
+- There are few logs of 0.28 and newer, and none of them has the whole chain: for these releases the
+  arithmetic follows vLLM's source, and little evidence confirms it.
+- Some configs were put together from a model's card and the file of a similar model; the log's
+  record states this.
+- Two starts of encoders were found, after their estimate was written: both are in the table of
+  weights. Encoders keep no cache and log no activations, so nothing confirms their activations. On
+  lab nodes (CPU) an embedder, a reranker and a classifier keep no cache, as planned, and a model
+  that accepts images keeps the planned tokens (`tests/lab/test_model_kinds.py`).
+- One start of Whisper was found (whisper-large-v3, 0.15.1): weights and cache are in the tables.
+  The log does not print its GPU, so nothing confirms the whole chain; the memory of its encoder's
+  own run is not counted.
 - Starts with LoRA, CPU offloading, or a draft model of its own besides the model's own prediction
   layers are left out of the whole chain.
 """
 
 
-_HELD_OUT = """ The ranges are refitted without one laboratory (or kind of GPU, or minor release),
-and the starts that were left out are judged by them. Once they are fitted to the starts from before
-2026-11-25, to judge the later ones. `tests/support/start_up_fit.py` says how.
+_HELD_OUT = """
+The ranges are fitted again without one laboratory (or kind of GPU, or minor release), and tested on
+the starts that were left out. Once they are fitted to the starts before 2026-11-25, and tested on
+the later starts. `tests/support/start_up_fit.py` has the method.
 
-The ends of all ranges are added up. No start had all its parts at one end at once, so only a share
-of the sum is used: the largest that any start needed in a laboratory that no range was fitted to.
-In each row below that share is taken from the other starts, too, by leaving laboratories out of
-these once more.
+The ends of all ranges are added up. In no start were all parts at the same end of their ranges, so
+only a share of the sum is used: the largest share that a start needed in a laboratory to which no
+range was fitted. In each row below this share is also taken only from the other starts, by leaving
+out laboratories a second time.
 """
 _BEFORE = """
-Before that, with constants that were written by hand and errors added as the root of their squares,
-the newest 25 lay in the stated range 16 times, and 8 were told more memory than they had; the
-median stated error was 0.61 GiB.
+Before this method, constants were written by hand, and errors were added as the root of their
+squares. Of the newest 25 starts 16 then lay in the stated range, and for 8 too much memory was
+predicted; the median stated error was 0.61 GiB.
 
-17 more starts (`blind` in the data) were read when parts, margins and shares had been fixed: 16 lay
-in the range, and a Qwen3.6-35B in four bits over 16,384 tokens had 0.05 GiB less than its end; the
-median stated error was 1.83 GiB. Then NVFP4's experts, graphs of no size and encoders beside a
-larger run were given their ranges, and all were fitted again.
+17 more starts (`blind` in the data) were read after parts, margins and shares had been fixed. 16
+lay in the range; a Qwen3.6-35B in four bits over 16,384 tokens had 0.05 GiB less than the range's
+end. The median stated error was 1.83 GiB. After that, NVFP4's experts, graphs of no size and
+encoders beside a larger run got their own ranges, and all ranges were fitted again.
 
-With the whole sum stated, the median was 1.16 to 1.27 GiB; with that share of it, here {share:.2f},
-it is {least:.2f} to {most:.2f} GiB. Wide ranges make more verdicts "near the edge"."""
+If the whole sum is stated, the median is 1.16 to 1.27 GiB; with that share, here {share:.2f}, it
+is {least:.2f} to {most:.2f} GiB. With wide ranges more verdicts are "near the edge"."""
 
 
 def _row(name: str, errors: list[float], within: float, unit: str) -> str:
@@ -293,8 +294,8 @@ def report() -> str:
         "",
         "The logs are from the most-served models. For more, `tests/data/models_oracle.py`",
         "built vLLM 0.32.0's own classes without memory for their tensors, and summed up what each",
-        "rank would hold; `test_published_sizes.py` says why where it is more than 0.1 % off.",
-        "Beside that, each layer's cache is the one that its class asks for, to the byte.",
+        "rank would hold. `test_published_sizes.py` has the reason for each difference above",
+        "0.1 %. The cache of each layer is the one that its class asks for, to the byte.",
         "",
         "| ranks | compared | median | 90 % below | worst | within 2 % |",
         "|---|---|---|---|---|---|",
