@@ -16,24 +16,24 @@ PAGE = ROOT / "docs/reference/known-models.md"
 
 _HEAD = """# The models that sizing knows
 
-A model is known by the class that `architectures` in its `config.json` names. Any other is refused
-by its name, with near ones: its size is not guessed. That a class is known does not mean that a
-release serves it: [plan-refusals.md](../plan/refusals.md). This page is the output of
+Sizing knows a model by its class, which `architectures` in its `config.json` names. Any other class
+is refused, with similar names: its size is not guessed. A release of vLLM may still not serve a
+class that sizing knows: [refusals](../plan/refusals.md). This page is the output of
 `python -m tests.support.known_models`.
 """
 
 _TITLES = {
-    "dense": "Dense, every layer alike",
-    "moe": "A mixture of experts",
+    "dense": "Dense models with equal layers",
+    "moe": "Mixture of experts",
     "mla": "Latent attention (MLA)",
     "hybrid": "Windows, states, or layers of several kinds",
-    "multimodal": "A text part and a tower, counted weight by weight",
-    "estimated": "A text part, and a tower that is estimated from its config",
-    "encoders": "An encoder that embeds or scores, without a KV cache",
-    "speech": "An encoder of sound, and a decoder that keeps what it heard",
-    "poolers": "A decoder that embeds, classifies or scores",
-    "image_embedders": "An encoder of texts beside one of images",
-    "unsized": "Known and refused: without a KV cache, or with one of an encoder's as well",
+    "multimodal": "Text models with a tower that is counted weight by weight",
+    "estimated": "Text models with a tower that is estimated from its config",
+    "encoders": "Encoders that embed or score, without a KV cache",
+    "speech": "Speech: an audio encoder with a text decoder",
+    "poolers": "Decoders that embed, classify or score",
+    "image_embedders": "Text encoders with an image encoder",
+    "unsized": "Known, but refused: no KV cache, or also one for an encoder",
 }
 
 
