@@ -17,15 +17,24 @@ PAGE = Path(__file__).parents[1] / "docs/reference/failures.md"
 
 _HEAD = """# Failures
 
-Written by `python -m tools.failures_reference` from the rules of [`gpufleet
-doctor`](../operate/doctor.md) (`src/gpufleet/failures/data/`). A line belongs to the first rule
-that has it. `/.../` is a regular expression; `{0,200}` limits its cost.
+`python -m tools.failures_reference` writes this page from the rules of [`gpufleet
+doctor`](../operate/doctor.md) (`src/gpufleet/failures/data/`). If several rules match a line, the
+first one applies. `/.../` is a regular expression; `{0,200}` limits its cost.
 """
 
 _KINDS = {
-    Kind.FAILURE: ("Causes", "Named as the cause, unless they follow from an earlier one."),
-    Kind.DERIVED: ("Consequences", "Never named as the cause: something failed before."),
-    Kind.NOTE: ("Notes", "No failures. Healthy logs may have them; the status stays 0."),
+    Kind.FAILURE: (
+        "Causes",
+        "Doctor names these as the cause, unless they follow from an earlier failure.",
+    ),
+    Kind.DERIVED: (
+        "Consequences",
+        "Doctor never names these as the cause, because another failure came before.",
+    ),
+    Kind.NOTE: (
+        "Notes",
+        "These are not failures. Healthy logs may have them; the exit status stays 0.",
+    ),
 }
 
 

@@ -23,19 +23,19 @@ SCHEMA = ROOT / "src/gpufleet/settings/data/settings.schema.json"
 
 _HEAD = """# Settings
 
-Written by `python -m tools.settings_reference` from the settings' own models; `gpufleet settings
-KEY` prints the same for one key. What they are for: [inventories](../configure/inventory.md),
-[what is served](../configure/serving.md).
+`python -m tools.settings_reference` writes this page from the settings' own models; `gpufleet
+settings KEY` prints the same for one key. Their use:
+[inventories](../configure/inventory.md), [what is served](../configure/serving.md).
 
-A `*` stands for a name that you choose, or for each item of a list. "required": there is no
-default, and the key has to be there where its section is. Settings in seconds
-also take units (`10m`, `1h30m`), those in tokens `32K` or `32k`.
+A `*` stands for a name that you choose, or for each item of a list. "required": the key has no
+default, and must be set if you write its section. Settings in seconds also accept units (`10m`,
+`1h30m`), settings in tokens accept `32K` or `32k`.
 
 ## Completion in editors
 
 `gpufleet settings --schema > settings.schema.json` writes a JSON Schema of group_vars and
-host_vars. Editors with the YAML language server (VS Code's YAML extension, Neovim, Helix) complete
-and check by it. Put this line first in a file:
+host_vars. Editors with the YAML language server (VS Code's YAML extension, Neovim, Helix) use it to
+complete and check these files. Put this line first in a file:
 
     # yaml-language-server: $schema=../settings.schema.json
 
@@ -43,7 +43,7 @@ or name the files in VS Code's `settings.json`:
 
     "yaml.schemas": {"./settings.schema.json": ["group_vars/**/*.yml", "host_vars/*.yml"]}
 
-It knows names and forms. `gpufleet validate` checks the rest.
+The schema checks names and types of settings; `gpufleet validate` checks everything else.
 """
 
 
