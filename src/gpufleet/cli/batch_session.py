@@ -35,14 +35,16 @@ from gpufleet.upgrade.run.connections import open_nodes
 
 ASK_AGAIN_SECONDS = 300.0
 """
-Seconds between two status queries; where a replica's load is unknown the next follows at once.
+Seconds between two status queries; if a replica's load is unknown, the next query follows at once.
 """
 REPLICA_BODY_MIB = 32
-"""Limit for a server without a gateway, which itself has no limit: the gateway's default."""
+"""
+Maximum size of a request that no gateway limits, in MiB: the gateway's default. vLLM has no limit.
+"""
 REPLICA_SECONDS = 3600.0
-"""For an answer of a server without a gateway."""
+"""Limit for the answer to a request that goes to a server without a gateway."""
 CHECK_SECONDS = 30.0
-"""For the answer to an empty request, before the first line."""
+"""Limit for the answer to the empty request that is sent before the first line."""
 MOST_AT_ONCE = 512
 """Most requests at once: half of a process's default limit of open files."""
 
@@ -81,7 +83,7 @@ class Summary:
     stopped: str = ""
     """Why lines are left; "": none are."""
     signal: int = 0
-    """That ended the run; 0: none did."""
+    """The signal that ended the run; 0: none."""
 
     @property
     def left(self) -> int:
@@ -187,7 +189,7 @@ class Session:
         address.
         """
         limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
-        # Other clients may come from this machine, too.
+        # Half: other clients on this machine may use the same gateway.
         limits += [self._gateway.source_connections // 2] if self._gateway else []
         return min(limits)
 
@@ -259,7 +261,9 @@ class GuestLook:
         for each in notes:
             say(f"note: {each}")
         if why := self.answers.declared.out.get(self._drained or ""):
-            say(f"note: {self._drained} gets no requests of users ({why}), and those of this batch")
+            say(
+                f"note: {self._drained} gets no requests from users ({why}); this batch sends to it"
+            )
         guest.idle_slots(self._loads(target))
         return target
 
@@ -299,8 +303,8 @@ class GuestLook:
 
     def _loads(self, target: Target) -> list[guest.ServerLoad | str]:
         """
-        Return the servers' loads; where requests queue at the gateway, only those that it lets
-        through.
+        Return the servers' loads. If the gateway queues requests, a server has no more slots than
+        the gateway lets through.
         """
         return [
             each

@@ -14,7 +14,7 @@ from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 Questions: TypeAlias = Mapping[tuple[str, str], NodeQuestion]
-"""By the name of the question and the node."""
+"""Questions by (name of the question, node)."""
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     probes: dict[str, Mapping[str, Any]] = {}
     problems = []
     for name in wanted:
-        answer = answers.get(name, "none of the --nodes files has it")
+        answer = answers.get(name, "none of the --nodes files has its probe")
         if isinstance(answer, str):
             problems.append(f"{name}: {answer}")
         else:

@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError
 from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 from gpufleet.sanitize import printable
 
-INTERRUPTED = 128 + signal.SIGINT  # as a shell has it
+INTERRUPTED = 128 + signal.SIGINT  # the status that shells use
 
 limit_option = click.option(
     "--limit",
@@ -82,7 +82,9 @@ class FleetCommand(click.Command):
 def fleet_command(
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], FleetCommand]:
-    """Return the decorator of a command that takes INVENTORY, as `inventory_argument` uses it."""
+    """
+    Return the decorator of a command whose first argument is INVENTORY; see `inventory_argument`.
+    """
     return click.command(name, cls=FleetCommand)
 
 

@@ -7,7 +7,7 @@ from click.shell_completion import get_completion_class
 
 from gpufleet.errors import FleetError
 
-# As click names them (click/shell_completion.py).
+# The names that click uses (click/shell_completion.py).
 SHELLS = ("bash", "fish", "zsh")
 VARIABLE = "_GPUFLEET_COMPLETE"
 
@@ -29,6 +29,6 @@ def completion(ctx: click.Context, shell: str) -> None:
     kind = get_completion_class(shell)
     if kind is None:
         raise FleetError(f"{shell}: click has no completion for it; it has {', '.join(SHELLS)}")
-    # Without asking the shell for its version, as click's own way does: it may not be here.
+    # click's own function runs the shell to get its version; the shell may not be installed here.
     source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
     click.echo(source.source_template % source.source_vars(), nl=False)

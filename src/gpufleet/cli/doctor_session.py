@@ -53,9 +53,9 @@ from gpufleet.upgrade.run.node_questions import NodeQuestion
 JOURNAL_LINES = 1500
 """Lines per replica: a start with its traceback on eight ranks has some 1,000."""
 CONNECT_SHARE = 0.3
-"""The share of the time for connecting, so that unreachable nodes do not delay the others."""
+"""The share of the time limit for connecting, so that unreachable nodes do not delay the others."""
 PLAN_SECONDS = 3.0
-"""A plan of models that no node has reads their descriptions from the Hub."""
+"""Limit for the plan: models that no node has are described by the Hub."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that name an alert's subject."""
 
@@ -304,7 +304,10 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
 
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
-    """Return the question for a gateway's log, or, if it runs, for ports of servers it misses."""
+    """
+    Return the question for a gateway's log; if the gateway runs, for the ports of servers that it
+    cannot reach.
+    """
     if isinstance(answer, str):
         return {}
     state = haproxy.parse_gateway_state(answer)

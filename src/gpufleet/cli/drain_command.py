@@ -212,7 +212,7 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
     elif found["quiet"]:
         click.echo(f"{name}: {replicas} drained, no request left after {found['seconds']} s")
     else:
-        silent = f"; {', '.join(found['unknown'])} did not say" if found["unknown"] else ""
+        silent = f"; {', '.join(found['unknown'])} reported no number" if found["unknown"] else ""
         click.echo(
             f"{name}: {replicas} drained, {found['left']} requests left after {found['seconds']} "
             f"s{silent}: they continue; run `gpufleet drain` again to wait longer"

@@ -23,7 +23,7 @@ from gpufleet.upgrade.run.node_answers import Marks, NodeLook, RequestsLeft
 from gpufleet.upgrade.run.traffic import Frontends
 
 TELL_SECONDS = 60
-"""How long gateways are tried, where one does not answer at once."""
+"""Limit for retries of gateways that do not answer at once."""
 
 
 class NodeDrains:
@@ -43,7 +43,7 @@ class NodeDrains:
             raise FleetError(refused)
         by = operator_name()
         marks = self._set_marks({name: node_questions.cordon(by, why)})
-        # Marks before gateways: killed in between, the fleet says what was about to happen.
+        # Marks before gateways: if this is killed in between, the marks show what was intended.
         marks |= self._set_marks(
             {
                 node: node_questions.drain(found.replicas_on(node), by, why)
@@ -51,7 +51,7 @@ class NodeDrains:
                 if found.replicas_on(node)
             }
         )
-        # A deploy has begun since they were looked at.
+        # A deploy may have begun since the nodes were queried.
         if problems := tuple(f"{n}: {m.problem}" for n, m in marks.items() if m.problem):
             raise FleetError(*problems)
         began = time.monotonic()
@@ -74,7 +74,7 @@ class NodeDrains:
     def undrain(self, name: str, *, force: bool) -> dict[str, Any]:
         """Undo a drain; return the outcome."""
         found, looks = self.find(name)
-        # A replica that is drained without a unit here (it was stopped) is undrained as well.
+        # A drained replica that has no unit here, because it was stopped, is undrained as well.
         here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
         stays = {
             replica: mark
@@ -83,7 +83,7 @@ class NodeDrains:
         }
         problems = [f"{replica} stays drained: {mark}" for replica, mark in sorted(stays.items())]
         free = sorted(set(here) - set(stays))
-        # Gateways before marks: killed in between, it is done again.
+        # Gateways before marks: if this is killed in between, the next undrain repeats both.
         self.front.set_servers(
             "ready", [each for each in found.servers if each["replica"] in free], TELL_SECONDS
         )
@@ -131,7 +131,8 @@ class NodeDrains:
 
     def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
         """
-        Return the longest `drain_seconds` of a node's running replicas, else of its declared ones.
+        Return the longest `drain_seconds` of a node's running models; if none runs, of its declared
+        models.
         """
         serving = self.declared.gpu_nodes[name].settings.serving
         here = {

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpufleet.remote.query import Answer
     from gpufleet.settings.node_variables import NodeVars
 
-# Of `--record`: one small file on each node; connecting is what may take time.
+# Limit for `--record`, which writes one small file on each node; only connecting takes time.
 RECORD_SECONDS = 30
 
 
@@ -34,7 +34,7 @@ def use_gevent() -> None:
     from gevent import monkey
 
     monkey.patch_all()
-    # gevent prints a KeyboardInterrupt that meets one of its greenlets, SystemExit it passes on.
+    # gevent prints a KeyboardInterrupt that a greenlet raises, but passes SystemExit on.
     signal.signal(signal.SIGINT, _exit_interrupted)
 
 
@@ -72,7 +72,7 @@ def read_saved(
     declared = read(inventory_file).gpu_nodes
     probes = load_probes(files)
     select_names(list(declared), tuple(probes), inventory_file)
-    answers: dict[str, Answer] = dict.fromkeys(declared, f"no probe of it in {', '.join(files)}")
+    answers: dict[str, Answer] = dict.fromkeys(declared, f"it has no probe in {', '.join(files)}")
     if hardware:
         answers |= hardware_documents(declared, parse_hardware(hardware), probes)
     return {**answers, **probes}, declared
@@ -132,5 +132,5 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
     }
     with live.connect(inventory_file, tuple(samples)) as ask:
         answers = ask(programs.get, RECORD_SECONDS, "the record")
-    for problem in node_records.record_failures(answers, "what was found is"):
+    for problem in node_records.record_failures(answers, "its findings are"):
         click.echo(printable(f"note: {problem}"), err=True)

@@ -78,7 +78,7 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     if target is None:
         click.echo(settings, nl=False)
     else:
-        _target(output, file, force=force)  # it may have come meanwhile
+        _target(output, file, force=force)  # it may exist by now
         write_whole(target, settings)
     everything = (*source.notes, *imported.notes)
     for note in everything:

@@ -1,4 +1,4 @@
-"""Look at a target's servers while a load test runs: for its time series, and as a guest."""
+"""Observe a target's servers during a load test: for its time series, and to protect users."""
 
 from __future__ import annotations
 
@@ -19,21 +19,24 @@ from gpufleet.upgrade.plan import replica_load
 
 GUEST_LOOK_SECONDS, LOOK_SECONDS = 3.0, 10.0
 STALE_SECONDS = 60.0
-"""A node has 30 s to answer, and a connection to it 40 s."""
+"""
+After this time without a known load a guest stops. A node has 30 s to answer, and connecting may
+take 40 s.
+"""
 
 
 @dataclass(frozen=True)
 class Look:
-    """The servers of a target at a moment."""
+    """One observation of a target's servers."""
 
     loads: list[ServerLoad | str]
-    """Of each replica, or why it is unknown."""
+    """The load of each replica, or why it is unknown."""
     pages: Mapping[str, str] = field(default_factory=dict, repr=False)
     """/metrics of each server, by `NODE:PORT`."""
 
 
 class LoadWatch:
-    """Looks while a load test has its servers alone."""
+    """Observes the servers during a load test without other clients."""
 
     def __init__(
         self, look: Callable[[], Look], record: Callable[[list[ServerLoad | str]], None]
@@ -43,13 +46,13 @@ class LoadWatch:
         self._reason = ""
 
     def run(self) -> None:
-        """Look until there is a reason to stop."""
+        """Observe the servers until there is a reason to stop."""
         while not self._reason:
             self.look_once()
             gevent.sleep(LOOK_SECONDS)
 
     def look_once(self) -> None:
-        """Look, and hand on what is seen; a look without an answer leaves a gap."""
+        """Observe the servers once and record their loads; if a query fails, record why."""
         try:
             seen = self._look()
         except FleetError as error:
@@ -61,7 +64,8 @@ class LoadWatch:
             if isinstance(sample, str) or sample.finished is None:
                 continue
             if sample.finished < self._finished.get(server, 0.0):
-                # Requests that it lost, or that found it starting, tell nothing of its capacity.
+                # Its capacity cannot be computed from requests that were lost or that came during
+                # the start.
                 self._reason = f"{server} was restarted while it was measured: measure again"
             self._finished[server] = sample.finished
 
@@ -71,7 +75,7 @@ class LoadWatch:
 
 
 class GuestWatch(LevelObserver):
-    """Looks while a guest is active, and says when it has to stop."""
+    """Observes the servers while a guest sends requests, and decides when the guest must stop."""
 
     def __init__(
         self,
@@ -84,32 +88,33 @@ class GuestWatch(LevelObserver):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Take the first look. Raises `FleetError` where others' latencies cannot be watched.
+        Make the first observation. Raises `FleetError` if other clients' latencies cannot be
+        measured.
 
-        `most` requests in flight are the `share` of what was idle before; each look computes it
-        again.
+        `most` is the limit of requests in flight: the `share` of the slots that were idle before.
+        Each observation computes the limit again.
         """
         self._look, self._record, self._clock = look, record, clock
         self._contract, self._most, self._reason = contract, most, ""
         self._looked = clock()
         self._share, self._own = share, 0
-        # Of the last two looks: what is in flight is known to a second or two.
+        # Limits of the last two observations: requests in flight are known to a second or two.
         self._allowed = (most, most)
         servers = read_servers(look(), contract)
         bounds = other_clients.shared_bounds(servers.values())
         self.remarks = other_clients.bound_remarks(contract, bounds)
-        """What a reader has to know of how others are watched."""
+        """Remarks for the operator about how other clients' latencies are measured."""
         self._others = OtherClients(bounds)
         self._others.look(clock(), servers)
 
     def run(self) -> None:
-        """Look until there is a reason to stop."""
+        """Observe the servers until there is a reason to stop."""
         while not self._reason:
             gevent.sleep(GUEST_LOOK_SECONDS)
             self._reason = self.look_once()
 
     def look_once(self) -> str:
-        """Look; return why the guest has to stop, "": nothing."""
+        """Observe the servers once; return why the guest must stop; "": it may continue."""
         try:
             seen = self._look()
             self._looked = self._clock()
@@ -127,13 +132,13 @@ class GuestWatch(LevelObserver):
         self._others.begin_level()
 
     def outcome(self, outcome: Outcome) -> None:
-        """Take a request of the guest itself."""
+        """Record the outcome of one of the guest's own requests."""
         self._others.add(outcome)
 
     def beat(self, beat: Beat) -> None:
-        """Take a heartbeat."""
+        """Record the guest's requests in flight at a heartbeat."""
         self._others.beat(beat.now, beat.in_flight)
-        # What is due beyond its share waits in the client.
+        # Requests above its share wait in the client.
         self._own = max(self._own, min(len(beat.in_flight), self._most))
 
     def ended(self, run: LevelRun) -> None:
@@ -149,7 +154,7 @@ class GuestWatch(LevelObserver):
             return f"stopped as a guest: {why}"
         most = min(self._most, max(self._allowed))
         if in_flight > most:
-            return f"stopped as a guest: {in_flight} requests are due, {most} are its share"
+            return f"stopped as a guest: {in_flight} requests are due, but its share is {most}"
         return ""
 
 

@@ -46,9 +46,9 @@ def lock(
 
     Writes the versions that the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
 
-    If nodes differ, or one is between two versions, they are listed and nothing is written; the
-    same applies to contradictions with `cuda`, `dcgm` and `vllm`. With --set the versions come from
-    a set that is known to work together: r580-lts, r595, r615.
+    If nodes differ, or a node is between two versions, or the versions contradict `cuda`, `dcgm` or
+    `vllm`, the problems are listed and nothing is written. With --set the versions come from a set
+    that is known to work together: r580-lts, r595, r615.
 
     With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
     names them, to models.lock.json. Nodes then accept no other files, downloaded or copied.
@@ -81,7 +81,7 @@ def lock(
     shown = variables.shown_path(file, fleet.root)
     if problems := tuple(_refused(fleet, nodes, found, file)):
         raise FleetError(*dict.fromkeys(problems))
-    # The values decide: what people wrote around them in the file stays as long as it is right.
+    # Only values are compared: people's comments in the file stay as long as its values are right.
     if _there(file, fleet.root) == found:
         click.echo(f"{shown} already has these versions", err=True)
         return 0
@@ -131,7 +131,7 @@ def _read(
 
 
 def _there(file: Path, root: Path) -> GpuLock | None:
-    """Return a file's lock; None: there is none, or it cannot be parsed."""
+    """Return the lock in a file; None: the file is missing or cannot be parsed."""
     from pydantic import ValidationError
 
     from gpufleet.settings.gpu_lock import GpuLock
@@ -171,5 +171,5 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
     except FleetError as error:
         yield from error.problems
     else:
-        # What hangs on the day is no reason to refuse.
+        # Problems that depend on today's date are no reason to refuse.
         yield from lock_check.check_locks(checked, dt.date.max).problems

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpufleet.serving.logs import Journals, Line
 
 
-# Between two looks at journals that are followed. A look costs a node one short Python process.
+# Seconds between two queries of followed journals. A query costs a node one short Python process.
 FOLLOW_SECONDS = 2
 
 

@@ -2,7 +2,7 @@
 
 With `--record` the findings are written to the nodes, for their exporters. Commands that change a
 node have the change in their name (`upgrade`, `rollback`, `cordon`); all others only read.
-Thin: reads files, calls the modules that know, prints. Mistakes of the operator end in one line
+Thin: reads files, calls other rooms, prints. Mistakes of the operator end in one line
 `error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
 """
 
@@ -17,8 +17,8 @@ import click
 from gpufleet.cli.common_options import INTERRUPTED, print_error
 from gpufleet.errors import FleetError
 
-# Every command: where it is, and the line of it in `gpufleet --help`. One is loaded when it is
-# named, so that none slows the others down.
+# Every command: its function, and its line in `gpufleet --help`. A command is imported when it is
+# used, so that it does not slow down the others.
 COMMANDS = {
     "batch": (
         "gpufleet.cli.batch_command:batch",
@@ -214,7 +214,7 @@ class LazyGroup(click.Group):
                     formatter.write_dl(found)
 
 
-# What click calls a type in "'95%' is not a valid ...".
+# The names of types in click's message "'95%' is not a valid ...".
 click.FloatRange.name, click.IntRange.name = "number (as 0.95)", "whole number"
 
 
@@ -226,7 +226,7 @@ def gpufleet() -> None:
 
 def main() -> int:
     """Run the command line; return the exit status."""
-    # What is imported stays: looking through it again and again took a fifth of a plan's time.
+    # Imported modules stay: collecting garbage among them took a fifth of a plan's time.
     gc.set_threshold(100_000, 20, 50)
     atexit.register(gc.freeze)
     try:

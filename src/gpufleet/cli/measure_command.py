@@ -28,14 +28,16 @@ PRESETS = (
     "chat", "rag", "code", "batch", "pictures",
     "documents", "queries", "candidates", "recordings",
 )  # fmt: skip
-"""Of `load_test.workloads`, `load_test.pooled_work` and `load_test.media_work`."""
+"""
+The names of presets in `load_test.workloads`, `load_test.pooled_work` and `load_test.media_work`.
+"""
 
 
 class MeasureCommand(FleetCommand):
-    """Comparing two results needs no inventory."""
+    """A command that needs no inventory to compare two results."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Skip the default inventory where none is used."""
+        """Do not insert the default inventory if the command uses none."""
         if "--compare" in args:
             return click.Command.parse_args(self, ctx, ["-", *args])
         return super().parse_args(ctx, args)
@@ -68,7 +70,7 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False),
-    help="Your own requests, one JSON object per line. They are never printed.",
+    help="File of your own requests, one JSON object per line. Their contents are never printed.",
 )
 @click.option(
     "--trace",
@@ -82,7 +84,7 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--closed-loop",
     is_flag=True,
-    help="Also find the concurrency at which a closed loop meets them, and show both.",
+    help="Also find the concurrency at which a closed loop meets the objectives.",
 )
 @click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Never a higher rate.")
 @click.option(
@@ -190,7 +192,7 @@ def _tune(session: Session, wanted: MeasureOptions) -> int:
     return int(declared is None or declared.found.status not in _FOUND)
 
 
-# A rate that is known: the highest that keeps the contract, or all that was asked for keeps it.
+# The rate is known: the highest that meets the objectives, or all of the load that was asked for.
 _FOUND = ("found", "ceiling")
 
 

@@ -51,7 +51,9 @@ class LevelLines:
         self._unit = ""
 
     def __call__(self, level: LevelSummary) -> None:
-        """Print a level's row, below a head where the unit of load is another one."""
+        """
+        Print a level's row, after a new header if its unit of load differs from the last row's.
+        """
         if level.unit != self._unit:
             self._unit = level.unit
             unit = "requests/s" if level.rate is not None else "concurrent"

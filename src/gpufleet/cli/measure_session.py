@@ -223,8 +223,8 @@ class Session:
         who = f"the client on {place.name}" if place.is_node else "this client"
         say(
             f"{who} sends at most {client.requests_per_second:.0f} requests/s "
-            f"({client.cpu_seconds * 1000:.1f} ms of processor time each); levels above "
-            f"{limit:.0f} are not begun"
+            f"({client.cpu_seconds * 1000:.1f} ms of CPU time each); levels above "
+            f"{limit:.0f} are skipped"
         )
         rate = wanted.rate or (trace.rate if trace else None)
         if rate is None:
@@ -238,7 +238,8 @@ class Session:
 
     def _find(self, search: LevelSearch, most: float) -> tuple[Searched, Searched | None]:
         """
-        Return what an open loop shows, or the loop that was asked for, and a closed one beside it.
+        Return the result of the requested loop, by default an open one, and that of a closed loop
+        beside it.
 
         No level has more than `most` arrivals per second.
         """

@@ -196,7 +196,7 @@ def _running(
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
-            click.echo(f"note: {name}: {said}; its known servers are kept", err=True)
+            click.echo(f"note: {name}: {said}; its targets in the directory are kept", err=True)
     measured, problems = rates_for_rules(fleet, answers)
     for problem in problems:
         click.echo(f"note: {problem}", err=True)
@@ -249,7 +249,7 @@ def _asked(
     homes = alertmanagers(fleet.nodes)
     if not homes:
         raise FleetError(
-            f"{inventory_file} has no node with `monitoring.alertmanager`, so no silences"
+            f"{inventory_file} has no node with `monitoring.alertmanager`, so there are no silences"
         )
 
     def program(home: str) -> str:

@@ -91,7 +91,7 @@ def lock(
         click.echo(text, nl=False)
         click.echo(f"would be written to {path}, its SBOM to {beside}", err=True)
         return CHANGED
-    # The lock last: one that is there has its SBOM.
+    # The lock last: every lock that exists then has its SBOM.
     write_whole(beside, sbom)
     write_whole(path, text)
     wheels = sum(len(each.wheels) for each in found)
@@ -130,7 +130,7 @@ def audit(lock_file: str, *, advisories: str, as_json: bool) -> int:
         fixed = f"fixed in {', '.join(each.fixed_in)}" if each.fixed_in else "no fix is known"
         click.echo(printable(f"{each.package} {each.version}: {called}, {fixed}"))
     asked = count_of(len(set(pins)), "package")
-    click.echo(f"{lock_file}: {asked} asked about, {len(found)} advisories", err=True)
+    click.echo(f"{lock_file}: {asked} looked up, {len(found)} advisories", err=True)
     return FOUND if found else 0
 
 

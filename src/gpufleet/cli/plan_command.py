@@ -127,7 +127,7 @@ def plan(
 def _measured(
     inventory: str, found: Assessment, declared: Mapping[str, NodeVars]
 ) -> tuple[ModelRate, ...]:
-    """Return the measured rates of the plan's replicas; notes for damaged files."""
+    """Return the measured rates of the plan's replicas; print a note for each damaged file."""
     from gpufleet.fleet.measured_rates import plan_rates, stored_results
 
     there = stored_results(inventory)
@@ -163,7 +163,7 @@ def _nodes(
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
     """
-    Return one line for each stage of each block of equal nodes: where it runs, and on which GPUs.
+    Return one row for each stage of a block of equal nodes: its nodes, GPUs and ports.
     """
     from gpufleet.planning.gpu_totals import equal_nodes, gpus_text
 

@@ -107,7 +107,7 @@ def _gateways(
             file = ca_file or file_of_node(gateway.tls.certificate_file, name)
             context = ssl.create_default_context()
             context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | PARTIAL_CHAIN)
-            # Of a file that cannot be read, the line about settings says what is wrong.
+            # If the file cannot be read, the line about settings says why.
             with contextlib.suppress(OSError):
                 context.load_verify_locations(file)
         yield name, (host, gateway.port, context)
@@ -205,7 +205,9 @@ def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> I
 
 
 def secret_files(fleet: Fleet) -> tuple[str, ...]:
-    """Return the files with a secret each that settings name, but for environment files."""
+    """
+    Return the files named by settings that hold one secret each; environment files are left out.
+    """
     return tuple(
         sorted(
             {

@@ -69,11 +69,13 @@ WHOLE_SECONDS = 55.0
 PROBE_SECONDS, LOOK_SECONDS, LOAD_SECONDS = 20.0, 20.0, 10.0
 """Limits for each round of questions."""
 PLAN_SECONDS = 8.0
-"""A plan of models that no node has reads their descriptions from the Hub."""
+"""Limit for the plan: models that no node has are described by the Hub."""
 
 
 SILENT = "the node did not answer: see its line in node-checks"
-"""For all other lines, so that the silent nodes share one line in each."""
+"""
+The answer of a silent node in all other checks, so that a check shows all silent nodes in one line.
+"""
 
 
 @dataclass(frozen=True)
@@ -204,7 +206,7 @@ class Session:
                 if timed := found.get(("change", name)):
                     self.changes[name] = NodeLook.read(name, timed.answer)
             except FleetError:
-                continue  # its load and its marks are unknown then, and the lines say so
+                continue  # its load and marks are then unknown, and the lines report that
         return {
             name: found[key].answer if (key := ("status", name)) in found else SILENT
             for name in self.gpu_settings

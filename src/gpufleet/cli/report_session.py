@@ -1,7 +1,6 @@
-"""Everything that `gpufleet report INVENTORY` reads, as one document.
-
-Border: it asks nodes over SSH, git, and files of the project. For what cannot be read the document
-has a sentence; the rest is still read.
+"""Read everything that `gpufleet report INVENTORY` shows, as one document. Border: it asks nodes
+over SSH, and reads git and files of the project. If a part cannot be read, the document states why,
+and the rest is still read.
 """
 
 from __future__ import annotations
@@ -60,7 +59,7 @@ from gpufleet.upgrade.run.connections import open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 PLAN_SECONDS = 8.0
-"""A plan of models that no node has reads their descriptions from the Hub."""
+"""Limit for the plan: models that no node has are described by the Hub."""
 DRIFT_SECONDS = 300.0
 """Limit for the comparison with deploys, as in `gpufleet drift`."""
 MOST_SECRET_BYTES = 1 << 16
@@ -204,7 +203,7 @@ class _Reading:
         running: list[Running] = []
         topology = {}
         for name, document in self.answers.items():
-            with suppress(FleetError):  # of a probe that cannot be read the node's part says so
+            with suppress(FleetError):  # the node's part reports a probe that cannot be read
                 if not isinstance(document, str):
                     topology[name] = node_from_probe(name, document)
                     running += fleet_plan.running_stages({name: document})
@@ -217,7 +216,7 @@ class _Reading:
             for name, rate in sorted(rates.items())
         )
 
-    # -- what differs, and what was changed
+    # -- drift and changes
 
     def _drift(self, *, deploys: bool) -> Drift:
         told = drift.drift_from_probes(self.answers, self.settings, self.now.date())
@@ -288,7 +287,7 @@ class _Reading:
             try:
                 yield shown, hashlib.sha256(path.read_bytes()).hexdigest()
             except FileNotFoundError:
-                continue  # a lock that is named and not there: of the release it is said
+                continue  # the release's part reports a lock whose file is missing
             except OSError as error:
                 self.unknown.append(f"{shown}: cannot be read: {file_fault(error)}")
 

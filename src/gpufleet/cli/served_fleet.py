@@ -118,7 +118,7 @@ class ServedFleet:
         Return the load of a target's replicas now, and their servers' pages of /metrics.
 
         Pages are by `NODE:PORT`; a server without one makes its replica's load unknown. `families`
-        are beginnings of lines that pages have besides those of the load.
+        are the beginnings of additional lines to read, besides those of the load.
         """
         running = [each for each in found.declared.running if each.id in target.replicas]
         looks = {name: observe.without_drain(each, drained) for name, each in found.looks.items()}

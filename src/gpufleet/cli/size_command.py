@@ -330,7 +330,7 @@ def _divisions(
     return int(not any(each.sizing.fits for each in found))
 
 
-# Nothing is said of the kind of model that most are, nor of one that is not known.
+# Kinds that are not printed: the most common one, and an unknown one.
 _COMPLETES = ("generate", None)
 _VERDICTS = {
     "certain": "does not fit",
@@ -474,7 +474,7 @@ def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
                 flag, option.secondary_opts, "auto" if automatic else given[name]
             )
     problems = [each for each in check(known, words) if each.refuses]
-    if given["gpus"]:  # what depends on the division is judged by the sizing of each
+    if given["gpus"]:  # conflicts depend on the division: each division's sizing finds them
         problems = [each for each in problems if each.kind is not Kind.CONFLICT]
     if problems:
         raise FleetError(*(_sentence(each, release) for each in problems))

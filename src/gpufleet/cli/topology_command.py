@@ -112,7 +112,7 @@ def _live(file: str, node: str | None) -> Interconnect:
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
-    """A node without a probe, live or recorded, gets a sentence instead."""
+    """Return the links of a node. Raises `FleetError` for a node without a probe."""
     if isinstance(answer, str):
         raise FleetError(f"{name}: {answer}")
     return from_probe(name, answer)

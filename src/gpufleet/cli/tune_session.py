@@ -47,7 +47,7 @@ class TuneSession:
             model, wanted.replica, found.declared, marks
         )
         self.replica, self.node = self.running.id, self.running.node
-        # Those of its marks: an undrain lifts the cordon of the same words only.
+        # The operator and reason of its marks: an undrain lifts only a cordon with both of these.
         self.by = self.left.by if self.left else operator_name()
         self.why = self.left.why if self.left else f"{WHY}: tries settings on {self.replica}"
         session.wanted = replace(wanted, model=model, replica=self.replica)
@@ -58,10 +58,13 @@ class TuneSession:
         self._check_node()
         self.tuning = Tuning(self._values())
         self._divided = self.left is not None
-        """Whether the replica may run with another division than the declared one."""
+        """Whether the replica may run with another tensor parallel size than the declared one."""
 
     def _check_node(self) -> None:
-        """Refuse a node that is used otherwise, or does not run its declared configuration."""
+        """
+        Refuse a node that a cordon or another model's last replica excludes, or whose replica does
+        not run as declared.
+        """
         problems = []
         drain, looks = self.drains.find(self.node)
         if others := [each for each in drain.last if each != self.running.model]:
@@ -81,7 +84,7 @@ class TuneSession:
 
     def _values(self) -> dict[str, tuple[int, ...]]:
         """Return the values to try, by setting, without those that the planner refuses."""
-        # After a killed run the unit may have what was tried.
+        # After a killed run the unit may still have a tried value.
         arguments = [f"--{name} {value}" for name, value in self.served.flags.items()]
         values = self.typed or tuning.usual_values(
             arguments if self.left else self.running.arguments,
@@ -130,7 +133,7 @@ class TuneSession:
         seconds = self.served.start_seconds + self.served.drain_seconds + DEPLOY_SECONDS
         deploy = Deploy(self.session.inventory, self.project.root / LOGS)
         data = tuning.data_of(self.running.model, settings)
-        # A cordoned node gets no replica of another division.
+        # A replica of another tensor parallel size is not placed on a cordoned node.
         self._divided = self._divided or TENSOR in settings
         if self._divided:
             self.drains.uncordon(self.node)

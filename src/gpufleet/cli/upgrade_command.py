@@ -42,7 +42,9 @@ _journal = click.option(
     type=click.Path(file_okay=False, path_type=Path),
     help="Directory of the journals.  [default: .gpufleet/upgrades beside the inventory's project]",
 )
-_resume = click.option("--resume", is_flag=True, help="Continue the unfinished one.")
+_resume = click.option(
+    "--resume", is_flag=True, help="Continue the unfinished upgrade or rollback."
+)
 _abort = click.option(
     "--abort", is_flag=True, help="Undo the current wave of the unfinished upgrade."
 )
@@ -61,7 +63,7 @@ _unknown = click.option(
     metavar="MODEL",
     multiple=True,
     shell_complete=completers.models,
-    help="Treat its replicas as fully loaded.",
+    help="Treat this model's replicas as fully loaded.",
 )
 
 
@@ -77,7 +79,12 @@ _unknown = click.option(
 @_outage
 @_unknown
 @_journal
-@click.option("--report", "shown", metavar="ID", help="Show the report of one; `last`: the newest.")
+@click.option(
+    "--report",
+    "shown",
+    metavar="ID",
+    help="Show the report of an upgrade by its ID; `last`: the newest.",
+)
 @click.option(
     "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write it as an HTML page."
 )
@@ -350,7 +357,7 @@ class _UpgradeCommand:
             click.echo(str(error), err=True)
             return 1
         except LostError as error:
-            # What is known is in the journal: nothing is judged by a network that is gone.
+            # The journal has what is known; nothing is concluded from a lost connection.
             if journal.state.wave:
                 journal.append("paused", why=error.problems)
             for problem in error.problems:
@@ -413,7 +420,10 @@ class _UpgradeCommand:
             _print_how_to_resume(journal)
 
     def _put_back_declaration(self, of: str) -> None:
-        """Print what to declare for the release that runs now; write it if an upgrade wrote it."""
+        """
+        Print what to declare for the release that runs now; offer to write it if the upgrade had
+        written the lines.
+        """
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
@@ -433,7 +443,7 @@ class _UpgradeCommand:
             )
             return
         for edit in edits:
-            click.echo(f"to be put back: {edit}", err=True)
+            click.echo(f"to restore: {edit}", err=True)
         if self._confirm("Write these lines?"):
             declare_version.write_down(self.wanted.declared.root, edits)
 
@@ -559,7 +569,7 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
             problems += error.problems
             continue
         if Path(state.inventory).resolve() == mine:
-            if problems:  # it may have been a newer one
+            if problems:  # a journal that cannot be read may be newer
                 click.echo(f"note: {printable('; '.join(problems))}", err=True)
             return path
     raise FleetError(

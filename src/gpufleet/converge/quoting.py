@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 
-# What systemd takes as it is, everywhere in a word. Not among them: % (specifiers), $ (variables),
-# quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a line's start).
+# Characters that systemd takes literally, everywhere in a word. Not among them: % (specifiers), $
+# (variables), quotes and backslash (quoting), whitespace, ; (separates commands), # (comment at a
+# line's start).
 _PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
 
 
@@ -23,10 +24,10 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
     points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
     """
     if is_unquotable(value):
-        raise ValueError(f"systemd cannot say {value!r}")
+        raise ValueError(f"systemd cannot express {value!r}")
     if _PLAIN.fullmatch(value):
         return value
-    # The quote that the value does not hold: JSON stays readable.
+    # Use the quote that the value does not contain, so that JSON stays readable.
     quote = "'" if '"' in value and "'" not in value else '"'
     return quote + "".join(_escaped(character, quote, command) for character in value) + quote
 

@@ -107,7 +107,7 @@ def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, 
             try:
                 found[replica] = _speed(pairs)
             except (KeyError, TypeError, ValueError) as error:
-                found[replica] = f"its /metrics are invalid: {error}"
+                found[replica] = f"its /metrics is invalid: {error}"
     return found
 
 

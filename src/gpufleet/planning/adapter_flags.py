@@ -1,7 +1,7 @@
 """Flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
 
-Servers load the adapters when they start, from `--lora-modules NAME=PATH`: a client names an
-adapter, never a path, and a changed adapter is a changed flag.
+Servers load the adapters when they start, from `--lora-modules NAME=PATH`: clients name an adapter,
+never a path, and another adapter is another flag.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _RANK = "max-lora-rank"
 _IN_A_BATCH = "max-loras"
 _IN_MEMORY = "max-cpu-loras"
 DERIVED = frozenset({"enable-lora", MODULES, _RANK})
-"""Flags that `adapters` sets, so a preset does not ask for them."""
+"""Flags that `adapters` sets, so a preset does not require them from the operator."""
 
 MOST_IN_A_BATCH = 4
 """Adapters in one batch unless `max-loras` is set: each takes memory on every GPU."""
@@ -64,15 +64,15 @@ def derive(
         )
     in_a_batch = found[_IN_A_BATCH][0] if _IN_A_BATCH in found else flags[_IN_A_BATCH]
     if flags.get(_IN_MEMORY) is None and isinstance(in_a_batch, int) and len(modules) > in_a_batch:
-        found[_IN_MEMORY] = (len(modules), "all of them: none is read from the disk again")
+        found[_IN_MEMORY] = (len(modules), "all adapters: none is read from the disk again")
     return found
 
 
 def module_names(modules: object) -> tuple[str, ...]:
     """
-    Return the names in the words of `--lora-modules`: those of NAME=PATH.
+    Return the adapters' names in the arguments of `--lora-modules`, NAME=PATH.
 
-    Words of JSON are left out, as on_node/serving/status.py does for what runs.
+    Arguments in JSON are left out, as on_node/serving/status.py does for running servers.
     """
     words = [each for each in modules if isinstance(each, str)] if isinstance(modules, list) else []
     pairs = (each.partition("=") for each in words if not each.startswith("{"))

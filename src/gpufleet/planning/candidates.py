@@ -1,17 +1,17 @@
 """
 The ways to divide a model over the GPUs of one kind of node: which fit, and which is best.  Pure.
 
-Settings of the operator (`tensor_parallel` and the like) are kept and only judged. The rest is
-searched:
+Settings of the operator (`tensor_parallel` and the like) are kept and only checked. All else is
+tried:
 
 - tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
   only where no island is wide enough;
 - pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
   large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
-- for models of experts, several engines with whole experts on each GPU (data and expert
+- for mixture-of-experts models, several engines with whole experts on each GPU (data and expert
   parallelism), if `objective: throughput` is set.
 
-A division fits if one request of the asked context, `concurrency` times, is certain to find room.
+A division fits if the KV cache certainly holds `concurrency` requests of the requested context.
 """
 
 from __future__ import annotations
@@ -43,8 +43,8 @@ than the least number of requests at once.
 """
 SMALL_WEIGHTS_GIB = 2.0
 """
-Weights per GPU at which reading them takes as long as waiting for the other GPUs: a wider group is
-then no faster, if it does not divide the KV cache further either.
+Weights per GPU, in bytes, at which reading them takes as long as waiting for the other GPUs. A
+wider group is then no faster, unless it also divides the KV cache further.
 """
 THROUGHPUT_SHARE = 0.6
 """
@@ -68,7 +68,7 @@ class Verdict(StrEnum):
 
 @dataclass(frozen=True)
 class Candidate:
-    """One division of a model on one kind of node, judged."""
+    """One division of a model on one kind of node, with its verdict."""
 
     division: Division
     verdict: Verdict
@@ -77,12 +77,14 @@ class Candidate:
     sizing: Sizing | None = None
     """None: not known."""
     replicas: int = 0
-    """How many such nodes hold as long as they hold nothing else."""
+    """How many replicas the nodes of this kind hold if they hold nothing else."""
     chosen: bool = False
 
     @property
     def fits(self) -> bool:
-        """Return whether it may be chosen: it fits, and has no reason against it."""
+        """
+        Return whether the candidate may be chosen: it fits, and there is no reason against it.
+        """
         return self.verdict is Verdict.FITS and not self.reason
 
     @property
@@ -126,7 +128,7 @@ def evaluate_divisions(
     Judge every division of `served` that `nodes` nodes of a kind allow, and choose one.
 
     `description` is the model's, or a sentence that says why it could not be read: then only the
-    operator's own `tensor_parallel` is taken, unjudged. The choice does not depend on how many
+    operator's own `tensor_parallel` is used, unchecked. The choice does not depend on how many
     replicas or nodes there are (but a pipeline over nodes needs that many), so that it stays when
     the fleet grows or shrinks.
     """
@@ -251,7 +253,7 @@ def _accept_explicit(candidate: Candidate) -> Candidate:
     return replace(candidate, reason=reason, chosen=True)
 
 
-# What may be tried
+# Divisions to try
 
 
 def _divisions(
@@ -317,17 +319,17 @@ def powers_of_two(least: int, most: int) -> list[int]:
 def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdict, str]:
     if sizing.confidence == "unknown":
         return Verdict.UNKNOWN, "; ".join(sizing.reasons)
-    # What to write instead, the plan says with its own keys (`remedies`), not vLLM's flags.
+    # The plan suggests its own keys instead of vLLM's flags (`remedies`).
     why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
     if not sizing.fits and sizing.confidence == "certain":
         return Verdict.NO, why
-    # The requests that are asked for have to be as certain as the first one.
+    # The requested concurrency must be as certain as the first request.
     cache = max(1, sizing.kv_cache_bytes_per_gpu)
     least = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
     most = (cache + sizing.estimate_error_bytes_per_gpu) / cache
     at_once = sizing.max_concurrency * division.data_parallel
     asked = (
-        f"{at_once:.1f} concurrent requests of {sizing.max_model_len:,} tokens fit, and "
+        f"{at_once:.1f} concurrent requests of {sizing.max_model_len:,} tokens fit, but "
         f"`concurrency` asks for {served.concurrency}"
     )
     if served.concurrency > 1 and 0 < at_once * most < served.concurrency:
@@ -339,7 +341,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     return Verdict.FITS, ""
 
 
-# Which one is best
+# The choice of the best
 
 
 def _choose(
@@ -359,7 +361,7 @@ def _choose(
         best, why, others = _choose_balanced(by_size)
     if len(fitting) == 1:
         own = served.tensor_parallel is not None
-        why = "`tensor_parallel` is set, and it fits" if own else "the only one that fits"
+        why = "`tensor_parallel` is set, and it fits" if own else "the only division that fits"
         if served.gpu_share is not None:
             why = f"it fits into `gpu_share: {served.gpu_share:g}`"
     return [
@@ -490,7 +492,7 @@ def _cache_share(candidate: Candidate) -> float:
         sizing.non_torch_bytes_per_gpu,
         sizing.kv_cache_bytes_per_gpu,
     )
-    # The budget is `gpu_memory_utilization` of the GPU: the share is of all of its memory.
+    # vLLM's budget is `gpu_memory_utilization` of the GPU; the share refers to all of its memory.
     return sizing.kv_cache_bytes_per_gpu * sizing.gpu_memory_utilization / max(1, sum(parts))
 
 

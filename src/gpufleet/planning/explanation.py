@@ -1,5 +1,5 @@
 """
-Why a plan is as it is, and what it changes: the text of `gpufleet plan --explain` and `--diff`.
+Explain a plan and its changes: the text of `gpufleet plan --explain` and `--diff`.
 
 Pure: takes plans, returns rows (values for tables and JSON) and text.
 """
@@ -29,18 +29,18 @@ class Row:
 
     model: str
     nodes: str
-    """Their names, written short, and their kind."""
+    """The nodes' names in short form, and their kind."""
     chosen: bool
     tensor_parallel: int
     pipeline_parallel: int
     data_parallel: int
     expert_parallel: bool
     replicas: int
-    """That these nodes hold, if they hold nothing else."""
+    """How many replicas these nodes hold if they hold nothing else."""
     verdict: str
     """"fits", "near the edge", "does not fit" or "not checked"."""
     weights_gib_per_gpu: float | None
-    """None, here and below: not known."""
+    """None, in this and the next fields: unknown."""
     kv_cache_tokens: int | None
     """KV tokens of the whole replica."""
     max_concurrency: float | None
@@ -51,7 +51,7 @@ class Row:
 
 
 def candidate_rows(plan: FleetPlan) -> tuple[Row, ...]:
-    """Return every candidate that was considered, in the order in which they were tried."""
+    """Return all candidates, in the order in which they were tried."""
     return tuple(row for considered in plan.candidates for row in _rows(considered))
 
 
@@ -271,7 +271,7 @@ def plan_changes(
     for key in sorted({*planned, *found}):
         name = f"{key[0]}-{key[1]}"
         was, now = found.get(key, []), planned.get(key, [])
-        # It ran twice, and one of them stops; on fewer nodes than before is another matter.
+        # The replica ran twice, and one copy stops. This is not a move to fewer nodes.
         if len(was) > len(now) > 0 and len({each.nodes for each in was}) > 1:
             here = {each.node for each in now}
             for each in (each for each in was if each.node not in here):

@@ -1,8 +1,8 @@
 """
 Merge the layers that set a model's flags, and note which layer set each. Pure.
 
-Layers, from weakest to strongest: presets in their order, the settings that stand for a flag
-(`context`), the operator's `flags`. No layer may set what the plan itself decides.
+Layers, from weakest to strongest: presets in their order, the settings that set a flag (`context`),
+the operator's `flags`. No layer may set the flags that the plan itself decides.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ class LayeredFlag:
 
 def requested_context(served: Served) -> Argument | None:
     """
-    Return an entry's requested context length; None: the release's default.
-
-    `context`, or the flag that stands for it; settings refuse both.
+    Return an entry's requested context length; None: the release's default. It is in `context` or
+    in the equivalent flag; settings refuse both at once.
     """
     if served.context is not None:
         return served.context
@@ -61,7 +60,7 @@ def objective(served: Served) -> str:
 
 def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]:
     """
-    Return every flag that a layer sets, the strongest layer's, by name.
+    Return every flag that a layer sets, by name, with the value of the strongest layer.
 
     Raises `FleetError` with every preset that cannot be applied: it lacks a required choice for
     this model, or needs a flag that the operator has not set.
@@ -100,7 +99,9 @@ def resolve_layers(
     models: Mapping[str, Description | str | None],
     nodes: Mapping[str, Node],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
-    """Return every flag that a layer sets. Raises `FleetError` naming all that cannot be set."""
+    """
+    Return every flag that a layer sets. Raises `FleetError` with every flag that cannot be set.
+    """
     declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
     for name, wanted in sorted(settings.items()):
         for model, served in wanted.serving.items():
@@ -207,7 +208,7 @@ def apply_layers(
 
 
 def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
-    """Return the flags that another layer than the operator's own sets."""
+    """Return the flags that are set by layers other than the operator's `flags`."""
     return tuple(each for each in flags if each.layer != YOURS)
 
 

@@ -2,7 +2,7 @@
 Choose the GPUs of a node for a group, and the next node. Pure.
 
 A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
-large islands stay whole; inside it on GPUs of one NUMA node, then behind one NIC, where they
+large islands stay whole; inside the island on GPUs of one NUMA node, then behind one NIC, if these
 suffice; then on the lowest indices. Where NVLink joins GPUs of two islands (a bridge with a dead
 pair, a cube mesh), the group that leaves room for the most others of its size is chosen. With
 `allow_pcie`, increasingly wide parts of the PCIe tree follow the islands.
@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from gpufleet.node.topology import Domain, Node, islands
 from gpufleet.planning.parallelism import Division, Kind
 
-# How NVML names the nearest common ancestor of two GPUs, nearest first: one switch, several
-# switches, one host bridge, one NUMA node, anything.
+# NVML's names for the nearest common ancestor of two GPUs, nearest first: one switch, several
+# switches, one host bridge, one NUMA node, anything else.
 PCIE_TIERS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 NearNics = Mapping[int, Collection[tuple[str, str]]]
@@ -50,7 +50,7 @@ def indices(gpus: Mask) -> tuple[int, ...]:
 
 
 class Layout:
-    """The hardware of nodes that are alike: which GPUs may form a group, best first."""
+    """The hardware that equal nodes share: which GPUs may form a group, best first."""
 
     def __init__(self, node: Node, nics: NearNics) -> None:
         """Build the layout of `node`, which all nodes with the same `key` share."""
@@ -74,7 +74,7 @@ class Layout:
 
     @staticmethod
     def key(node: Node, nics: NearNics) -> tuple[object, ...]:
-        """Return the key that two nodes of one layout share."""
+        """Return the key that nodes with the same layout share."""
         return (
             tuple((gpu.index, gpu.numa_node) for gpu in node.gpus),
             frozenset(node.nvlink.items()),
@@ -108,7 +108,7 @@ class Layout:
         for parts in self._partitions(pcie):
             found: tuple[int, ...] = ()
             pool = 0
-            if spans:  # what talks to other nodes belongs on GPUs that a NIC is near
+            if spans:  # stages that talk to other nodes belong on GPUs near a NIC
                 pool = _best_fit(free & ~self._far, parts, size)
             if pool := pool or _best_fit(free, parts, size):
                 near = _best_fit(pool, self._numa_nodes, size) or pool
@@ -158,8 +158,8 @@ class Layout:
         if key not in self._most:
             gpu = left & -left
             rest = left ^ gpu
-            # With the lowest GPU in each of its groups, or in none. More than fit by their number
-            # there cannot be: without this end sixteen GPUs take seconds.
+            # The lowest GPU is in a group, or in none. Stop when the number of GPUs allows no more
+            # groups: without this, sixteen GPUs take seconds.
             most, bound = 0, left.bit_count() // size
             for group in self._groups(gpu, rest & self._joined[gpu], size - 1):
                 most = max(most, 1 + self.most_groups(size, left & ~group))
@@ -170,7 +170,9 @@ class Layout:
 
     @property
     def more_groups(self) -> dict[int, int]:
-        """Return, by size, the number of groups where it exceeds the number within islands."""
+        """
+        Return {size: number of groups} for the sizes with more groups than the islands alone hold.
+        """
         sizes = range(2, max(map(len, self.islands), default=1) + 1) if self._crossed else ()
         return {
             size: most
@@ -179,7 +181,7 @@ class Layout:
         }
 
     def may_hold(self, gpus: tuple[int, ...], division: Division, *, pcie: bool) -> bool:
-        """Return whether GPUs in the order of ranks are a node's part of a replica."""
+        """Return whether GPUs, in the order of ranks, can be a node's part of a replica."""
         size = division.unit
         if len(gpus) != size * division.units:
             return False
@@ -191,7 +193,7 @@ class Layout:
         )
 
     def largest(self, *, pcie: bool) -> int:
-        """Return the GPUs of the largest group, were all of them free."""
+        """Return the GPUs of the largest possible group, as if all were free."""
         return max(
             (part.bit_count() for parts in self._partitions(pcie) for part in parts), default=0
         )
@@ -221,7 +223,7 @@ class Layout:
         return tuple(mask(part) for part in sorted(parts, key=min))
 
     def _tier(self, one: int, other: int) -> int:
-        # An unknown pair is as far apart as can be: a group on it is still possible, and the last.
+        # An unknown link counts as the slowest: a group on it is possible, but chosen last.
         found = self._pcie.get((min(one, other), max(one, other)), "SYS")
         return PCIE_TIERS.index(found) if found in PCIE_TIERS else len(PCIE_TIERS) - 1
 
@@ -292,8 +294,8 @@ class NodeCapacity:
         self.held: dict[tuple[str, int], Mask] = {}
         """GPUs of running replicas that are not placed yet: other replicas get these last."""
         self._needed: set[tuple[str, int]] = set()
-        # In thousandths of a GPU (planning/gpu_shares.py): of replicas that are placed, by GPU, and
-        # of those that are held.
+        # Shares in thousandths of a GPU (planning/gpu_shares.py): of placed replicas, by GPU; of
+        # held replicas.
         self._shares: dict[int, dict[tuple[str, int], int]] = {}
         self._held_shares: dict[tuple[str, int], int] = {}
         self.changes = 0
@@ -353,7 +355,8 @@ class NodeCapacity:
         found = self.layout.group(self.open, division, pcie=pcie)
         if found or not displace:
             return found
-        # As few as possible: those that need not go elsewhere, the smallest, of one model the last.
+        # Displace as few as possible: first replicas that need no other place, then the smallest,
+        # then a model's last.
         allowed = self.open
         for _, gpus in self._cheapest_first():
             allowed |= gpus & self.free
@@ -443,13 +446,14 @@ _Entry = tuple[tuple[int, ...], NodeCapacity, Division]
 
 class Picker:
     """
-    Picks where one model's next replica goes: to the nodes that the model prefers, of these to the
-    node with the fewest of them so far, then the most free GPUs, then the first name. Over several
-    nodes: to the first of one kind in one NVLink domain, or, where none has room, to the first of
-    one kind.
+    Picks the place of one model's next replica: among the nodes that the model prefers, the one
+    with the fewest of its replicas, then with the most free GPUs, then with the first name. A
+    replica over several nodes goes to the first nodes of one kind in one NVLink domain; if no
+    domain has room, to the first nodes of one kind.
 
-    Free GPUs only decrease while it is used. So a node without room is not checked again, and one
-    that was filled meanwhile is queued again: each choice checks one or two nodes instead of all.
+    Free GPUs only decrease while it is used. So a node without room is not checked again, and a
+    node that was filled in the meantime is queued again: each choice checks one or two nodes
+    instead of all.
     """
 
     def __init__(
@@ -485,7 +489,7 @@ class Picker:
             alike[room.kind].append(entry)
             if room.node.domain:
                 joined[room.kind, room.node.domain].append(entry)
-        # The smallest that still suffices, so that large ones stay whole.
+        # The smallest domain that suffices, so that large ones stay whole.
         self._lines = [
             alone,
             *sorted(
@@ -498,7 +502,7 @@ class Picker:
             heapq.heapify(line)
 
     def next(self) -> tuple[Division, list[Part]] | None:
-        """Return the next replica's parts, or None without room. Taking them is the caller's."""
+        """Return the next replica's parts; None: no room. The caller assigns the GPUs."""
         for line in self._lines:
             used: list[_Entry] = []
             parts: list[Part] = []
@@ -536,7 +540,7 @@ class Picker:
                 return room, division, ()
 
     def _key(self, room: NodeCapacity, division: Division) -> tuple[int, ...]:
-        """The last number is unique to the node, so that keys never tie."""
+        """Return the sort key of a node. Its last number is unique, so that keys never tie."""
         rank = self._rank(room)
         if not self._displace:
             return rank, self._on[room.name], -room.open.bit_count(), room.order
@@ -548,6 +552,6 @@ class Picker:
 
 
 def group_rank(room: NodeCapacity, prefer: Sequence[str]) -> int:
-    """Return the place of the first group in `prefer` that the node is in."""
+    """Return the index in `prefer` of the first group that contains the node."""
     groups = enumerate(prefer)
     return next((at for at, group in groups if group in room.groups), len(prefer))

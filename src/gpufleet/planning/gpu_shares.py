@@ -1,5 +1,5 @@
 """
-Several models on one GPU: a share's value for vLLM, and its GPU.  Pure.
+Place several models on one GPU: the memory utilization for a share, and its GPU.  Pure.
 
 `gpu_share` is a fraction of one GPU's memory for all that a replica's process has there. A GPU that
 has shares has no whole replica, its shares add up to `MOST_OF_A_GPU` at most, and it has one
@@ -32,7 +32,7 @@ compares it with the size of the model's graphs.
 """
 
 
-# What vLLM is told
+# The flag for vLLM
 
 
 def utilization(
@@ -52,7 +52,7 @@ def utilization(
     """
     graphs = 0.0 if enforce_eager or vllm >= V2_PROFILES_GRAPHS else GRAPHS_GIB
     found = share - (MOST_CONTEXT / GIB + graphs) / total_gib
-    # Rounded down, to not exceed the share. What is left of a tiny share, sizing refuses.
+    # Rounded down, to not exceed the share. Sizing refuses a share that is too small.
     return max(1, math.floor(found * 1000 + 1e-6)) / 1000
 
 
@@ -89,7 +89,7 @@ def start_seconds(served: Iterable[Served]) -> int:
     """
     Return the seconds within which all servers that start together must answer.
 
-    Those that share a GPU start one after the other.
+    Servers that share a GPU start one after the other.
     """
     alone, shared = 0, 0
     for each in served:
@@ -105,7 +105,7 @@ def start_seconds(served: Iterable[Served]) -> int:
 
 def thousandths(share: float) -> int:
     """
-    Return a share as the plan counts it.
+    Return a share in thousandths of a GPU.
 
     >>> thousandths(0.1), thousandths(0.3)
     (100, 300)
@@ -129,9 +129,9 @@ def larger_shares(share: float) -> Iterator[float]:
 
 class SharePicker:
     """
-    Picks the GPU of one model's next replica: on the node that the model prefers, of these on the
-    one with the fewest of its replicas, then on a GPU that has shares and leaves the least room
-    behind; only then on a free one, of the node with the most of them.
+    Picks the GPU of one model's next replica: among the nodes that the model prefers, on the one
+    with the fewest of its replicas; there on the GPU with shares that keeps the least free room. If
+    none has room, on a free GPU of the node with the most free GPUs.
     """
 
     def __init__(
@@ -153,8 +153,8 @@ class SharePicker:
         self._on = on
         self._displace = displace
         self._prefer = prefer
-        # By node: what the answer was worked out for, and the answer. Nodes that nothing has
-        # changed are not looked at again.
+        # By node: the state for which the answer was computed, and the answer. Unchanged nodes are
+        # not computed again.
         self._known: dict[int, tuple[tuple[int, int], tuple[int, ...] | None]] = {}
 
     def next(self) -> tuple[Division, list[Part]] | None:

@@ -26,12 +26,12 @@ class Totals:
     planned: int = 0
     free: int = 0
     reserved: int = 0
-    """For others, by `gpus.reserved`."""
+    """GPUs that `gpus.reserved` keeps for others."""
     unfit: int = 0
     largest_free_island: int = 0
-    """GPUs that are free and that NVLink joins, of one node."""
+    """The number of free GPUs of one node that NVLink joins."""
     largest_on: tuple[str, ...] = ()
-    """The nodes that have an island of that size free."""
+    """The nodes with a free island of that size."""
 
     def __str__(self) -> str:
         """
@@ -85,7 +85,7 @@ class Block:
     stages: tuple[Stage, ...]
     """Stages of the first node."""
     replicas: tuple[tuple[int, ...], ...]
-    """For each of `stages`: the replicas that have its place on the nodes of the block."""
+    """For each of `stages`: the replicas with the same place on the block's nodes."""
 
     @property
     def names(self) -> str:
@@ -120,7 +120,7 @@ def equal_nodes(plan: FleetPlan, nodes: Iterable[Node]) -> list[Block]:
 
 def replica_names(model: str, numbers: Collection[int]) -> str:
     """
-    Write replicas short.
+    Return the names of replicas in short form.
 
     >>> replica_names("llama", [0, 1, 2, 4]), replica_names("llama", [3])
     ('llama-[0-2,4]', 'llama-3')
@@ -129,7 +129,7 @@ def replica_names(model: str, numbers: Collection[int]) -> str:
 
 
 def gpus_text(stage: Stage) -> str:
-    """Return a stage's GPUs on its node, and its share of one: `0-3`, `0 (0.2)`."""
+    """Return a stage's GPUs on its node, or its GPU with the share: `0-3`, `0 (0.2)`."""
     share = "" if stage.gpu_share is None else f" ({stage.gpu_share:g})"
     return f"{ranges(stage.gpus)}{share}"
 

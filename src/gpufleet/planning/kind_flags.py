@@ -1,10 +1,10 @@
 """
 The kind of each model, and the flags that vLLM needs for it.  Pure.
 
-What an operator declares counts (`serving.<model>.kind`), then flags that leave one choice, then
-the model's files, then what runs. A kind that the model cannot be is refused. If none of these
-decides, the model counts as one that completes text; if its files could be read, a remark reports
-that.
+The operator's declaration (`serving.<model>.kind`) counts first, then flags that leave one choice,
+then the model's files, then the running servers. A kind that the model cannot have is refused. If
+none of these decides, the model counts as one that completes text; if its files could be read, a
+remark reports that.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpufleet.sizing.model_kinds import POOLS, UNREAD, KindReading
 from gpufleet.sizing.options import POOLING
 
 _CLASSIFIES: Final[frozenset[ModelKind]] = frozenset({"rerank", "classify", "reward"})
-# What vLLM's extra `audio` brings in every release since 0.18 (its METADATA).
+# A package of vLLM's extra `audio` in every release since 0.18 (its METADATA).
 _AUDIO = "soundfile"
 _WHISPER = "WhisperForConditionalGeneration"
 _SECONDS_30, _TEXT = 1500, 448
@@ -41,7 +41,7 @@ class ResolvedKind:
 
     kind: ModelKind = "generate"
     flags: tuple[LayeredFlag, ...] = ()
-    """Those that its kind needs, and the operator has not set."""
+    """Flags that its kind needs and that the operator has not set."""
     remark: str = ""
 
 
@@ -78,8 +78,8 @@ def resolve_kinds(
     """
     Return the kind of requests to each model.
 
-    `locks` has the text of each release's lock. Raises `FleetError` with every kind that a model
-    cannot be, if `judged`.
+    `locks` has the text of each release's lock. If `judged`, raises `FleetError` with every kind
+    that a model cannot have.
     """
     served = {
         model: (each, wanted.vllm)
@@ -181,7 +181,7 @@ def _said(served: Served, flag: str) -> int | None:
 
 
 def objective_problems(model: str, kind: ModelKind, objectives: Objectives) -> tuple[str, ...]:
-    """Return a sentence for each objective that a model of this kind cannot have."""
+    """Return a sentence for each objective that does not apply to a model of this kind."""
     if kind not in POOLS:
         return ()
     return tuple(
@@ -208,7 +208,10 @@ def kind_problems(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 def resolve_kind(
     model: str, served: Served, reading: KindReading, running: ModelKind | None = None
 ) -> ResolvedKind:
-    """Return the kind of requests to a model. Raises `FleetError` for a kind that it cannot be."""
+    """
+    Return the kind of requests to a model. Raises `FleetError` for a kind that the model cannot
+    have.
+    """
     own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
     runner, convert = own.get("runner"), own.get("convert")
     pools = runner == "pooling" or (runner in {None, "auto"} and convert in POOLING)

@@ -1,10 +1,10 @@
 """
 Decide what happens when a multi-node replica loses a node.  Pure.
 
-The other nodes of such a replica hold parts of a model that are useless alone, so a typing error
-in an inventory, or a GPU that is reserved for others, ends a service that runs on nodes far
-away. That is refused, unless the operator has asked for a new plan. A replica on one node goes with
-its node, and the plan says where to.
+The other nodes of such a replica hold parts of a model that are useless alone. So a typing error in
+an inventory, or a GPU that is reserved for others, would end a service on other nodes. That is
+refused, unless the operator has asked for a new plan. A single-node replica moves when its node
+goes, and the plan shows where to.
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
-# What divides a replica: the setting, and the flag that its unit says it by. A flag that a unit
-# does not have is 1.
+# The settings that divide a replica, with their flags in the unit. A missing flag means 1.
 _SIZES = {
     "tensor_parallel": "--tensor-parallel-size",
     "pipeline_parallel": "--pipeline-parallel-size",
@@ -33,9 +32,9 @@ def lost_nodes(
     """
     Return the reason for each node that a running replica loses; empty for a single-node replica.
 
-    `stages` are those of its ranks that were found, `fleet` the nodes of the inventory. By node
-    that declares the model: `usable` has the UUIDs of the GPUs that may be used, `left_out` a
-    sentence on the others.
+    `stages` are the replica's ranks that were found, `fleet` the nodes of the inventory. For each
+    node that declares the model, `usable` has the UUIDs of usable GPUs, and `left_out` a sentence
+    on the others.
 
         {"gpu-02": "is no longer in the inventory"}
     """
@@ -65,7 +64,7 @@ def refusals(
     Return a sentence for each replica of a model that would lose a node that it needs.
 
     `running` are its running replicas by number, `losing` the result of `lost_nodes` for each. A
-    replica that is no longer declared, or declared with another shape, needs no node.
+    replica that is no longer declared, or has another declared division, needs no node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
         return []

@@ -1,11 +1,11 @@
 """
-Divide a replica over GPUs, and over as few nodes of a kind as possible. Pure.
+Divide a replica over GPUs, and over as few nodes of one kind as possible. Pure.
 
 GPUs that exchange something in every layer (a tensor-parallel group; all engines of a replica that
 have whole experts on each GPU) belong together, on one NVLink island. A multi-node replica is
 divided into equal shares: whole engines on each node, or separate nodes for each engine; whole
-groups, or equal parts of one. So the node's number determines a rank's place, and is all that vLLM
-gets (`--node-rank`, `--data-parallel-start-rank`).
+groups, or equal parts of one. So the node's number determines a rank's place, and it is all that
+vLLM receives (`--node-rank`, `--data-parallel-start-rank`).
 
 A group spans nodes only if the operator set its size, and it does not fit on fewer nodes even over
 PCIe.
@@ -30,11 +30,13 @@ class Kind:
     """Memory of one GPU by NVML: more than CUDA gives to processes."""
     compute_capability: tuple[int, int]
     islands: tuple[int, ...]
-    """The GPUs in each NVLink island, most first."""
+    """The number of GPUs in each NVLink island, largest first."""
     vllm: str
     device: str = "cuda"
     more_groups: tuple[tuple[int, int], ...] = ()
-    """By size, how many groups NVLink joins at once where the islands alone hold fewer."""
+    """
+    (size, number of NVLink groups) for the sizes with more groups than the islands alone hold.
+    """
 
     def groups(self, size: int) -> int:
         """
@@ -78,14 +80,14 @@ class Kind:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a replica, in the sense of vLLM's flags of these names."""
+    """The division of a replica; the names are those of vLLM's flags."""
 
     tensor_parallel: int
     pipeline_parallel: int = 1
     data_parallel: int = 1
     expert_parallel: bool = False
     nodes: int = 1
-    """It lies on this many nodes, with equally many GPUs on each."""
+    """The number of nodes, each with the same number of GPUs."""
 
     @cached_property
     def gpus(self) -> int:
@@ -97,8 +99,8 @@ class Division:
         """
         Return how many GPUs wait for each other in every layer.
 
-        A tensor-parallel group; with experts on each GPU all of the engines, for every layer sends
-        tokens to other GPUs' experts.
+        These are a tensor-parallel group, or, with expert parallelism, all engines: every layer
+        sends tokens to experts on other GPUs.
         """
         return (
             self.gpus if self.expert_parallel and self.data_parallel > 1 else self.tensor_parallel
@@ -106,22 +108,24 @@ class Division:
 
     @cached_property
     def share(self) -> int:
-        """Return how many GPUs of each node it has."""
+        """Return the number of GPUs on each node."""
         return self.gpus // self.nodes
 
     @cached_property
     def unit(self) -> int:
-        """Return how many GPUs NVLink has to join on a node: a group, or its part there."""
+        """Return how many GPUs NVLink must join on a node: a group, or its part on that node."""
         return min(self.group, self.share)
 
     @cached_property
     def units(self) -> int:
-        """Return how many of them are on one node."""
+        """Return how many such units are on one node."""
         return self.share // self.unit
 
     @property
     def spans_nodes(self) -> bool:
-        """Return whether a group is wider than a node: then every layer waits for the network."""
+        """
+        Return whether a group is larger than a node, so that every layer waits for the network.
+        """
         return self.group > self.share
 
     @property
@@ -157,7 +161,8 @@ class Division:
 
 def spread(division: Division, served: Served, kind: Kind) -> Division:
     """
-    Return a division that fits one node unchanged, any other over the fewest nodes that hold it.
+    Return a division unchanged if it fits one node; otherwise spread it over the fewest nodes that
+    hold it.
 
     It is also unchanged if it may not span nodes, if no number of nodes holds it in equal shares,
     or if a group would be split needlessly: `parts_per_node` is 0 then.
@@ -166,7 +171,7 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
         return division
     found = next(_spreads(division, served, kind), division)
     if found.spans_nodes and not served.allow_pcie:
-        # PCIe is nearer than a network: what fewer nodes would hold over PCIe is not cut.
+        # PCIe is faster than a network: a group that fits on fewer nodes over PCIe is not split.
         beside = served.model_copy(update={"allow_pcie": True})
         if parts_per_node(division, beside, kind) or next(
             _spreads(division, beside, kind)
@@ -176,7 +181,7 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
 
 
 def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
-    """Yield the division over increasing numbers of nodes, where they can hold it."""
+    """Yield the division over increasing numbers of nodes that can hold it."""
     engine = division.tensor_parallel * division.pipeline_parallel
     for nodes in range(2, division.gpus + 1):
         if division.gpus % nodes:
@@ -210,6 +215,6 @@ def replica_capacity(division: Division, served: Served, kind: Kind, nodes: int)
     """
     if nodes < division.nodes:
         return 0
-    # Each takes distinct nodes. With one part on the emptiest nodes first, no part is left over
-    # but those that are too few for a replica.
+    # A replica takes distinct nodes. If parts go to the emptiest nodes first, only parts too few
+    # for a replica are left over.
     return parts_per_node(division, served, kind) * nodes // division.nodes

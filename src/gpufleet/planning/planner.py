@@ -14,7 +14,7 @@ The rules, in the order in which they decide:
 5. A running replica whose place is still allowed stays: same node, GPUs, port and number. It is
    displaced only by a model that is placed before its own and has no other room, and the plan
    reports that.
-6. One over several nodes that would lose a node is refused, unless its settings say otherwise
+6. A multi-node replica that would lose a node is refused, unless its settings say otherwise
    (`planning/node_removal.py`).
 7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
    to the one with the fewest replicas of its model so far, then the most free GPUs, then the first
@@ -22,9 +22,9 @@ The rules, in the order in which they decide:
 8. A GPU serves one stage, or shares of several models (`planning/gpu_shares.py`), placed behind
    all whole GPUs; a port on a node has one user (`ports.py`).
 
-Replicas are placed one after another and each choice looks only at those before it. So one more
-replica moves none of that model. It may displace models that are placed later from the GPUs that it
-takes.
+Replicas are placed one after another, and each choice depends only on the earlier ones. So one more
+replica moves no other replica of its model. It may displace models that are placed later from its
+GPUs.
 
 The same nodes and settings give the same plan, whatever their order.
 """
@@ -61,7 +61,7 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 SCHEMA = 1
-"""Version of `FleetPlan.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `FleetPlan.as_json()`; increased when a key changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
@@ -76,7 +76,7 @@ class FleetPlan:
     """Running replicas that move or stop; empty if nothing runs yet."""
 
     def stages_on(self, node: str) -> tuple[Stage, ...]:
-        """The stages that `node` must run, and no others."""
+        """Return the stages that `node` must run, and no others."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
     def as_json(self) -> dict[str, Any]:
@@ -138,11 +138,10 @@ def plan(
     """
     Place every declared replica of every model.
 
-    `nodes` are the probed nodes, `settings` what each node's variables say, by node name.
-    `described` has each model's description by its name in `serving`, or a sentence that says why
-    it could not be read. `running` is what was found on the nodes. By node's name: `reserved` are
-    GPUs that others use, `ports` what programs of others listen on, `nics` what
-    `nic_affinity.nearest_nics` returns, `groups` those that the node is in.
+    `nodes` are the probed nodes, `settings` each node's settings. `described` has each model's
+    description by its name in `serving`, or a sentence why it could not be read. `running` are the
+    stages that run. By node: `reserved` has GPUs that others use, `ports` the ports of other
+    programs, `nics` the result of `nic_affinity.nearest_nics`, `groups` the node's groups.
 
     Raises `FleetError` with all obstacles of all nodes and models.
     """
@@ -180,7 +179,7 @@ def _validate(
     faults = dict(_node_problems(fleet, settings))
     disagreements = dict(_disagreements(declared))
     problems = [sentence for sentences in faults.values() for sentence in sentences]
-    # Whether the others fit can only be said once these are put right.
+    # Whether the others fit is known only when these are corrected.
     usable = [
         name
         for name, by_node in declared.items()
@@ -217,7 +216,7 @@ def _place(
     allocations: Iterable[ModelAllocation],
 ) -> tuple[list[str], list[ModelAllocation], list[Replica]]:
     """
-    Place what fits; return the problems, the models that no lost node stops, and the replicas.
+    Place all that fits; return the problems, the models without removal refusals, and the replicas.
     """
     problems: list[str] = []
     staying = []
@@ -265,7 +264,7 @@ def _report(
     )
 
 
-# What stands in the way before anything is placed
+# Problems before the placement
 
 
 def without_reserved(node: Node, reserved: Collection[int]) -> Node:
@@ -280,7 +279,7 @@ def without_reserved(node: Node, reserved: Collection[int]) -> Node:
 def _node_problems(
     fleet: Mapping[str, Node], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Each node that cannot be planned with, and the sentences that say why."""
+    """Return the nodes that cannot be used, and the sentences why."""
     for name, wanted in sorted(settings.items()):
         if not wanted.serving:
             continue
@@ -301,7 +300,7 @@ def _node_problems(
 
 
 def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Served]]:
-    """For each model the nodes that declare it, with their declaration, both in order of name."""
+    """Return for each model the nodes that declare it with their declarations, sorted by name."""
     declared: dict[str, dict[str, Served]] = defaultdict(dict)
     for name, wanted in sorted(settings.items()):
         for model, declaration in wanted.serving.items():
@@ -312,7 +311,7 @@ def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, S
 def _disagreements(
     declared: Mapping[str, Mapping[str, Served]],
 ) -> Iterator[tuple[str, str]]:
-    """Each model that two nodes declare differently, with the sentence that says how."""
+    """Return each model that two nodes declare differently, with a sentence on the difference."""
     for name, by_node in declared.items():
         (first, reference), *rest = by_node.items()
         other = next((node for node, each in rest if vars(each) != vars(reference)), None)
@@ -330,7 +329,7 @@ def _disagreements(
         )
 
 
-# What there is to place, and on what
+# Demand and capacity
 
 
 def _node_capacities(
@@ -353,7 +352,7 @@ def _node_capacities(
         if alike not in kinds:
             kinds[alike] = Kind(
                 gpu=" and ".join(sorted({gpu.name for gpu in node.gpus})),
-                # Where a node's GPUs differ, a group may get the least of them.
+                # If a node's GPUs differ, a group may get the weakest of them.
                 memory_mib=min((gpu.memory_mib for gpu in node.gpus), default=0),
                 compute_capability=min(
                     (gpu.compute_capability for gpu in node.gpus), default=(0, 0)
@@ -370,7 +369,7 @@ def _node_capacities(
 
 
 def _cached_sizer(sizer: Sizer) -> Sizer:
-    """Ask once for each model and set of options: kinds of node share GPUs."""
+    """Return a sizer that computes each model and set of options once: kinds of node share GPUs."""
     known: dict[tuple[int, Options], Sizing] = {}
 
     def cached_sizer(description: Description, options: Options) -> Sizing:

@@ -1,5 +1,5 @@
 """
-Assign the port that each replica answers on, and its further ports. Pure.
+Assign the port on which each replica answers, and its additional ports. Pure.
 
 A port on a node has one user. A model's first replica on a node has the declared port, further ones
 the next that are free there. Skipped are the ports of exporters, foreign programs and other stages,
@@ -37,16 +37,16 @@ class Endpoint:
     explicit: bool
     """Whether `port` is set explicitly."""
     wished: int | None = None
-    """On which it answers now; None: it does not run, or it moves."""
+    """The port on which it answers now; None: it does not run, or it moves."""
     room: int = 1
-    """Replicas that a node can hold: so far from `declared` a port can be a replica's."""
+    """How many replicas a node can hold; it limits how far a replica's port is from `declared`."""
     width: int = 1
-    """Ports in a row that it needs on each node."""
+    """The number of consecutive ports that it needs on each node."""
     port: int = 0
-    """The result: the first of them."""
+    """The result: the first of its ports."""
 
     def ports(self, first: int) -> range:
-        """Return all of its ports, if this is the first one."""
+        """Return all ports of the replica that begin at `first`."""
         return range(first, first + self.width)
 
 
@@ -171,7 +171,10 @@ class _Ports:
         )
 
     def _is_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
-        """Return whether another model of a node declares one of its ports, or has it `written`."""
+        """
+        Return whether another model of a node declares one of the ports; with `written`, only
+        explicitly.
+        """
         return any(
             self._is_port_reserved(endpoint, at, written=written) for at in endpoint.ports(port)
         )
@@ -184,7 +187,7 @@ class _Ports:
         )
 
     def _explicit_key(self, endpoint: Endpoint) -> str:
-        """Return the key of another model that has one of the declared ports written."""
+        """Return the key of another model that sets one of the declared ports explicitly."""
         return next(
             f"serving.{model}.port"
             for node in endpoint.nodes
@@ -228,7 +231,10 @@ class _Ports:
 
 
 def _without_replica(user: str) -> str:
-    """Return the model of a replica's name; a setting's key and other programs unchanged."""
+    """
+    Return the model of a replica's name; return a setting's key or another program's name
+    unchanged.
+    """
     model, _, number = user.rpartition("-")
     return model if number.isdigit() else user
 

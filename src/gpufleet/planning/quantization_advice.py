@@ -17,8 +17,8 @@ from gpufleet.versions import numbers
 
 # FP8 tensor cores: Ada and Hopper (CUDA programming guide, compute capabilities).
 FP8_CAPABILITY = (8, 9)
-# vLLM's names for quantizing to FP8 while loading, the newer first: `fp8` until it came to mean
-# checkpoints only, `fp8_per_tensor` from 0.20 on.
+# vLLM's names for quantizing to FP8 while loading, the newer first: `fp8_per_tensor` from 0.20 on,
+# when `fp8` began to mean checkpoints only.
 FP8 = ("fp8_per_tensor", "fp8")
 
 
@@ -29,7 +29,7 @@ def advice(
     sizer: Sizer,
 ) -> Iterator[str]:
     """
-    Yield a sentence for each model and kind of node on which FP8 would do with fewer GPUs.
+    Yield a sentence for each model and kind of node on which FP8 weights would need fewer GPUs.
 
     Models that are already quantized, have no known description, or have their number of GPUs set
     by the operator are left alone.
@@ -42,7 +42,7 @@ def advice(
         if description.quantization is not None or "quantization" in served.flags:
             continue
         if served.tensor_parallel is not None:
-            continue  # the operator's own word, whatever would do
+            continue  # the operator has set the number of GPUs
         now = each.chosen.division
         method = _fp8_method(each)
         if now.gpus == 1 or method is None:
@@ -65,7 +65,10 @@ def advice(
 
 
 def _fp8_method(considered: CandidateSet) -> str | None:
-    """Return the name by which the release quantizes to FP8 while loading, if the GPU has it."""
+    """
+    Return the release's name for quantizing to FP8 while loading; None: the GPU or the release
+    cannot.
+    """
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None
     vllm = numbers(considered.kind.vllm)

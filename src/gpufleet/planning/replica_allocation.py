@@ -1,5 +1,5 @@
 """
-How many replicas a model still needs, which nodes they get, and the order of the models. Pure.
+Track how many replicas each model still needs, which nodes they get, and the order of models. Pure.
 
 The rules are those of `planner.py`; this module keeps the state: running replicas that may stay,
 placed ones, and the sentences about both.
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 UNSIZED = "its memory is unknown"
-"""In the sentence about a model that cannot be planned because its files were not read."""
+"""The beginning of the reason why a model cannot be planned without its files."""
 _NODES_NAMED = 4
 """Most nodes whose GPUs a refusal lists."""
 
@@ -48,7 +48,7 @@ class Replica:
 
     @property
     def id(self) -> str:
-        """Names it as its stages are named: `llama-0`."""
+        """Return the replica's name, which its stages share: `llama-0`."""
         return f"{self.model}-{self.number}"
 
     def stages(self) -> Iterator[Stage]:
@@ -131,17 +131,20 @@ class ModelAllocation:
 
     @property
     def required(self) -> int:
-        """The replicas that a plan must have."""
+        """Return the number of replicas that a plan must have."""
         return 1 if self.served.replicas == "fit" else self.served.replicas
 
     @property
     def share(self) -> int:
-        """The part of one GPU that a replica has, in thousandths; 0: it has whole ones."""
+        """Return a replica's share of one GPU, in thousandths; 0: it has whole GPUs."""
         return gpu_shares.thousandths(self.served.gpu_share or 0)
 
     @property
     def width(self) -> float:
-        """The GPUs of the largest group, or the share of one, as models are ordered by it."""
+        """
+        Return the number of GPUs of the largest group, or the share of one GPU; models are ordered
+        by it.
+        """
         return self.served.gpu_share or max(
             division.unit * division.units for division in self.divisions.values()
         )
@@ -150,7 +153,8 @@ class ModelAllocation:
         """
         Return a running replica's place, or why it may not stay there.
 
-        A replica that runs twice, because it was moved while its node was away, stays at one place.
+        If a replica runs twice, because it was moved while its node was away, one of its two places
+        stays.
         """
         stages = self.running[number]
         found = self._may_stay(stages)
@@ -261,16 +265,18 @@ class ModelAllocation:
         return room.displaced(gpus)
 
     def next_number(self) -> int:
-        """The lowest number that no replica has, including running ones that may stay."""
+        """Return the lowest unused replica number; running replicas that may stay use theirs."""
         while self._lowest in self.placed or self._lowest in self.keeping:
             self._lowest += 1
         return self._lowest
 
-    # What became of it
+    # Results
 
     @property
     def removal_refusals(self) -> list[str]:
-        """Why running multi-node replicas may not lose a node, unless a new plan is requested."""
+        """
+        Return why running multi-node replicas may not lose a node, unless a new plan is requested.
+        """
         usable = {room.name: room.indices for room in self.rooms}
         without = {room.name: unused_gpus(room.node) for room in self.rooms}
         losing = {}
@@ -279,7 +285,7 @@ class ModelAllocation:
                 node_removal.lost_nodes(place, self.fleet, usable, without)
                 for place in _group_by_nodes(stages)
             ]
-            # One that runs twice needs one place.
+            # A replica that runs twice needs only one place.
             losing[number] = {} if {} in losses else losses[0]
         return node_removal.refusals(self.name, self.served, self.running, losing)
 
@@ -408,7 +414,7 @@ class ModelAllocation:
         return f", or uncordon {join_names(closed)}" if closed else ""
 
     def moves(self) -> Iterator[ReplicaMove]:
-        """Yield running replicas that do not stay unchanged."""
+        """Yield the moves, restarts and stops of running replicas."""
         yield from self.twice
         for number, ran in self.running.items():
             now = self.placed.get(number)
@@ -490,7 +496,7 @@ class ModelAllocation:
             yield f"{count}{' each' if len(nodes) > 1 else ''} on {join_names(nodes)}"
 
     def _excluded_nodes(self) -> Iterator[str]:
-        """Nodes that declare the model and that can never have a replica."""
+        """Yield the nodes that declare the model but can never have a replica, with reasons."""
         for considered in self.considered.values():
             kind, nodes = considered.kind, join_names(considered.names)
             largest = kind.gpus if self.served.allow_pcie else max(kind.islands)
@@ -617,7 +623,10 @@ def _add_replica(
     picker: Picker | SharePicker,
     by_name: Mapping[str, ModelAllocation],
 ) -> bool:
-    """Place one more replica; displace what runs on its GPUs. False without room."""
+    """
+    Place one more replica; displace replicas that run on its GPUs. Return False if there is no
+    room.
+    """
     found = picker.next()
     if found is None:
         return False
@@ -660,7 +669,10 @@ def unused_gpus(node: Node) -> str:
 
 
 def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
-    """Order candidates that do not fit: fewest obstacles, fewest nodes, then the most GPUs."""
+    """
+    Return a key whose maximum is the closest candidate that does not fit: near the edge or not
+    checked, then fewest problems, fewest nodes, most GPUs.
+    """
     obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
     division = candidate.division
     nearer = candidate.verdict in {Verdict.NEAR, Verdict.UNKNOWN}

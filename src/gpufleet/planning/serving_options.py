@@ -88,7 +88,7 @@ def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
 
 
 def memory_gib(kind: Kind) -> float:
-    """Return the total that CUDA reports of one GPU, in GiB, or a little less."""
+    """Return the memory of one GPU that CUDA reports, in GiB, or a little less."""
     return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
 
 
@@ -102,7 +102,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _context_length(value: Any) -> int | None:
-    """As `_integer`; "auto" is -1 for vLLM: as much as fits."""
+    """Parse a number like `_integer`; "auto" gives -1, which means "as much as fits" for vLLM."""
     length = AUTO_LENGTH if value == "auto" else _integer(value)
     return length if length == AUTO_LENGTH or (length or 0) > 0 else None
 
@@ -130,7 +130,7 @@ def draft_model(served: Served) -> str | None:
 
 
 def config_overrides(served: Served) -> dict[str, Any]:
-    """Return what `flags` change of the model's config.json: `hf-overrides`, `rope-scaling`."""
+    """Return the changes of `flags` to the model's config.json: `hf-overrides`, `rope-scaling`."""
     flags = served.flags
     found = read_object(flags.get("hf-overrides"))
     if scaling := read_object(flags.get("rope-scaling")):

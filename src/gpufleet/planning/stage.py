@@ -22,13 +22,13 @@ class Group:
     networks: tuple[tuple[str, Network], ...]
     """Network of each node, in the order of ranks."""
     cluster_port: int
-    """First of the ports between its nodes."""
+    """The first port between its nodes."""
     side_channel_port: int = 0
-    """First of NIXL's; 0: the replica hands no KV cache over."""
+    """NIXL's first port; 0: the replica hands no KV cache over."""
     experts: bool | None = None
     """Whether the model has experts; None: not known."""
     ray: tuple[int, ...] | None = None
-    """The release of Ray beside vLLM; None: there is none in the lock."""
+    """The release of Ray beside vLLM; None: the lock has no Ray."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Handover:
     networks: tuple[tuple[str, Network], ...]
     """Network of each node on either side, by name."""
     port: int
-    """First of NIXL's side channel, one for each engine of the replica."""
+    """The first port of NIXL's side channel, which has one for each engine of the replica."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +47,7 @@ class Stage:
 
     model: str
     replica: int
-    """Counted over the whole fleet, from 0."""
+    """The replica's number in the whole fleet, from 0."""
     node: str
     gpus: tuple[int, ...]
     """NVML indices in the order of ranks: one tensor-parallel group after another, ascending."""
@@ -59,26 +59,26 @@ class Stage:
     data_parallel: int = 1
     expert_parallel: bool = False
     node_rank: int = 0
-    """Which of `nodes` this is; only rank 0 answers on the port."""
+    """The index of this node in `nodes`; only rank 0 answers on the port."""
     nodes: tuple[str, ...] = ()
-    """All nodes of the replica in the order of their ranks; empty: this one alone."""
-    # Their values may be lists and objects, which have no hash.
+    """All nodes of the replica in the order of their ranks; empty: only this node."""
+    # Values of flags may be lists and objects, which have no hash.
     flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
     """Flags that come from presets and settings, not from the operator's `flags`."""
     group: Group | None = None
-    """How it reaches the other nodes of its replica; None: there are none."""
+    """Networks and ports between the replica's nodes; None: it has only one node."""
     handover: Handover | None = None
-    """Connection to its prefill or decode partners; None: it does both."""
+    """Connection to its prefill or decode partners; None: it does prefill and decode itself."""
     kind: ModelKind = "generate"
-    """What its model is asked for."""
+    """The kind of requests to its model."""
     balancing: Balancing = "internal"
     """How requests are balanced over the engines of a replica that spans nodes."""
     gpu_share: float | None = None
-    """The part of its GPU's memory that it has; None: it has whole GPUs."""
+    """Its fraction of the GPU's memory; None: it has whole GPUs."""
 
     @property
     def id(self) -> str:
-        """Names the stage on its node and in the fleet: `llama-0`."""
+        """Return the stage's name on its node and in the fleet: `llama-0`."""
         return f"{self.model}-{self.replica}"
 
     @property
@@ -88,16 +88,18 @@ class Stage:
 
     @property
     def local_engines(self) -> int:
-        """Whole engines of data parallelism here; 0: an engine spans nodes."""
+        """
+        Return the number of whole data-parallel engines on this node; 0: an engine spans nodes.
+        """
         return len(self.gpus) // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
     def ports(self) -> tuple[int, ...]:
         """
-        The ports on which it listens for clients and probes; empty: it has no server.
+        Return the ports on which it listens for clients and probes; empty: it has no server.
 
-        With `external` balancing and several engines a node one for each engine, from `port` on,
-        and behind them one that tells whether all are ready (`--data-parallel-supervisor-port`).
+        With `external` balancing and several engines per node, each engine has a port, from `port`
+        on; the next port reports whether all are ready (`--data-parallel-supervisor-port`).
         """
         if len(self.nodes) < 2:
             return (self.port,)
@@ -112,49 +114,51 @@ class Stage:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that its servers load, of `adapters` or of the operator's flag."""
+        """
+        Return the names of the adapters that its servers load, from `adapters` or the operator's
+        flag.
+        """
         found = (each.value for each in self.flags if each.name == adapter_flags.MODULES)
         return adapter_flags.module_names(next(found, None))
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Ports of `ports` that complete prompts."""
+        """Return the ports in `ports` that complete prompts."""
         return self.ports[:-1] if len(self.ports) > 1 else self.ports
 
 
 @dataclass(frozen=True)
 class Running:
-    """A stage that runs on a node."""
+    """A stage that has a unit on a node."""
 
     model: str
     replica: int
     node: str
     gpu_uuids: tuple[str, ...]
-    """In the order of ranks."""
+    """UUIDs of its GPUs in the order of ranks."""
     port: int | None = None
-    """None: not known, any will do."""
+    """The port of its endpoint; None: unknown, any port is accepted."""
     rank: int = 0
     """Rank of the node in a multi-node replica."""
     release: str = ""
-    """The id of the release that its unit starts; "": not known."""
+    """The id of the release that its unit starts; "": unknown."""
     arguments: tuple[str, ...] = ()
-    """As its unit has them, by line."""
+    """The arguments in its unit, one item per line."""
     kind: ModelKind = "generate"
-    """What its model is asked for."""
+    """The kind of requests to its model."""
     side_channel: int = 0
-    """The first port of NIXL's; 0: it hands no KV cache over, or that is not known."""
+    """NIXL's first port; 0: it hands no KV cache over, or that is unknown."""
 
     @property
     def id(self) -> str:
-        """Names the stage as the plan does: `llama-0`."""
+        """Return the stage's name as in the plan: `llama-0`."""
         return f"{self.model}-{self.replica}"
 
     @property
     def servers(self) -> tuple[int, ...]:
         """
-        The ports on which it completes prompts, as its unit says; empty: it has no server.
-
-        As `Stage.servers` has them for what is planned.
+        Return the ports on which it completes prompts, from its unit; empty: it has no server. For
+        a planned stage, see `Stage.servers`.
         """
         has_server = any(line.endswith("vllm serve") for line in self.arguments)
         if self.port is None or (self.rank and (not has_server or "--headless" in self.arguments)):
@@ -167,17 +171,17 @@ class Running:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Names of the adapters that its servers load, as its unit has them."""
+        """Return the names of the adapters that its servers load, from its unit."""
         name = f"--{adapter_flags.MODULES} "
         found = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
         return adapter_flags.module_names(next(found, "").split())
 
     @property
     def cluster_port(self) -> int:
-        """First of the ports between its nodes; 0: single-node, or unknown."""
+        """Return the first port between its nodes; 0: single-node, or unknown."""
         if not self.nodes[1:]:
             return 0
-        # The first such line is the rank's; that of `vllm serve` comes behind it.
+        # The first such line belongs to the rank's program; that of `vllm serve` comes after it.
         ports = (line.partition(" ")[2] for line in self.arguments if line.startswith("--port "))
         found = next(ports, "")
         return int(found) if found.isdecimal() else 0
@@ -185,9 +189,8 @@ class Running:
     @property
     def nodes(self) -> tuple[str, ...]:
         """
-        All nodes of its replica in the order of their ranks, as its unit names them.
-
-        Only this one for a replica on one node, or where the unit's arguments are not known.
+        Return all nodes of its replica in the order of ranks, from its unit. Only this node for a
+        single-node replica, or if the unit's arguments are unknown.
         """
         named = (line.partition(" ") for line in self.arguments)
         found = tuple(value.partition("=")[0] for name, _, value in named if name == "--node")

@@ -1,4 +1,4 @@
-"""Suggest settings, each tried, for a model that does not fit.  Pure."""
+"""Suggest settings for a model that does not fit. Each suggestion is tried first.  Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def remedies(
     """
     Return settings that make a model fit on `nodes` nodes of a kind.
 
-    Each as `key: value` in backquotes, or two together if one is not enough. Each suggestion was
-    tried and suffices by itself.
+    Each is `key: value` in backquotes, or two of them if one is not enough. Each suggestion was
+    tried, and is enough by itself.
     """
 
     def evaluate(changes: Mapping[str, Any]) -> CandidateSet:
@@ -68,7 +68,7 @@ def remedies(
         more = _single_changes(changed, evaluate(least).candidates)
         found = [both for each in more if is_enough(both := {**least, **each})]
     first: dict[tuple[str, ...], str] = {}
-    for changes in found:  # of several values of one key the nearest, which comes first
+    for changes in found:  # of several values of one key, take the first: it is the smallest change
         words = " and ".join(_yaml(key, value) for key, value in changes.items())
         first.setdefault(tuple(changes), words)
     return tuple(first.values())
@@ -101,7 +101,7 @@ def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[d
         each.division.expert_parallel and each.division.data_parallel > 1 for each in judged
     ) and (
         "max-num-batched-tokens" not in served.flags
-    ):  # each GPU has room for the tokens of all engines
+    ):  # a GPU needs room for the tokens of all engines
         yield from ({"flags.max-num-batched-tokens": fewer} for fewer in (8192, 4096, 2048))
     if not served.allow_pcie:
         yield {"allow_pcie": True}
@@ -127,7 +127,7 @@ def _apply_changes(served: Served, changes: Mapping[str, Any]) -> Served:
     settings = {key: value for key, value in changes.items() if not key.startswith("flags.")}
     kept = dict(served.flags)
     if "gpu_share" in settings:
-        kept.pop(UTILIZATION, None)  # it follows from the share
+        kept.pop(UTILIZATION, None)  # the flag follows from the share
     return served.model_copy(update={**settings, "flags": {**kept, **flags}})
 
 

@@ -1,4 +1,6 @@
-"""Remarks on settings that start and work against nodes, models or clients.  Pure."""
+"""
+Warn of settings with which servers start, but do not suit the nodes, models or clients.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,7 @@ def remarks(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
     """
-    Return a sentence for each, with the key, its effect, and what to write.
+    Return a sentence for each such setting, with its key, its effect, and what to write.
 
     `documents` are the nodes' probes.
     """
@@ -51,7 +53,10 @@ def remarks(
 
 
 def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
-    """Prefill and decode are one model to clients: only decode is asked."""
+    """
+    Yield entries with the same name for clients. Prefill and decode count as one: clients ask only
+    decode.
+    """
     by_name: dict[str, list[str]] = defaultdict(list)
     asked_by_others = {served.prefill for served in declared.values()}
     for model, served in sorted(declared.items()):
@@ -68,7 +73,7 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
 
 
 def _parsers(model: str, served: Served) -> Iterator[str]:
-    """With another family's parser a model's tool calls and reasoning remain plain text."""
+    """Yield parsers of another model family: tool calls and reasoning would remain plain text."""
     name = served.model.rstrip("/").rpartition("/")[2]
     family = next(
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
@@ -94,7 +99,10 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 def _nvlink_unused(
     stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
 ) -> Iterator[str]:
-    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink and PCIe's P2P."""
+    """
+    Yield variables that disable NVLink and PCIe's P2P: NCCL_P2P_DISABLE, NCCL_P2P_LEVEL=LOC (NCCL's
+    manual).
+    """
     here, node = settings[stage.node], nodes.get(stage.node)
     if stage.tensor_parallel < 2 or node is None or here.vllm is None:
         return
@@ -145,7 +153,10 @@ def _offload(
     settings: Mapping[str, NodeSettings],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """`cpu-offload-gb` is of each GPU, `kv-offloading-size` of each engine (config/cache.py)."""
+    """
+    Yield offloading sizes above the node's memory: `cpu-offload-gb` is per GPU,
+    `kv-offloading-size` per engine (config/cache.py).
+    """
     memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
     if not isinstance(memory, int):
         return
@@ -172,7 +183,7 @@ def _offload(
 def _longest_answers(
     settings: Mapping[str, NodeSettings], declared: Mapping[str, Served]
 ) -> Iterator[str]:
-    """LiteLLM sends its default with each request that states no `max_tokens`."""
+    """Yield defaults of LiteLLM for `max_tokens` that leave no room for a prompt."""
     for _, here in sorted(settings.items()):
         for name, public in sorted(here.litellm.models.items()) if here.litellm else ():
             tokens = public.parameters.max_tokens
@@ -192,7 +203,10 @@ def _unknown_adapters(
     settings: Mapping[str, NodeSettings],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """NCCL_IB_HCA (NCCL's manual): names or their beginnings, `=` for whole ones, `^` for not."""
+    """
+    Yield NCCL_IB_HCA with unknown adapters (NCCL's manual: prefixes of names, `=` for exact names,
+    `^` to exclude).
+    """
     here = settings[stage.node]
     nics = value_or(documents.get(stage.node, {}).get("nics"))
     if here.vllm is None or not isinstance(nics, Mapping):

@@ -1,8 +1,8 @@
 """
 Refuse a replica that is too large for its nodes, and suggest what to write.  Pure.
 
-Contract: every suggested number and setting was tried with the model's own sizing: with it alone a
-replica fits on empty nodes.
+Contract: every suggested number and setting was tried with the model's sizing; it alone lets a
+replica fit on empty nodes.
 """
 
 from __future__ import annotations
@@ -105,7 +105,8 @@ class SizeRefusal:
                 yield f"raise `{key}` to {more}"
             if fewer or more:
                 return
-        # No number is enough alone: one after another goes down to 1, the last to what helps.
+        # No single number is enough: lower one after another to 1, the last one only as far as
+        # needed.
         lower: dict[str, int] = {}
         for key in keys:
             if last := self._first(key, range(self._requested(key) - 1, 0, -1), lower):

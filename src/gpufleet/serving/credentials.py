@@ -25,7 +25,7 @@ NOT_FOR_UNITS = (HF_TOKEN,)
 
 
 def secret_files(vllm: Vllm, serving: Mapping[str, Served]) -> dict[str, str]:
-    """Return the files of this machine that settings name, by the name of the credential."""
+    """Return the secret files on this machine that settings name, by the name of the credential."""
     variables = {f"{VARIABLE}.{name}": path for name, path in vllm.environment_files.items()} | {
         f"{VARIABLE}.{name}.{model}": path
         for model, served in serving.items()
@@ -56,7 +56,7 @@ def unit_credentials(stage: Stage, model: Served, names: Iterable[str] = ()) -> 
 
 def variable_credentials(stage: Stage, model: Served, names: Iterable[str]) -> tuple[str, ...]:
     """
-    Return those of a node's credentials that are variables of the stage's process.
+    Return the node's credentials that become variables of the stage's process.
 
     A model's variable, plain or from a file, overrides that of `vllm`.
     """

@@ -1,7 +1,7 @@
 """Check an operator's own flags and variables, before any plan.  Pure.
 
-For refusals of runs that have no plan: `flag_check.check_plan` judges the whole command line of
-each stage, and says what is found here in the same words.
+For runs that have no plan. `flag_check.check_plan` judges the whole command line of each stage, and
+reports these problems in the same words.
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 
 _Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
-"""The model, the message, and the settings that it is about."""
+"""The model, the message, and the settings that it concerns."""
 
-# Tensor and pipeline parallelism where an entry leaves them to the plan: what is refused with each
-# of these is refused with any.
+# Tensor and pipeline parallelism to try if an entry leaves them to the plan: a flag that is refused
+# with all of these is refused with any.
 _SHAPES = ((1, 1), (8, 1), (1, 8))
 
 
@@ -91,7 +91,7 @@ def _refused(
     except FleetError as error:
         yield from ((stage.model, problem, ()) for problem in error.problems)
         return
-    # What presets, `prefill` and `adapters` add may be what a flag is missing.
+    # Presets, `prefill` and `adapters` may add a flag that another flag requires.
     open_ended = bool(served.presets or served.prefill or served.adapters)
     for problem in check(release, begun.argv, begun.environment):
         if problem.refuses and not (open_ended and problem.kind is Kind.CONFLICT):

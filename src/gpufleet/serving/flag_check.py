@@ -35,11 +35,11 @@ from gpufleet.settings.variables import Origin
 Origins: TypeAlias = Mapping[str, Origin]
 """Where each top-level key of one node was set."""
 
-# What YAML reads back as the same text: all else is put in quotes.
+# Texts that YAML reads back unchanged; all others are quoted.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*|0|-?[1-9][0-9]*|0\.[0-9]*[1-9]")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  # YAML 1.1's own
 
-# The modules of flags/ on which no verdict rests: a new one counts until it is named here.
+# The modules of flags/ that affect no verdict. A new module counts until it is listed here.
 _NOT_JUDGING = {
     "explain",
     "extract",
@@ -68,8 +68,8 @@ class LaunchCommand:
     """
     A stage's command line and variables, and the settings that they come from.
 
-    `keys` has the path of the setting for each word of `argv`; `variables` that of each variable
-    that is an operator's. Variables without one are gpufleet's.
+    `keys` has the path of the setting for each word of `argv`, `variables` that for each of the
+    operator's variables. Variables without a path are gpufleet's.
     """
 
     stage: Stage
@@ -117,10 +117,9 @@ def check_plan(
     origins: Mapping[str, Origins] | None = None,
 ) -> tuple[str, ...]:
     """
-    Judge every stage of a plan by the packaged schemas; return what is worth knowing.
-
-    An unpackaged release is reported there: the deploy checks flags with its own files on each
-    node, before anything restarts. Raises `FleetError` with everything that would be refused.
+    Judge every stage of a plan by the packaged schemas; return remarks. A release without a
+    packaged schema is a remark: the deploy checks flags with its own files on each node, before
+    anything restarts. Raises `FleetError` with every flag that would be refused.
     """
     found = FlagFindings()
     known = frozenset(schema.versions())
@@ -168,10 +167,9 @@ def check_stage(
 @cache
 def check_fingerprint() -> str:
     """
-    Return the identity of the judging rules: SHA-256 over everything that affects a verdict.
-
-    The reader of releases, the rules, and this file; not the packaged schemas, which a release's
-    own files stand in for.
+    Return the identity of the judging rules: SHA-256 over everything that affects a verdict. These
+    are the reader of releases, the rules and this file. The packaged schemas do not count, because
+    a release's own files replace them.
     """
     flags = Path(schema.__file__).parent
     judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)
@@ -221,7 +219,7 @@ def _place(key: KeyPath, origins: Origins) -> str:
 
 
 def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
-    """Yield what to write, then what else a person must know."""
+    """Yield what to write, then further advice."""
     written = None if problem.rewritten is None else as_settings(problem.rewritten)
     variable = problem.kind is Kind.ENVIRONMENT
     if written == "":

@@ -1,4 +1,4 @@
-"""Whether the files that settings name are on the nodes whose servers read them.  Pure."""
+"""Check that the files named in settings exist on the nodes whose servers read them.  Pure."""
 
 from __future__ import annotations
 
@@ -25,10 +25,9 @@ def check_files(
     origins: Mapping[str, Origins],
 ) -> tuple[str, ...]:
     """
-    Return remarks on paths of planned servers whose nodes could not look for them.
-
-    `documents` are the nodes' probes; one that was not asked for a path says nothing of it. Raises
-    `FleetError` with every path that is not on a node whose server reads it.
+    Return remarks on paths of planned servers that could not be looked up on their nodes.
+    `documents` are the nodes' probes; a path that a probe did not look up is not judged. Raises
+    `FleetError` with every path that is missing on a node whose server reads it.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for stage in stages:
@@ -77,7 +76,7 @@ def _looked_for(
 
 
 def _is_marked(said: Any) -> bool:
-    """Return whether a download is marked as complete, so that no deploy loads it again."""
+    """Return whether a download is marked as complete, so that no deploy downloads it again."""
     return isinstance(said, Mapping) and said.get("marked") is True
 
 
@@ -85,9 +84,9 @@ _PUT_IT_THERE = "put it there, or write a path that every node that serves this 
 
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
-    """Return what is wrong with a path, and the remedy: "" for none that is known to be needed."""
+    """Return the problem of a path and its remedy; "" as the remedy: none is known to be needed."""
     if said == "folder" and key[-1] in ONE_FILE:
-        return "is a directory and no file", _PUT_IT_THERE
+        return "is a directory, not a file", _PUT_IT_THERE
     if not isinstance(said, Mapping):
         return "", ""
     lost = said.get("lost")
@@ -95,7 +94,7 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
         names = ", ".join(printable(str(each)) for each in lost[:3])
         why = f"has weights that cannot be loaded ({names}{', ...' if len(lost) > 3 else ''})"
         if served.is_path:
-            return why, "put them there again"
+            return why, "restore them there"
         return why, f"remove {model_directory(served)}/{MARK} there: a deploy then downloads them"
     if "missing" not in said:
         return "", ""
@@ -105,7 +104,7 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
 
 
 def _reads_safetensors(served: Served) -> bool:
-    """Return whether vLLM loads the tensors of the index: not by a loader of another format."""
+    """Return whether vLLM loads the tensors in the index, not files of another format."""
     return served.flags.get("load-format", "auto") in {"auto", "hf", "safetensors"} and not (
         {"config-format", "model-loader-extra-config"} & served.flags.keys()
     )

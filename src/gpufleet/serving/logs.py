@@ -1,8 +1,8 @@
-"""The journals of a replica's ranks as one, by time.  Pure.
+"""Merge the journals of a replica's ranks by time.  Pure.
 
-Takes what `on_node/common/unit_journal.py` printed on each node, again and again where lines are
-followed. Lines have their own node's time: the order of two nodes' lines is as exact as their
-clocks, and known differences are reported.
+Takes the output of `on_node/common/unit_journal.py` on each node, repeatedly if lines are followed.
+Lines have the time of their own node, so the order of two nodes' lines is as exact as their clocks;
+known differences are reported.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from gpufleet.on_node.common.stage_units import PREFIX, SUFFIX
 from gpufleet.remote import payload
 from gpufleet.sanitize import printable
 
-# Of one round: ten times what terminals usually keep.
+# Limit of lines in one round: ten times what terminals usually keep.
 MOST_LINES = 10_000
 FOLLOWED_LINES = 5000
-# Two nodes that keep time by NTP differ by some milliseconds; lines that cause each other come
-# closer than this only by chance.
+# Clocks of two nodes with NTP differ by some milliseconds; related lines of two nodes are closer
+# than this only by chance.
 CLOCK_MILLISECONDS = 100
 
 _AGO = re.compile(r"-?(\d+) ?(s|m|min|h|d)")
 _SECONDS = {"s": 1, "m": 60, "min": 60, "h": 3600, "d": 86400}
 _ID = re.compile(r"[\w.-]+-\d+")
-# vLLM colours its prefixes; colours are no danger and no use.
+# vLLM colours its prefixes; the colours are harmless and useless.
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
 
@@ -38,14 +38,14 @@ class Line:
     """One line of one rank's journal."""
 
     microseconds: int
-    """Since 1970, by the node's clock."""
+    """Seconds since 1970, by the node's clock."""
     node: str
     order: int
-    """Among the lines of that node, which may share a time."""
+    """Position among the lines of the node, which may have equal times."""
     rank: int | None = field(compare=False)
     pid: int | None = field(compare=False)
     priority: int | None = field(compare=False)
-    """syslog's: 3 is an error."""
+    """syslog's priority: 3 is an error."""
     text: str = field(compare=False)
 
     @property
@@ -71,14 +71,14 @@ class Journals:
     """
     A replica's journals while they are read.
 
-    `program(node)` is the next query to a node, `take(answers)` returns the received lines. What is
-    worth knowing beside them is in `notes`, said once; `whole` is false once lines are missing.
+    `program(node)` is the next query to a node, `take(answers)` returns the received lines. `notes`
+    has remarks, each once; `whole` is false once lines are missing.
     """
 
     replica: str
     """Its id: `llama-0`."""
     lines: int
-    """The most that the first round returns."""
+    """The maximum of lines in the first round."""
     when: Mapping[str, float]
     """`parse_since()`'s."""
     notes: list[str] = field(default_factory=list)
@@ -119,7 +119,8 @@ class Journals:
 
     def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
         """
-        Return the lines of one round, oldest first; of the first one the last `lines` of all.
+        Return the lines of one round, oldest first; in the first round the last `lines` of all
+        nodes.
 
         Raises `FleetError` if after the first round no node knows the replica.
         """
@@ -146,7 +147,7 @@ class Journals:
             except _UnreadError as why:
                 self._lost(node, str(why))
                 continue
-            # A node that is broken or hostile costs the others nothing.
+            # A broken or hostile node must not affect the others.
             except (
                 AttributeError,
                 IndexError,
@@ -215,13 +216,13 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
         for order, (at, pid, priority, text) in enumerate(lines)
     ]
     for line in found:
-        _ = line.time  # raises for one that no calendar has
+        _ = line.time  # raises for a time that is not a date
     return found
 
 
 def parse_since(text: str | None) -> dict[str, float]:
     """
-    Return the start time of wanted lines, in the form of `on_node/common/unit_journal.py`.
+    Return the start time of the requested lines, in the form of `on_node/common/unit_journal.py`.
 
     Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
     (UTC, unless it names a zone). Raises `FleetError`.
@@ -237,16 +238,15 @@ def parse_since(text: str | None) -> dict[str, float]:
         moment = dt.datetime.fromisoformat(text.strip())
     except ValueError:
         raise FleetError(
-            f"--since {text!r} is not a time: give 10m (s, m, h, d) or 2026-11-21T19:40 (UTC)"
+            f"--since {text!r} is not a time: write 10m (s, m, h, d) or 2026-11-21T19:40 (UTC)"
         ) from None
     return {"at": (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).timestamp()}
 
 
 def format_lines(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
     """
-    Return lines as a terminal may show them: time, node, rank, what was said.
-
-    A message of several lines is indented from its second on: it cannot pass for another's.
+    Return lines for a terminal: time, node, rank, message. From its second line on a message is
+    indented, so that it cannot look like a line of another rank.
     """
     width = max(map(len, nodes), default=0)
     return [_one(line, width) for line in lines]

@@ -1,4 +1,4 @@
-"""Cordons, drains and locks by people and upgrades, read from the nodes.  Pure."""
+"""Read cordons, drains and locks of people and upgrades from nodes' answers.  Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Change:
     """An upgrade that locks nodes: it is running, or waits to be resumed."""
 
     lock: Lock
-    """As the first of its nodes has it."""
+    """The lock as the first of its nodes reports it."""
     nodes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
@@ -35,13 +35,13 @@ class OutOfService:
     """Marks of people and upgrades on nodes; gateways send nothing to drained replicas."""
 
     cordoned: tuple[tuple[str, Mark], ...] = ()
-    """Pairs of (node, who and why)."""
+    """(node, cordon) pairs; the mark says who and why."""
     drained: tuple[tuple[str, str, Mark], ...] = ()
-    """Triples of (replica, node, who and why)."""
+    """(replica, node, drain mark); the mark says who and why."""
     changes: tuple[Change, ...] = ()
 
     def drains(self, replica: str, node: str) -> bool:
-        """Return whether a replica is drained there."""
+        """Return whether a replica is drained on a node."""
         return any((each, at) == (replica, node) for each, at, _ in self.drained)
 
     def as_json(self) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def out_of_service(
             read = {name: Mark.from_file(each) for name, each in found["drained"].items()}
             marks = {name: mark for name, mark in read.items() if mark}
             for each in (cordon, lock, *marks.values()):
-                iso(float(each.since) if each else None)  # raises for a time that no calendar has
+                iso(float(each.since) if each else None)  # raises for a time that is not a date
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
             why = f"{type(problem).__name__}: {problem}"
             unread.append(f"{node}: its cordon and drains cannot be read ({why})")

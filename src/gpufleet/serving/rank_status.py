@@ -14,8 +14,8 @@ from gpufleet.serving.readiness import likely_cause
 
 # rank.json is written every 5 s (on_node/rank/state.py); a node under load gets a margin.
 STALE_SECONDS = 20
-# A rank's program notes the end of a group a moment before systemd notes the end of the program,
-# whose drain may take as long as settings allow by default.
+# A rank's program records the end of a group before systemd records the end of the program; between
+# them is a drain, of at most the default time.
 SAME_END_SECONDS = 120
 WENT_DOWN = "the node went down without a shutdown: power, a crash or a reset"
 
@@ -28,12 +28,12 @@ class Health(StrEnum):
     STARTS = "starts"
     BUSY = "busy"
     UNKNOWN = "unknown"
-    WRONG = "wrong"  # it answers, and not as it should
+    WRONG = "wrong"  # it answers, but not as planned
     DOWN = "down"
 
     @property
     def is_good(self) -> bool:
-        """Return whether nothing is amiss."""
+        """Return whether the state is good."""
         return self in {Health.SERVES, Health.RUNS}
 
 
@@ -49,7 +49,7 @@ _HEALTH = {
 
 @dataclass(frozen=True)
 class LastRestart:
-    """The last time that a stage ended and came back, in seconds since 1970, and why."""
+    """When and why a stage last ended and was started again; times in seconds since 1970."""
 
     when: float
     cause: str
@@ -63,22 +63,22 @@ class RankStatus:
     rank: int
     health: Health
     why: str = ""
-    """For the operator, one line or a few; "" where it serves."""
+    """Text for the operator, of one or more lines; "": it serves."""
     since: float | None = None
-    """When its unit entered its present state, in seconds since 1970."""
+    """When its unit entered the present state, in seconds since 1970."""
     gpus: tuple[str, ...] = ()
     """UUIDs in the order of ranks."""
     indices: tuple[int, ...] = ()
-    """NVML indices of the same GPUs; empty: not known."""
+    """NVML indices of the same GPUs; empty: unknown."""
     port: int | None = None
     """Port of the endpoint; None: this rank has no endpoint."""
     ports: tuple[int, ...] = ()
-    """`port`, and those of the node's other engines where each engine has its own server."""
+    """`port`, and the ports of the node's other engines if each engine has its own server."""
     release: str = ""
     kind: str = "generate"
-    """What its model is asked for, as its unit says."""
+    """The kind of requests to its model, from its unit."""
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that its server loads, by name, as its unit says."""
+    """Names of the LoRA adapters that its server loads, from its unit."""
     restarts: int | None = None
     """Restarts by systemd, since the last manual start."""
     last_restart: LastRestart | None = None
@@ -89,7 +89,7 @@ class RankStatus:
     formed: float | None = None
     """When its incarnation began, in seconds since 1970."""
     stopped: bool = False
-    """Whether its unit was stopped, by people or a deploy, and not started since."""
+    """Whether a person or a deploy stopped its unit, and it was not started since."""
 
     def as_json(self) -> dict[str, Any]:
         """Plain values; times as ISO 8601 in UTC."""
@@ -125,7 +125,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def reason(missing: Mapping[str, Any]) -> str:
-    """Return why a value is missing, in words."""
+    """Return the words for why a value is missing."""
     words = str(missing.get("missing", "unknown")).replace("_", " ")
     if "seconds" in missing:
         words += f" after {missing['seconds']} s"
@@ -168,7 +168,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
 
 
 def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
-    """Judge one rank by its unit, its endpoint and, where it is one of several, by its group."""
+    """Judge one rank by its unit, its endpoint and, in a multi-node replica, its group."""
     seen = stage["seen"]
     unit = str(stage["unit"])
     properties = seen.get("unit", {})
@@ -201,7 +201,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     if group is not None and not group[0].is_good:
         return group
     if stage["url"] is None and health is Health.STARTS:
-        # It answers nowhere: its unit and its group are all that is known.
+        # It has no endpoint: only its unit and its group are known.
         return group or (Health.RUNS, "")
     if health is Health.SERVES:
         ill = [place for place, health in stage["engines"].items() if health.get("status") != 200]
@@ -224,7 +224,7 @@ def _health_answer(seen: Mapping[str, Any]) -> str:
 _PHASES = {
     "waiting": Health.STARTS,
     "refused": Health.WRONG,
-    "pausing": Health.DOWN,  # after several short lives in a row
+    "pausing": Health.DOWN,  # after several short runs in a row
     "starting": Health.STARTS,
     "running": Health.RUNS,
     "draining": Health.DOWN,
@@ -244,7 +244,10 @@ def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
         return Health.UNKNOWN, f"{unit}: rank.json cannot be read: {reason(state)}"
     silence = clock - float(state["at"])
     if silence > STALE_SECONDS:
-        return Health.UNKNOWN, f"{unit}: the rank's program has said nothing for {silence:.0f} s"
+        return (
+            Health.UNKNOWN,
+            f"{unit}: the rank's program has reported nothing in {silence:.0f} s",
+        )
     phase = str(state["phase"])
     health = _PHASES.get(phase, Health.UNKNOWN)
     told = f": {state['why']}" if state.get("why") else ""
@@ -261,8 +264,8 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     """
     Return when and why a stage last ended before its present run; None: unknown.
 
-    `stage` is one of on_node/serving/status.py's. A rank's own report explains best why its group
-    ended; systemd's report explains best how a killed program ended.
+    `stage` is one of on_node/serving/status.py's. The rank's own report is preferred for why a
+    group ended, systemd's for how a killed program ended.
     """
     unit = _by_unit(stage, boot_id)
     end = stage["state"].get("last_end")
@@ -274,7 +277,7 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     if unit is None:
         return group
     if abs(unit.when - group.when) <= SAME_END_SECONDS:
-        # The rank's program itself ends with 1 whenever its group is over.
+        # The rank's program itself exits with 1 whenever its group has ended.
         told = "" if unit.cause == "exit status 1" else f" ({unit.cause})"
         return replace(group, cause=group.cause + told)
     return max(unit, group, key=lambda each: each.when)

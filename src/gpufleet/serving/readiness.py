@@ -1,6 +1,6 @@
 """Judge whether a stage is ready, still starting, or dead, and why. Pure.
 
-Takes what `on_node/serving/endpoints.py` printed about one stage. A stage is ready when its unit
+Takes the output of `on_node/serving/endpoints.py` about one stage. A stage is ready when its unit
 is active, `/health` is 200, its model is listed and one question for its kind was answered:
 `/health` alone stays 200 while a server drains, while a remote rank is dead and while the engine is
 frozen.
@@ -29,7 +29,7 @@ _ASKED = {
     "reward": "the pooling of one word",
     "transcribe": "a transcription of one second",
 }
-"""The request for each kind of model, in words: on_node/serving/questions.py."""
+"""The test request for each kind of model, in words: on_node/serving/questions.py."""
 _GENERATING = frozenset({"generate", "picture", "transcribe"})
 
 
@@ -38,15 +38,15 @@ class State(StrEnum):
 
     READY = "ready"
     WAITING = "waiting"  # alive, not answering yet
-    DEAD = "dead"  # its unit is not running, or died while we waited
-    BUSY = "busy"  # it is healthy, and a completion took longer than we wait: busy, or frozen
-    WRONG = "wrong"  # it answers, and the answer is not what the plan says
-    UNKNOWN = "unknown"  # it could not be asked
+    DEAD = "dead"  # its unit is not running, or died during the wait
+    BUSY = "busy"  # it is healthy, but a completion took longer than the limit: busy, or frozen
+    WRONG = "wrong"  # it answers, but differs from the plan
+    UNKNOWN = "unknown"  # it could not be queried
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The result of one look at a stage: `text` is for the operator, one line or a few."""
+    """The verdict on a stage; `text` is for the operator, of one or more lines."""
 
     state: State
     text: str
@@ -122,8 +122,8 @@ def verdict(
     Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
     been started with (None: not compared); `keyed`: a request without the API key must be refused;
     `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
-    often has died; `adapters` are listed, and each answers by its name, where the model was asked
-    itself; `alone`: no other model may be listed.
+    often has died; `adapters` are listed, and each must answer by its name if the model answered;
+    `alone`: no other model may be listed.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -186,7 +186,7 @@ def _adapter_verdict(
         return Verdict(
             State.WRONG,
             f"{unit}: also serves {', '.join(others)}, which no unit of gpufleet loads: restart it "
-            "(`systemctl restart` on its node), and find out who loaded it",
+            "(`systemctl restart` on its node), and find out what loaded it",
         )
     answers = seen.get("adapters", {})
     for name in sorted(adapters) if "completion" in seen else ():
@@ -203,12 +203,12 @@ def _adapter_verdict(
 
 
 def _progress(seen: Mapping[str, Any]) -> str:
-    """Return which tokens a server counts: pooling models generate none."""
+    """Return the kind of tokens that a server counts: pooling models generate none."""
     return "generation" if seen.get("kind", "generate") in _GENERATING else "prompt"
 
 
 def _other_kind(seen: Mapping[str, Any]) -> str:
-    """Return the setting to write if a server is asked for a task that its model does not have."""
+    """Return advice if a server got a request for a task that its model does not have."""
     kind = seen.get("kind", "generate")
     if questions.UNRANKED in str(seen["completion_error"].get("error", "")):
         return (
@@ -277,7 +277,7 @@ def not_ready_error(deadline_seconds: int, unit: str, lines: Sequence[str]) -> F
 
 @dataclass(frozen=True)
 class Endpoint:
-    """One stage's endpoint as the node itself reaches it."""
+    """A stage's endpoint at the address that the node itself uses."""
 
     id: str
     unit: str
@@ -289,7 +289,7 @@ class Endpoint:
     peers: tuple[str, ...] = ()
     """The other nodes of its replica."""
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that it answers to, by name."""
+    """Names of the LoRA adapters that it serves."""
 
     def parameters(self) -> dict[str, Any]:
         """Return its parameters for on_node/serving/endpoints.py."""

@@ -16,7 +16,7 @@ class Server:
     stage: str
     """The replica's id, as in its unit's name: `tiny-0`."""
     number: int
-    """From 1; 0: the only one of its stage on the node."""
+    """The server's number, from 1; 0: the only server of its stage on the node."""
     model: str
     """Its entry in `serving`."""
     port: int
@@ -36,9 +36,8 @@ def running_servers(found: Iterable[Running]) -> tuple[Server, ...]:
 
 def planned_and_running(planned: Iterable[Server], running: Iterable[Server]) -> tuple[Server, ...]:
     """
-    Return the servers of a plan, and those that still run until it is carried out.
-
-    Of a server that is both, the adapters that it loads before and after.
+    Return the servers of a plan, and those that still run until it is carried out. A server that is
+    both has the adapters from before and after.
     """
     runs = {_identity(each): each for each in running}
     found = [

@@ -1,8 +1,8 @@
 """Report which replicas serve, which do not, and what ended them last. Pure.
 
-Takes what `on_node/serving/status.py` printed on each node, and what is declared. A replica serves
-when every endpoint of it is ready (`readiness.py`) and every rank of it is in one and the same
-incarnation. A replica without an answer is unknown, which does not count as serving.
+Takes the output of `on_node/serving/status.py` on each node, and the declaration. A replica serves
+when all its endpoints are ready (`readiness.py`) and all its ranks are in the same incarnation. A
+replica without an answer is unknown, which does not count as serving.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpufleet.serving.rank_status import Health, RankStatus, rank_status, reason
 from gpufleet.settings.node_variables import NodeVars
 
 SCHEMA = 1
-"""Version of `FleetStatus.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `FleetStatus.as_json()`; increased when a key changes its meaning or is removed."""
 
 _WORST_FIRST = tuple(reversed(Health))
 
@@ -37,18 +37,18 @@ class ReplicaStatus:
 
     @property
     def id(self) -> str:
-        """Names it as the plan does: `llama-0`."""
+        """Return the replica's name as in the plan: `llama-0`."""
         return f"{self.model}-{self.number}"
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """The LoRA adapters that its servers load, by name."""
+        """Return the names of the LoRA adapters that its servers load."""
         return tuple(sorted({name for rank in self.ranks for name in rank.adapters}))
 
     @property
     def incarnation(self) -> str:
         """
-        The incarnation that its ranks agree on; "" for a single-node replica, or without agreement.
+        Return the common incarnation of its ranks; "": a single-node replica, or ranks that differ.
         """
         found = {rank.incarnation for rank in self.ranks}
         return found.pop() if len(found) == 1 else ""
@@ -74,7 +74,7 @@ class FleetStatus:
     silent: Mapping[str, str]
     """{node: a sentence why nothing is known of its stages}."""
     missing: tuple[str, ...] = ()
-    """A sentence for each model that has fewer replicas than are declared."""
+    """A sentence for each model with fewer replicas than declared."""
     remarks: tuple[str, ...] = ()
     out: OutOfService = field(default_factory=OutOfService)
     may_have: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class FleetStatus:
 
     @property
     def serves(self) -> bool:
-        """Return whether all that is declared serves, and nothing is unknown."""
+        """Return whether all declared replicas serve, and nothing is unknown."""
         good = all(replica.health is Health.SERVES for replica in self.replicas)
         return good and not self.silent and not self.missing
 
@@ -122,10 +122,9 @@ def fleet_status(
     whole: bool = True,
 ) -> FleetStatus:
     """
-    Return how the fleet's replicas are.
-
-    `answers` has on_node/serving/status.py's document, or a sentence, for each node that was asked;
-    `whole`: that is all of the fleet, so replicas that are declared and not found are missing.
+    Return the state of the fleet's replicas. `answers` has the document of
+    on_node/serving/status.py, or a sentence, for each queried node. `whole`: these are all nodes of
+    the fleet, so a declared replica that is not found is missing.
     """
     silent: dict[str, str] = {}
     remarks: list[str] = []
@@ -151,11 +150,11 @@ def fleet_status(
                     continue
                 key = str(stage["model"]), int(stage["replica"])
                 rank = rank_status(node, stage, answer)
-                rank.as_json()  # raises for a time that no calendar has
+                rank.as_json()  # raises for a time that is not a date
                 names = tuple(map(str, stage["nodes"]))
                 found[key].append(rank)
                 members[key] = max(members.get(key, ()), names, key=len)
-        # A node that is broken or hostile costs the others nothing.
+        # A broken or hostile node must not affect the others.
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
             silent[node] = f"its answer is invalid ({type(problem).__name__}: {problem})"
     replicas = tuple(
@@ -242,7 +241,7 @@ def _absent(
 
 
 def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
-    """Yield a sentence if ranks that run are of several incarnations."""
+    """Yield a sentence if the running ranks have different incarnations."""
     running = [rank for rank in ranks if rank.health.is_good and rank.incarnation]
     if len({rank.incarnation for rank in running}) > 1:
         which = ", ".join(f"rank {rank.rank} {rank.incarnation}" for rank in running)
@@ -252,7 +251,9 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
 def _compared(
     replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars]
 ) -> tuple[dict[str, str], tuple[str, ...]]:
-    """Return a sentence by model that has too few replicas, and sentences on undeclared ones."""
+    """
+    Return {model: sentence} for models with too few replicas, and sentences on undeclared models.
+    """
     counts: dict[str, int] = defaultdict(int)
     for replica in replicas:
         counts[replica.model] += 1
@@ -292,9 +293,8 @@ def _may_have(
 
 def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
     """
-    Return the adapters that each model is declared with, by name.
-
-    Without the models whose own `flags` name what they load.
+    Return the names of each model's declared adapters. Models whose own `flags` name adapters are
+    left out.
     """
     return {
         model: tuple(sorted(served.adapters))
@@ -307,7 +307,7 @@ def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, 
 def _adapter_remarks(
     replicas: Iterable[ReplicaStatus], declared: Mapping[str, NodeVars]
 ) -> Iterator[str]:
-    """Yield a sentence for each replica that runs with other adapters than are declared."""
+    """Yield a sentence for each replica whose adapters differ from the declared ones."""
     wanted = declared_adapters(declared)
     for replica in replicas:
         loads = {*replica.adapters}

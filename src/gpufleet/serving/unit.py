@@ -1,12 +1,10 @@
 """
-From a stage of the plan to the systemd unit that runs it. Pure, but for reading `templates/`.
+Render the systemd unit of a stage. Pure, except that it reads `templates/`. A unit shows everything
+with which the stage is started, one flag per line: `systemctl cat` shows the whole configuration, a
+diff of two units the whole change. Secrets are the exception: the unit only names their files.
 
-Everything a stage is started with is visible in its unit, one flag a line: `systemctl cat` shows
-the whole truth of a node, a diff of two units the whole change. Secrets are the exception: the
-unit names their files only.
-
-Nothing reaches a unit file unescaped: gpufleet's values go through `systemd_quote`, names are
-checked by patterns that leave nothing to escape (`settings.ModelName`).
+Nothing reaches a unit file unescaped: gpufleet's values go through `systemd_quote`, names match
+patterns without characters to escape (`settings.ModelName`).
 """
 
 from __future__ import annotations
@@ -52,7 +50,9 @@ class UnitFile:
     path: str
     content: str
     fingerprint: str
-    """SHA-256 over everything the process is started with; a changed one means a restart."""
+    """
+    SHA-256 over everything with which the process is started; if it changes, the unit is restarted.
+    """
 
     @property
     def file(self) -> File:
@@ -76,9 +76,9 @@ def render_unit(
     """
     Return the unit that runs `stage` out of the release with id `release`.
 
-    `toolkit` is `cuda.toolkit` of the node ("13-0"). `credentials` are the SHA-256 of what lies in
-    /etc/vllm/credentials, by file name: a changed key is a reason to restart.
-    Raises `FleetError` for arguments and variables that no process can be given.
+    `toolkit` is `cuda.toolkit` of the node ("13-0"). `credentials` has the SHA-256 of the files in
+    /etc/vllm/credentials, by name: a changed key causes a restart. Raises `FleetError` for
+    arguments and variables that no process can be given.
     """
     hashes = dict(credentials or {})
     open_without = stage.servers or not stage.group
@@ -140,17 +140,16 @@ def stop_seconds(model: Served) -> int:
     """
     Return the time limit for stopping the model's stages: TimeoutStopSec= of their units.
 
-    The drain, then 5 s that vLLM gives its workers (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS), then
-    25 s to exit; systemd kills what is left.
+    It is the drain, then 5 s that vLLM gives its workers (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS),
+    then 25 s to exit; systemd then kills the remaining processes.
     """
     return model.drain_seconds + 30
 
 
 def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
     """
-    Return the lines of ExecStart= behind the program, quoted as systemd reads them.
-
-    The program is `vllm serve`; of a replica over nodes the rank's, which starts that.
+    Return the lines of ExecStart= after the program, quoted for systemd. The program is `vllm
+    serve`; in a multi-node replica it is the rank's program, which starts `vllm serve`.
     """
     said = [line for _, line in engine().arguments(stage, model, vllm)]
     if stage.group:
@@ -173,11 +172,10 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
 
 def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     """
-    Return the fingerprint of what all ranks of a replica are started with, 16 digits.
-
-    Ranks with different ones do not form a group: ranks on nodes that a deploy has already reached
-    wait for the others. It excludes what differs by node, and what follows from the list of nodes,
-    which the ranks compare themselves.
+    Return a fingerprint, of 16 digits, of the start parameters that all ranks of a replica share.
+    Ranks with different fingerprints do not form a group: ranks on nodes that a deploy has already
+    reached wait for the others. It excludes what differs by node, and what follows from the list of
+    nodes, which the ranks compare themselves.
     """
     said = [line for _, line in engine().arguments(replace(stage, node_rank=0), model, vllm)]
     variables = engine().replica_variables(model) | vllm.environment | model.environment
@@ -215,11 +213,11 @@ def _programs() -> str:
 
 
 def _is_in_a_home(directory: str) -> bool:
-    # What systemd.exec(5) says ProtectHome= hides.
+    # The directories that ProtectHome= hides (systemd.exec(5)).
     return directory.startswith(("/home/", "/root/", "/run/user/"))
 
 
-# Drop-ins for units that packages bring
+# Drop-ins for packages' units
 
 
 def drop_in(
@@ -231,11 +229,9 @@ def drop_in(
     **variables: Any,
 ) -> UnitFile:
     """
-    Return the drop-in that template `name` makes for `unit`, which a package brings.
-
-    The template has `unit`, `started` (the line that records what the process was started with) and
-    `variables`. `started_with` is everything else that the process reads: versions, contents of
-    files.
+    Return the drop-in from template `name` for `unit`, a package's unit. The template gets `unit`,
+    `started` (the line that records the process' fingerprint) and `variables`. `started_with` is
+    everything else that the process reads: versions, contents of files.
     """
     path = f"{UNIT_DIRECTORY}/{unit}.d/gpufleet.conf"
     return _render(name, unit, path, started_with, templates, **variables)
@@ -266,7 +262,7 @@ def _render(
     if "" in started_with:
         raise ValueError("the empty name stands for the text itself")
     source = load_template(name, templates)
-    # Rendered twice: the fingerprint covers all of the text but itself.
+    # Rendered twice: the fingerprint covers the text without itself.
     bare = source.render(unit=unit, started="", **variables)
     fingerprint = _fingerprint({**started_with, "": bare})
     content = source.render(unit=unit, started=started_line(fingerprint), **variables)

@@ -70,7 +70,7 @@ _WITHOUT_APT = frozenset(
 def system_problems(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> Iterator[str]:
-    """Yield a sentence for each node whose system has none of the packages that serving needs."""
+    """Yield a sentence for each node whose system lacks the packages that serving needs."""
     for name, document in sorted(documents.items()):
         system = document["os_release"].get("id")
         if settings[name].serving and isinstance(system, str) and system in _WITHOUT_APT:
@@ -91,7 +91,7 @@ def required_state(
     apart: bool = False,
 ) -> DesiredState:
     """
-    Return what a node needs before it can hold a release; `apart`: without files that units read.
+    Return the desired state of a node before its releases; `apart`: without files that units read.
     """
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
@@ -220,7 +220,7 @@ def _start_seconds(stage: Stage, stages: Iterable[Stage], settings: NodeSettings
 
 
 def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
-    """Return the seconds after which waiting for all endpoints ends, whatever else happens."""
+    """Return the time limit in seconds for the wait for all endpoints."""
     every = tuple(stages)
     return max((_start_seconds(stage, every, settings) for stage in every), default=0) + 300
 
@@ -270,7 +270,7 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
             problems.append(f"{path} is empty: write the secret into it")
         elif name in _ONE_LINE and any(byte < 0x20 or byte > 0x7E for byte in content.strip()):
             problems.append(
-                f"{path} has more than one line, or characters that an HTTP header cannot have, "
+                f"{path} has more than one line, or characters that an HTTP header cannot contain, "
                 "so clients could not send it: write one line of ASCII into it, such as `openssl "
                 "rand -hex 32` prints"
             )

@@ -1,4 +1,4 @@
-"""Configuration and unit of a node's watchdog, from the plan.  Pure.
+"""Render the configuration and unit of a node's watchdog from the plan.  Pure.
 
 The program is `on_node/watchdog/watchdog.py`; docs/monitor/watchdog.md says what it does.
 """
@@ -28,8 +28,8 @@ TEXTFILE = textfile.DIRECTORY
 METRICS = f"{TEXTFILE}/watchdog.prom"
 DUMPS = f"{STATE}/dumps"
 
-# Since then the servers give a request with X-data-parallel-rank to that engine: read since 0.11.1
-# (vllm-project/vllm#24945), honoured since 0.12 (#29002).
+# Since this release servers pass a request with X-data-parallel-rank to that engine: read since
+# 0.11.1 (vllm-project/vllm#24945), honoured since 0.12 (#29002).
 PINS_SINCE = (0, 12)
 
 
@@ -50,10 +50,9 @@ def configuration(
     port: int | None = None,
 ) -> str:
     """
-    Return what the watchdog of a node reads.
-
-    `address` is where the node reaches its own servers, `release` the id of the release that they
-    run, `version` vLLM's. Gateways ask it at `listen` and `port`; None: none does.
+    Return the configuration of a node's watchdog. `address` is the node's own address of its
+    servers, `release` the id of their release, `version` that of vLLM. Gateways query the watchdog
+    at `listen` and `port`; None: no gateway does.
     """
     told = [
         {
@@ -74,7 +73,7 @@ def configuration(
             "py_spy": [f"{RELEASES}/{release}/bin/py-spy", "/usr/local/bin/py-spy"],
         }
         for stage in sorted(stages, key=lambda stage: stage.id)
-        # A rank without a server has nothing to be asked; its head's server tells of it.
+        # A rank without a server cannot be queried; the server of its head reports on it.
         if stage.servers
     ]
     place = {"address": listen, "port": port} if port else None
@@ -83,7 +82,7 @@ def configuration(
 
 
 def service(told: str) -> UnitFile:
-    """Return the unit, restarted by another configuration and by another program."""
+    """Return the watchdog's service; it restarts if its configuration or program changes."""
     return unit.whole_unit(
         "watchdog/gpufleet-watchdog.service.j2",
         SERVICE,

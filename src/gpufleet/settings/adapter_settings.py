@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from gpufleet.settings.base import KeyPath, Setting, Sha256, pattern_rule
 
-# Clients write it, HAProxy's maps and `--lora-modules NAME=PATH` have it. Without `/`: it never
-# looks like a path.
+# Clients send it; HAProxy's maps and `--lora-modules NAME=PATH` contain it. It has no `/`, so that
+# it never looks like a path.
 AdapterName = Annotated[
     str,
     pattern_rule(
@@ -55,7 +55,7 @@ class Adapter(Setting):
 
     @property
     def is_path(self) -> bool:
-        """Return whether the adapter's files are declared to lie on the node already."""
+        """Return whether the adapter is a directory on the node, not a download."""
         return self.source.startswith("/")
 
     @model_validator(mode="after")
@@ -81,7 +81,7 @@ class Adapter(Setting):
 
 
 def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iterator[str]:
-    """Yield what is wrong with an entry's flags beside its adapters."""
+    """Yield the mistakes in an entry's flags that conflict with its adapters."""
     if adapters and (both := sorted(FLAGS & set(flags))):
         yield (
             f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`, and "
@@ -100,9 +100,9 @@ class NamedModel(NamedTuple):
 
 def name_clashes(models: Iterable[NamedModel]) -> Iterator[tuple[str, KeyPath, str]]:
     """
-    Yield each adapter whose name clients use for something else: its node, its key, the sentence.
+    Yield each adapter whose name clients also use for something else, as (node, key, sentence).
 
-    An entry that several nodes declare is one.
+    An entry that several nodes declare counts as one entry.
     """
     every = tuple(models)
     owners: dict[str, set[str]] = {}

@@ -19,7 +19,7 @@ def pattern_rule(pattern: str, what: str) -> AfterValidator:
     """
     Return the rule that a text has the form of a pattern; null passes.
 
-    A refusal says `what` is to be written, never the pattern.
+    The message says `what` to write; it does not show the pattern.
     """
 
     def has_form(text: str | None) -> str | None:
@@ -127,17 +127,21 @@ UnitName = Annotated[
     ),
     Field(description="Name of its systemd unit"),
 ]
-# What would begin another line of a configuration, or a command of a terminal.
+# Characters that begin a new line of a configuration, or a command to a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 class Setting(BaseModel):
-    """Base of all settings: an unknown key is a mistake, and nothing changes after reading."""
+    """
+    Base class of all settings: unknown keys are mistakes, and values do not change after reading.
+    """
 
     model_config = ConfigDict(extra="forbid", frozen=True, str_strip_whitespace=False)
 
     free_text: ClassVar[frozenset[str]] = frozenset()
-    """Keys whose texts may have line ends: they are quoted wherever they go."""
+    """
+    Keys whose texts may contain line breaks, because every file that receives them quotes them.
+    """
 
     @model_validator(mode="after")
     def _has_no_control_characters(self) -> Self:

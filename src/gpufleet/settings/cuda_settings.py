@@ -25,11 +25,11 @@ class Repository(Setting):
             "a file's name that ends in .deb, .pub, .asc or .gpg, as cuda-keyring_1.1-1_all.deb",
         ),
         Field(
-            description="File in the repository with its key: the keyring package or, for "
-            "dnf, the key itself, as D42D0685.pub",
+            description="File in the repository that holds its public key: the keyring package "
+            "or, for dnf, the key itself, as D42D0685.pub",
         ),
     ] = "cuda-keyring_1.1-1_all.deb"
-    keyring_sha256: Annotated[Sha256, Field(description="Hash of that file")]
+    keyring_sha256: Annotated[Sha256, Field(description="SHA-256 of the file `keyring`")]
 
 
 class Cuda(Setting):

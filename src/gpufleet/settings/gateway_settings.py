@@ -25,7 +25,7 @@ from gpufleet.settings.base import (
     pattern_rule,
 )
 
-# A word of HAProxy's configuration and a metric's label are made of it.
+# It becomes a word of HAProxy's configuration and the label of a metric.
 ClientName = Annotated[
     str,
     pattern_rule(
@@ -98,7 +98,7 @@ class VirtualAddress(Setting):
     interface: Annotated[
         str,
         pattern_rule(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
-        Field(description="Network interface that holds it"),
+        Field(description="Network interface that holds the address"),
     ]
     router_id: Annotated[
         int,

@@ -1,7 +1,7 @@
 """Settings of a node's GPU software: `gpu_lock` and `gpu`.
 
-Pure models. Which combinations cannot work is `gpu_software/lock_rules.py`'s; what the operating
-system calls the packages is `driver_packages.py`'s.
+Pure models. `gpu_software/lock_rules.py` refuses combinations that cannot work;
+`driver_packages.py` has the names of packages in each operating system.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from pydantic import Field, PositiveInt
 from gpufleet.settings.base import Seconds, Setting, Url, pattern_rule
 from gpufleet.settings.gpu_lock import PackageVersion
 
-# What modprobe.d(5) takes apart at blanks, a line for all of a module's options.
+# modprobe.d(5) has one line for all options of a module, and splits it at blanks.
 ModuleOption = Annotated[
     str, pattern_rule(r"[A-Za-z_]\w*", "an option's name: letters, digits and `_`, no digit first")
 ]

@@ -22,17 +22,18 @@ from pydantic import (
 from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, pattern_rule
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
-# What clients ask for, as `served_name` of `serving` may be.
+# The name that clients request; the same characters as `served_name` of `serving`.
 PublicName = Annotated[
     str, pattern_rule(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")
 ]
 
 # Releases on PyPI that were not its publisher's (2026): 1.82.7 and 1.82.8 stole credentials,
-# 1.107.0 is listed as compromised. A lock's hashes would bring exactly these.
+# 1.107.0 is listed as compromised. The hashes in a lock do not help: they would match exactly these
+# files.
 COMPROMISED = ("1.82.7", "1.82.8", "1.107.0")
 
 
-# A number in YAML; "0.2" in quotes and `true` are mistakes, which a server would meet much later.
+# A number in YAML; "0.2" in quotes and `true` are mistakes, which LiteLLM would report much later.
 Number = Annotated[float, Field(strict=True)]
 
 
@@ -64,12 +65,12 @@ class Parameters(Setting):
     repetition_penalty: Annotated[
         Number | None, Field(gt=0, le=10, description="Factor against repetition; 1: none")
     ] = None
-    seed: Annotated[StrictInt | None, Field(description="Seed of the draw")] = None
+    seed: Annotated[StrictInt | None, Field(description="Random seed")] = None
     stop: Annotated[tuple[StrictStr, ...] | None, Field(description="Texts that end an answer")] = (
         None
     )
     reasoning_effort: Annotated[
-        Literal["low", "medium", "high"] | None, Field(description="How long the model thinks")
+        Literal["low", "medium", "high"] | None, Field(description="How much the model reasons")
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, StrictBool | StrictInt | StrictStr] | None,
@@ -95,7 +96,7 @@ class PublicModel(Setting):
     parameters: Parameters = Parameters()
     fallbacks: Annotated[
         tuple[PublicName, ...],
-        Field(description="Names to try in this order if it fails"),
+        Field(description="Names to try, in this order, if this one fails"),
     ] = ()
 
 
@@ -124,7 +125,7 @@ class Litellm(Setting):
     ] = "/usr/bin/python3"
     index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
-    no_index: Annotated[bool, Field(description="Use find_links alone")] = False
+    no_index: Annotated[bool, Field(description="Use only find_links, no package index")] = False
     keep_releases: Annotated[
         int, Field(ge=0, description="Additional releases to keep on a node")
     ] = 1
@@ -146,8 +147,8 @@ class Litellm(Setting):
     networks: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks besides its own node that it may talk to; empty: none if "
-            "it listens on loopback and the gateway is on the same node, otherwise any"
+            description="Networks that LiteLLM may connect to, besides its own node; empty: "
+            "none if it listens on loopback and the gateway is on the same node, otherwise any"
         ),
     ] = ()
 
@@ -176,7 +177,7 @@ class Litellm(Setting):
 
     models: Annotated[
         dict[PublicName, PublicModel],
-        Field(description="Names over several entries, and defaults per name"),
+        Field(description="Names for several entries at once, and the defaults of a name"),
     ] = {}
     aliases: Annotated[
         dict[PublicName, PublicName],

@@ -91,13 +91,13 @@ class SettingEntry:
     key: str
     description: str
     type: str
-    """In words; "section" of one that has settings below it."""
+    """The type in words; "section": there are settings below it."""
     unit: str
-    """"" of what is no number."""
+    """The unit of a number; "": it has none, or is not a number."""
     default: str
-    """As YAML has it; "required": there is none, and it has to be set where its section is."""
+    """The default in YAML; "required": no default, so the key must be set if its section is."""
     example: str
-    """A line of YAML; "" of a section."""
+    """A line of YAML; "" for a section."""
     choices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -107,7 +107,7 @@ class SettingEntry:
 
 @cache
 def all_settings() -> Mapping[str, SettingEntry]:
-    """Return every setting and section by its key, in the order in which models have them."""
+    """Return every setting and section by its key, in the order of their declaration."""
     return {entry.key: entry for entry in _entries(NodeSettings, "")}
 
 
@@ -115,8 +115,8 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
     """
     Return the setting of a key, or the section of that key with all settings below it.
 
-    Your own names may stand where a key has `*`. Raises `FleetError` for a key that no setting
-    has, with near ones.
+    A name of your own is accepted in place of `*`. Raises `FleetError` for an unknown key, with
+    similar keys.
     """
     known = all_settings()
     wanted = _known_key(key.strip(".").split("."))

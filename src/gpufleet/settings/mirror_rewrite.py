@@ -112,8 +112,8 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
     """
     Yield what an offline node could not reach: (path of the key, sentence).
 
-    `settings` are mirrored. Any text with an address counts, also in environments and flags: a
-    node that has no way out waits for minutes before it says so.
+    `settings` are mirrored. Every text with an address counts, also in environments and flags:
+    without internet access a node reports a failed download only after minutes.
     """
     if not settings.offline:
         return

@@ -26,7 +26,7 @@ class Archive(Setting):
 
     url: Address
     suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
-    components: Annotated[tuple[str, ...], Field(description="None where the suite is /")] = (
+    components: Annotated[tuple[str, ...], Field(description="Leave it out if the suite is /")] = (
         "main",
     )
     key_file: Annotated[
@@ -35,7 +35,7 @@ class Archive(Setting):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Its components; none where it is flat, so that its suite ends in a slash."""
+        """Return the components; none for a flat archive, whose suite ends in a slash."""
         return () if self.suites[0].endswith("/") else self.components
 
     @model_validator(mode="after")

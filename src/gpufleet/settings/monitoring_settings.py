@@ -65,16 +65,14 @@ class Exporters(Setting):
     """TLS, login and address of a node's exporters."""
 
     tls: Annotated[Tls | None, Field(description="null: plain HTTP")] = None
-    basic_auth: Annotated[
-        BasicAuth | None, Field(description="null: every client that can connect")
-    ] = None
+    basic_auth: Annotated[BasicAuth | None, Field(description="null: no login is required")] = None
     listen: Annotated[
         IPvAnyAddress | None,
         Field(description="Address to bind; null: all addresses of the node"),
     ] = None
 
 
-# Flags are made of it: --collector.NAME.
+# It becomes part of a flag: --collector.NAME.
 Collector = Annotated[
     str, pattern_rule(r"[a-z][a-z0-9_]*", "a collector's name: a-z, 0-9 and `_`, a letter first")
 ]
@@ -200,8 +198,12 @@ class Alertmanager(Setting):
     ] = None
     port: Port = 9093
     listen: BindAddress = "127.0.0.1"
-    page: Annotated[Receiver | None, Field(description="null: shown, not sent")] = None
-    ticket: Annotated[Receiver | None, Field(description="null: shown, not sent")] = None
+    page: Annotated[
+        Receiver | None, Field(description="null: these alerts are shown, not sent")
+    ] = None
+    ticket: Annotated[
+        Receiver | None, Field(description="null: these alerts are shown, not sent")
+    ] = None
     heartbeat: Annotated[
         Receiver | None,
         Field(
@@ -236,7 +238,7 @@ class Grafana(Setting):
 
 
 class AlertChange(Setting):
-    """One of our alerts as you want it."""
+    """A change to one of gpufleet's alerts."""
 
     enabled: Annotated[bool, Field(description="false: omit the alert")] = True
     for_seconds: Annotated[Seconds | None, Field(ge=0, description="null: the default")] = None
@@ -254,7 +256,7 @@ class Monitoring(Setting):
     alertmanager: Annotated[
         Alertmanager | None, Field(description="null: no Alertmanager here")
     ] = Alertmanager()
-    grafana: Annotated[Grafana | None, Field(description="null: no dashboards are put there")] = (
+    grafana: Annotated[Grafana | None, Field(description="null: no dashboards are installed")] = (
         None
     )
     alerts: Annotated[

@@ -17,7 +17,8 @@ from gpufleet.formatting import suggestion
 @dataclass(frozen=True)
 class Groups:
     """
-    `members`: {group: its hosts, those of its children included}, parents before children.
+    Groups and their hosts. `members`: {group: its hosts and those of its children}, parents before
+    children.
 
     The order of the mapping is Ansible's order of precedence, least specific first: by depth, and
     by name where the depth is the same.

@@ -1,7 +1,7 @@
 """All settings of `group_vars/` and `host_vars/`, with defaults and descriptions.
 
-Pure: converts plain values to frozen models without reading files. `variables.py` knows which file
-set which key and puts that in front of every mistake found here.
+Pure: converts plain values to frozen models without reading files. `variables.py` knows the file
+that set each key, and puts its name before each mistake found here.
 
 Units are in the names (`_mib`, `_seconds`) or in the description.
 """
@@ -214,7 +214,10 @@ class NodeSettings(Setting):
         return self
 
     def with_serving(self, change: Callable[[str, Served], Served | None]) -> NodeSettings:
-        """Return the settings with each model as `change` gives it; with None it is left out."""
+        """
+        Return the settings with each model replaced by the result of `change`; None removes the
+        model.
+        """
         found = {model: change(model, served) for model, served in self.serving.items()}
         kept = {model: served for model, served in found.items() if served is not None}
         return self.model_copy(update={"serving": kept})
@@ -229,7 +232,7 @@ class NodeSettings(Setting):
 
     @property
     def ports(self) -> dict[str, int]:
-        """The ports that gpufleet's programs beside vLLM listen on, by their keys."""
+        """Return the ports of gpufleet's programs other than vLLM, by the key of the setting."""
         found = {"node_exporter.port": self.node_exporter.port}
         if watchdog := self.watchdog_port:
             found["vllm.watchdog_port"] = watchdog

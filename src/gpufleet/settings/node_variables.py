@@ -1,7 +1,7 @@
 """Validate a node's variables: gpufleet's settings, and pyinfra's own variables.
 
-Takes variables that are merged already; every mistake found names the file and line that set the
-key, and the names it can have been meant to have.
+Takes merged variables. Every mistake names the file and line that set the key, and similar valid
+names.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.parse import SettingsError, parse_settings, with_key
 from gpufleet.settings.variables import Origin, Variables
 
-# No command may wait for ever. This is a ceiling for the commands that name no deadline of their
-# own, above the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
+# No command may wait for ever. This is the limit of commands that have none of their own. It
+# exceeds the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
 COMMAND_SECONDS = 3600
 
 # What every node has unless a variable says otherwise. "yes": pyinfra's own default accepts, and
@@ -84,8 +84,7 @@ class NodeVars:
         Yield every leaf: its dotted key, its value, and the file and line that set it.
 
         None for the place of a value that is not set: a default. Values filled in by the lock count
-        as set there. With `changed` only values that are set, and to something else than the
-        default.
+        as set there. With `changed`, only values that are set and differ from the default.
         """
         for key, value, origin in self._leaves():
             if not changed or (origin and not _is_default(key, value)):
@@ -114,7 +113,10 @@ class NodeVars:
         return origin.place_of(*source[1:])
 
     def from_root(self, root: Path) -> NodeVars:
-        """Return the same with the operator's files found from the root, wherever it was typed."""
+        """
+        Return the node with paths of the operator's files resolved from the root, not from the
+        current directory.
+        """
         if root == Path.cwd() == PROJECT:
             return self
         return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
@@ -135,8 +137,8 @@ def check(
     """
     Check {node: its variables}; return them with their settings.
 
-    Raises FleetError with every mistake of every node; one that many nodes inherit from the same
-    place is said once.
+    Raises FleetError with every mistake of every node; a mistake that several nodes inherit from
+    one place is reported once.
     """
     nodes: dict[str, NodeVars] = {}
     settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables

@@ -1,9 +1,8 @@
 """Find secrets among a node's variables.  Pure.
 
-Variables lie in version control, and what they set ends in units and command lines that every
-account of a node can read. A secret has its place in a file that git does not track; settings name
-the file. A secret is recognised by its form anywhere, and by its name in process variables and
-flags.
+Variables lie in version control, and their values end up in units and command lines that every
+account of a node can read. A secret belongs in a file that git does not track; settings name the
+file. A secret is recognised by its form anywhere, and by its name in process variables and flags.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ SECRET_FILES = frozenset(
         "webhook_url_file",
     }
 )
-"""Keys of files with a secret; so is the `key_file` of a certificate."""
+"""Keys that name secret files; the `key_file` of a certificate is secret, too."""
 _NODE = "{node}"
 """Placeholder for the node's name in the files of exporters."""
 
@@ -31,7 +31,7 @@ Whole = TypeVar("Whole", bound=Setting)
 
 def from_root(settings: Whole, root: Path, node: str) -> Whole:
     """
-    Return settings of a node in which every file that is there has its whole path.
+    Return a node's settings with the full path of every file that exists.
 
     A missing lock is replaced by gpufleet's own of that name. Any other missing file keeps its
     path: its reader reports the error.
@@ -80,10 +80,9 @@ class NamedFile(NamedTuple):
 
 def named_files(settings: Setting, node: str) -> Iterator[NamedFile]:
     """
-    Yield every file that a node's settings name, as `from_root` has found them.
-
-    But for the lock of models, which is used if it is there, and for the keys of a mirror's
-    archives, which are files of the machine that fills it.
+    Yield every file that a node's settings name, with the paths from `from_root`. It leaves out the
+    lock of models, which is optional, and the keys of a mirror's archives, which are on the machine
+    that fills the mirror.
     """
     yield from _files_below(settings, (), node)
 

@@ -1,7 +1,7 @@
-"""One node's variables, parsed: its settings, or every mistake in them with the path of its key.
+"""Parse one node's variables: return its settings, or raise every mistake with the path of its key.
 
-Pure: takes plain values. `variables.py` knows which file set which key and puts that in front of
-every mistake found here.
+Pure: takes plain values. `variables.py` knows the file that set each key, and puts its name before
+each mistake found here.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
 
 
 def with_key(at: KeyPath, what: str) -> str:
-    """Return a mistake with its key in front; mistakes of the whole have no key."""
+    """Return a mistake with its key before it; a mistake that concerns all settings has no key."""
     return f"{'.'.join(map(str, at))}: {what}" if at else what
 
 
@@ -64,7 +64,9 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
 
 
 def parse_written(data: Mapping[str, Any]) -> NodeSettings:
-    """Parse variables as `parse_settings` does, but with the addresses that a mirror replaces."""
+    """
+    Parse variables like `parse_settings`, but do not replace addresses with those of a mirror.
+    """
     secrets = tuple(open_secrets(data))
     lock, mistakes = _lock(data)
     mistakes += [(each.at, each.sentence) for each in secrets]

@@ -1,9 +1,9 @@
-"""Settings that give a server routes which control it, or a way in past gpufleet's guard.  Pure.
+"""Refuse settings that add control routes to a server, or that bypass gpufleet's guard.  Pure.
 
-The guard (`on_node/serving/guard.py`) asks for the API key on every path. Who has the key of a
-fleet is to use its models; what these routes do is more: `/collective_rpc` calls any method of the
-workers, `/update_weights` changes the model, `/pause` stops it. Which setting brings which route
-was read in vllm/entrypoints of 0.31.0 and 0.32.0.
+The guard (`on_node/serving/guard.py`) asks for the API key on every path. A client with the key may
+use the models; these routes allow more: `/collective_rpc` calls any method of the workers,
+`/update_weights` changes the model, `/pause` stops it. The routes that each setting adds were read
+in vllm/entrypoints of 0.31.0 and 0.32.0.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ CONTROL_FLAGS = {
 
 CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
 """
-Variables that make vLLM read an adapter from the place that a request's model name gives, unchecked
-(vllm/plugins/lora_resolvers).
+Variables that make vLLM load an adapter from the location in a request's model name, without a
+check (vllm/plugins/lora_resolvers).
 """
 
 PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
@@ -40,7 +40,10 @@ _NO = {"", "0", "false"}
 
 
 def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what must not be in a node's settings, each with the path of its key."""
+    """
+    Yield the problem of each setting that adds control routes or bypasses the guard, with the path
+    of its key.
+    """
     vllm = settings.vllm
     if vllm is None:
         return

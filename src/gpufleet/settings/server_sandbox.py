@@ -1,4 +1,4 @@
-"""Settings that a server's unit cannot follow: it has no rights and sees few files.  Pure.
+"""Refuse settings that fail in a server's unit, which has no privileges and sees few files.  Pure.
 
 What is hidden is what templates/vllm/vllm.service.j2 hides: PrivateTmp=, ProtectHome= and a
 /dev/shm of its own.
@@ -47,11 +47,12 @@ _READ = frozenset(
         "tool-parser-plugin",
     }
 )
-# Of these a relative path can be nothing else: a tokenizer or an adapter may be a Hub's name.
-# They are read by the rank that answers requests alone.
+# A relative value of these is certainly a path; that of a tokenizer or an adapter may be a name on
+# the Hub. Only the rank that answers requests reads these files.
 ONE_FILE = frozenset({TEMPLATE, "reasoning-parser-plugin", "tool-parser-plugin"})
 OF_THE_SERVER = ONE_FILE | {"allowed-local-media-path"}
-# Of these vLLM would also take a Hub's name, which servers cannot ask: `offline_variables`.
+# vLLM also accepts names on the Hub for these, but servers cannot query the Hub:
+# `offline_variables`.
 _OF_THE_HUB = frozenset(
     {
         "default-mm-loras",
@@ -63,7 +64,7 @@ _OF_THE_HUB = frozenset(
     }
 )
 _ADAPTERS = frozenset({"default-mm-loras", "lora-modules"})
-# Words that vLLM takes for no path (config/model.py, config/speculative.py).
+# Words that vLLM does not read as a path (config/model.py, config/speculative.py).
 _WORDS = {
     "generation-config": {"auto", "vllm"},
     "speculative-config": {"ngram", "[ngram]", "ngram_gpu", "suffix"},
@@ -73,12 +74,14 @@ _HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
 _HUB_VARIABLES = frozenset(
     {"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "VLLM_USE_MODELSCOPE"}
 )
-# What vLLM takes for the text of a template (vllm/entrypoints/chat_utils.py).
+# Text that vLLM reads as a template, not as the name of its file (vllm/entrypoints/chat_utils.py).
 _IS_TEMPLATE = re.compile(r"[{}\n]")
 
 
 def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield what no server could start with, each with the path of its key."""
+    """
+    Yield the problem of each setting that keeps servers from starting, with the path of its key.
+    """
     yield from _ports(settings)
     if settings.vllm is None:
         return
@@ -189,7 +192,7 @@ def _in_a_home(served: Served) -> bool:
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
     """Warn of a server with fewer seats than `concurrency`."""
     seats = served.flags.get("max-num-seqs")
-    # Only throughput has the plan choose engines.
+    # The plan chooses several engines only for `objective: throughput`.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)
     if not isinstance(seats, int) or isinstance(seats, bool) or engines is None:
         return

@@ -60,7 +60,7 @@ transcribed speech. on_node/serving/questions.py has the request for each.
 """
 
 
-# Unit names, directories and URLs are made of it. 40 leaves room for "vllm-", the replica and
+# It becomes part of unit names, directories and URLs. 40 leaves room for "vllm-", the replica and
 # ".service" in systemd's limit of 255, and for a metric label that people can read.
 ModelName = Annotated[
     str,
@@ -72,7 +72,7 @@ ModelName = Annotated[
 ]
 
 
-# The name of a credential has it, and a shell exports it.
+# It becomes part of a credential's name, and a shell exports it.
 VariableName = Annotated[
     str,
     pattern_rule(
@@ -82,7 +82,7 @@ VariableName = Annotated[
 ]
 
 
-# What the toolkit sets itself: an operator's value would contradict the plan.
+# Flags and variables that gpufleet sets: an operator's value would contradict the plan.
 PLANNED_ARGUMENTS = frozenset(
     {
         "api-key",
@@ -127,7 +127,7 @@ The largest sum of the shares of one GPU. The rest is for the driver and exporte
 others 4 %), and for what servers allocate beyond their budgets.
 """
 
-# Flags that divide a replica over GPUs, or that are the share said in another way.
+# Flags that divide a replica over GPUs, or that set the share in another way.
 _NOT_WITH_A_SHARE = {
     "gpu-memory-utilization": "it follows from `gpu_share`",
     "prefill-context-parallel-size": "a share is of one GPU",
@@ -177,7 +177,7 @@ class Vllm(Setting):
     )
     index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
     find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
-    no_index: Annotated[bool, Field(description="Use find_links alone")] = False
+    no_index: Annotated[bool, Field(description="Use only find_links, no package index")] = False
     device: Annotated[
         Literal["cuda", "cpu"],
         Field(
@@ -301,7 +301,7 @@ def _some_or_fit(value: Any) -> Any:
 
 
 class Served(Setting):
-    """One model and how much of the nodes that declare it it gets."""
+    """One model to serve: its files, replicas, division over GPUs, flags and limits."""
 
     free_text: ClassVar = frozenset({"environment", "flags"})
 
@@ -440,7 +440,9 @@ class Served(Setting):
         bool,
         Field(description="Accept that `trust-remote-code` runs code that no model lock covers"),
     ] = False
-    environment: Annotated[dict[str, str], Field(description="For this model's stages")] = {}
+    environment: Annotated[
+        dict[str, str], Field(description="Environment variables of this model's servers")
+    ] = {}
     environment_files: Annotated[
         dict[VariableName, str],
         Field(description="Secret variables: for each, a file on this machine with its value"),
@@ -466,12 +468,14 @@ class Served(Setting):
 
     @property
     def is_path(self) -> bool:
-        """Return whether the model's files are declared to lie on the node already."""
+        """Return whether the model is a directory on the node, not a download."""
         return self.model.startswith("/")
 
     @property
     def hub_sources(self) -> tuple[tuple[str, str], ...]:
-        """Return what nodes download for it, as repository and commit: the model, its adapters."""
+        """
+        Return the downloads of the entry, each as (repository, commit): the model and its adapters.
+        """
         every = ((self.model, self.revision),
                  *((each.source, each.revision) for each in self.adapters.values()))  # fmt: skip
         return tuple((source, revision) for source, revision in every if revision)

@@ -44,9 +44,9 @@ class Gates(Setting):
     error_ratio: Annotated[
         float, Field(ge=0, le=1, description="Maximum increase of server errors")
     ] = 0.0
-    findings: Annotated[bool, Field(description="Stop on new blocking findings of the check")] = (
-        True
-    )
+    findings: Annotated[
+        bool, Field(description="Stop on new blocking findings of `gpufleet check`")
+    ] = True
     alerts: Annotated[
         bool,
         Field(
@@ -56,7 +56,7 @@ class Gates(Setting):
 
 
 class Upgrade(Setting):
-    """Changes of a fleet that serves."""
+    """How upgrades change a serving fleet."""
 
     canary: Annotated[int, Field(ge=0, description="Groups in the first wave")] = 1
     waves: Annotated[
@@ -92,9 +92,9 @@ class Upgrade(Setting):
 
 class Golden(Setting):
     """
-    Prompts whose answers must be after a change what they were before.
+    Prompts whose answers must be the same after a change.
 
-    A model that does not complete text gets them as its input: a reranker as documents.
+    A model of another kind gets the prompts as its input: a reranker gets them as documents.
     """
 
     free_text: ClassVar = frozenset({"prompts"})
@@ -110,8 +110,8 @@ class Golden(Setting):
     )
     query: Annotated[
         str,
-        pattern_rule(r".*\S.*", "a question, which a reranker orders the prompts by"),
-        Field(description="What a reranker orders the prompts by"),
+        pattern_rule(r".*\S.*", "a question, by which a reranker orders the prompts"),
+        Field(description="Question by which a reranker orders the prompts"),
     ] = "What is the capital of France?"
     max_tokens: Annotated[
         int, Field(ge=1, le=512, description="Tokens of each answer to compare")
@@ -129,6 +129,7 @@ class Golden(Setting):
         Field(
             ge=0,
             le=1,
-            description="Minimum cosine of an embedder's vectors before and after; 0: any",
+            description="Minimum cosine of the angle "
+            "between an embedder's vectors before and after; 0: any",
         ),
     ] = 0.999

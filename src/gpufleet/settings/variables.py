@@ -1,12 +1,12 @@
 """Variables as operators write them: YAML files under `group_vars/` and `host_vars/`.
 
-Every value keeps where it came from, so that any later mistake can name file and line. Pure but
+Every value keeps its origin, so that a later mistake can name the file and line. Pure but
 for reading the files: knows nothing of pyinfra, of settings, or of which groups a node is in.
 
 Ansible's habits hold: one file per group or host (`NAME.yml`, `NAME.yaml`, or a directory `NAME/`
 of them), and a more specific layer replaces a whole top-level key; mappings are not merged into
-each other. What Ansible lets pass is refused: a key twice in one mapping, keys that are no
-identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
+each other. gpufleet refuses some files that Ansible accepts: a key twice in one mapping, keys that
+are no identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from gpufleet.settings.base import KeyPath
 
 _SUFFIXES = (".yml", ".yaml")
 
-# What YAML has and JSON has too; the rest of its standard tags (binary, set, ...) would change type
-# on the way to a node.
+# The tags of YAML whose values JSON also has; values of other standard tags (binary, set, ...)
+# would change type on the way to a node.
 _JSON_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
 )
-# `{{ name }}`, with filters: as Ansible has it. Flags may have templates, of chats.
+# `{{ name }}`, with filters, as in Ansible. Flags may contain chat templates.
 _TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
 _NO_TEMPLATES = (
-    "is a Jinja template, as Ansible takes it: gpufleet does not fill in templates: write the "
+    "is a Jinja template, as in Ansible, and gpufleet does not fill in templates: write the "
     "value itself, or set it beside the node's name in the inventory file, which is Python"
 )
 _MERGE_TAG = "tag:yaml.org,2002:merge"
@@ -64,7 +64,9 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
     def place_of(self, *path: str | int) -> Origin:
-        """Return the place of a key below; of the nearest key above it that has one."""
+        """
+        Return the place of a key below this one; if unknown, that of the nearest key above it.
+        """
         for length in range(len(path), 0, -1):
             if line := self.inner.get(path[:length]):
                 return Origin(self.file, line)
@@ -130,8 +132,8 @@ def set_below(found: Variables, dotted: str, value: Any) -> Variables | None:
     """
     Return variables with one value inside a mapping replaced: `serving.llama.replicas`.
 
-    None: they have nothing of that name to put it into, down to the second part (`serving.llama`).
-    A key may have dots itself, as a model's name: the longest one that is there counts.
+    None: the key does not exist, down to the second part (`serving.llama`). A key may itself
+    contain dots, as a model's name does: the longest existing key counts.
     """
     top, *parts = dotted.split(".")
     whole, origin = found.get(top, (None, Origin("")))
@@ -160,7 +162,7 @@ def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path
     Return the files that hold one group's or host's variables, in the order they are read.
 
     Raises FleetError when both spellings of the suffix exist: reading only one of the two would
-    ignore the other without a word.
+    silently ignore the other.
     """
     single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
     if len(single) > 1:

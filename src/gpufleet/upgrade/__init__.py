@@ -1,1 +1,1 @@
-"""Changing a fleet while it serves: waves, drain, gates, rollback, and the journal of all that."""
+"""Change a fleet while it serves: waves, drain, gates, rollback, and their journal."""

@@ -12,8 +12,8 @@ class JsonValue:
     """
     Base of the dataclasses that a journal stores.
 
-    A key of the JSON is a field. A field with a default may be missing, and an unknown key is
-    ignored: journals of other releases stay readable.
+    The keys of the JSON are its fields. A field with a default may be missing, and an unknown key
+    is ignored: journals of other releases stay readable.
     """
 
     def as_json(self) -> dict[str, Any]:
@@ -32,7 +32,7 @@ _adapters: dict[type[Any], TypeAdapter[Any]] = {}
 
 
 def _adapter(cls: type[Any]) -> TypeAdapter[Any]:
-    """Return a class' adapter, which is made once: that takes a millisecond."""
+    """Return a class' adapter from a cache: creating one takes a millisecond."""
     if cls not in _adapters:
         _adapters[cls] = TypeAdapter(cls)
     return _adapters[cls]

@@ -114,7 +114,7 @@ def test_the_text_of_a_template_is_no_path(node):
 def test_a_template_that_is_a_directory_is_refused(node):
     (node / "srv/templates").mkdir()
 
-    with pytest.raises(FleetError, match="/srv/templates is a directory and no file on a"):
+    with pytest.raises(FleetError, match="/srv/templates is a directory, not a file on a"):
         plan(node, {"chat-template": "/srv/templates"})
 
 

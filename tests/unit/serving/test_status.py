@@ -427,7 +427,7 @@ def killed(stage):
             "the rank is waiting: for gpu-01",
         ),
         (answer(group(1, phase="refused", why="release")), Health.WRONG, "refused: release"),
-        (answer(group(1, at=CLOCK - 60)), Health.UNKNOWN, "has said nothing for 60 s"),
+        (answer(group(1, at=CLOCK - 60)), Health.UNKNOWN, "has reported nothing in 60 s"),
         (
             answer(group(1, incarnation={"id": "4b4b", "counter": 6})),
             Health.WRONG,

@@ -467,7 +467,7 @@ def test_words_are_quoted_as_systemd_reads_them(value, quoted):
 @each_row("value", ["a\0", "\ud800", "\ufdd0", "\ufffe", "\U0010ffff"])
 def test_what_systemd_cannot_say_is_refused(value):
     """It would drop the variable, or pass the escape as text, and start the process anyway."""
-    with pytest.raises(ValueError, match="systemd cannot say"):
+    with pytest.raises(ValueError, match="systemd cannot express"):
         systemd_quote(value)
     with pytest.raises(FleetError, match=r"serving\.llama\.flags\.x holds"):
         flags({"x": value})

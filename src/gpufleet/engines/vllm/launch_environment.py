@@ -1,4 +1,4 @@
-"""The variables that the process of a stage is started with.  Pure."""
+"""Compute the environment variables of a stage's process.  Pure."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from gpufleet.versions import numbers
 
 # systemd.exec(5): other names are logged as invalid and ignored.
 _VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-# Before, vLLM reads each entry of CUDA_VISIBLE_DEVICES as a number and dies of a UUID while it
-# inspects the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
+# Older releases read each entry of CUDA_VISIBLE_DEVICES as a number, and die of a UUID while they
+# inspect the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
 _UUIDS_SINCE = (0, 24)
 
 
@@ -24,7 +24,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
     """
     Return the additional variables of a stage of a multi-node replica.
 
-    Raises `FleetError` for what the release or the model cannot be given.
+    Raises `FleetError` for settings that the release or the model does not support.
     """
     if stage.group is None:
         raise ValueError(f"{stage.id} is on one node")
@@ -49,8 +49,8 @@ def environment(
     Built-in < `vllm.environment` < the model's `environment`. The guard's folder comes before an
     operator's own on the Python path, so that no module of theirs takes its name.
 
-    Raises `FleetError` with every name that is not one, or is the plan's to set, and every value
-    that systemd cannot say.
+    Raises `FleetError` with every invalid name, every name that the plan sets, and every value that
+    systemd cannot express.
     """
     ours = {
         f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
@@ -110,13 +110,13 @@ def _directories(stage: Stage) -> dict[str, str]:
 
 
 def offline_variables(model: Served) -> dict[str, str]:
-    """Return the variables that all ranks of a model have, whatever their GPUs are."""
+    """Return the variables that all ranks of a model share, whatever their GPUs."""
     return {
-        # Files are staged beforehand: a start must not depend on a hub, nor wait for it.
+        # Files are downloaded before the start, which must not depend on the Hub.
         "HF_HUB_OFFLINE": "1",
         "VLLM_NO_USAGE_STATS": "1",
         "DO_NOT_TRACK": "1",
-        # vLLM gives its engine 600 s by itself, whatever we wait.
+        # vLLM's own limit for its engine is 600 s, whatever `start_seconds` is.
         "VLLM_ENGINE_READY_TIMEOUT_S": str(model.start_seconds),
     }
 
@@ -140,10 +140,8 @@ def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict
 
 def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
     """
-    UUIDs if vLLM accepts them, else indices.
-
-    An index names a different GPU after a reboot that did not find one before it; a UUID names that
-    GPU or none.
+    Return UUIDs if vLLM accepts them, else indices. After a reboot that loses a GPU, an index may
+    name another GPU; a UUID never does.
     """
     major, minor, *_ = vllm.version.split(".")
     if (int(major), int(minor)) >= _UUIDS_SINCE:

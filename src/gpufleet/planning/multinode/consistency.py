@@ -3,7 +3,7 @@ Check that the nodes of a multi-node replica agree.  Pure.
 
 Takes the plan's stages with the networks that join them. `planning/multinode/launch.py` refuses
 what a release or a backend does not support; this module checks what the nodes must have in common,
-and remarks on traffic that should not cross between them:
+and warns of traffic that should not cross the network:
 vllm/distributed/device_communicators/all2all.py (which package and which network a backend takes)
 and parallel_state.py (which ranks are a group) of 0.19 to 0.33.
 """
@@ -28,7 +28,7 @@ from gpufleet.versions import numbers
 DEFAULT_ALL2ALL = "allgather_reducescatter"
 """The default of ParallelConfig.all2all_backend; until 0.13 vLLM chose it, with the same result."""
 
-# The package that has what a backend imports. FlashInfer is among vLLM's own requirements, and
+# The package that a backend imports. FlashInfer is among vLLM's own requirements, and
 # nixl_ep is part of `nixl` (seen in the wheel of 1.5.0).
 _PACKAGES = {
     "deepep_high_throughput": "deep_ep",
@@ -37,7 +37,7 @@ _PACKAGES = {
     "moonep": "moonep",
     "nixl_ep": "nixl",
 }
-# Between nodes these write into the memory of other nodes' GPUs, over NVLink or by RDMA.
+# These backends write into the memory of other nodes' GPUs, over NVLink or by RDMA.
 _BY_RDMA = frozenset({*_PACKAGES} - {"moonep"})
 _BY_NVLINK = frozenset(
     {
@@ -47,7 +47,7 @@ _BY_NVLINK = frozenset(
         "moonep",
     }
 )
-# Still taken by the parser; ParallelConfig.__post_init__ warns and takes the default.
+# The parser still accepts these; ParallelConfig.__post_init__ warns and uses the default.
 _GONE = {"pplx": (0, 17), "naive": (0, 19)}
 _BY_AMD = frozenset({"mori", "mori_high_throughput", "mori_low_latency"})
 
@@ -61,8 +61,8 @@ def check_consistency(
     """
     Return remarks about multi-node replicas.
 
-    `locks` has the text of each readable lock that settings name. Raises `FleetError` with all
-    obstacles to a start, over all replicas.
+    `locks` has the text of each readable lock that settings name. Raises `FleetError` with
+    everything that keeps any replica from starting.
     """
     replicas: dict[str, list[Stage]] = defaultdict(list)
     for stage in stages:
@@ -97,7 +97,7 @@ def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
 
 
 def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
-    """Yield differences for which ranks would always refuse each other."""
+    """Yield differences between nodes with which ranks would never join each other."""
     (first, reference), *others = settings.items()
     one = reference.vllm
     for node, wanted in others:
@@ -149,10 +149,13 @@ def _package_problems(
 
 
 def _context_warnings(stage: Stage, served: Served) -> Iterator[str]:
-    """Decode context parallelism divides a tensor-parallel group into runs of ranks."""
+    """
+    Warn of decode context parallelism across nodes; it divides a tensor-parallel group into runs of
+    ranks.
+    """
     size = _integer(_flags(stage, served).get("decode-context-parallel-size"))
     here = len(stage.gpus)
-    if here % size:  # a group that lies on one node fits into it
+    if here % size:  # the sizes that keep a group on one node
         less = next(each for each in range(min(size, here), 0, -1) if here % each == 0)
         yield (
             f"{stage.id}: --decode-context-parallel-size {size} puts ranks of one context on "
@@ -174,7 +177,10 @@ def _removed_backend(
 
 
 def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
-    """Experts on all nodes exchange tokens in every layer: remark on the network in between."""
+    """
+    Yield remarks on the network between experts on several nodes, which exchange tokens in every
+    layer.
+    """
     backend = _backend(stage, served)
     if not backend or stage.group is None:
         return
@@ -206,12 +212,12 @@ def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> 
         )
 
 
-# What is asked for
+# The declared backend
 
 
 def _backend(stage: Stage, served: Served) -> str:
     """Return the backend that exchanges tokens between experts; "": none."""
-    # Without expert parallelism each expert is divided over the engines: they exchange as much.
+    # Without expert parallelism each expert is divided over the engines, which exchange as much.
     experts = stage.expert_parallel or bool(stage.group and stage.group.experts)
     if not experts or stage.data_parallel == 1:
         return ""
@@ -223,7 +229,10 @@ def _flags(stage: Stage, served: Served) -> dict[str, Any]:
 
 
 def _nodes_without_rdma(networks: Mapping[str, Network]) -> str:
-    """`gpu-01 has`: the nodes without active RDMA ports near their GPUs, to go on with."""
+    """
+    Return the beginning of a sentence, `gpu-01 has`: the nodes without active RDMA ports near their
+    GPUs.
+    """
     names = [node for node, each in networks.items() if not each.hcas] or list(networks)
     return f"{join_names(names)} {'has' if len(names) == 1 else 'have'}"
 

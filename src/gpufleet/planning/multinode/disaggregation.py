@@ -1,9 +1,9 @@
 """
 Prefill and decode in separate `serving` entries, and what must match in both.  Pure.
 
-An entry that has `prefill` names the one that computes its prompts; the KV cache goes from there to
-here by NIXL, which each side is told by `--kv-transfer-config`. What partners have to agree on, and
-where vLLM would find out only when the first request is handed over, was read in
+`prefill` of an entry names the entry that computes its prompts. The KV cache goes from that one to
+this one by NIXL, which `--kv-transfer-config` configures on each side. What partners must agree on,
+and which mistakes vLLM would find only at the first request, was read in
 vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py of 0.18 to 0.19 and in nixl/ beside
 it from 0.20 on: `compute_nixl_compatibility_hash`, `_validate_remote_agent_handshake`,
 `NixlBaseConnectorWorker.__init__`.
@@ -32,8 +32,8 @@ FLAG = "kv-transfer-config"
 LAYER = "prefill"
 """The name of its layer in `LayeredFlag.layer`."""
 
-# What the connector's hash has of a server, by the flags that decide it, and the size of blocks:
-# it may differ in one direction for some models, and nothing is won by it.
+# The flags that enter the connector's hash of a server, and the block size: some models allow it to
+# differ in one direction, without any benefit.
 _ALIKE = (
     "attention-backend",
     "block-size",
@@ -42,12 +42,12 @@ _ALIKE = (
     "kv-cache-dtype",
 )
 _SPECULATIVE = "speculative-config"
-# Of that, what each side may have of its own; and methods that have no KV cache to hand over.
+# Keys of that flag that may differ between the sides; methods without a KV cache to hand over.
 _OWN_DEPTH = ("attention_backend", "num_speculative_tokens")
 _WITHOUT_CACHE = ("ngram", "ngram_gpu", "suffix")
 
-# The least release of NIXL that each vLLM takes: its requirements/kv_connectors.txt. 0.33 refuses
-# to start with an older one.
+# The oldest release of NIXL that each vLLM accepts: its requirements/kv_connectors.txt. 0.33
+# refuses to start with an older one.
 _NIXL = {
     (0, 18): (0, 7, 1),
     (0, 21): (1, 1, 0),
@@ -59,32 +59,33 @@ _NIXL = {
     (0, 32): (1, 5, 0),
 }
 
-# From here on states are handed over in three reads, which assert on the variable's value.
+# From this release on states are handed over in three reads, which assert the variable's value.
 _STATE_LAYOUT = "VLLM_SSM_CONV_STATE_LAYOUT"
 _STATE_LAYOUT_SINCE = (0, 20)
 _CONTEXT = "decode-context-parallel-size"
-# Before, the connector takes every rank of a group to have the whole context; from then on
-# VllmConfig.__post_init__ takes all ranks of a side to divide it, or none, and of MLA alone.
+# Before this release the connector assumes that every rank of a group has the whole context. From
+# it on VllmConfig.__post_init__ requires that all ranks of a side divide it, or none, and only with
+# MLA.
 _CONTEXT_SINCE = (0, 29)
-# With states from 0.30 on.
+# Models with states: from 0.30 on.
 _CONTEXT_OF_STATES_SINCE = (0, 30)
 
-# Until then vLLM turned it off for every connector, unless it was asked for; NixlConnector has it.
+# Before this release vLLM disabled it for every connector unless set; NixlConnector supports it.
 _HYBRID = "disable-hybrid-kv-cache-manager"
 _HYBRID_SINCE = (0, 22)
 
-# Each replica of a node has its own.
+# Each replica on a node has its own port.
 _SIDE_CHANNEL = "VLLM_NIXL_SIDE_CHANNEL_PORT"
 
-# What the plan writes into the flag's value.
+# Keys that the plan writes into the flag's value.
 _OURS = ("engine_id", "kv_connector", "kv_role")
-# Prefill with more ranks than decode: until 0.20 refused for one rank per KV head, too, and until
-# 0.21 also for what every rank has whole.
+# Prefill with more ranks than decode: before 0.20 refused even with one rank per KV head; before
+# 0.21 also for caches that every rank holds whole.
 _ALL_HEADS_SINCE = (0, 20)
 _COPIES_SINCE = (0, 21)
 
 Layers: TypeAlias = Mapping[tuple[str, str], tuple[LayeredFlag, ...]]
-"""By model and release: every flag that a layer sets."""
+"""Every flag that a layer sets, by (model, release)."""
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class Pairs:
     """The pairs of a decode entry and its prefill entry."""
 
     prefill: Mapping[str, str]
-    """By the name of the entry that decodes: that of the one that computes its prompts."""
+    """{decode entry: its prefill entry}."""
 
     def role(self, model: str) -> str:
         """Return an entry's `kv_role`; "": no declared transfer."""
@@ -117,7 +118,10 @@ class Pairs:
         return "kv_producer" if model in self.prefill.values() else ""
 
     def partners(self, model: str) -> frozenset[str]:
-        """Return this entry's prefill entry and all its decode entries; else only this entry."""
+        """
+        Return the prefill entry of this entry's pair with all of its decode entries; without a pair
+        only this entry.
+        """
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
 
@@ -148,7 +152,7 @@ class Pairs:
         config = {
             **(added if isinstance(added, dict) else {}),
             "kv_connector": "NixlConnector",
-            "kv_role": role,  # kv_both does for either side, and 0.33 deprecates it
+            "kv_role": role,  # kv_both works on either side, but 0.33 deprecates it
         }
         found = [LayeredFlag(FLAG, config, LAYER, because)]
         several = isinstance(description, Description) and any(
@@ -171,10 +175,8 @@ def handover_pairs(
     """
     Return the declared pairs of prefill and decode entries.
 
-    `settings` by node; `layers` has what presets and operators set; `locks` the text of each lock
-    that settings name, where it could be read.
-
-    Raises `FleetError` with everything in which partners do not fit.
+    `settings` by node; `layers` has the flags of presets and operators; `locks` the text of each
+    readable lock that settings name. Raises `FleetError` with every mismatch between partners.
     """
     entries = _entries(settings, layers)
     pairs = {name: entry.served.prefill for name, entry in entries.items() if entry.served.prefill}
@@ -205,7 +207,7 @@ def check_divisions(
     flags = {model: {each.name: each.value for each in of} for (model, _), of in layers.items()}
     for decode, prefill in pairs.prefill.items():
         if not by_model[decode] or not by_model[prefill]:
-            continue  # what keeps one of them from a plan is said already
+            continue  # the problem that keeps one of them out of the plan is already reported
         description = models.get(decode)
         vllm = min(numbers(release) for model, release in layers if model == decode)
         shapes = {(_shape(a), _shape(b)) for a in by_model[decode] for b in by_model[prefill]}
@@ -241,16 +243,16 @@ def engine_id(stage: Stage) -> str:
     """
     Return the engine's name for the other side, with its incarnation.
 
-    All ranks of an engine must have the same id, and no two engines. vLLM makes one up for each
-    process; before 0.24 an engine over nodes had as many. It must change with a restart: the other
-    side keeps what it knows of an engine by its name. vLLM appends the number of the engine (until
-    0.19 as its node counts).
+    All ranks of an engine must have the same id, and no two engines. By default vLLM generates an
+    id for each process; before 0.24 an engine over several nodes thus had several ids. The id must
+    change with a restart, because the other side remembers an engine by its id. vLLM appends the
+    number of the engine (until 0.19 as the node counts it).
     """
     span = max(1, stage.tensor_parallel * stage.pipeline_parallel // len(stage.gpus))
     return f"{stage.id}-{stage.node_rank // span}-{{incarnation}}"
 
 
-# What is declared
+# Declared settings
 
 
 def _entries(settings: Mapping[str, NodeSettings], layers: Layers) -> dict[str, _Entry]:
@@ -346,7 +348,7 @@ def _entry_problems(
     for vllm in entry.vllm:
         text = locks.get(vllm.lock)
         if text is None or (vllm.lock, vllm.version) in seen:
-            continue  # the role that installs it says what is wrong with its lock
+            continue  # the role that installs it reports the problem of its lock
         seen.add((vllm.lock, vllm.version))
         yield from _nixl_problems(key, vllm, text)
     needs = any(numbers(vllm.version) >= _STATE_LAYOUT_SINCE for vllm in entry.vllm)
@@ -375,8 +377,8 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
             f"{key}: hands KV caches over by NIXL, and {vllm.lock} has "
             f"{there or 'no version of it'}: vLLM {vllm.version} takes {_text(least)} or newer"
         )
-    # `nixl` is what vLLM imports; it takes its library from `nixl-cu13` or whatever CUDA there is
-    # (as the wheels of 0.7 to 1.5 are made).
+    # vLLM imports `nixl`, which loads its library from `nixl-cu13` or the package of another CUDA
+    # (so in the wheels of 0.7 to 1.5).
     cuda = cuda_release(lock.encode())
     if there and cuda and pinned(lock.encode(), f"nixl-cu{cuda[0]}") is None:
         yield (
@@ -404,7 +406,7 @@ def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator
         )
 
 
-# What is planned
+# Planned divisions
 
 _Shape: TypeAlias = tuple[int, int]
 """Tensor and pipeline parallelism."""
@@ -491,7 +493,7 @@ def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stag
     )
 
 
-# Words
+# Parts of sentences
 
 
 def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, theirs: Any) -> str:
@@ -516,7 +518,7 @@ def _speculation(flags: Mapping[str, Argument]) -> Any:
         try:
             value = json.loads(value)
         except ValueError:
-            return value  # the release's own schema says what is wrong with it
+            return value  # the flag check reports the problem
     if not isinstance(value, dict) or value.get("method") in _WITHOUT_CACHE:
         return None
     return {name: each for name, each in sorted(value.items()) if name not in _OWN_DEPTH}

@@ -10,15 +10,15 @@ vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 The launch method depends on which parallelism spans nodes:
 
 - tensor or pipeline parallelism: `--nnodes`, by vLLM's own processes (`mp`), or a Ray cluster;
-- whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), a server
-  a node (`hybrid`), or a server an engine (`external`);
-- both, an engine being larger than a node: `--nnodes` with `--data-parallel-size`.
+- whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), one server
+per node (`hybrid`), or one server per engine (`external`);
+- both, if an engine is larger than a node: `--nnodes` with `--data-parallel-size`.
 
-Nothing is left to an address that vLLM finds by itself (it asks for the route to 8.8.8.8), nor to
-the names of interfaces that Gloo and NCCL find.
+All addresses and interfaces are set: vLLM would otherwise use the address of the route to 8.8.8.8,
+and Gloo and NCCL the interfaces that they find.
 
-Ports are written as `{master_port}` and `{rpc_port}`: the rank's program puts in those of the
-incarnation that begins, so that a process of an older one can join nothing.
+Ports are written as `{master_port}` and `{rpc_port}`: the rank's program fills in those of the new
+incarnation, so that no process of an older one can join it.
 """
 
 from __future__ import annotations
@@ -60,18 +60,19 @@ RAY_TOKEN = "ray-token"  # noqa: S105  # a name
 NIXL_PORT = 5600
 """The default of VLLM_NIXL_SIDE_CHANNEL_PORT (vllm/envs.py)."""
 
-# vLLM's engines hand each other small messages through Ray's object store; tensors go by NCCL. Ray
-# itself would take 30 % of the machine's memory.
+# Size of Ray's object store: vLLM's engines exchange small messages through it, and tensors by
+# NCCL. Ray's default is 30 % of the machine's memory.
 _STORE_BYTES = 1 << 30
 _STORE_BYTES_CPU = 200_000_000  # measured: two ranks on CPU; Ray refuses less than 75 MB
 
-# After the drain: 5 s that vLLM gives its workers, and to exit. With the 5 s of grace of the rank's
-# program that is within the 30 s that systemd gives the unit (`units.stop_seconds`).
+# After the drain: 5 s that vLLM gives its workers, and the exit. With 5 s of grace of the rank's
+# program this is within the 30 s that systemd gives the unit (`units.stop_seconds`).
 _EXIT_SECONDS = 20
 
 # --data-parallel-multi-port-external-lb: in the schemas from 0.22 on.
 _MULTI_PORT_SINCE = (0, 22)
-# What its supervisor takes (validate_multi_port_external_lb_args of 0.33's dp_supervisor.py).
+# Flags that its supervisor accepts (validate_multi_port_external_lb_args of 0.33's
+# dp_supervisor.py).
 _OF_ONE_SERVER: Mapping[str, tuple[Argument, ...]] = {
     "api-server-count": (None, 1),
     "grpc": (None, False),
@@ -94,15 +95,15 @@ class Rank:
     unset: tuple[str, ...] = ()
     """Variables of the node that `vllm serve` must not see: vLLM would copy them to all nodes."""
     ray: tuple[str, ...] = ()
-    """The words of the command that starts Ray here, `ray` first; empty: no Ray."""
+    """The arguments of the command that starts Ray here, `ray` first; empty: no Ray."""
     ready_port: str = ""
-    """The port on which it listens when the others may go on; "": they need not wait for it."""
+    """The port on which this rank listens once the others may start; "": they need not wait."""
     endpoints: tuple[int, ...] = ()
     """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
 
 
 _BALANCING = "set `data_parallel_balancing` instead"
-# Flags that `rank_launch` sets for one or another replica, and what an operator writes instead.
+# Flags that `rank_launch` sets for some replicas, and what an operator writes instead.
 _OURS = {
     "data-parallel-address": "set `cluster_network` instead",
     "data-parallel-backend": "set `distributed_executor_backend` instead",
@@ -134,7 +135,7 @@ class _Shape:
 
     @property
     def local(self) -> int:
-        """Whole engines on a node; 0: an engine spans nodes."""
+        """Return the number of whole engines on a node; 0: an engine spans nodes."""
         return self.node_gpus // self.engine_gpus
 
     @property
@@ -157,9 +158,9 @@ def rank_launch(
     """
     Return the additional arguments and variables of a multi-node replica's stage.
 
-    `networks` has every node of the replica, `vllm` is the release that runs it, `ray` the release
-    of Ray beside it, `experts` whether the model has some (None: not known). `side_channel_port` is
-    the first port of NIXL's side channel, if the model transfers KV caches.
+    `networks` has every node of the replica, `vllm` is its release, `ray` the release of Ray beside
+    it, `experts`: whether the model has experts (None: unknown). `side_channel_port` is the first
+    port of NIXL's side channel, if the model transfers KV caches.
 
     Raises `FleetError` for what this release, backend or model does not support.
     """
@@ -184,12 +185,12 @@ def rank_launch(
         flags |= _engine_flags(stage, shape, balancing, head, headless=not listens)
     if not listens:
         flags["headless"] = True
-    # The head opens the port of the engines first, if there are several.
+    # With several engines, the head opens their port first.
     ready = RPC_PORT if shape.engines > 1 else MASTER_PORT
     return Rank(
         serves=True,
         flags=flags,
-        # A headless process with it dies of a ValueError in vllm/entrypoints/cli/serve.py.
+        # With this flag a headless process dies of a ValueError in vllm/entrypoints/cli/serve.py.
         drops=() if listens else ("api-server-count",),
         variables=variables,
         ready_port=ready if stage.node_rank == 0 else "",
@@ -204,8 +205,8 @@ def transfer_variables(
     Return the variables of a stage that sends or receives KV caches; otherwise none.
 
     NIXL binds its side channel to localhost by default, and transfers KV over UCX, which NCCL's
-    variables do not affect. Also for replicas on one node: of prefill and decode each has its own
-    nodes.
+    variables do not affect. Replicas on one node need them, too: prefill and decode run on
+    different nodes.
     """
     if not has_handover(stage, model):
         return {}
@@ -221,7 +222,7 @@ def has_handover(stage: Stage, model: Served) -> bool:
     """
     Return whether a stage's KV cache goes to other processes by NIXL, alone or among others.
 
-    `kv-transfer-config` is set by the operator, a preset, or `prefill`.
+    The operator, a preset or `prefill` sets `kv-transfer-config`.
     """
     name = "kv-transfer-config"
     configs = [each.value for each in stage.flags if each.name == name] + [model.flags.get(name)]
@@ -244,9 +245,9 @@ def command(
     """
     Return the arguments of the rank's program (on_node/rank/rank.py), one tuple for each line.
 
-    `port` is the first of the replica's ports between its nodes, `same` what must be alike on all
-    of them, `programs` the directory of the release's programs, `serve` the lines behind `vllm
-    serve` that any stage has. Flags that this process refuses are left out.
+    `port` is the first of the replica's ports between its nodes, `same` the value that must be
+    equal on all of them, `programs` the directory of the release's programs, `serve` the lines
+    after `vllm serve` that every stage has. Flags that this process refuses are left out.
     """
     lines: list[tuple[str, ...]] = [
         ("--replica", stage.id),
@@ -258,7 +259,7 @@ def command(
         ("--drain-seconds", str(model.drain_seconds + _EXIT_SECONDS)),
     ]
     if rank.endpoints and stage.node_rank:
-        lines.append(("--serves",))  # its own server's requests finish, too, when it is stopped
+        lines.append(("--serves",))  # on a stop, the requests of its own server finish, too
     if rank.ready_port:
         lines.append(("--ready-port", rank.ready_port))
     if rank.ray:
@@ -278,8 +279,8 @@ def ray_token(cluster_key: bytes) -> bytes:
     """
     Return the token with which a fleet's Ray processes authenticate to each other.
 
-    It is derived from the cluster key, so that there is no second secret to keep, and in one
-    direction only, because Ray sends it unencrypted with each request.
+    It is derived from the cluster key, so that there is no second secret to keep. The key cannot be
+    computed from the token, which Ray sends unencrypted with each request.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 
@@ -309,13 +310,13 @@ def endpoint_ports(stage: Stage, model: Served) -> tuple[int, ...]:
     """
     Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
 
-    The model's declaration counts, also for stages that do not have it.
+    The model's declared balancing counts, also for stages without that value.
     """
     by_ray = model.distributed_executor_backend == "ray"
     return replace(stage, balancing="internal" if by_ray else model.data_parallel_balancing).ports
 
 
-# What cannot be
+# Refusals
 
 
 def _shape(stage: Stage) -> _Shape:
@@ -397,8 +398,8 @@ def _problems(
 
 def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
     """
-    One engine over all nodes, or several engines of several nodes each: a node's rank gives its
-    place.
+    Return the flags of one engine over all nodes, or of several engines over several nodes each: a
+    node's rank determines its place.
     """
     return {
         "distributed-executor-backend": "mp",
@@ -412,7 +413,7 @@ def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
 def _engine_flags(
     stage: Stage, shape: _Shape, balancing: Balancing, head: Network, *, headless: bool
 ) -> dict[str, Argument]:
-    """Several engines, which find each other at the head."""
+    """Return the flags of several engines, which find each other at the head."""
     flags: dict[str, Argument] = {
         "data-parallel-address": head.address,
         "data-parallel-rpc-port": RPC_PORT,
@@ -421,7 +422,7 @@ def _engine_flags(
         return flags if balancing == "internal" else {**flags, "data-parallel-external-lb": True}
     first = stage.node_rank * shape.local
     if balancing != "internal" and shape.local == 1:
-        # vLLM takes hybrid for external then, with a warning.
+        # vLLM then treats hybrid as external, with a warning.
         return {**flags, "data-parallel-rank": first}
     flags["data-parallel-size-local"] = shape.local
     if balancing != "internal" or headless:  # on an internal head it would mean hybrid
@@ -453,8 +454,8 @@ def _ray_flags(
         **variables,
         "RAY_ADDRESS": address,
         "RAY_USAGE_STATS_ENABLED": "0",
-        # The head's autoscaler has nothing to scale, and would publish figures on 44217. A
-        # port that is none keeps it from that: it logs that and goes on (monitor.py of 2.60).
+        # The head's autoscaler has nothing to scale, and would publish metrics on port 44217. An
+        # invalid port prevents that: it logs the error and continues (monitor.py of 2.60).
         "AUTOSCALER_METRIC_PORT": "-1",
     }
     if ray >= _TOKEN_SINCE:
@@ -463,8 +464,8 @@ def _ray_flags(
         variables["RAY_AUTH_TOKEN_PATH"] = f"/run/credentials/{stage.unit}/{RAY_TOKEN}"
     common = [
         *("--node-ip-address", here.address),
-        # What is not said is counted: Ray would start an idle process for each CPU. One CPU a GPU
-        # is more than engines ask for (one each).
+        # By default Ray counts CPUs, and would start an idle process for each. One CPU per GPU is
+        # more than engines request (one each).
         *("--num-gpus", str(shape.node_gpus), "--num-cpus", str(shape.node_gpus)),
         *("--object-store-memory", str(_STORE_BYTES if device == "cuda" else _STORE_BYTES_CPU)),
         "--disable-usage-stats",
@@ -474,8 +475,9 @@ def _ray_flags(
         return Rank(
             serves=False,
             variables=variables,
-            # The server divides engines over the nodes that Ray has by then, and dies of too few
-            # (vllm/v1/engine/utils.py), so it waits for the port on which a node is managed.
+            # The server divides engines over the nodes that Ray has at that time, and dies if these
+            # are too few (vllm/v1/engine/utils.py), so it waits for the port of each node's
+            # manager.
             ray=("ray", "start", "--address", address, "--node-manager-port", RPC_PORT, *common),
             ready_port=RPC_PORT,
         )
@@ -485,19 +487,19 @@ def _ray_flags(
         if shape.local:
             flags["data-parallel-size-local"] = shape.local
         variables["VLLM_RAY_DP_PACK_STRATEGY"] = "strict" if shape.local else "span"
-    # An engine that is a Ray actor itself got the head's addresses, too (vllm/v1/engine/utils.py).
+    # An engine that is itself a Ray actor also got the head's addresses (vllm/v1/engine/utils.py).
     actors = shape.engines > 1 and vllm < _ADDRESSES_STAY_SINCE
     copied = _COPIED | (_ADDRESSES if actors else set())
     return Rank(
         serves=True,
         flags=flags,
         variables=variables,
-        # Some releases lay the server's own over those of each node (vllm/ray/ray_env.py).
+        # Some releases replace each node's variables with the server's own (vllm/ray/ray_env.py).
         unset=tuple(sorted(name for name in variables if name in copied)),
         ray=(
             *("ray", "start", "--head", "--port", MASTER_PORT),
-            # Off where it can be; Ray's client server, where its dependencies are there, has a
-            # port from the plan instead of 10001, which the next replica's could not have too.
+            # Off if possible. Ray's client server, if its dependencies are installed, gets a port
+            # of the plan instead of 10001, which a second replica on the node could not use.
             *("--include-dashboard", "false", "--ray-client-server-port", RPC_PORT),
             *common,
         ),
@@ -508,7 +510,7 @@ def _ray_flags(
 
 # Variables
 
-# Of those, what vLLM copies to the Ray workers of other nodes, by their prefixes.
+# Variables that vLLM copies to the Ray workers of other nodes, by their prefixes.
 _COPIED = {"NCCL_SOCKET_IFNAME", "NCCL_IB_HCA", "UCX_NET_DEVICES"}
 _ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
 _ADDRESSES_STAY_SINCE = (0, 22)
@@ -518,7 +520,8 @@ def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]
     variables = {"VLLM_HOST_IP": here.address, "GLOO_SOCKET_IFNAME": here.interface}
     if device == "cpu":
         return variables
-    # `=`: this name and not those that begin with it, as mlx5_1 and mlx5_10 do (NCCL's manual).
+    # `=`: only this name, not also names that begin with it, as mlx5_10 begins with mlx5_1 (NCCL's
+    # manual).
     variables["NCCL_SOCKET_IFNAME"] = f"={here.interface}"
     if here.no_rdma:
         variables["NCCL_IB_DISABLE"] = "1"

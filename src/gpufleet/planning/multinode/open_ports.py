@@ -1,9 +1,9 @@
 """Refuse replicas whose internal ports are open to all clients.  Pure.
 
-What vLLM, torch, Ray and NIXL say to each other between nodes is not authenticated, and some of it
-is pickles: anyone who reaches those ports may run code as vLLM's user. gpufleet's firewall keeps
-them for the nodes of the replica (`network/firewall.py`). If it is off, something else must, and
-the operator must confirm that.
+Traffic of vLLM, torch, Ray and NIXL between nodes is not authenticated, and some of it is pickled:
+anyone who reaches those ports can run code as vLLM's user. gpufleet's firewall opens them only to
+the nodes of the replica (`network/firewall.py`). If it is off, something else must, and the
+operator must confirm that.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def require_guarded_ports(
     Refuse stages that talk to other nodes from a node without `firewall`.
 
     `origins` are the places of each node's top-level keys. Raises `FleetError` with a sentence for
-    each replica, naming the key by which it uses other nodes, and that key's place.
+    each replica, with the key that makes it use other nodes, and that key's place.
     """
     exposed: dict[tuple[str, str, str], set[str]] = {}
     for stage, key, nodes in _meetings(stages, settings):

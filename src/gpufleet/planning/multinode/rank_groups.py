@@ -1,6 +1,6 @@
 """
-Join stages that belong together: the ranks of a replica over nodes, and those that hand KV caches
-to each other. Pure, but for the lock that names Ray's release.
+Join stages that belong together: the ranks of a multi-node replica, and stages that hand KV caches
+to each other. Pure, except that it reads the lock for Ray's release.
 """
 
 from __future__ import annotations
@@ -34,7 +34,8 @@ def join_ranks(
     """
     Add networks and ports to stages that span nodes, and to those that transfer KV caches.
 
-    Raises `FleetError` naming all replicas whose nodes no network joins, or that have no ports.
+    Raises `FleetError` with every replica whose nodes have no common network, or that finds no free
+    ports.
     """
     spanning: dict[str, list[Stage]] = {}
     for stage in stages:
@@ -132,6 +133,6 @@ def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
     try:
         lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
     except OSError:
-        return None  # the role that installs the release says what is wrong with its lock
+        return None  # the role that installs the release reports the problem of its lock
     found = pinned(lock, "ray")
     return numbers(found) if found else None

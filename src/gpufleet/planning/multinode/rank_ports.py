@@ -1,7 +1,7 @@
 """
 Assign the ports between the nodes of each replica. Pure.
 
-`planning/ports.py` assigns the ports for clients; here are those that clients never see.
+`planning/ports.py` assigns the ports for clients; this module those that clients never use.
 A range is free on a node if no other range and no endpoint of the plan has one of its ports there;
 `reachability.py` reports the programs of others. Running replicas keep their ranges if possible:
 others would need a restart.
@@ -19,7 +19,8 @@ from gpufleet.settings.serving_settings import Served
 
 PORTS = 16
 """
-Ports of a multi-node replica: vllm-rank's own, then those of incarnations (on_node/rank/head.py).
+Number of ports of a multi-node replica: those of vllm-rank, then those of incarnations
+(on_node/rank/head.py).
 """
 EPHEMERAL = 32768
 """Start of Linux's net.ipv4.ip_local_port_range: any program may get a port from here on."""
@@ -30,9 +31,9 @@ class Ports:
     """A replica's internal ports, the same on all of its nodes."""
 
     cluster: int = 0
-    """First of `PORTS` ports; 0: it is on one node."""
+    """The first of `PORTS` ports; 0: the replica is on one node."""
     side_channel: int = 0
-    """First of NIXL's, one for each engine of the whole replica; 0: it hands no KV cache over."""
+    """NIXL's first port, one per engine of the whole replica; 0: no KV cache is handed over."""
 
 
 def assign_rank_ports(
@@ -42,14 +43,12 @@ def assign_rank_ports(
     running: Mapping[str, Ports] | None = None,
 ) -> dict[str, Ports]:
     """
-    Return the ports of every replica by its id (`llama-0`). Running replicas get theirs first, then
-    the others in the order of `stages`.
-
-    `settings` are what is declared of each model, `running` the ports of replicas that run.
-    A replica gets `cluster_port` of its model or the next
+    Return the ports of every replica by its id (`llama-0`). Running replicas get their ports first,
+    then the others in the order of `stages`. `settings` has the declaration of each model,
+    `running` the ports of running replicas. A replica gets `cluster_port` of its model or the next
     range that is free on all its nodes, and NIXL's own port or the next such range.
 
-    Raises `FleetError` for all replicas without a free range.
+    Raises `FleetError` with every replica that finds no free range.
     """
     replicas: dict[str, list[Stage]] = {}
     taken: dict[str, set[int]] = {}
@@ -115,12 +114,13 @@ class _PortRequest:
     @property
     def end(self) -> int:
         """
-        Return the end of its ranges: ranges that begin below the ephemeral ports end below them.
+        Return the first port after the allowed ones: a range that begins below the ephemeral ports
+        must end below them.
         """
         return EPHEMERAL if self.first < EPHEMERAL else 1 << 16
 
     def choices(self) -> Iterator[int]:
-        """Yield the first ports that it may get, best first."""
+        """Yield the possible first ports, best first."""
         every = range(self.first, self.end - self.size + 1, self.size)
         if self.runs in every:
             yield self.runs

@@ -1,12 +1,12 @@
 """
 Judge whether the nodes of a replica reach each other and have equal files to start. Pure.
 
-Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` says what each has,
-`on_node/reach/reach.py` has them talk to each other. This module builds their parameters and
-evaluates their documents. Both nodes report on the path between them, so that a sentence names the
-direction; a silent node also gets a sentence.
+Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` reports what each
+node has, `on_node/reach/reach.py` lets the nodes exchange packets. This module builds their
+parameters and evaluates their documents. Both nodes report on the path between them, so that a
+message can name the direction; a silent node is reported, too.
 
-What is compared of a model: the paths and sizes of its files, the content of those of at most
+Two nodes' models are compared by the paths and sizes of the files, the content of those of at most
 16 MiB, and both ends of larger ones (`on_node/reach/model_identity.py`).
 """
 
@@ -31,7 +31,7 @@ WAY_SECONDS = 2
 CLOCK_SECONDS = 1.0
 """Seconds that two clocks may differ: tokens, logs of ranks and Ray's leases depend on them."""
 
-# Ray's --min-worker-port and --max-worker-port, where they are not given (ray start --help).
+# Defaults of Ray's --min-worker-port and --max-worker-port (ray start --help).
 _RAY_WORKERS = (10002, 19999)
 
 Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
@@ -40,7 +40,7 @@ Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
 
 @dataclass(frozen=True)
 class Member:
-    """A node of a replica, with the release and the model that it is to start."""
+    """A node of a replica, with the release and the model that it will start."""
 
     node: str
     network: Network
@@ -48,14 +48,14 @@ class Member:
     """The release's id."""
     release_directory: str
     vllm: str
-    """The version that it is of."""
+    """vLLM's version in that release."""
     revision: str
     model_directory: str
     user: str
     """The account that loads the model."""
 
     def __str__(self) -> str:
-        """Name it as it reaches the others."""
+        """Return the node's name with the address and interface by which it reaches the others."""
         return f"{self.node} ({self.network.address}, {self.network.interface})"
 
 
@@ -81,23 +81,23 @@ class Replica:
 
 @dataclass(frozen=True)
 class Route:
-    """From one node to another."""
+    """The measured path from one node to another."""
 
     start: str
     end: str
     failed: Mapping[int, str]
-    """Ports that no connection came about to, and why."""
+    """Ports to which no connection succeeded, and why."""
     ports: int
-    """How many were tried."""
+    """How many ports were tried."""
     bytes: int | None
-    """The largest packet that arrived; None: not known, 0: none did."""
+    """The largest packet that arrived, in bytes; None: unknown, 0: none arrived."""
     wanted: int
-    """The largest that both interfaces may send."""
+    """The largest packet that both interfaces may send, in bytes."""
     ahead: float | None
-    """Seconds that the end's clock is ahead of the start's; None: not known."""
+    """Seconds by which the end's clock is ahead of the start's; None: unknown."""
     within: float = 0.0
     lost: float = 0.0
-    """Share of small packets that did not arrive, once the first one had."""
+    """Share of small packets that were lost after the first one had arrived."""
 
     @property
     def connects(self) -> bool:
@@ -118,7 +118,7 @@ class Route:
 
     @property
     def is_dead(self) -> bool:
-        """Return whether neither connections nor packets came about."""
+        """Return whether no connection succeeded and no packet arrived."""
         return len(self.failed) == self.ports and self.bytes == 0
 
 
@@ -162,7 +162,7 @@ class ReachabilityResult:
         }
 
 
-# What the programs are given
+# Parameters of the programs
 
 
 def preflight_parameters(replica: Replica) -> dict[str, dict[str, Any]]:
@@ -189,7 +189,7 @@ def exchange_parameters(
     """
     Return the parameters of on_node/reach/reach.py for each node that can take part.
 
-    `seen` are the documents of the looks; ports that are in use are left alone.
+    `seen` are the documents of the first program; ports in use are not tested.
     """
     part = {
         each.node: {
@@ -218,7 +218,7 @@ def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
     return seen["mtu"] if isinstance(seen["mtu"], int) else member.network.mtu or 1500
 
 
-# What their documents mean
+# Evaluation of their documents
 
 
 _LOOK = {
@@ -257,13 +257,13 @@ def compare(
     """
     Return whether a replica may be started, and every reason why not.
 
-    `seen` are the looks' documents, `exchanged` those of the exchange.
+    `seen` are the documents of the first program, `exchanged` those of the exchange.
     """
     seen = check_preflights(seen)
     exchanged = {node: _check_document(answer, _EXCHANGE) for node, answer in exchanged.items()}
     try:
         return _compare_replica(replica, seen, exchanged, seconds)
-    # What a broken node says may be anything; it must not end the run of all others.
+    # A broken node may answer anything; that must not end the check of the others.
     except (AttributeError, KeyError, TypeError, ValueError) as error:
         why = f"{replica.id}: its nodes' answers are invalid ({type(error).__name__}: {error})"
         return ReachabilityResult(replica, (why,), seconds=seconds)
@@ -483,7 +483,7 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
             "for a one-sided firewall rule, route or cable"
         )
         return
-    # A connection needs both directions, so the one that is cut is said alone.
+    # A connection needs both directions, so only the broken direction is reported.
     if way.failed and back is not None and (share := _loss_percent(way, back)):
         yield f"{_LOSSY} about {share} % are lost, too many to start a replica: check the link"
     elif way.failed and not (back is not None and back.is_dead):
@@ -496,8 +496,8 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
     elif not way.passes_full_packets:
         yield (
             f"packets of {way.wanted} bytes, which the interfaces of both may send, do not arrive "
-            f"from {{from}} at {{to}}, those of {way.bytes} do: the network between them has a "
-            "lower MTU; raise it, or lower that of the interfaces"
+            f"from {{from}} at {{to}}, but packets of {way.bytes} bytes do: the network between "
+            "them has a lower MTU; raise it, or lower the MTU of the interfaces"
         )
 
 
@@ -542,7 +542,7 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
         elif replica.ray and _RAY_WORKERS[0] <= port <= _RAY_WORKERS[1]:
             samples["{}-{}, those of Ray's workers".format(*_RAY_WORKERS), why] = None
         else:
-            # Its number is another one each time.
+            # Their numbers differ in each run.
             samples["ephemeral ports of the system", why] = None
     said = [f"{_ports_text(ports)} ({why})" for why, ports in sorted(by_reason.items())]
     return "; ".join([*said, *(f"{which} ({why})" for which, why in samples)])

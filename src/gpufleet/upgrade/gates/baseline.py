@@ -1,8 +1,8 @@
 """The observed behaviour of a service, as values: answers, counters, alerts.  Pure.
 
-`on_node/serving/replica_answers.py` looks, `seen` reads what it printed, `gates.py` compares two
-looks. A baseline lies in the journal (`JsonValue`), and a resumed upgrade judges by the
-same one.
+`on_node/serving/replica_answers.py` observes, `read_answers` parses its output, `gates.py` compares
+two observations. The baseline is stored in the journal (`JsonValue`), so that a resumed upgrade
+uses the same one.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ LATENCIES = {TTFT: "time to first token", ITL: "time between tokens"}
 _MEASURES = {TTFT: Measure.TTFT, ITL: Measure.ITL}
 ANSWERED = "http_requests_total"
 STARTED = "process_start_time_seconds"
-# Of the same instrumentation as `ANSWERED`, and there from the start, without labels.
+# A metric of the same instrumentation as `ANSWERED` that exists from the start, without labels.
 INSTRUMENTED = "http_request_duration_highr_seconds_count"
-# What clients ask. Probes, /metrics and what else answers beside them are no requests of theirs.
+# Paths of clients' requests. Probes, /metrics and other paths are not counted.
 API = ("/v1/", "/v2/", "/rerank", "/score", "/classify", "/pooling")
 
-# One prompt once, as on_node/serving/endpoints.py has it; and what a node needs beside that.
+# Limits: for one prompt, as in on_node/serving/endpoints.py; for all else that a node does.
 PROMPT_SECONDS = 60
 LOOK_SECONDS = 40
 
@@ -44,18 +44,20 @@ class Answer(JsonValue):
 
     text: str = ""
     tokens: tuple[int, ...] | None = None
-    """Their numbers in the model's vocabulary; None: the release does not tell them."""
+    """Token ids in the model's vocabulary; None: the release does not return them."""
     error: str = ""
     asked: bool = True
-    """False: its node did not say what it answers, which says nothing of the server."""
+    """False: the node did not report an answer, so nothing is known of the server."""
     kind: str = "generate"
-    """The kind of the model, by its unit."""
+    """The kind of the model, from its unit."""
     numbers: tuple[FiniteFloat, ...] | None = None
-    """An embedder's vector, or the scores behind a text; None: there are none."""
+    """An embedder's vector, or the scores from which `text` was made; None: neither."""
 
 
 Answers: TypeAlias = Mapping[str, tuple[Answer, ...]]
-"""{prompt: what all servers of a replica said to it, each as often as it was asked}."""
+"""
+{prompt: the answers of all servers of a replica, several from each if it was asked repeatedly}.
+"""
 
 
 def answers_as_json(answers: Answers) -> dict[str, Any]:
@@ -64,7 +66,7 @@ def answers_as_json(answers: Answers) -> dict[str, Any]:
 
 
 def answers_from_json(said: Mapping[str, Any]) -> dict[str, tuple[Answer, ...]]:
-    """Return what `answers_as_json` has written."""
+    """Parse the output of `answers_as_json`."""
     return {prompt: tuple(map(Answer.from_json, each)) for prompt, each in said.items()}
 
 
@@ -74,7 +76,7 @@ def _bounds_as_text(histogram: Mapping[float, float]) -> dict[str, float]:
 
 
 Histogram: TypeAlias = Annotated[Mapping[float, float], PlainSerializer(_bounds_as_text)]
-"""{upper bound: observations at or below it}, the last bound infinite."""
+"""{upper bound: number of observations at or below it}; the last bound is infinite."""
 
 
 @dataclass(frozen=True)
@@ -82,11 +84,14 @@ class Counters:
     """The counters of one server at one moment, since its start."""
 
     started: float | None = None
-    """Seconds since 1970; None: it does not say (several API servers share their metrics)."""
+    """
+    When the server started, in seconds since 1970; None: unknown (several API servers share their
+    metrics).
+    """
     latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
-    """By `TTFT` and `ITL`; one that the release does not have is not in it."""
+    """Histograms by `TTFT` and `ITL`; a metric that the release lacks is left out."""
     finished: Mapping[str, float] | None = field(default=None, hash=False)
-    """Requests by the reason for which they ended."""
+    """Requests by the reason why they ended."""
     answered: Mapping[str, float] | None = field(default=None, hash=False)
     """Requests to the API by class of status: 2xx, 4xx, 5xx."""
 
@@ -96,9 +101,9 @@ class Reading:
     """The counters of all servers of a replica at one moment."""
 
     at: float
-    """Seconds since 1970, by this machine's clock."""
+    """Time of the reading, in seconds since 1970 by this machine's clock."""
     servers: Mapping[str, Counters | str] = field(hash=False)
-    """By node and address; a sentence where they could not be read."""
+    """Counters by (node, address); a sentence if they could not be read."""
 
 
 @dataclass(frozen=True)
@@ -112,11 +117,11 @@ class Traffic(JsonValue):
     restarted: tuple[str, ...] = ()
     """Servers whose counters were reset in between."""
     unread: tuple[str, ...] = ()
-    """A sentence for each server whose counters are not known."""
+    """A sentence for each server whose counters are unknown."""
 
     @property
     def requests(self) -> float:
-        """The number of requests that began: each has one time to first token."""
+        """Return the number of requests that began: each has one time to first token."""
         return max(self.latencies.get(TTFT, {}).values(), default=0.0)
 
 
@@ -130,14 +135,14 @@ class Alert(JsonValue):
 
     name: str
     node: str
-    """Its label `instance`; "": it is about no node."""
+    """The node in its label `instance`; "": the alert is not about a node."""
     labels: Annotated[
         tuple[tuple[str, str], ...], BeforeValidator(_sorted_pairs), PlainSerializer(dict)
     ]
     """All labels, sorted: they identify the alert."""
     summary: str = ""
     since: str = ""
-    """ISO 8601, as Alertmanager has it."""
+    """When it began to fire, in ISO 8601, from Alertmanager."""
 
 
 @dataclass(frozen=True)
@@ -145,29 +150,29 @@ class Alerts(JsonValue):
     """The answers of Alertmanagers. Without alerts, problems and an address: none was queried."""
 
     asked: tuple[str, ...] = ()
-    """Monitoring nodes that were to be asked; empty: none is declared."""
+    """The monitoring nodes to query; empty: none is declared."""
     alerts: tuple[Alert, ...] = ()
     problems: tuple[str, ...] = ()
-    """A sentence for each that did not answer."""
+    """A sentence for each monitoring node that did not answer."""
     at: float | None = None
-    """When they were asked, in seconds since 1970 by their own clocks: the earliest."""
+    """The time of the earliest query, in seconds since 1970 by the monitoring nodes' clocks."""
 
 
 @dataclass(frozen=True, order=True)
 class StoppingFinding:
-    """One finding of the node check that keeps work away: it blocks, or the check is unknown."""
+    """A finding of the node check that blocks, or a check without a result."""
 
     node: str
     check: str
     gpu: str
-    """The GPU's UUID, else its place; "": the node as a whole."""
+    """The GPU's UUID, or else its index; "": the whole node."""
     blocks: bool
     """False: the check could not be made."""
     found: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        """The identity of a finding: its sentence without numbers."""
+        """Return the identity of the finding: its sentence without numbers."""
         return self.node, self.check, self.gpu, self.blocks
 
 
@@ -181,7 +186,7 @@ class Findings(JsonValue):
 
     @classmethod
     def unaccepted(cls, report: Report) -> Findings:
-        """Return those of a report that are not accepted."""
+        """Return the findings of a report that are not accepted."""
         return cls(
             report.nodes,
             tuple(
@@ -200,7 +205,7 @@ class Findings(JsonValue):
         )
 
 
-# -- what is asked
+# -- questions
 
 
 @dataclass(frozen=True)
@@ -210,9 +215,9 @@ class Question:
     replica: str
     nodes: tuple[str, ...]
     golden: Golden | None = None
-    """Its prompts; None: only its counters are read."""
+    """Its golden prompts; None: only its counters are read."""
     times: int = 1
-    """How often each prompt is put. Before a change twice: is the model's answer stable at all?"""
+    """How often each prompt is sent. Before a change twice, to see whether the answer is stable."""
 
 
 def program(
@@ -232,8 +237,8 @@ def program(
             "max_tokens": each.golden.max_tokens if each.golden else 0,
             "times": each.times,
             "seconds": _seconds(each),
-            # Of what was before there is one look: without an answer nothing could be compared
-            # later. Of what came an answer that did not come says enough.
+            # Repeat failed requests only before the change: without that answer nothing could be
+            # compared later. After the change a missing answer is itself a result.
             "again": each.times > 1,
         }
         for each in questions
@@ -253,18 +258,20 @@ def program(
 
 
 def seconds(questions: Iterable[Question]) -> float:
-    """Return the deadline of a node's whole look: its replicas are asked at the same time."""
+    """
+    Return the deadline in seconds of a node's observation: its replicas are queried in parallel.
+    """
     return max((_seconds(each) for each in questions), default=LOOK_SECONDS) + LOOK_SECONDS
 
 
 def _seconds(question: Question) -> float:
-    # A model of today answers a prompt in well under a second. One that hangs is given one prompt's
-    # whole deadline, and one more for those that are slow.
+    # Today's models answer a prompt in well under a second. A hanging prompt may use its whole
+    # deadline, and one more deadline is for slow prompts.
     prompts = len(question.golden.prompts) * question.times if question.golden else 0
     return LOOK_SECONDS + PROMPT_SECONDS * min(prompts, 2) + 5.0 * prompts
 
 
-# -- what is answered
+# -- answers
 
 
 @dataclass(frozen=True)
@@ -288,9 +295,9 @@ def read_answers(
     """
     Parse nodes' answers to `program`; `said` is the result of `fleet.live.connect`.
 
-    `homes` are the nodes whose Alertmanager was to be asked; `ours` the ids of the silences that
-    the upgrade has opened itself, which hide no alert from it. No node's output raises an
-    exception: an invalid answer is unknown, with the reason.
+    `homes` are the nodes with an Alertmanager to query; `ours` the ids of this upgrade's own
+    silences: alerts under them still count. No node's output raises an exception: an invalid answer
+    is unknown, with the reason.
     """
     answers: dict[str, Answers] = {}
     readings: dict[str, Reading] = {}
@@ -312,8 +319,8 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     """
     Return what happened between two readings; without the first one, since each server's start.
 
-    A server started in between counted from 0: its value is the difference. One that is only in the
-    second reading has also been started since.
+    A server started in between counted from 0: its value is the difference. A server that is only
+    in the second reading was also started in between.
     """
     latencies: dict[str, dict[float, float]] = {}
     finished: dict[str, float] | None = None
@@ -392,7 +399,7 @@ def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
     """Return answers by class of status; a class has no series before its first answer."""
     rows = series.get(ANSWERED)
     if rows is None:
-        # Where requests are counted at all, there were none yet.
+        # If the server counts requests at all, there were none yet.
         return {} if INSTRUMENTED in series else None
     return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
 
@@ -400,7 +407,8 @@ def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
 def _has_restarted(before: Counters, after: Counters) -> bool:
     """Return whether a server's counters were reset: those of one process never fall."""
     if before.started is not None and after.started is not None:
-        # To a hundredth of a second, as the kernel's clock ticks are; a second is no restart.
+        # The time is exact to a hundredth of a second, the kernel's clock tick; less than a second
+        # is no restart.
         return abs(after.started - before.started) > 1
     pairs = [
         *((before.latencies.get(key, {}), each) for key, each in after.latencies.items()),
@@ -424,7 +432,7 @@ def _grow(
 
 
 def _sum_histograms(one: Histogram, other: Histogram) -> dict[float, float]:
-    """Add two histograms up at the bounds that both have."""
+    """Return the sum of two histograms at the bounds that both have."""
     return {at: count + other[at] for at, count in one.items() if at in other}
 
 
@@ -457,7 +465,7 @@ def _read_node(
         try:
             servers[name] = counters(metrics["text"])
         except (KeyError, ValueError) as problem:
-            servers[name] = f"its /metrics are invalid: {problem}"
+            servers[name] = f"its /metrics is invalid: {problem}"
 
 
 def _mark_unknown(

@@ -1,8 +1,8 @@
 """Judge whether a replica or a node is as good after a change as before. Pure.
 
-Each gate compares two looks (`baseline.py`) and gives a `Verdict`. An unknown result is not a pass;
-only a person can accept it. What could not be judged for a reason outside the change (too few
-requests) passes, and is reported.
+Each gate compares two observations (`baseline.py`) and returns a `Verdict`. An unknown result is
+not a pass; only a person can accept it. A gate that cannot judge for a reason outside the change
+(too few requests) passes, and reports that.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ from gpufleet.upgrade.gates.baseline import (
 QUANTILE = 0.99
 _LEAST_SLOW = 2
 """
-The fewest requests above the bucket after the baseline's that show a slowdown; a single one is no
-evidence.
+The minimum of requests in slower buckets than the one after the baseline's p99 that shows a
+slowdown; a single one is no evidence.
 """
 _VECTORS = frozenset({"embed", "reward"})
 """Kinds of models whose answers are numbers."""
@@ -40,7 +40,7 @@ _CHANGED = {
     "classify": "has the label {}, before it had {}",
     "transcribe": "is transcribed as {}, before as {}",
 }
-# Of a prompt or an answer that a sentence quotes.
+# Characters of a prompt or an answer that a message quotes.
 _SHOWN = 40
 
 
@@ -49,11 +49,11 @@ class Verdict:
     """The verdict of a gate."""
 
     passed: bool | None
-    """None: not known, which is not a pass."""
+    """None: unknown, which is not a pass."""
     reasons: tuple[str, ...] = ()
-    """Sentences: what is against it; of a pass, what was not judged and why."""
+    """Sentences: why it failed; for a pass, what was not judged and why."""
     seen: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """Numbers that it rests on, for reports: `ttft_p99_before`, in seconds, and others."""
+    """The numbers behind it, for reports: `ttft_p99_before`, in seconds, and others."""
 
 
 class _Case:
@@ -75,7 +75,7 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
     Return the worst of several verdicts; a failure counts before an unknown.
 
-    Of several numbers with one name the last verdict's counts.
+    If verdicts have numbers of the same name, the last one is kept.
     """
     found = tuple(verdicts)
     said = {each.passed for each in found}
@@ -87,17 +87,17 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
     return Verdict(passed, tuple(reason for each in ordered for reason in each.reasons), seen)
 
 
-# -- the same answers
+# -- answers
 
 
 def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) -> Verdict:
     """
     Return whether prompts are answered as before, in at least the share `same` of the tokens.
 
-    Vectors have to have the `cosine` with those of before; labels, places in a reranker's order and
-    words heard have to be the same. A prompt with several different answers before the change gives
-    an unknown result, which is reported; the other prompts decide. If there is no other one,
-    nothing is known; with `same` 0 (`cosine` for vectors) an answer is enough.
+    The cosine of vectors before and after must be at least `cosine`; labels, ranks of a reranker
+    and transcribed words must be the same. A prompt whose answers differed before the change is
+    unknown, which is reported; the other prompts decide. Without other prompts the result is
+    unknown. With `same` 0 (for vectors `cosine` 0) any answer passes.
     """
     case = _Case()
     if not before and not after:
@@ -163,12 +163,12 @@ def _unfit(was: Sequence[Answer], same: float) -> str:
 
 def _share(one: Answer, other: Answer) -> float:
     """
-    Return which share of the longer answer is, from the first token on, the same in both.
+    Return the length of the common beginning as a share of the longer answer.
 
     >>> _share(Answer(tokens=(1, 2, 3, 4)), Answer(tokens=(1, 2, 9, 4)))
     0.5
 
-    Of vectors it is the cosine, and of what has no parts 1 or 0.
+    For vectors it is the cosine, for answers without parts 1 or 0.
     """
     if one.kind in _VECTORS:
         return _cosine(one.numbers or (), other.numbers or ())
@@ -178,7 +178,7 @@ def _share(one: Answer, other: Answer) -> float:
     theirs: Sequence[object]
     if one.tokens is not None and other.tokens is not None:
         ours, theirs = one.tokens, other.tokens
-    else:  # a release that does not tell tokens: characters are what is left
+    else:  # the release does not return tokens: compare characters
         ours, theirs = one.text, other.text
     longest = max(len(ours), len(theirs))
     pairs = zip(ours, theirs, strict=False)
@@ -190,7 +190,7 @@ def _cosine(one: Sequence[float], other: Sequence[float]) -> float:
     """
     Return the cosine of the angle between two vectors; 0 for vectors of different length.
 
-    A single number has no direction: it is taken for the slope of one.
+    A single number has no direction: it is treated as the slope of a line.
 
     >>> _cosine((3.0, 4.0), (3.0, 4.0))
     1.0
@@ -219,7 +219,7 @@ def _tokens(answer: Answer) -> int:
     if answer.kind in _VECTORS:
         return len(answer.numbers or ())
     if answer.kind == "transcribe":
-        return 1  # there may be no words in it
+        return 1  # a transcription may have no words
     return len(answer.text if answer.tokens is None else answer.tokens)
 
 
@@ -255,21 +255,19 @@ def _quoted(text: str) -> str:
 
 
 def _percent(share: float) -> str:
-    # Never rounded up to what it does not reach: 99.97 % are not 100 %.
+    # Never rounded up: 99.97 % is not 100 %.
     return f"{math.floor(share * 1000) / 10:g} %"
 
 
-# -- as quickly, and as well
+# -- latencies and errors
 
 
 def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
-    Return whether requests are answered as quickly, and as well, as before.
-
-    A p99 is as exact as the histogram's buckets. One in the same bucket as before the change, or in
-    the next, may be the same time, and never fails; nor does a single slow request. p99 is not
-    judged for few requests, which is reported, nor for a replica without a baseline (`Traffic` with
-    empty counters); errors still are.
+    Return whether requests have the same latencies and errors as before. A p99 is as exact as the
+    histogram's buckets: the same bucket as before, or the next one, may be the same time and never
+    fails; nor does a single slow request. With few requests p99 is not judged, which is reported;
+    nor for a replica without a baseline (`Traffic` with empty counters). Errors are always judged.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
@@ -278,7 +276,7 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     case.unknown += (f"after the change: {each}" for each in after.unread)
     case.unknown += (f"before the change: {each}" for each in before.unread)
     case.seen |= {"requests_before": before.requests, "requests_after": after.requests}
-    # A few requests are counted twice or not at all while counters are read.
+    # While counters are read, a few requests are counted twice or not at all.
     fewest = min(before.requests, after.requests)
     for key, words in LATENCIES.items():
         was, now = before.latencies.get(key), after.latencies.get(key)
@@ -309,7 +307,7 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
         if not math.isnan(value):
             continue
         if key == ITL and not any(histogram.values()):
-            # Requests of one token each have nothing between tokens.
+            # Requests of one token each have no time between tokens.
             case.remarks.append(f"{words}: not judged, because there were none {when} the change")
         else:
             case.unknown.append(f"{words}: its p99 {when} the change is unknown")
@@ -317,7 +315,7 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
     case.seen |= {f"{key}_p99_before": one, f"{key}_p99_after": other}
     next_one = _bucket(bounds, was) + 1
     slower = now[bounds[-1]] - now[bounds[min(next_one, len(bounds) - 1)]]
-    # Of fewer than a hundred requests the p99 is the slowest one, and one may have any cause.
+    # With fewer than a hundred requests, p99 is the slowest one, which may have any cause.
     if other > one * ratio and next_one < _bucket(bounds, now) and slower >= _LEAST_SLOW:
         case.against.append(
             f"{words}: its p99 is {_seconds(other)} and was {_seconds(one)} before the change: "
@@ -329,8 +327,9 @@ def quantile(q: float, histogram: Histogram) -> float:
     """
     Return what Prometheus' `histogram_quantile(q, ...)` gives for these buckets, NaN for none.
 
-    It is taken to grow evenly within a bucket; beyond the last finite bound it is that bound.
-    Source: prometheus.io/docs, "histogram_quantile"; verified against promtool by a test.
+    Values are assumed to be evenly distributed within a bucket; beyond the last finite bound the
+    result is that bound. Source: prometheus.io/docs, "histogram_quantile"; verified against
+    promtool by a test.
     """
     bounds = sorted(histogram)
     counts = _rising([histogram[at] for at in bounds])
@@ -347,7 +346,7 @@ def quantile(q: float, histogram: Histogram) -> float:
 
 
 def _bucket(bounds: Sequence[float], histogram: Histogram) -> int:
-    """Return which bucket, counted from 0, has the quantile."""
+    """Return the index, from 0, of the bucket that has the quantile."""
     counts = _rising([histogram[at] for at in bounds])
     return _first_with(counts, QUANTILE * counts[-1])
 
@@ -357,7 +356,9 @@ def _first_with(counts: Sequence[float], rank: float) -> int:
 
 
 def _rising(counts: Sequence[float]) -> list[float]:
-    """Return counts that never fall: readings of several series are not of one moment."""
+    """
+    Return the counts as a non-decreasing series: several series are not read at the same moment.
+    """
     found: list[float] = []
     for count in counts:
         found.append(max(count, found[-1]) if found else count)
@@ -365,7 +366,7 @@ def _rising(counts: Sequence[float]) -> list[float]:
 
 
 def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
-    """Judge both counts of errors that a release has; one of them has to be there."""
+    """Judge both error counts of a release; at least one of them must exist."""
     rates = (
         ("requests that ended in an error", "finished", _error_rate),
         ("HTTP answers 5xx", "answered", _server_error_rate),
@@ -407,7 +408,7 @@ def _seconds(value: float) -> str:
     return f"{value * 1000:.3g} ms" if value < 1 else f"{value:.3g} s"
 
 
-# -- nothing new against it
+# -- findings and alerts
 
 
 def findings(before: Findings, after: Findings) -> Verdict:
@@ -445,11 +446,10 @@ def alerts(
     """
     Return whether nothing fires about `nodes` that did not fire before.
 
-    `holds` has for names of alerts how many seconds their reason has held when they fire. An alert
-    whose condition began before the first reading was pending then: the change did not cause it.
-
-    Without a monitoring node there is nothing to query; an Alertmanager that is declared and does
-    not answer, before or after, is not known.
+    `holds` has, by the name of the alert, how many seconds its condition holds before it fires. If
+    an alert's condition began before the first reading, the change did not cause it. Without a
+    monitoring node nothing is judged. If a declared Alertmanager does not answer before or after,
+    the result is unknown.
     """
     case = _Case()
     if not after.asked:
@@ -475,7 +475,7 @@ def alerts(
 
 
 def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
-    """Return why no wave could pass the gate on alerts, before anything is changed; (): it may."""
+    """Return, before any change, why no wave could pass the gate on alerts; (): a wave may pass."""
     if not rules.alerts or not before.problems:
         return ()
     return (
@@ -489,7 +489,7 @@ def cannot_pass(
     answers: Answers, traffic_before: Traffic, rules: Gates, *, same: float, cosine: float
 ) -> tuple[str, ...]:
     """
-    Return why a replica's gates cannot pass whatever its change does; (): they may.
+    Return why a replica's gates cannot pass, whatever the change does; (): they may pass.
 
     Its baseline is compared with itself, as if the change had changed nothing.
     """
@@ -502,18 +502,21 @@ def cannot_pass(
     ]
     if len(loose) == len(answers):
         case.unknown += loose
-    # Its later readings are those of before: of what was unread, one sentence is enough.
+    # Both readings are the same, so one sentence for each unread server is enough.
     again = replace(traffic_before, restarted=(), unread=())
     verdict = traffic(traffic_before, again, rules)
     return (*case.unknown, *(() if verdict.passed else verdict.reasons))
 
 
 WITHOUT_BASELINE = "so the gates of its wave will not pass, and the wave is changed and rolled back"
-"""What follows where `cannot_pass` returns something."""
+"""The consequence, for the message, if `cannot_pass` returns reasons."""
 
 
 def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
-    """Return a remark for each changed replica that does not answer before, by its reason."""
+    """
+    Return a remark for the changed replicas that do not answer before the change, one for each
+    reason.
+    """
     return tuple(
         f"{replica}: {why}: it has no answers and no counters of before to compare with, "
         f"{WITHOUT_BASELINE}: repair it first with deploys/vllm.py and the settings that it runs "
@@ -523,7 +526,7 @@ def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _epoch(moment: str) -> float:
-    """Return an ISO 8601 moment in seconds since 1970; NaN for any other text."""
+    """Return an ISO 8601 time in seconds since 1970; NaN for any other text."""
     try:
         found = dt.datetime.fromisoformat(moment)
     except ValueError:

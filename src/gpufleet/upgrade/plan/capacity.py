@@ -1,9 +1,10 @@
-"""Check whether waves fit the present load; if not, say what to write.  Pure.
+"""Check whether the present load allows the waves; if not, say what to write.  Pure.
 
-A wave removes capacity while it is changed. At least `Need.needed` replicas of each model must
-always serve: enough for its load (`upgrade.headroom`), and `upgrade.keep`. Waves without enough
-capacity are refused. Two things can be accepted by name: that a model is out (`--accept-outage`),
-and that its load is unknown (`--accept-unknown-load`; its replicas then count as full).
+While a wave is changed, its replicas are missing. At least `Need.needed` replicas of each model
+must always serve: enough for its load (`upgrade.headroom`), and `upgrade.keep`. Waves without
+enough capacity are refused. An operator can accept two things for a model: its outage
+(`--accept-outage`), and its unknown load (`--accept-unknown-load`; its replicas then count as
+full).
 """
 
 from __future__ import annotations
@@ -62,7 +63,7 @@ class RemainingCapacity:
 
     @property
     def enough(self) -> bool:
-        """Return whether those carry the load."""
+        """Return whether the remaining replicas carry the load."""
         return not self.takes or self.left >= self.needed
 
     def as_json(self) -> dict[str, Any]:
@@ -76,11 +77,11 @@ class Recheck:
 
     verdict: Literal["proceed", "wait"]
     why: str
-    """A sentence with the numbers."""
+    """The reason, with the numbers."""
 
     @property
     def proceeds(self) -> bool:
-        """Return whether it may."""
+        """Return whether the wave may begin."""
         return self.verdict == "proceed"
 
 
@@ -117,10 +118,9 @@ def refusals(
     load_seconds: Mapping[str, float] | None = None,
 ) -> tuple[str, ...]:
     """
-    Return why these waves cannot be made: a sentence for each model, none where they can.
-
-    `accept_...` are the models that the operator has named. `load_seconds` is how long a replica of
-    a model took to load the last time, where that is known.
+    Return why these waves are refused, a sentence for each model; empty: they are allowed.
+    `accept_...` are the models that the operator has named. `load_seconds` has the last known load
+    time of a replica, by model.
     """
     needs = required_replicas(loads, settings.headroom, settings.keep)
     touched = {model for wave in found for group in wave.groups for model in group.models}
@@ -158,10 +158,9 @@ def recheck(
     accept_unknown_load: Collection[str] = (),
 ) -> Recheck:
     """
-    Return whether a wave may begin under the load of this moment.
-
-    `loads` are fresh ones, of all replicas of its models. It waits while the load is too high or
-    unknown, because both are temporary.
+    Return whether a wave may begin under the current load. `loads` are the current ones of all
+    replicas of its models. The wave waits while the load is too high or unknown, because both are
+    temporary.
     """
     needs = required_replicas(loads, settings.headroom, settings.keep)
     most = _most([wave], loads)
@@ -183,7 +182,7 @@ def recheck(
 
 
 def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
-    """Return how many replicas of each model the largest group with some takes."""
+    """Return, for each model, the most replicas that one group takes."""
     serve, most = serving(loads), Counter[str]()
     for wave in found:
         for group in wave.groups:
@@ -223,9 +222,8 @@ class _Request:
 
     def refusal(self, need: Need, lacks: Sequence[RemainingCapacity], most: int) -> str:
         """
-        Return the missing capacity of a model, and what to change.
-
-        `lacks` are the waves that take too much, `most` is what the largest group takes by itself.
+        Return a sentence on the missing capacity of a model, with what to change. `lacks` are the
+        waves that take too much, `most` is the number of replicas in the largest group.
         """
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
@@ -270,9 +268,8 @@ class _Request:
 
     def _smaller(self, need: Need) -> str:
         """
-        Return the setting that leaves the model enough replicas; "": no size does.
-
-        It is tried with this model's groups alone, as if no others could be mixed into its waves.
+        Return the setting that leaves the model enough replicas; "": no size does. It is tried with
+        only this model's groups, as if its waves had no others.
         """
         model = need.model
         groups = [each for wave in self.waves for each in wave.groups if model in each.models]

@@ -1,8 +1,8 @@
 """`--vllm VERSION`: write the version and its lock where they are declared.
 
-What is declared and what the fleet runs never contradict each other, so a version given on a
-command line is written into group_vars first, at the lines that set it now. Only unambiguous lines
-are changed; for others the operator gets the line to write.
+The declaration and the running fleet must agree, so a version on the command line is first written
+into group_vars, at the lines that set it now. Only unambiguous lines are changed; for the others a
+message shows the line to write.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Edit(JsonValue):
     """One line of a variables file, before and after."""
 
     file: str
-    """From the project's root."""
+    """Path of the file from the project's root."""
     line: int
     key: str
     before: str
@@ -51,15 +51,14 @@ class Edit(JsonValue):
 
     @property
     def inverse(self) -> Edit:
-        """The same, undone."""
+        """Return the edit that undoes this one."""
         return replace(self, before=self.after, after=self.before)
 
 
 def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
     """
-    Return the lines to be written so that `nodes`, none for all, run this version.
-
-    Raises `FleetError` with every line for which it is not certain what to write.
+    Return the edits that declare this version for `nodes`; an empty `nodes` means all. Raises
+    `FleetError` with every line for which the edit is ambiguous.
     """
     if not RELEASE.fullmatch(version):
         raise FleetError(f"--vllm {version}: a version has three numbers, as 0.32.0")
@@ -100,7 +99,7 @@ def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) ->
 
 
 def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> Fleet:
-    """Return what is declared as it will be once the lines are written."""
+    """Return the declaration as it will be after the edits."""
     changed = {}
     for name, each in declared.nodes.items():
         vllm = each.settings.vllm
@@ -116,7 +115,7 @@ def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> F
 
 def write_down(root: Path, wanted: Iterable[Edit]) -> None:
     """
-    Write lines, each file whole or not at all; a line that is as wanted already stays.
+    Write the lines, each file completely or not at all; lines with the new value stay.
 
     Raises `FleetError`, and writes nothing, if a line was changed meanwhile.
     """
@@ -146,7 +145,10 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
 
 
 def _lock(vllm: Vllm, version: str) -> str | None:
-    """Return the lock of a version, named as the one of now; None: that one's name has none."""
+    """
+    Return the lock of a version, named like the present lock; None: the present name contains no
+    version.
+    """
     folder, slash, name = vllm.lock.rpartition("/")
     if vllm.version not in name:
         return None
@@ -195,7 +197,7 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
 
 
 def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> list[str]:
-    """Refuse lines that other nodes have as well, which were not meant."""
+    """Refuse lines that also apply to nodes outside the request."""
     problems = []
     for edit in found:
         others = [
@@ -215,7 +217,7 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
 
 
 def _lines(path: Path) -> list[str]:
-    """Return a file's lines, each with the end that it has."""
+    """Return a file's lines with their line ends."""
     try:
         return path.read_bytes().decode().splitlines(keepends=True)
     except (OSError, UnicodeDecodeError) as error:

@@ -4,7 +4,7 @@ Unknown durations are not estimated: a group takes as long as in its last finish
 group as long as the median of others with the same models and kind. Without a recorded upgrade a
 known start time is a lower bound, shown as "at least".
 
-A wave's groups go at the same time: it takes as long as the longest of them.
+The groups of a wave change at the same time, so a wave takes as long as its slowest group.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Estimate:
     seconds: float | None
     """None: unknown."""
     at_least: bool = False
-    """Whether only a part of it is known: starts and soaking, not draining."""
+    """Whether only a part is known: starts and soaking, but not draining."""
 
     def __str__(self) -> str:
         """
@@ -67,10 +67,8 @@ def estimate(
     soak_seconds: float = 0,
 ) -> tuple[Estimate, ...]:
     """
-    Return how long each wave takes.
-
-    `journals` are those of upgrades before, the oldest first, `starts` how many seconds a replica
-    took from its start to its first answer, where that was seen.
+    Return the estimated duration of each wave. `journals` are those of earlier upgrades, the oldest
+    first; `starts` has the observed seconds from a replica's start to its first answer.
     """
     by_group: dict[str, float] = {}
     by_likeness: dict[tuple[object, ...], list[float]] = {}
@@ -121,12 +119,12 @@ def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
 
 
 def _took(entries: Sequence[Entry]) -> list[tuple[Group, float]]:
-    """Return how long each group took that finished without an interruption."""
+    """Return the duration of each group that finished without an interruption."""
     groups = {group.id: group for group in _planned(entries)}
     began: dict[str, float] = {}
     found = []
     for entry in entries:
-        # A night between two entries of a group is no time that it takes.
+        # A long pause between two entries, such as a night, does not count.
         if entry.what in {"paused", "resumed"}:
             began.clear()
         elif entry.group not in groups:

@@ -1,4 +1,4 @@
-"""Upgrades that leave the two sides of a handed-over KV cache on different releases.  Pure."""
+"""Warn of upgrades during which prefill and decode run different releases.  Pure."""
 
 from __future__ import annotations
 
@@ -10,11 +10,10 @@ from gpufleet.upgrade.plan.wave import Group, model_of
 
 def remarks(groups: Iterable[Group], settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     """
-    Yield a sentence for each prefill and decode of which `groups` change both sides.
-
-    `settings` is by node. Partners have one release and the same flags of the cache, or the plan
-    refuses them; so what ends the hand-over between old and new changes both. What vLLM compares:
-    `compute_nixl_compatibility_hash` (`planning.multinode.disaggregation`).
+    Yield a sentence for each pair of prefill and decode whose both sides are in `groups`.
+    `settings` is by node. The plan requires the same release and cache flags on both sides, so a
+    change that breaks the handover between old and new servers changes both sides. vLLM compares
+    them with `compute_nixl_compatibility_hash` (`planning.multinode.disaggregation`).
     """
     changed = {
         model_of(replica)
@@ -32,6 +31,6 @@ def remarks(groups: Iterable[Group], settings: Mapping[str, NodeSettings]) -> It
             yield (
                 f"{decode} gets KV caches from {prefill}, and both change: until the last wave, "
                 "requests between a changed and an unchanged replica fail if the release, the "
-                "model or a flag of the cache is another one. Send clients elsewhere meanwhile "
+                "model or a flag of the cache differs. Send clients elsewhere meanwhile "
                 "(docs/plan/prefill-decode.md, Upgrades)"
             )

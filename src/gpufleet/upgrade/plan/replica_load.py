@@ -4,13 +4,12 @@ A server with several engines has one series for each: their requests are added,
 large KV caches averaged.
 
 How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
-that number as a metric: it is read from the unit's arguments, or worked out as vLLM does where
-it is not there.
+that number as a metric: it is read from the unit's arguments, or, without that argument, computed
+as vLLM does.
 
-How many requests a second a replica carries before its clients miss what they were promised, only
-`gpufleet measure` knows. Where it is known for what runs, the requests that finish are counted
-against it, and the fuller of both counts: users' requests may be longer than those of the
-measurement.
+`gpufleet measure` determines how many requests per second a replica carries within its objectives.
+If that rate is known for the running replica, its finished requests are compared with it, and the
+higher load counts: users' requests may be longer than those of the measurement.
 """
 
 from __future__ import annotations
@@ -47,9 +46,9 @@ class Sample:
     running: float
     waiting: float
     kv_usage: float
-    """From 0 to 1, the mean of its engines."""
+    """Usage of the KV cache from 0 to 1, the mean of its engines."""
     finished: float | None = None
-    """Requests since its start; None: it does not say."""
+    """Finished requests since its start; None: not reported."""
 
 
 @dataclass(frozen=True)
@@ -57,8 +56,7 @@ class ReplicaLoad:
     """
     The load of a replica at its model's busiest moment.
 
-    `running`, `waiting` and `kv_usage` are None where `unknown` has the reason why they are
-    unknown.
+    `running`, `waiting` and `kv_usage` are None if they are unknown; `unknown` then has the reason.
     """
 
     replica: str
@@ -71,31 +69,32 @@ class ReplicaLoad:
     waiting: float | None
     """Requests that wait for its engines."""
     most_running: int | None
-    """Requests that all its engines take at once; None: not known."""
+    """The limit of concurrent requests, over all its engines; None: unknown."""
     kv_usage: float | None
-    """From 0 to 1, the mean of its engines."""
+    """Usage of the KV cache from 0 to 1, the mean of its engines."""
     serves: bool = True
     """Whether it gets requests: it is up, and not drained."""
     unknown: str = ""
-    """Why its load is not known; of one that does not serve, why not."""
+    """Why its load is unknown, or why it does not serve."""
     assumed: bool = False
-    """Whether `most_running` is vLLM's default, and written nowhere."""
+    """Whether `most_running` is vLLM's default, not set by a flag."""
     finished_per_second: float | None = None
-    """Requests, over the time it was looked at; None: not known."""
+    """Finished requests per second during the observation; None: unknown."""
     carries_per_second: float | None = None
-    """Requests that it was measured to carry; None: not measured as it runs."""
+    """The measured rate that it carries; None: not measured with its present settings."""
     measured: str = ""
-    """`MeasuredRate.age`; "": not measured as it runs."""
+    """`MeasuredRate.age`; "": not measured with its present settings."""
     not_counted: str = ""
-    """Why a measurement of its model does not hold for it; "": it does, or there is none."""
+    """Why a measurement of its model does not apply; "": it applies, or there is none."""
 
     @property
     def share(self) -> float | None:
         """
-        The share of one replica that its requests take: 1 is full, more is a queue. None: unknown.
+        Return the share of the replica that its requests use: 1 is full, more is a queue. None:
+        unknown.
 
-        The fullest of its slots for requests, its KV cache, and the requests a second that it was
-        measured to carry. If its slots are unknown, waiting requests show that it is full.
+        It is the highest of three: request slots, KV cache, and the measured rate. If the slots are
+        unknown, waiting requests mean that it is full.
         """
         if not self.serves:
             return 0.0
@@ -110,14 +109,14 @@ class ReplicaLoad:
 
     @property
     def measured_share(self) -> float | None:
-        """The share of its measured rate that its requests take; None: unknown."""
+        """Return the share of its measured rate that its requests use; None: unknown."""
         if not self.carries_per_second or self.finished_per_second is None:
             return None
         return self.finished_per_second / self.carries_per_second
 
     @property
     def rests_on_measurement(self) -> bool:
-        """Return whether its measured rate makes it fuller than its slots and its KV cache do."""
+        """Return whether `share` is that of the measured rate, not of slots or KV cache."""
         return bool(self.measured_share) and self.measured_share == self.share
 
     def as_json(self) -> dict[str, Any]:
@@ -158,12 +157,12 @@ def loads(
     """
     Return the load of each replica that has units, by model and number.
 
-    `pages` has for each server, by node and port (`Running.servers`), its /metrics again and again
-    over some seconds, all servers in the same rhythm; or a sentence that says why there are none.
-    The moment of the model's highest load counts. `nodes` and `settings` tell what vLLM's defaults
-    are on a node. `out` is {replica's id: why} of those that get no requests: drained by a person,
-    failed, still starting. `carries` is {replica's id: what it was measured to carry, or why its
-    model's measurements do not hold}, `seconds` the time from the first to the last page.
+    `pages` has for each server, by (node, port) as in `Running.servers`, several pages of /metrics
+    over some seconds, at the same times for all servers; or a sentence why there are none. The
+    moment of the model's highest load counts. `nodes` and `settings` determine vLLM's defaults on a
+    node. `out` is {replica's id: why} for replicas without requests: drained by a person, failed,
+    still starting. `carries` is {replica's id: its measured rate, or why its model's measurements
+    do not apply}, `seconds` the time from the first to the last page.
     """
     replicas: dict[tuple[str, int], list[Running]] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
@@ -201,9 +200,8 @@ def most_running(
     stages: Sequence[Running], nodes: Mapping[str, Node], settings: Mapping[str, NodeSettings]
 ) -> tuple[int | None, bool]:
     """
-    Return how many requests all engines of a replica take at once, and whether that is a default.
-
-    None: unknown. Its units do not show their command, release or hardware.
+    Return the limit of concurrent requests over all engines of a replica, and whether that is a
+    default. None: unknown, because its units do not show their command, release or hardware.
     """
     first = stages[0]
     flags = {
@@ -232,7 +230,7 @@ def most_running(
         gpu_memory_gib=min(
             (cuda_total_gib(gpu.name, gpu.memory_mib << 20) for gpu in used), default=0.0
         ),
-        # With any length a model has, tokens leave at least as many sequences.
+        # Whatever the model's context, the token limit allows at least that many sequences.
         max_model_len=1 << 20,
         world=world,
         compute_capability=used[0].compute_capability if used else None,
@@ -245,7 +243,7 @@ def most_running(
 
 
 def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
-    """Return a sentence for each model whose load is less certain than it looks, or measured."""
+    """Return a sentence for each model whose load is uncertain, or rests on a measurement."""
     assumed: dict[tuple[str, int], list[str]] = {}
     blind: dict[str, list[str]] = {}
     idle: list[str] = []
@@ -286,9 +284,9 @@ def _samples(
     stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
 ) -> list[Sample] | str:
     """
-    Return a replica's requests, summed over its servers, and their mean KV usage, for each moment.
-
-    A sentence: why they are unknown. Servers with different numbers of pages count by their peaks.
+    Return for each moment a replica's requests, summed over its servers, and their mean KV usage;
+    or a sentence why they are unknown. If servers have different numbers of pages, their peaks
+    count.
     """
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
@@ -316,7 +314,7 @@ def _samples(
 
 
 def _finished_per_second(samples: Sequence[Sample], seconds: float | None) -> float | None:
-    """Return how many requests ended in a second; None where a server has started in between."""
+    """Return the finished requests per second; None: a server was started in between."""
     if len(samples) < 2 or not seconds:
         return None
     first, last = samples[0].finished, samples[-1].finished
@@ -329,9 +327,9 @@ def _sum_or_none(values: Sequence[float | None]) -> float | None:
 
 
 def _busiest(found: Sequence[tuple[ReplicaLoad, list[Sample]]]) -> list[ReplicaLoad]:
-    """Return the replicas of a model as they were when it was busiest."""
+    """Return the loads of a model's replicas at its busiest moment."""
     moments = {len(samples) for _, samples in found if samples}
-    if len(moments) > 1:  # not in one rhythm: each one's own busiest moment
+    if len(moments) > 1:  # different moments: use each replica's own busiest one
         found = [(load, [_peak(samples)] if samples else []) for load, samples in found]
         moments = {1}
     at = [
@@ -348,7 +346,7 @@ def _with(load: ReplicaLoad, sample: Sample) -> ReplicaLoad:
 
 
 def _peak(samples: Sequence[Sample]) -> Sample:
-    """Return the most of everything."""
+    """Return the maximum of each number over all moments."""
     return Sample(
         max(each.running for each in samples),
         max(each.waiting for each in samples),

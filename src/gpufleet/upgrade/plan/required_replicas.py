@@ -2,7 +2,7 @@
 
 Load is counted in replicas: a replica with half of its request slots or half of its KV cache in use
 is a load of 0.5. Enough replicas are needed to carry the present load at `upgrade.headroom` or
-below, and at least `upgrade.keep`. Replicas of a model count alike, on whatever GPUs.
+below, and at least `upgrade.keep`. All replicas of a model count the same, whatever their GPUs.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufleet.formatting import join_names
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.wave import Group, model_of
 
-# What a sum of shares may be off by: 1.7 / 0.85 is no reason for a third replica.
+# Tolerance for sums of shares: 1.7 / 0.85 must not require a third replica.
 _ROUNDING = 1e-9
 
 
@@ -29,17 +29,17 @@ class Need:
     serving: int
     """Replicas that get requests now."""
     load: float
-    """In replicas; one whose load is not known counts as full."""
+    """The load in replicas; a replica with unknown load counts as full."""
     needed: int
-    """Replicas that have to serve at any time."""
+    """The minimum of serving replicas at any time."""
     unknown: tuple[str, ...] = ()
     """A sentence for each replica whose load is unknown."""
     measured: str = ""
-    """The measurement that the load rests on; "": slots and KV caches alone were counted."""
+    """The measurement on which the load rests; "": only slots and KV caches were counted."""
 
     @property
     def spare(self) -> int:
-        """Replicas that may be taken away."""
+        """Return how many replicas may be stopped."""
         return max(0, self.serving - self.needed)
 
     def as_json(self) -> dict[str, Any]:
@@ -50,7 +50,7 @@ class Need:
 def required_replicas(
     loads: Iterable[ReplicaLoad], headroom: float, keep: int = 1
 ) -> dict[str, Need]:
-    """Return what each model needs, by its name, of `upgrade.headroom` and `upgrade.keep`."""
+    """Return the need of each model, by its name. `headroom` and `keep` are those of `upgrade`."""
     by_model: dict[str, list[ReplicaLoad]] = {}
     for each in loads:
         by_model.setdefault(each.model, []).append(each)
@@ -86,7 +86,7 @@ def stopped_replicas(groups: Iterable[Group], serve: frozenset[str]) -> Counter[
 
 
 def serving_after(groups: Iterable[Group], serve: frozenset[str]) -> frozenset[str]:
-    """Return which replicas serve when these groups are through."""
+    """Return which replicas serve after these groups are changed."""
     for group in (each for each in groups if each.goes or each.comes):
         serve = (serve - {*group.goes}) | {*group.comes}
     return serve

@@ -1,9 +1,7 @@
 """
-A model with a single replica is unavailable while that loads: for how long, and how to avoid it.
-Pure.
-
-The planner decides whether there is room for one more, in the present fleet: it counts only if all
-running replicas keep their places.
+Warn that a model with a single replica is unavailable while it loads: how long, and how to avoid
+it. Pure. The planner decides whether the present fleet has room for one more replica. It has room
+only if all running replicas keep their places.
 """
 
 from __future__ import annotations
@@ -68,7 +66,7 @@ def _room(
     documents: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, NodeVars],
 ) -> str:
-    """Return where one more replica has room, or why there is none."""
+    """Return a sentence: where one more replica has room, or why there is no room."""
     counts = {
         each.settings.serving[model].replicas
         for each in declared.values()

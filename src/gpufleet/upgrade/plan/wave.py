@@ -16,7 +16,7 @@ the node.
 
 def model_of(replica: str) -> str:
     """
-    Return the entry of `serving` that a replica is one of.
+    Return the entry of `serving` to which a replica belongs.
 
     >>> model_of("llama-3-70b-0")
     'llama-3-70b'
@@ -26,15 +26,15 @@ def model_of(replica: str) -> str:
 
 @dataclass(frozen=True)
 class Group(JsonValue):
-    """The smallest part of a fleet that is changed at once: it is drained and judged as one."""
+    """The smallest part of a fleet that changes at once: it is drained and judged together."""
 
     id: str
     """A replica's id (`tiny-0`), or the names of whole nodes, joined by +."""
     kind: Kind
     nodes: tuple[str, ...]
-    """By name. A replica over nodes has all of its nodes in one group."""
+    """Its nodes by name. All nodes of a multi-node replica are in one group."""
     replicas: tuple[str, ...]
-    """Ids of those that serve nothing meanwhile."""
+    """Ids of the replicas that do not serve during the change."""
     why: tuple[str, ...] = ()
     """Differences, in the words of `gpufleet plan --diff`."""
     comes: tuple[str, ...] = ()

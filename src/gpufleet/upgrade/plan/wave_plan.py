@@ -1,6 +1,5 @@
-"""The plan of an upgrade's waves: made or refused, and what is shown of it before it begins.  Pure.
-
-`planned` builds waves from groups for the code that runs them.
+"""Plan or refuse an upgrade's waves, and describe the plan before the upgrade begins. Pure.
+`plan_waves` builds waves from groups for the code that runs them.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from gpufleet.upgrade.plan.wave import Group, Wave
 from gpufleet.upgrade.plan.waves import waves
 
 SCHEMA = 1
-"""Version of `WavePlan.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `WavePlan.as_json()`; increased when a key changes its meaning or is removed."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,7 @@ class WavePlan:
 
     waves: tuple[Wave, ...]
     needs: Mapping[str, Need]
-    """By model, of the load when it was made."""
+    """The need of each model, from the load at the time of planning."""
     left: tuple[RemainingCapacity, ...]
     estimates: tuple[Estimate, ...]
     """Estimates of the waves, in order."""
@@ -41,13 +40,13 @@ class WavePlan:
 
     @property
     def seconds(self) -> float | None:
-        """The duration of all waves; None: that of one is unknown."""
+        """Return the duration of all waves in seconds; None: that of one wave is unknown."""
         known = [each.seconds for each in self.estimates if each.seconds is not None]
         return sum(known) if len(known) == len(self.estimates) else None
 
     @property
     def total(self) -> Estimate:
-        """The duration of all waves, in words."""
+        """Return the duration of all waves, in words."""
         return Estimate(0, self.seconds, any(each.at_least for each in self.estimates))
 
     def as_json(self) -> dict[str, Any]:
@@ -85,11 +84,9 @@ def plan_waves(
     accept_unknown_load: Collection[str] = (),
 ) -> WavePlan:
     """
-    Return the waves in which all groups are changed.
-
-    `cordoned` are the nodes that people have cordoned, with their reasons; `journals` those of
-    upgrades before, the oldest first; `starts` seconds that replicas took to start; `accept_...`
-    models that the operator has named.
+    Return the waves in which all groups are changed. `cordoned` has the nodes that people have
+    cordoned, with their reasons; `journals` those of earlier upgrades, the oldest first; `starts`
+    the seconds that replicas took to start; `accept_...` the models that the operator has named.
 
     Raises `FleetError` with a sentence for each model that would lose more than its load allows,
     or whose load is unknown.
@@ -148,7 +145,7 @@ def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: s
 
 
 def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -> list[str]:
-    """Return what an accepted outage costs, for each wave in which it is one."""
+    """Return a sentence on the cost of accepted outages, for each wave that has one."""
     said = []
     for each in left:
         if each.enough:
@@ -157,7 +154,7 @@ def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -
         cost = (
             f"{format_duration(seconds)} the last time"
             if seconds is not None
-            else "how long, is not known"
+            else "for an unknown time"
         )
         what = (
             f"{each.model} serves nothing while it loads ({cost})"

@@ -1,17 +1,15 @@
 """Order groups into a canary and waves of the requested sizes. Pure.
 
-An explicit size is kept: what would take more of a model than its load allows is not
-made smaller in silence, it is refused (`capacity.refusals`). What a wave can do is to mix: its
-groups are chosen so that no model loses more than it can spare, while there are such.
+An explicit size is kept: a wave that takes more of a model than its load allows is refused
+(`capacity.refusals`), never silently made smaller. But a wave can mix models: its groups are
+chosen, if possible, so that no model loses more replicas than it can spare. The order:
 
-Which comes first:
-
-- Of the canary, what tells most and costs least: a group whose replicas serve and stay, so that
-  they can be judged by what they did before; of those the one with the fewest replicas, then of the
-  model with the most of them, on the fewest nodes, by name. The present load is not used, so that
-  the confirmed plan is the one that is carried out.
-- Of the others, models that have the most waves before them, so that the end is not one model
-  alone, which no wave can mix.
+- Canary: the group that shows most at the least cost. It is a group whose replicas serve and stay,
+so that they can be compared with before; of those the one with the fewest replicas, then of the
+model with the most replicas, then on the fewest nodes, then by name. The present load is not used,
+so that the confirmed plan is the one that is carried out.
+- Other waves: the models that need the most waves come first, so that the last waves can still mix
+models.
 """
 
 from __future__ import annotations
@@ -40,10 +38,9 @@ def waves(
     accepted: Collection[str] = (),
 ) -> tuple[Wave, ...]:
     """
-    Return every group in one wave, in the order in which they are changed.
-
-    `loads` say what each model can spare; without them nothing is held back. Of models that are
-    `accepted` to be out (`--accept-outage`) one group goes at a time, whatever their load.
+    Return the waves in order; every group is in exactly one. `loads` determine what each model can
+    spare; without them nothing is held back. Models in `accepted` (`--accept-outage`) change one
+    group at a time, whatever their load.
     """
     every = tuple(groups)
     queue = _Queue(
@@ -71,9 +68,8 @@ def size_of(size: int | str, groups: int) -> int:
 
 def spare(need: Need, serve: int, most: int, *, accepted: bool) -> int:
     """
-    Return how many of a model's replicas a wave may take, while `serve` of them serve.
-
-    `most` is what the largest of its groups takes: that much where its outage is accepted.
+    Return how many of a model's replicas a wave may take while `serve` of them serve. `most` is the
+    number in its largest group, which a wave may take if the outage is accepted.
     """
     room = max(0, serve - need.needed)
     return max(room, most) if accepted else room
@@ -90,7 +86,9 @@ def _sizes(settings: Upgrade, groups: int) -> Iterator[tuple[int, bool]]:
 
 
 class _Queue:
-    """Groups that wait for their wave; those that take the same of each model are alike."""
+    """
+    Groups that wait for their wave; groups that stop the same replicas per model count as equal.
+    """
 
     def __init__(
         self,
@@ -130,7 +128,7 @@ class _Queue:
         return any(kind.waiting for kind in self.kinds.values())
 
     def wave(self, size: int, *, canary: bool) -> list[Group]:
-        """Take the groups of the next wave."""
+        """Remove and return the groups of the next wave."""
         chosen: list[Group] = []
         spared = self._room()
         room = spared.copy()
@@ -147,7 +145,8 @@ class _Queue:
                 behind = max((rounds[model] for model in kind.models), default=0)
                 return 0 if canary else -behind, kind.waiting[0][0]
 
-            # None fits: the size that was asked for is kept to, and refused with its numbers.
+            # If no group fits, keep the requested size; `capacity.refusals` refuses it with its
+            # numbers.
             kind = min(fits or waiting, key=priority)
             room.subtract(kind.takes)
             chosen.append(kind.waiting.popleft()[1])
@@ -167,7 +166,9 @@ class _Queue:
         )
 
     def _rounds(self, room: Mapping[str, int]) -> Counter[str]:
-        """Return the least number of waves that each model still needs with this room in each."""
+        """
+        Return the minimum number of waves that each model still needs, with this room per wave.
+        """
         waiting: Counter[str] = Counter()
         for kind in self.kinds.values():
             for model in kind.models:
@@ -177,7 +178,9 @@ class _Queue:
 
 @dataclass(frozen=True)
 class _Kind:
-    """Groups that take the same of each model, each with its place in the order."""
+    """
+    Groups that stop the same number of replicas of each model, each with its place in the order.
+    """
 
     takes: Counter[str]
     models: tuple[str, ...]

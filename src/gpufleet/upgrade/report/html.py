@@ -1,8 +1,7 @@
-"""The report of an upgrade as one file for a browser: a timeline, tables, what failed.
+"""Render the report of an upgrade as one HTML file: a timeline, tables, failures.
 
 The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
-Colours follow the reader's light or dark mode. What nodes and operators wrote is text, never
-markup.
+Colours follow the reader's light or dark mode. Texts of nodes and operators are escaped.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from gpufleet.upgrade.report.text import OUTCOMES, cells, outcome_of, seconds, t
 # Pixels.
 _LABEL, _CHART, _ROW, _BAR, _TOP = 210, 960, 24, 14, 30
 _TICKS = 8
-# Seconds between two ticks, of which the first that gives no more than `_TICKS` is taken.
+# Seconds between two ticks: the first value with at most `_TICKS` ticks is used.
 _STEPS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 14400, 43200, 86400)
 
 _CLASSES = {
@@ -176,7 +175,7 @@ def _whys(found: Report) -> Iterator[str]:
 
 
 def _timeline(found: Report) -> str:
-    """Return the drawing: a row for each group, below it one for each of its nodes."""
+    """Return the drawing: one row for each group, and below it one for each of its nodes."""
     rows: list[tuple[str, str, Sequence[Span]]] = []
     for group in found.groups:
         rows.append((group.group.id, "", group.spans))
@@ -220,7 +219,7 @@ def _timeline(found: Report) -> str:
 
 
 def _has_rows(group: GroupReport, node: NodeReport) -> bool:
-    # A group of one node that has said nothing more than its group's row says needs none.
+    # The only node of a group needs no row if it reported nothing beyond the group's row.
     return bool(node.spans) or len(group.nodes) > 1
 
 
@@ -230,7 +229,7 @@ def _ticks(long: float) -> Iterator[float]:
 
 
 def _legend(found: Report) -> str:
-    """Return what the colours mean, of those that are there."""
+    """Return the legend of the colours that occur."""
     there = {_CLASSES[span.phase] for group in found.groups for span in group.spans}
     keys = (
         f'<span class="key"><svg width="12" height="12"><rect width="12" height="12" rx="2" '

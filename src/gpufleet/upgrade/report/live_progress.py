@@ -37,8 +37,8 @@ class Progress:
     """
     Lines for the entries of one journal.
 
-    `before` are the entries that it has already, of a run that is taken up again: they are not said
-    again, but counted.
+    `before` are the entries of earlier runs, for a resumed one: they are counted, but not printed
+    again.
     """
 
     def __init__(self, before: Iterable[Entry] = ()) -> None:
@@ -50,7 +50,7 @@ class Progress:
             self._count(entry)
 
     def on_entry(self, entry: Entry) -> str | None:
-        """Return an entry's line for a person who waits; None: it says nothing to them."""
+        """Return an entry's line for the operator; None: the entry has no line."""
         self._count(entry)
         said = _wording(entry)
         if said is None:
@@ -68,7 +68,7 @@ class Progress:
         return printable("  ".join(parts))
 
     def logged(self, entry: Entry) -> str | None:
-        """Return the same for a file: with the date and time in UTC before it."""
+        """Return an entry's line for a log file, with date and time in UTC."""
         line = self.on_entry(entry)
         if line is None:
             return None
@@ -85,7 +85,7 @@ class Progress:
                 group["id"]: Group.from_json(group) for wave in waves for group in wave["groups"]
             }
         if entry.group in self._groups and entry.node is None:
-            # One that was stuck is taken up again.
+            # A stuck group is tried again.
             if entry.what in _OVER:
                 self._over.add(entry.group)
             else:
@@ -149,7 +149,7 @@ def _logged(text: str, said: Mapping[str, Any]) -> str:
 
 def _with(text: str, why: Any) -> str:
     sentences = [why] if isinstance(why, str) else [str(each) for each in why or ()]
-    # The first line of each: what a unit wrote before it died is in the report.
+    # Only the first line of each: the report has the last lines of a unit that died.
     firsts = [each.splitlines()[0] for each in sentences if each]
     return f"{text}: {'; '.join(firsts)}" if firsts else text
 
@@ -188,8 +188,8 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "soaked": lambda said: "watched" + _in(said).replace(" in ", " for "),
     "done": "done",
     "failed": lambda said: _with("failed", said.get("why")),
-    "restoring": "goes back to what it was",
-    "restored": "has its former units, loads",
+    "restoring": "is rolled back",
+    "restored": "has its former units, and loads",
     "returned": "serves as before",
     "stuck": lambda said: _with("stuck: a person is needed", said.get("why")),
 }

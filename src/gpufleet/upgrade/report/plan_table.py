@@ -15,7 +15,7 @@ from gpufleet.sanitize import printable
 from gpufleet.upgrade.plan.wave import Wave
 from gpufleet.upgrade.plan.wave_plan import WavePlan
 
-# A person reads what is changed of a wave, not of each of its groups: of many alike one is enough.
+# The table shows the changes of a wave, not of each group: equal ones are shown once.
 _REASONS = 3
 
 
@@ -54,7 +54,9 @@ def waves(plan: WavePlan) -> RenderableType:
 
 
 def _needs(plan: WavePlan) -> Table:
-    """Return one line per model: its replicas, how many its load needs, how many must stay."""
+    """
+    Return one line per model: its replicas, how many its load needs, how many may stop at once.
+    """
     table = _table("model", "serve", "load in replicas", "needed", "may go at once")
     for need in plan.needs.values():
         load = f"{need.load:.2f}" + (" (in part not known)" if need.unknown else "")

@@ -1,11 +1,10 @@
 """Read an upgrade's journal: each step's time and nodes, and the effect on clients.
 
-Pure: entries in, a `Report` out, which is JSON; `upgrade/report/text.py` and
-`upgrade/report/html.py` show it. A journal that is being written gives the report of what was done
-so far.
+Pure: takes entries, returns a `Report`, which is JSON; `upgrade/report/text.py` and
+`upgrade/report/html.py` show it. The journal of a running upgrade gives the report up to now.
 
-A replica is *away* from the moment at which gateways are told to send it nothing more until they
-are told to send again. This includes drain, load and judgement; the rest is the tool's overhead.
+A replica is *away* from the time when gateways are told to stop sending requests until they are
+told to send again. This includes drain, load and judgement; the rest is gpufleet's overhead.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from gpufleet.upgrade.run.journal_entry import Entry, entries_of
 from gpufleet.upgrade.run.upgrade_state import GroupState, State, fold
 
 SCHEMA = 1
-"""Version of `Report.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `Report.as_json()`; increased when a key changes its meaning or is removed."""
 
 PHASES: Mapping[str, str] = {
     "draining": "drains",
@@ -41,7 +40,7 @@ PHASES: Mapping[str, str] = {
     "restored": "loads again",
     "stuck": "stuck",
 }
-"""What a group does after each journal event, in words for operators."""
+"""The phase of a group after each journal event, in words for operators."""
 _END = {"done", "returned"}
 _AWAY_FROM, _AWAY_UNTIL = "draining", "undrained"
 
@@ -53,7 +52,7 @@ class Span:
     phase: str
     """A key of `PHASES`."""
     start: float
-    """Seconds since 1970, by the clock of the machine that made the upgrade."""
+    """Seconds since 1970, by the clock of the machine that ran the upgrade."""
     end: float
 
     @property
@@ -79,14 +78,14 @@ class Served:
     seconds: float
     requests: float
     errors: float
-    """5xx, or requests that ended in an error: the larger number."""
+    """The larger of two numbers: 5xx answers, and requests that ended in an error."""
     ttft_p99: float | None
-    """Seconds; None: too little was seen."""
+    """In seconds; None: too few requests were observed."""
     itl_p99: float | None
 
     @classmethod
     def from_counters(cls, traffic: Traffic) -> Served:
-        """Return it of counters."""
+        """Return the requests from counters."""
         errors = (
             (traffic.finished or {}).get("error", 0.0),
             (traffic.answered or {}).get("5xx", 0.0),
@@ -102,7 +101,7 @@ class ReplicaReport:
 
     replica: str
     load_seconds: float | None
-    """From its last start to its first answer."""
+    """Seconds from its last start to its first answer."""
     before: Served | None
     after: Served | None
 
@@ -113,28 +112,28 @@ class NodeReport:
 
     node: str
     gap_seconds: float | None
-    """From the first unit's stop to the last one's start, by the node's own clock."""
+    """Seconds from the first unit's stop to the last one's start, by the node's own clock."""
     cut: tuple[str, ...]
     """Units that were killed with running requests."""
     spans: tuple[Span, ...]
-    """stopping, down and loading, brought to this machine's clock."""
+    """The phases stopping, down and loading, converted to this machine's clock."""
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """One group: what was done with it, and what that cost."""
+    """The steps of one group, and their cost."""
 
     group: Group
     wave: int
     outcome: str
-    """done, returned, stuck, waiting; else the phase in which it is."""
+    """done, returned, stuck or waiting; otherwise its present phase."""
     spans: tuple[Span, ...]
     away_seconds: float
     drain_seconds: float
     load_seconds: float
-    """Load times of its slowest replica, also on the way back."""
+    """Load times in seconds of its slowest replica, including those of a rollback."""
     left: int
-    """Requests that were not done when the drain was over."""
+    """Requests that had not finished when the drain ended."""
     judged: tuple[GateResult, ...]
     failures: tuple[str, ...]
     notes: tuple[str, ...]
@@ -143,17 +142,17 @@ class GroupReport:
 
     @property
     def began(self) -> float | None:
-        """The time of the first action on it."""
+        """Return the time of the first action on the group."""
         return self.spans[0].start if self.spans else None
 
     @property
     def judge_seconds(self) -> float:
-        """The time spent judging its answers, before it got requests again."""
+        """Return the seconds in which its answers were judged, before it got requests again."""
         return sum(each.seconds for each in self.spans if each.phase == "ready")
 
     @property
     def own_seconds(self) -> float:
-        """The time out of service, without drain, load and judgement."""
+        """Return the seconds out of service, without drain, load and judgement."""
         known = self.drain_seconds + self.load_seconds + self.judge_seconds
         return max(0.0, self.away_seconds - known)
 
@@ -165,15 +164,15 @@ class WaveReport:
     wave: Wave
     began: float | None
     ended: float | None
-    """None: it is not over."""
+    """When it ended; None: it is not over."""
     expected_seconds: float | None
-    """As it was estimated beforehand."""
+    """The estimated duration in seconds."""
     groups: tuple[GroupReport, ...]
 
 
 @dataclass(frozen=True)
 class Report:
-    """All of it."""
+    """The report of one upgrade."""
 
     id: str
     kind: str
@@ -184,41 +183,41 @@ class Report:
     ended: float
     """Time of the last entry."""
     outcome: str
-    """finished, stopped, paused, or running: no end is recorded."""
+    """finished, stopped, paused, or running (no end is recorded)."""
     why: tuple[str, ...]
     waves: tuple[WaveReport, ...]
     notes: tuple[str, ...]
     resumed: tuple[float, ...]
-    """When it was taken up again."""
+    """The times at which it was resumed."""
     declared: tuple[str, ...]
-    """Lines of variables that it has rewritten, and not put back."""
+    """Lines of variables that it rewrote and did not restore."""
 
     @property
     def groups(self) -> tuple[GroupReport, ...]:
-        """All groups, by wave."""
+        """Return all groups, by wave."""
         return tuple(group for wave in self.waves for group in wave.groups)
 
     @property
     def waves_seconds(self) -> float:
-        """The time from the first wave's start to the last one's end."""
+        """Return the seconds from the first wave's start to the last one's end."""
         began = [each.began for each in self.waves if each.began is not None]
         return self.ended_waves - min(began) if began else 0.0
 
     @property
     def ended_waves(self) -> float:
-        """The time of the last action on the last group."""
+        """Return the time of the last action on a group."""
         return max(
             (span.end for group in self.groups for span in group.spans), default=self.started
         )
 
     @property
     def load_seconds(self) -> float:
-        """The sum of all loads."""
+        """Return the sum of all load times in seconds."""
         return sum(each.load_seconds for each in self.groups)
 
     @property
     def left(self) -> int:
-        """Requests that were cut off."""
+        """Return how many requests had not finished when their drain ended."""
         return sum(each.left for each in self.groups)
 
     def as_json(self) -> dict[str, Any]:
@@ -339,7 +338,9 @@ def _group(group: Group, entries: Sequence[Entry], state: State, ended: float) -
 
 
 def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
-    """Return a group's time by phase; an event that is no phase belongs to the previous one."""
+    """
+    Return a group's time by phase; an event that begins no phase belongs to the previous phase.
+    """
     found: list[Span] = []
     at: tuple[str, float] | None = None
     for entry in own:
@@ -353,7 +354,7 @@ def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
 
 
 def _away_seconds(own: Sequence[Entry], ended: float) -> float:
-    """Return how long gateways sent it nothing because of this upgrade."""
+    """Return the seconds in which gateways sent the group nothing because of this upgrade."""
     total = 0.0
     since: float | None = None
     for entry in own:
@@ -400,7 +401,7 @@ def _served(said: Mapping[str, Any], replica: str) -> Served | None:
         found = said["traffic"][replica]
         return Served.from_counters(Traffic.from_json(found))
     except (AttributeError, KeyError, TypeError, ValueError):
-        return None  # nothing was seen of it, or not so that this release reads it
+        return None  # nothing was observed, or this release cannot read it
 
 
 def _node(node: str, told: Iterable[Entry]) -> NodeReport:
@@ -418,7 +419,7 @@ def _node(node: str, told: Iterable[Entry]) -> NodeReport:
         )
         if not all(isinstance(each, int | float) for each in (stopped, started, clock)):
             continue
-        # Its answer was written down at `entry.at`, when its clock said `clock`.
+        # The answer was recorded at `entry.at`; the node's clock then showed `clock`.
         ahead = float(clock) - entry.at  # type: ignore[arg-type]
         gaps.append(float(started) - float(stopped))  # type: ignore[arg-type]
         middle = down if isinstance(down, int | float) else started

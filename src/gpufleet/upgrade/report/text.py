@@ -1,4 +1,4 @@
-"""The report of an upgrade as a person reads it in a terminal.
+"""Render the report of an upgrade for a terminal.
 
 Takes a `Report`, returns what `rich` prints.
 """
@@ -40,7 +40,7 @@ STYLES = {
 }
 OF_GROUPS = {
     "done": "changed",
-    "returned": "back as it was",
+    "returned": "rolled back",
     "stuck": "stuck",
     "waiting": "untouched",
 }
@@ -64,7 +64,7 @@ def report_text(found: Report) -> RenderableType:
 
 
 def totals(found: Report) -> list[str]:
-    """Return the sentences that a report ends with: times, and what clients lost."""
+    """Return the closing sentences of a report: times, and lost requests."""
     said = [
         f"{iso(found.started)} to {iso(found.ended)}: "
         f"{format_duration(found.ended - found.started)}, of which "
@@ -133,7 +133,7 @@ def _both(each: ReplicaReport, of: Callable[[Served], str]) -> str:
 
 def outcome_of(group: GroupReport) -> str:
     """Return a group's outcome in words."""
-    return OF_GROUPS.get(group.outcome) or f"in hand ({group.outcome})"
+    return OF_GROUPS.get(group.outcome) or f"in progress ({group.outcome})"
 
 
 def _wave(wave: WaveReport) -> str:
@@ -156,7 +156,7 @@ def _lines(found: Report) -> Iterator[str]:
         yield from (f"{group.group.id}: {each}" for each in group.notes)
     yield from (f"note: {each}" for each in found.notes)
     yield from (f"declared: {each}" for each in found.declared)
-    yield from (f"taken up again at {iso(each)}" for each in found.resumed)
+    yield from (f"resumed at {iso(each)}" for each in found.resumed)
 
 
 def seconds(value: float) -> str:
@@ -171,7 +171,7 @@ def seconds(value: float) -> str:
 
 def latency(value: float | None) -> str:
     """
-    Write a latency; "-" for one that is not known.
+    Format a latency; "-": unknown.
 
     >>> latency(0.0312), latency(2.5), latency(None)
     ('31.2 ms', '2.5 s', '-')

@@ -1,1 +1,1 @@
-"""One upgrade under way: its journal, what is done next, and the nodes and gateways it acts on."""
+"""Run one upgrade: its journal, its next steps, and its actions on nodes and gateways."""

@@ -1,8 +1,8 @@
-"""Makes the steps of an upgrade on real nodes: `state_machine.Actions`.  Border.
+"""Execute the steps of an upgrade on real nodes: `state_machine.Actions`.  Border.
 
 Nothing slow happens between a replica's drain and its start: everything was prepared before the
-first wave, connections are open, and a switch is one program on the node. Every question has a
-deadline, and a node that has gone is waited for: it may be rebooting.
+first wave, connections are open, and a switch is one program on the node. Every query has a
+deadline. A node without an answer is queried again for a while: it may be rebooting.
 """
 
 from __future__ import annotations
@@ -57,19 +57,20 @@ from gpufleet.upgrade.run.state_machine import LostError, has_to_go_back
 from gpufleet.upgrade.run.traffic import Frontends
 from gpufleet.upgrade.run.upgrade_journal import Journal
 
-# A server with eight GPUs takes some minutes from power to SSH; how long it is waited for before a
-# group is given up. Of a node that was not touched yet less: nothing is lost by not beginning.
+# How long to wait for a node without an answer before its group fails: a server with eight GPUs
+# takes some minutes from power-on to SSH. A shorter time for an unchanged node: nothing is lost by
+# not beginning.
 GONE_SECONDS = 600
 UNTOUCHED_SECONDS = 60
-# A wave that the load does not allow now waits so long for a quieter moment.
+# How long a wave waits for a lower load if the present one does not allow it.
 QUIET_SECONDS = 900
 AGAIN_SECONDS = 15
-# An upgrade's silences end by themselves, if it is killed.
+# The silences of a killed upgrade end after this time.
 SILENT_SECONDS = 4 * 3600
-# Beside `start_seconds`: to find out that it answers, on a busy node.
+# Added to `start_seconds`, for the test that it answers, on a busy node.
 READY_SECONDS = 60
-# A replica that has passed its gates is given so long to complete a prompt. One that has died
-# and loads again takes longer.
+# Limit for a replica that has passed its gates to complete a prompt. A replica that died and loads
+# again takes longer.
 FALLEN_SECONDS = 60
 
 
@@ -86,13 +87,13 @@ class FleetActions:
     deploy: Deploy
     front: Frontends
     servers: Mapping[str, Sequence[Mapping[str, Any]]]
-    """By replica, of before and after."""
+    """Servers by replica, before and after the change."""
     found: Assessment
-    """The plan, and what was running when it was made."""
+    """The plan, and what ran at the time of planning."""
     accept_outage: Sequence[str] = ()
     accept_unknown_load: Sequence[str] = ()
     silent: frozenset[str] = frozenset()
-    """The silences that are ours."""
+    """Ids of the silences that this upgrade has created."""
     looks: dict[str, NodeLook] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -102,17 +103,19 @@ class FleetActions:
 
     @property
     def id(self) -> str:
-        """The upgrade's."""
+        """Return the upgrade's id."""
         return self.journal.state.id
 
     @property
     def back_to(self) -> str | None:
-        """In a rollback: the upgrade whose kept units are restored."""
+        """Return, in a rollback, the upgrade whose kept units are restored; otherwise None."""
         return self.journal.state.of
 
     @property
     def kept_upgrade(self) -> str:
-        """The upgrade whose kept units are those of before: this one, or the one undone."""
+        """
+        Return the upgrade under which the former units are kept: this one, or the one to undo.
+        """
         return self.back_to or self.id
 
     # -- before the waves
@@ -180,7 +183,7 @@ class FleetActions:
         )
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-        """Wait for a load that this wave's absence can be carried with; then begin it."""
+        """Wait until the load allows this wave, then begin it."""
         end = time.monotonic() + QUIET_SECONDS
         while True:
             documents = observe.survey(self.nodes, self.declared)
@@ -205,7 +208,7 @@ class FleetActions:
             )
             if said.proceeds:
                 break
-            # No quieter moment comes while replicas are missing that this upgrade has changed.
+            # Waiting is useless while replicas that this upgrade has changed do not serve.
             if time.monotonic() > end or self.find_fallen(self._done_groups()):
                 return (said.why,), {}
             self.journal.append("noted", wave=wave.number, text=said.why)
@@ -218,7 +221,7 @@ class FleetActions:
 
     def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         """
-        Return which groups do not answer any more although they had passed.
+        Return the groups that passed their gates and no longer answer.
 
         Replicas that a person has taken out of service, and nodes without an answer, are not
         judged: capacity without them is checked elsewhere.
@@ -283,7 +286,7 @@ class FleetActions:
         self._take_over(looks, patience)
         before, after = self._adapters(group)
         if before - after and not state.undoing and self.front.gateways:
-            # Gateways forget a name before a server does.
+            # Remove a name from gateways before a server drops it.
             self._tell_gateways()
         why = f"upgrade {self.id}: {self.journal.state.what}"
         cordon = node_questions.cordon(self.by, why, upgrade=self.id)
@@ -304,7 +307,8 @@ class FleetActions:
         }
         quiet = self.nodes.ask_until(asked, RequestsLeft.read, patience)
         left = sum(each.total for each in quiet.values())
-        # What gateways have handed over is in vLLM's count; what they still hold, in theirs.
+        # vLLM counts the requests that gateways have passed on; gateways count those that they
+        # still hold.
         spent = time.monotonic() - began
         left = max(left, self.front.wait(servers, max(seconds - spent, 2)))
         unknown = sorted(url for each in quiet.values() for url in each.unknown)
@@ -439,7 +443,10 @@ class FleetActions:
         }
 
     def golden(self, group: Group) -> Verdict:
-        """Compare what the replicas answer with what they, or their like, answered before."""
+        """
+        Compare the replicas' answers with their former ones, or with those of other replicas of the
+        model.
+        """
         replicas = self._replicas_after(group)
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
         seen = self._observe(observe.questions(replicas, settings, 1))
@@ -449,7 +456,7 @@ class FleetActions:
             before = self._baseline_of("answers", replica)
             was = baseline.answers_from_json(before) if before else {}
             if golden.prompts and not was:
-                # No replica of its model answered before: any answer has to be enough.
+                # No replica of its model answered before, so any answer passes.
                 verdicts.append(gates.golden({}, seen.answers.get(replica, {}), 0, 0))
                 continue
             now = seen.answers.get(replica, {})
@@ -461,7 +468,7 @@ class FleetActions:
         )
 
     def undrain(self, group: Group) -> Mapping[str, Any]:
-        """Lift our marks, and send requests again where no other mark is left."""
+        """Remove this upgrade's marks, and send requests again to replicas without other marks."""
         state = self.journal.state
         looks = self._look(group, GONE_SECONDS)
         undrain = {
@@ -493,8 +500,10 @@ class FleetActions:
         return {"kept": sorted(drained)} if drained else {}
 
     def _update_gateways(self, group: Group) -> None:
-        """Update the gateways if replicas or adapters are added or removed: they only use those
-        that are listed, and list an adapter once all servers of its model load it."""
+        """
+        Update the gateways if replicas or adapters are added or removed: they use only listed
+        replicas, and list an adapter once all servers of its model load it.
+        """
         before, after = self._adapters(group)
         if (group.comes or group.goes or before != after) and self.front.gateways:
             self._tell_gateways()
@@ -508,7 +517,7 @@ class FleetActions:
         return runs, planned
 
     def soak(self, group: Group) -> Mapping[str, Any]:
-        """Watch what the replicas do with requests for a while."""
+        """Observe the replicas under requests for `soak_seconds`."""
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
         asked = observe.questions(self._replicas_after(group), settings, 0)
         first = self._observe(asked)
@@ -526,7 +535,7 @@ class FleetActions:
         }
 
     def judge(self, group: Group) -> Verdict:
-        """Compare what the replicas did with requests, and what is found of their nodes."""
+        """Judge the replicas' traffic, and the findings and alerts about their nodes."""
         soaked = next(
             entry.said
             for entry in reversed(self.journal.entries)
@@ -564,14 +573,17 @@ class FleetActions:
             ),
         )
 
-    # -- what is what
+    # -- look-ups
 
     def _observe(self, asked: list[baseline.Question]) -> baseline.Observation:
         homes = wave_silences.alertmanagers(self.declared.nodes)
         return observe.observe_replicas(self.nodes, asked, homes, time.time(), self.silent)
 
     def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
-        """Look at a group's nodes. Raises `LostError` if another upgrade has taken them over."""
+        """
+        Query the state of a group's nodes. Raises `LostError` if another upgrade has taken them
+        over.
+        """
         found = observe.look(self.nodes, group.nodes, patience)
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:
@@ -581,7 +593,7 @@ class FleetActions:
         return found
 
     def _known_looks(self, group: Group) -> dict[str, NodeLook]:
-        """Return the looks of the drain, which was just before; after a resume new ones."""
+        """Return the node states from the drain just before; after a resume, query them again."""
         if set(group.nodes) <= set(self.looks):
             return {name: self.looks[name] for name in group.nodes}
         return self._look(group, GONE_SECONDS)
@@ -590,7 +602,7 @@ class FleetActions:
         return self.nodes.ask_until(asked, Marks.read, patience)
 
     def _nodes_of(self, replica: str, group: Group) -> tuple[str, ...]:
-        """Return the nodes of a replica as it runs before it is changed."""
+        """Return the nodes on which a replica runs before the change."""
         found = {each.node for each in self.found.running if each.id == replica}
         return tuple(sorted(found)) or group.nodes
 
@@ -608,14 +620,14 @@ class FleetActions:
         }
 
     def _baseline_of(self, what: str, replica: str) -> Any:
-        """Return what the baseline has of a replica, or else of one of the same model."""
+        """Return the baseline of a replica, or else that of another replica of the model."""
         found = self.journal.state.baseline.get(what) or {}
         if replica in found:
             return found[replica]
         return next((found[r] for r in sorted(found) if model_of(r) == model_of(replica)), None)
 
     def _settings_of(self, replica: str) -> Served:
-        """Return what is declared of a replica's model; of one that goes, the defaults."""
+        """Return the settings of a replica's model; for a removed model, the defaults."""
         model = model_of(replica)
         for node in self.declared.gpu_nodes.values():
             if found := node.settings.serving.get(model):

@@ -1,9 +1,9 @@
 """
-Would servers that an upgrade has changed want another API key than the one they are sent?
+Refuse an upgrade after which changed servers would require another API key than clients send.
 
-While waves go on, servers of before and of after serve side by side, each with the one key that it
-was started with, and a client of a model sends one key to all of them: a gateway, or clients where
-there is none. Therefore a key cannot be changed in waves. `problems` is pure; `find_problems` asks.
+During the waves old and new servers run side by side, each with the key of its start, but the
+sender (a gateway, or clients if there is none) uses one key for all servers of a model. So a key
+cannot be changed in waves. `problems` is pure; `find_problems` queries gateways and nodes.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class WantedKey:
     model: str
     nodes: tuple[str, ...]
     file: str
-    """As `vllm.api_key_file` names it."""
+    """The value of `vllm.api_key_file`."""
     sha256: str
 
 
@@ -47,9 +47,8 @@ def wanted_keys(
     groups: Iterable[Group], settings: Mapping[str, NodeSettings], hashes: Mapping[str, str]
 ) -> Iterator[WantedKey]:
     """
-    Yield the keys of what `groups` start; of servers that want none, none: they take any.
-
-    `hashes` are those of keys, by file.
+    Yield the keys of the servers that `groups` start. Servers without a key are left out: they
+    accept any key. `hashes` are those of keys, by file.
     """
     found: dict[tuple[str, str], set[str]] = {}
     for group in groups:
@@ -70,10 +69,8 @@ def problems(
     nodes: Mapping[str, FileState] | None = None,
 ) -> Iterator[str]:
     """
-    Yield why servers would not be reached while waves go on, in sentences.
-
-    `gateways` say what they send. Where there are none, `nodes` are the files of the keys that are
-    there now.
+    Yield sentences on servers that would refuse requests during the waves. `gateways` has the key
+    that each gateway sends. Without gateways, `nodes` has the present key file of each node.
     """
     for each in started:
         key = f"{each.file} (`vllm.api_key_file`)"
@@ -112,7 +109,7 @@ def find_problems(
     nodes: Nodes, front: Frontends, groups: Iterable[Group], settings: Mapping[str, NodeSettings]
 ) -> tuple[str, ...]:
     """
-    Ask gateways, or nodes where there is none; return `problems`, each once.
+    Query the gateways, or the nodes if there is no gateway; return `problems`, each once.
 
     Raises `FleetError` for gateways and nodes without an answer.
     """

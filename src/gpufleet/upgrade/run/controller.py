@@ -1,7 +1,7 @@
 """Run an upgrade from its lock to its end: `gpufleet upgrade` and `rollback`.
 
-Border. Before the first wave an interruption leaves only the journal; afterwards `state_machine`
-knows the remaining steps, whichever process continues.
+Border. Before the first wave an interruption leaves only the journal. Later, `state_machine`
+determines the remaining steps from it, in any process.
 """
 
 from __future__ import annotations
@@ -44,17 +44,17 @@ from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest, plan_now, rollback
 
 PREPARE, SERVE = "deploys/prepare.py", "deploys/vllm.py"
 DONE, STOPPED = 0, 1
-# A node that is not being changed is waited for so long: it answered a moment ago.
+# How long to wait for a node that is not being changed: it answered a moment ago.
 PATIENCE_SECONDS = 60
 
 
 class DeclinedError(FleetError):
-    """Not confirmed. Nothing was changed."""
+    """The operator did not confirm the upgrade; nothing was changed."""
 
 
 @dataclass
 class UpgradeRun:
-    """One run of one upgrade, with what it needs to talk to a person."""
+    """One run of one upgrade, with the functions for questions to the operator."""
 
     wanted: UpgradeRequest
     journal: Journal
@@ -63,7 +63,7 @@ class UpgradeRun:
     confirm: Callable[[str], str | None]
     """Asks a question; returns who confirmed, None: not confirmed."""
     before: Sequence[Sequence[Entry]] = ()
-    """Journals of upgrades before, the oldest first."""
+    """Journals of earlier upgrades, the oldest first."""
     _main: Any = field(default=None, repr=False)
 
     def run(self) -> int:
@@ -86,7 +86,7 @@ class UpgradeRun:
         driver = Driver(self.journal, actions, run_parallel, self._confirm_wave)
         return self._end(driver.run())
 
-    # -- its begin
+    # -- begin
 
     def _lock(self) -> None:
         names = self.nodes.names
@@ -144,7 +144,9 @@ class UpgradeRun:
         front.undrain_by_name(servers)
 
     def _close(self, other: str) -> None:
-        """Write into another upgrade's journal, if it lies here, that it was taken over."""
+        """
+        Record in the other upgrade's journal, if it is on this machine, that it was taken over.
+        """
         path = self.journal.path.with_name(f"{other}{upgrade_journal.SUFFIX}")
         if not path.is_file():
             return
@@ -157,7 +159,7 @@ class UpgradeRun:
             self.journal.append("noted", text="; ".join(error.problems))
 
     def _begin(self) -> FleetActions | None:
-        """Plan, confirm, prepare and record the state before; None: there is nothing to do."""
+        """Plan, confirm, prepare and record the baseline; None: there is nothing to do."""
         found, plan = (self._view_fleet(), None) if self.wanted.of else self._plan()
         if plan is None:
             plan = self._rollback_waves(found)
@@ -184,7 +186,7 @@ class UpgradeRun:
             self.journal.append("prepared", log=str(log))
         else:
             self.journal.append("prepared")
-        # What was not used meanwhile may have been closed on the way.
+        # Connections that were idle in the meantime may be closed.
         self.nodes.connect()
         actions.record_baseline()
         return actions
@@ -196,7 +198,7 @@ class UpgradeRun:
         return observe.view_fleet(self.nodes, self.wanted.declared, unfit_stops=False)
 
     def _rollback_waves(self, found: FleetView) -> WavePlan:
-        """Return the waves in which kept units come back."""
+        """Return the waves in which kept units are restored."""
         of = str(self.wanted.of)
         return rollback_waves(self.nodes, self.wanted, found, of, self.before)
 
@@ -243,7 +245,7 @@ class UpgradeRun:
         for each in wanted:
             self.journal.append("noted", text=f"put back: {each}")
 
-    # -- taken up again
+    # -- resume
 
     def _resume(self) -> FleetActions:
         """Return actions for an upgrade whose waves have begun."""
@@ -292,7 +294,7 @@ class UpgradeRun:
     def _confirm_wave(self, wave: Wave) -> str | None:
         return self.confirm(f"Continue with wave {wave.number} ({join_names(wave.nodes)})?")
 
-    # -- its end
+    # -- end
 
     def _end(self, end: Decision) -> int:
         """Bring the fleet into its final state."""
@@ -322,7 +324,7 @@ class UpgradeRun:
             logs = self.journal.path.with_suffix("")
             deploy = Deploy(self.wanted.inventory, logs, state.id)
             before = self._start_times()
-            # What was left out for a person would be restarted undrained.
+            # Replicas that were left out for a person would be restarted without a drain.
             out = {n for each in self._plan_entry().get("left_out") or () for n in each["nodes"]}
             every = self.wanted.limit or tuple(self.wanted.declared.nodes)
             if limit := [name for name in every if name not in out]:
@@ -350,8 +352,7 @@ class UpgradeRun:
 
     def _collect(self) -> None:
         """
-        Remove unused releases. Leftovers that cannot be removed only cost disk space, and are
-        reported.
+        Remove unused releases. Failures are only reported: they cost nothing but disk space.
         """
         asked = {
             name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
@@ -400,7 +401,7 @@ def run_parallel(walks: Sequence[Iterator[Step]]) -> None:
                 pass
         except gevent.GreenletExit:
             raise
-        # gevent would print what a greenlet raises.
+        # gevent would print an exception of a greenlet.
         except BaseException as error:  # noqa: BLE001
             problems.append(error)
 

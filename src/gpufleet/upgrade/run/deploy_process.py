@@ -26,12 +26,12 @@ PREPARE_SECONDS = 6 * 3600
 NODE_SECONDS = 2 * 3600
 FINISH_SECONDS = 2 * 3600
 GATEWAY = "deploys/gateway.py"
-# A configuration that is rendered and reloaded, with nodes that do not answer waited for.
+# Rendering and reloading a configuration, including the wait for nodes without an answer.
 GATEWAY_SECONDS = 1800
 _QUOTED = 6
-"""Most lines of a failed run that are quoted; its file has all."""
-# As refusal.py says it; and as pyinfra 3 heads an operation and ends one that failed on a node,
-# whose lines are "[node] words" (api/operations.py, api/util.py).
+"""The most lines of a failed run that a message quotes; the file has all of them."""
+# The words of refusal.py; pyinfra 3's lines before an operation and after one that failed on a
+# node, "[node] words" (api/operations.py, api/util.py).
 _REFUSED = " is refused, "
 _OPERATION = "--> Starting operation: "
 _FAILED = "] Error: executed "
@@ -43,9 +43,9 @@ class Deploy:
 
     inventory: str
     logs: Path
-    """A directory for its owner alone."""
+    """A directory that only its owner can read."""
     upgrade: str = ""
-    """Whose deploys these are: its id; "": of none."""
+    """The id of the upgrade that runs the deploys; "": none."""
 
     def run(
         self,
@@ -56,12 +56,10 @@ class Deploy:
         data: Mapping[str, object] | None = None,
     ) -> Path:
         """
-        Run a deploy file on nodes, or on all; return where its output is.
+        Run a deploy file on these nodes, by default on all; return the file with its output.
 
-        `data` has values in place of declared ones, by their dotted names.
-
-        Raises `FleetError` with the lines that explain it if it fails, and if it takes longer than
-        `seconds`.
+        `data` has values that replace declared ones, by their dotted names. Raises `FleetError` if
+        the deploy fails, with the lines that explain it, or if it takes longer than `seconds`.
         """
         path = self.logs / f"{name or Path(file).stem}.log"
         limits = [word for node in nodes for word in ("--limit", node)]
@@ -75,8 +73,8 @@ class Deploy:
             stamp = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime())
             os.write(handle, f"--- {stamp} {file} {' '.join([*limits, *values])}\n".encode())
             begin = os.lseek(handle, 0, os.SEEK_END)
-            # A session of its own: Ctrl-C is for us, and a deploy that is cut off leaves more to do
-            # than one that comes to its end.
+            # A new session, so that Ctrl-C does not reach the deploy: an interrupted deploy leaves
+            # more work than one that finishes.
             process = Popen(
                 command,
                 env={**os.environ, **({VARIABLE: self.upgrade} if self.upgrade else {})},
@@ -98,10 +96,9 @@ class Deploy:
 @dataclass
 class SharedDeploy:
     """
-    A deploy shared by several groups of a wave: one at a time, and one for all that wait.
-
-    A deploy reads the fleet after its start: one started before the request may not see the groups'
-    earlier steps.
+    A deploy shared by several groups of a wave: only one runs at a time, and one run serves all
+    that wait. A deploy reads the fleet after its start, so a run that began before the request may
+    miss the groups' earlier steps.
     """
 
     run: Callable[[], object]
@@ -110,7 +107,7 @@ class SharedDeploy:
     """Start of the last run that finished, by time.monotonic()."""
 
     def __call__(self) -> None:
-        """Return when a run that began after this call has finished."""
+        """Block until a run that began after this call has finished."""
         asked = time.monotonic()
         with self._one:
             if self._began >= asked:
@@ -121,7 +118,7 @@ class SharedDeploy:
 
 
 def _wait(process: Popen, seconds: float) -> int | None:
-    """Return a process' status; None: it took too long, and was ended."""
+    """Return a process' exit status; None: it took too long and was killed."""
     try:
         return int(process.wait(timeout=seconds))
     except TimeoutExpired:
@@ -145,8 +142,8 @@ def _failure(path: Path, begin: int) -> str:
 
 def failure_lines(text: str) -> str:
     """
-    Return the lines of a deploy's output that tell why it failed: what it was refused for, or else
-    what nodes said in the operation that failed first, each sentence once.
+    Return the lines of a deploy's output that explain its failure: the reasons of a refusal, or
+    else the nodes' output in the first failed operation, each sentence once.
     """
     lines = [printable(unstyle(line)).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and set(line) - set("-=─ ")]
@@ -176,7 +173,7 @@ def _operation(lines: list[str]) -> list[str]:
             if node in failed and _FAILED not in line:
                 said.setdefault(words.strip(), line)
         if failed:
-            # Programs say last why they give up: uv its causes, pip what it did not find.
+            # Programs print the reason of a failure last: uv its causes, pip what it did not find.
             last = list(said.values())[1 - _QUOTED :]
             return [lines[head].removeprefix(_OPERATION), *last]
     return []

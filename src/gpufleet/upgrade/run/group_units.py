@@ -10,7 +10,7 @@ from gpufleet.upgrade.run.node_answers import NodeLook
 
 
 def units_on(group: Group, looks: Mapping[str, NodeLook]) -> dict[str, list[str]]:
-    """Return the group's units of before and after on each of its nodes."""
+    """Return the group's former and new units on each of its nodes."""
     found = {}
     for name, each in looks.items():
         there = {*each.next.units, *each.next.remove} if each.next else set(each.units)
@@ -27,7 +27,7 @@ def expected_units(
         if old:
             before = each.kept[kept].units if kept in each.kept else {}
             there = {unit for unit, fingerprint in before.items() if fingerprint is not None}
-            # Not switched yet, so not kept: what runs is what ran.
+            # Not switched yet, so nothing is kept: the running units are the former ones.
             there |= set(each.units) - set(before)
         else:
             there = set(each.next.units) if each.next else set(each.units)

@@ -1,4 +1,4 @@
-"""One line of an upgrade's journal, and the words that it may begin with.  Pure."""
+"""One entry of an upgrade's journal, and the known events.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ from gpufleet.errors import FleetError
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
-        # Of the whole upgrade. Those that end in -ing come before their step, the others after.
+        # Events of the whole upgrade. Those that end in -ing come before their step, the others
+        # after it.
         "started": "id, schema, kind (upgrade|rollback), inventory, what, of (kind rollback: the "
         "upgrade that is undone), limit",
         "owner": "by (user@host), pid",
@@ -24,7 +25,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "preparing": "log (file)",
         "prepared": "",
         "baseline": "replicas: {replica: what was seen}, findings, alerts",
-        "wave": "it begins; loads, needs",
+        "wave": "the wave begins; loads, needs",
         "paused": "why; no further group starts until it is resumed",
         "aborting": "why; the groups in progress are undone",
         "resumed": "by",
@@ -32,11 +33,11 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "unlocking": "nodes",
         "unlocked": "nodes",
         "finished": "everything is as declared",
-        "stopped": "why: [sentences], how (to go on)",
+        "stopped": "why: [sentences], how (to continue)",
         "noted": "text: a remark that changes no state; with the group that it is about, if any",
-        # Of a group: each has wave and group, those about one of its nodes a node.
-        "draining": "nodes get their marks, gateways send no more",
-        "drained": "left (requests that were cut off), seconds",
+        # Events of a group: each has wave and group; events of one node also have node.
+        "draining": "nodes get their marks, gateways stop sending",
+        "drained": "left (requests that had not finished), seconds",
         "changing": "log (file): the layers below vLLM are changed; only kind node",
         "changed": "",
         "switching": "from here on units may be the new ones, and are down",
@@ -46,15 +47,15 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "undraining": "marks are lifted, gateways send again",
         "undrained": "",
         "soaked": "seconds, seen",
-        "done": "it is as declared, and serves",
+        "done": "the group is as declared, and serves",
         "failed": "why: [sentences], by (engine: it failed | wave: another group of its wave did)",
         "restoring": "from here on units may be the kept ones, and are down",
         "restored": "seconds (by node)",
-        "returned": "it is as it was before, and serves",
-        "stuck": "why: [sentences]: it does not serve and stays drained; repair it by hand",
+        "returned": "the group is as before, and serves",
+        "stuck": "why: [sentences]: the group does not serve and stays drained; repair it by hand",
     }
 )
-"""The names of entries, and what each has in `said`."""
+"""The events, and the keys that each has in `said`."""
 
 Phase: TypeAlias = Literal[
     "waiting",

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str, Answer], T]:
-    """Turn a reader's errors into a `FleetError` that names the node."""
+    """Decorate a reader: its errors become a `FleetError` that names the node."""
 
     @wraps(read)
     def named(cls: type[T], node: str, answer: Answer) -> T:
@@ -38,18 +38,18 @@ class UnitLook:
 
     unit: str
     active: str
-    """systemd's ActiveState: active, activating, failed, inactive ...; "" if it did not say."""
+    """systemd's ActiveState: active, activating, failed, inactive ...; "": not reported."""
     sub: str
     since: float | None
-    """When it entered that state, in seconds since 1970; None: not known."""
+    """When it entered that state, in seconds since 1970; None: unknown."""
     started: str | None
-    """The fingerprint that its process was started with."""
+    """The fingerprint with which its process was started."""
     fingerprint: str | None
-    """The one that its file has now; None: there is no file."""
+    """The fingerprint in its file now; None: there is no file."""
     release: str
-    """The release that its file starts; "": not known."""
+    """The release that its file starts; "": unknown."""
     restarts: int
-    """How often it was started again by itself (NRestarts)."""
+    """How often systemd restarted it (NRestarts)."""
 
     @property
     def replica(self) -> str:
@@ -58,11 +58,11 @@ class UnitLook:
 
     @property
     def is_running(self) -> bool:
-        """Return whether its process is there."""
+        """Return whether its process exists."""
         return self.active in {"active", "reloading", "activating", "deactivating"}
 
     def is_running_with(self, fingerprint: str | None) -> bool:
-        """Return whether it runs, and was started with that."""
+        """Return whether it runs and was started with that fingerprint."""
         up = self.active in {"active", "reloading"}
         return up and fingerprint is not None and self.started == fingerprint
 
@@ -72,11 +72,11 @@ class NextUnits:
     """Units that `deploys/prepare.py` has put on a node, to switch to."""
 
     plan: str
-    """Names its content: two that are the same have the same."""
+    """Identifies the content: equal contents have equal values."""
     units: Mapping[str, str]
     """Fingerprints by unit."""
     remove: tuple[str, ...]
-    """Units that the plan has no place for here."""
+    """Units that the plan does not place on this node."""
 
 
 @dataclass(frozen=True)
@@ -85,9 +85,9 @@ class KeptUnits:
 
     id: str
     at: float
-    """When the first of them was kept, in seconds since 1970."""
+    """When the first unit was kept, in seconds since 1970."""
     units: Mapping[str, str | None]
-    """Fingerprints by unit; None: there was no such unit."""
+    """Fingerprints by unit; None: the unit did not exist."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +97,7 @@ class ReleaseLook:
     id: str
     whole: bool
     built: float | None
-    """When it was whole, in seconds since 1970."""
+    """When it was complete, in seconds since 1970."""
     users: tuple[str, ...]
     """References to it: units, `next/...`, `kept/ID/...`."""
 
@@ -112,21 +112,21 @@ class NodeLook:
     lock: Lock | None
     cordon: Mark | None
     drained: Mapping[str, Mark]
-    """By replica."""
+    """The drain marks by replica."""
     next: NextUnits | None
     kept: Mapping[str, KeptUnits]
-    """By the upgrade's id, oldest first."""
+    """Kept units by the upgrade's id, oldest first."""
     units: Mapping[str, UnitLook]
     releases: Mapping[str, ReleaseLook]
     deploy: Deploy | None = None
-    """The deploy that has the node."""
+    """The deploy that is changing the node."""
     problem: str | None = None
-    """Which part could not be read."""
+    """The part of the state that could not be read, and why."""
 
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> NodeLook:
-        """Return what a node answered to `look`."""
+        """Parse a node's answer to `look`."""
         said = _document(node, answer)
         following = said.get("next")
         drained = {name: Mark.from_file(each) for name, each in (said.get("drained") or {}).items()}
@@ -162,15 +162,15 @@ class LockAnswer:
     before: Lock | None
     """The lock before."""
     ours: bool
-    """Whether it is as was asked."""
+    """Whether the lock is as requested."""
     deploy: Deploy | None = None
-    """The deploy that is in the way."""
+    """The deploy that blocks the lock."""
     problem: str | None = None
 
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> LockAnswer:
-        """Return what a node answered to `lock` or `unlock`."""
+        """Parse a node's answer to `lock` or `unlock`."""
         said = _document(node, answer)
         return cls(
             Lock.from_file(said.get("lock")),
@@ -190,12 +190,12 @@ class Marks:
     changed: tuple[str, ...]
     """`cordon`, or replicas, whose mark has changed since."""
     problem: str | None = None
-    """Whose mark stays and why."""
+    """Whose mark stays, and why."""
 
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> Marks:
-        """Return what a node answered to `cordon`, `uncordon`, `drain` or `undrain`."""
+        """Parse a node's answer to `cordon`, `uncordon`, `drain` or `undrain`."""
         said = _document(node, answer)
         drained = {name: Mark.from_file(each) for name, each in (said.get("drained") or {}).items()}
         return cls(
@@ -211,30 +211,30 @@ class RequestsLeft:
     """The number of requests on servers at the end of the wait."""
 
     left: Mapping[str, int | None]
-    """By address, running and waiting together; None: it did not say."""
+    """Running and waiting requests, by the server's address; None: not reported."""
     seconds: float
-    """How long was waited."""
+    """The duration of the wait."""
     problem: str | None = None
 
     @property
     def total(self) -> int:
-        """The sum over the servers that reported a number."""
+        """Return the sum over the servers that reported a number."""
         return sum(each or 0 for each in self.left.values())
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """Running servers that reported no number."""
+        """Return the running servers that reported no number."""
         return tuple(sorted(url for url, count in self.left.items() if count is None))
 
     @property
     def quiet(self) -> bool:
-        """Return whether none is left and none is unknown."""
+        """Return whether no request is left and no number is unknown."""
         return not self.total and not self.unknown and self.problem is None
 
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> RequestsLeft:
-        """Return what a node answered to `quiet`."""
+        """Parse a node's answer to `quiet`."""
         said = _document(node, answer)
         return cls(said.get("left") or {}, said.get("seconds") or 0.0, said.get("problem"))
 
@@ -244,27 +244,27 @@ class SwitchAnswer:
     """The results of stopping, switching or restoring units."""
 
     changed: tuple[str, ...]
-    """Units that were stopped, and started where they were to run."""
+    """Units that were stopped, and started again if they were to run."""
     unchanged: tuple[str, ...]
     removed: tuple[str, ...]
     cut: tuple[str, ...]
-    """Units that systemd killed at TimeoutStopSec=: what they were answering was cut off."""
+    """Units that systemd killed at TimeoutStopSec=; their running requests were cut off."""
     stopped_at: float | None
-    """Seconds since 1970 by the node's clock: when the first was told to stop."""
+    """When the first unit was told to stop, in seconds since 1970 by the node's clock."""
     down_at: float | None
-    """When the last one had stopped."""
+    """When the last unit had stopped."""
     started_at: float | None
-    """When the last one was started. It loads from then on."""
+    """When the last unit was started. It loads from then on."""
     clock: float
-    """The node's clock when it answered."""
+    """The time of the answer by the node's clock."""
     problem: str | None = None
-    """Why it is not as was asked. What was done until then stays; ask again, or `restore`."""
+    """Why the result is not as requested. Finished steps stay; repeat the request, or `restore`."""
     journal: tuple[str, ...] = ()
     """The last lines of a unit that did not start."""
 
     @property
     def gap(self) -> float | None:
-        """Seconds from the first stop to the last start."""
+        """Return the seconds from the first stop to the last start."""
         if self.stopped_at is None or self.started_at is None:
             return None
         return self.started_at - self.stopped_at
@@ -272,7 +272,7 @@ class SwitchAnswer:
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> SwitchAnswer:
-        """Return what a node answered to `switch`, `restore` or `stop`."""
+        """Parse a node's answer to `switch`, `restore` or `stop`."""
         said = _document(node, answer)
         return cls(
             changed=tuple(said.get("changed") or ()),
@@ -295,11 +295,11 @@ class UnitReady:
     unit: str
     ready: bool
     seconds: float
-    """How long was waited for it."""
+    """Seconds of the wait for it."""
     since: float | None
-    """When its process was started, in seconds since 1970 by the node's clock; None: not known."""
+    """When its process was started, in seconds since 1970 by the node's clock; None: unknown."""
     at: float | None
-    """When it had completed its first prompt, by the same clock; None: it did not."""
+    """When it had completed its first prompt, by the same clock; None: it completed none."""
     why: str
     """Why it is not ready: a sentence with its likely cause, lines of its journal below."""
 
@@ -313,19 +313,19 @@ class ReadyAnswer:
 
     @property
     def ready(self) -> bool:
-        """Return whether all do."""
+        """Return whether all units answer."""
         return self.problem is None and all(each.ready for each in self.units.values())
 
     @property
     def why(self) -> tuple[str, ...]:
-        """Return why not, a sentence for each that does not."""
+        """Return a sentence for each unit that does not answer."""
         own = () if self.problem is None else (self.problem,)
         return (*own, *(each.why for each in self.units.values() if not each.ready))
 
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> ReadyAnswer:
-        """Return what a node answered to `ready`."""
+        """Parse a node's answer to `ready`."""
         said = _document(node, answer)
         units = {each["unit"]: _unit_ready(each) for each in said.get("units") or ()}
         return cls(units, said.get("problem"))
@@ -345,7 +345,7 @@ class CollectAnswer:
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> CollectAnswer:
-        """Return what a node answered to `collect`."""
+        """Parse a node's answer to `collect`."""
         said = _document(node, answer)
         return cls(
             tuple(said.get("removed") or ()),
@@ -356,7 +356,7 @@ class CollectAnswer:
 
 
 def _document(node: str, answer: Answer) -> Mapping[str, Any]:
-    """Return a node's document. Raises `FleetError` if there is none, or a different one."""
+    """Return a node's document. Raises `FleetError` if it is missing or of another kind."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     if answer.get("schema") != SCHEMA:

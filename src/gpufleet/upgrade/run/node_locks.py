@@ -1,7 +1,7 @@
-"""One change of a fleet at a time: the lock that lies on every node of it.  Pure.
+"""Lock every node of a fleet, so that only one change runs at a time.  Pure.
 
-Nodes are locked in name order, so that of two concurrent upgrades one gets the first node, and the
-other one none. If another one holds a node, the locks taken so far are released.
+Nodes are locked in name order, so that of two concurrent upgrades only one gets the first node. If
+another upgrade holds a node, the locks taken so far are released.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufleet.upgrade.run.node_answers import Answer, LockAnswer
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 Ask = Callable[[Mapping[str, NodeQuestion]], Mapping[str, Answer]]
-"""Sends each node its question."""
+"""Sends each node its request, and returns the answers."""
 
 
 def take(
@@ -32,8 +32,8 @@ def take(
     """
     Lock all nodes; return {node: previous owner} for locks that `steal` took over.
 
-    Raises `FleetError` with owner, since and what where another one, or a deploy, has it, or a node
-    does not say.
+    Raises `FleetError` if another upgrade or a deploy has a node, with its owner, start and
+    purpose, or if a node does not answer.
     """
     asked = node_questions.lock(upgrade, owner, origin, what, steal=steal)
     first, *others = sorted(nodes)
@@ -41,7 +41,8 @@ def take(
     problems: list[str] = []
     deploys: dict[str, Deploy] = {}
     taken: list[str] = []
-    # The first alone: of two that begin together one has all. Refused, it only looks at the others.
+    # The first node alone: of two concurrent upgrades one then gets all nodes. If it is refused,
+    # the other nodes are only queried.
     for names in ([first], others):
         if problems or deploys:
             asked = node_questions.lock(upgrade, owner, origin, what, steal=steal, look=True)

@@ -1,16 +1,16 @@
 """Build the requests to nodes during an upgrade; `node_answers` parses the replies. Pure.
 
-Each function returns a `NodeQuestion`: the text for the node's python3, and the deadline and the
-name that `fleet.live.connect` takes. What it answers is read by the class that its docstring names:
+Each function returns a `NodeQuestion`: the program for the node's python3, and the deadline and
+name for `fleet.live.connect`. The class that the docstring names parses the answer:
 
     asked = node_questions.switch("2026-11-22-1", ["vllm-tiny-0.service"], stop_seconds=150)
     answers = ask(lambda node: asked.program, asked.seconds, asked.what)
     switched = {node: SwitchAnswer.read(node, answer) for node, answer in answers.items()}
 
-`read` raises `FleetError`, which names the node, where there was no answer: what happened there is
-not known then, and `look` says it. A failed action is not an exception: the answer's `problem` has
-a sentence. Every question may be repeated: finished actions are not repeated.
-`on_node/change/change.py` is the program, and says what lies where.
+`read` raises `FleetError` with the node's name if there was no answer: the result is then unknown,
+and `look` shows it. A failed action is not an exception: the answer's `problem` has a sentence.
+Every request may be sent again: finished actions are not repeated. `on_node/change/change.py` is
+the program; it documents the files on nodes.
 """
 
 from __future__ import annotations
@@ -23,16 +23,15 @@ from gpufleet.engines.engine import Measure, engines
 from gpufleet.remote import payload
 from gpufleet.remote.payload import Payload
 
-# Beside what is waited for: to connect (a probe is given ten seconds), to start Python on a busy
-# node, and to wait until another one there has made its marks (on_node/common/change_files.py: 30
-# s).
+# Added to the wait itself: connecting (ten seconds for a probe), starting Python on a busy node,
+# and waiting for another process that sets marks (on_node/common/change_files.py: 30 s).
 WAY_SECONDS = 60
-# Files and marks: the disk's own time.
+# For files and marks: only the disk takes time.
 SHORT_SECONDS = 60
-# Beside the stop itself: daemon-reload (converge/diff.py gives it 120 s), enabling, starting.
-# Another replica's stop on the same node, or one whose controller was lost, may go before it.
+# Added to the stop itself: daemon-reload (120 s in converge/diff.py), enabling, starting. The stop
+# of another replica on the node, or of a lost controller, may run first.
 SWITCH_SECONDS = 240
-# One look of `on_node/serving/endpoints.py` at a stage that answers late.
+# One query of `on_node/serving/endpoints.py` to a stage that answers late.
 LOOK_SECONDS = 100
 # Removing a release of 10 GB in 30,000 files took 4 s on the lab's disk; there may be several.
 COLLECT_SECONDS = 540
@@ -42,7 +41,7 @@ LINES = 300
 
 @dataclass(frozen=True)
 class NodeQuestion:
-    """A question to a node: its program, its deadline, and what it is called in sentences."""
+    """A request to a node: its program, its deadline in seconds, and its name in messages."""
 
     program: Payload
     seconds: float
@@ -50,7 +49,7 @@ class NodeQuestion:
 
 
 def look() -> NodeQuestion:
-    """Ask for everything that concerns a change: `NodeLook`. Changes nothing."""
+    """Query everything on a node that concerns a change: `NodeLook`. Changes nothing."""
     return _question("look", SHORT_SECONDS, "the query of changes")
 
 
@@ -60,9 +59,9 @@ def lock(
     """
     Lock the node for an upgrade, unless another upgrade or a deploy holds it: `LockAnswer`.
 
-    `owner` is who (`ann@laptop`), `origin` from where (a directory, a host), `what` what for, in
-    words. Locking again by the same upgrade changes nothing. `steal` takes it over from another
-    upgrade, and the answer names that one. `look` only asks who has it.
+    `owner` is the person (`ann@laptop`), `origin` the place (a directory, a host), `what` the
+    purpose in words. Locking again by the same upgrade changes nothing. `steal` takes the lock over
+    from another upgrade, which the answer names. `look` only returns who has it.
     """
     return _question(
         "lock",
@@ -84,10 +83,11 @@ def unlock(upgrade: str) -> NodeQuestion:
 
 def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     """
-    Mark the node: nothing new is placed there. `Marks`.
+    Cordon the node, so that no new replica is placed there: `Marks`.
 
-    `by` is `user@host`. `upgrade` None: a person does. An existing mark stays unchanged, whatever
-    its owner; only a person's mark replaces an upgrade's, which the upgrade then cannot remove.
+    `by` is `user@host`. `upgrade` None: a person cordons. An existing mark stays unchanged,
+    whatever its owner; only a person's mark replaces an upgrade's, which the upgrade then cannot
+    remove.
     """
     return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
@@ -105,7 +105,10 @@ def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion
 def drain(
     replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = None
 ) -> NodeQuestion:
-    """Mark replicas (`tiny-0`) as drained: `Marks`. Only marks; as `cordon` in all else."""
+    """
+    Mark replicas (`tiny-0`) as drained: `Marks`. It only sets marks; the rules are those of
+    `cordon`.
+    """
     return _question(
         "drain",
         SHORT_SECONDS,
@@ -120,7 +123,7 @@ def drain(
 def undrain(
     replicas: Iterable[str], *, upgrade: str | None = None, force: bool = False
 ) -> NodeQuestion:
-    """Remove drain marks: `Marks`; as `uncordon`."""
+    """Remove drain marks: `Marks`. The rules are those of `uncordon`."""
     return _question(
         "undrain",
         SHORT_SECONDS,
@@ -149,7 +152,7 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 
 def stop(units: Iterable[str], *, stop_seconds: float) -> NodeQuestion:
-    """Stop units at once: `SwitchAnswer`. `stop_seconds`: the longest TimeoutStopSec of them."""
+    """Stop units in parallel: `SwitchAnswer`. `stop_seconds`: their longest TimeoutStopSec."""
     return _question(
         "stop",
         2 * stop_seconds + 2 * SHORT_SECONDS,
@@ -163,12 +166,12 @@ def switch(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units to what `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
+    Switch units to the files that `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
 
     The first switch keeps their previous state for `upgrade`; later switches, also after a kill, do
-    not overwrite it. `units` None: all of `next/`, and those that it lists for removal. One that
-    already runs with its fingerprint of `next/` is left alone. `stop_seconds`: the longest
-    TimeoutStopSec= of what runs now, `units.stop_seconds`.
+    not overwrite it. `units` None: all of `next/`, and those that it lists for removal. A unit that
+    already runs with the fingerprint in `next/` is left alone. `stop_seconds`: the longest
+    TimeoutStopSec= of the running units, `units.stop_seconds`.
     """
     return _question(
         "switch",
@@ -185,10 +188,10 @@ def restore(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units back to what they ran before `switch`: `SwitchAnswer`. Needs no network.
+    Switch units back to their state before `switch`: `SwitchAnswer`. Needs no network.
 
-    `units` None: all that are kept as `upgrade`'s. Units that were not kept because their switch
-    never began are `unchanged`.
+    `units` None: all units that are kept for `upgrade`. Units that were not kept because their
+    switch never began are `unchanged`.
     """
     return _question(
         "restore",
@@ -205,7 +208,7 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait until each unit's server completes a prompt, at most `seconds`: `ReadyAnswer`.
 
-    Returns at once when a unit has died. A rank without a server is ready when it runs with its
+    It ends early when a unit has died. A rank without a server is ready when it runs with its
     file's configuration.
     """
     return _question(
@@ -220,10 +223,9 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 def collect(keep: int, days: float) -> NodeQuestion:
     """
-    Remove releases and kept units that nothing needs: `CollectAnswer`.
-
-    Releases named by a unit, a kept set or `next/` are never removed. Of the others, the `keep`
-    newest and those younger than `days` stay.
+    Remove unused releases and kept units: `CollectAnswer`. Releases that a unit, a kept set or
+    `next/` names are never removed. Of the others, the `keep` newest and those younger than `days`
+    stay.
     """
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days

@@ -199,7 +199,7 @@ def test_the_text_has_a_line_a_group_and_the_reasons() -> None:
     text = printed(report(WHOLE))
 
     assert re.search(r"1 canary +tiny-0 +gpu-01 +changed +39\.0 s +4\.0 s +29\.5 s", text)
-    assert re.search(r"2 +wide-0 +gpu-\[02-03\] +back as it was +57\.0 s", text)
+    assert re.search(r"2 +wide-0 +gpu-\[02-03\] +rolled back +57\.0 s", text)
     assert "40 ms -> 20 ms" in text
     assert "wide-0: golden did not pass: it <answers> differently" in text
     assert "2 requests had not finished" in text
