@@ -1,4 +1,3 @@
-"""Node checks: a probe's document and the declaration in, findings out. Pure.
-
-`catalog.checks` names the checks, the modules here hold them by subject, `evaluate` runs them all.
+"""Judge nodes by their probe and declaration, and return findings. Pure. `catalog.checks` names the
+checks, the modules here implement them by subject, `evaluate` runs all of them.
 """

@@ -11,8 +11,8 @@ from gpufleet.node.topology import Node
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
-# What a probe shows of a node on which one of these stops work is not what it is once that is put
-# right: GPUs, their memory, or links between them may be missing, and with them the driver.
+# While one of these checks stops a node, its probe does not show the repaired node: GPUs, their
+# memory, links between them, or the driver may be missing.
 _HIDES_HARDWARE = frozenset(
     {
         "driver-loaded",
@@ -42,11 +42,13 @@ class Admission:
     """The GPUs that may be used, and the reasons that exclude nodes from work."""
 
     nodes: Mapping[str, Node]
-    """With the GPUs that may be used; `Node.unfit` says why not the others. A node with problems is
-    as its probe shows it."""
+    """
+    Nodes with their usable GPUs; `Node.unfit` has the reasons for the others. A node with problems
+    is as its probe shows it.
+    """
     problems: tuple[str, ...]
     hidden: frozenset[str]
-    """Nodes with problems whose probe does not show all that they will have without them."""
+    """Nodes with problems that hide hardware from their probe."""
 
 
 def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> Admission:
@@ -64,12 +66,12 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
         if not wanted.serving and wanted.gpus.count is None:
             found[node.name] = node
             continue
-        # What was not asked because of another finding is right again with that one.
+        # A check that was skipped because of another finding needs no repair of its own.
         problems: list[Finding | str] = [
             finding for finding in report.stopping(node.name) if finding.cause is None
         ]
         reserved = set(wanted.gpus.reserved)
-        # What is wrong with GPUs that others use is theirs to put right.
+        # Problems of GPUs that others use do not count.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
         gone = report.missing_gpu_findings(node.name)
         if (unfit or gone) and not wanted.checks.degraded:
@@ -116,7 +118,7 @@ def _without(node: Node, unfit: Mapping[int, tuple[Finding, ...]]) -> Node:
 
 def finding_sentence(finding: Finding) -> str:
     """
-    Return a finding for a run that it stops: what, why, what to do, where to read on.
+    Return the message of a finding that stops a run: what, why, what to do, where to read more.
 
     For terminals and logs: text from the node is made printable.
     """
@@ -130,7 +132,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def short_reasons(findings: tuple[Finding, ...]) -> str:
-    """Return why a GPU is left out, short: `nvlink-links, ecc-uncorrected`."""
+    """Return in short why a GPU is left out: `nvlink-links, ecc-uncorrected`."""
     worst = max(finding.severity for finding in findings)
     names = dict.fromkeys(each.check for each in findings if each.severity == worst)
     listed = list(names)

@@ -1,4 +1,4 @@
-"""The driver itself: does it answer, in one version, and new enough for vLLM?  Pure.
+"""Check the driver: it answers, has one version, and is new enough for vLLM.  Pure.
 
 `next_reboot.py` compares the running driver with the one on disk.
 """
@@ -25,10 +25,12 @@ from gpufleet.versions import numbers
 # nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
 # run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.
 DATA_CENTRE_BRANDS = {2, 14}
-# Where the lock of a declared vLLM does not say which CUDA it brings: every vLLM that settings
-# accept (0.18 and newer) brings this one or a newer.
+# Assumed if the lock of a declared vLLM does not name its CUDA: every vLLM that settings accept
+# (0.18 and newer) comes with this version or a newer one.
 OLDEST_VLLM_CUDA = (12, 0)
-FORWARD_COMPATIBILITY = "VLLM_ENABLE_CUDA_COMPATIBILITY"  # vLLM reads it; off without it
+FORWARD_COMPATIBILITY = (
+    "VLLM_ENABLE_CUDA_COMPATIBILITY"  # variable that vLLM reads; compatibility is off without it
+)
 
 # The oldest GPUs that vLLM's CUDA wheels have kernels for. CUDA 13 compiles nothing older than
 # Turing (its release notes), CUDA 12's wheels begin with Volta (vLLM's installation guide).
@@ -37,7 +39,7 @@ OLDEST_CAPABILITY = {12: (7, 0), 13: (7, 5)}
 # A kernel's message under Secure Boot when it refuses a module with an unknown signer.
 _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORECASE)
 
-_Ladder = tuple[str, tuple[Step, ...]]  # what is wrong, and the way out of it
+_Ladder = tuple[str, tuple[Step, ...]]  # the problem, and the remedy
 
 _SEE_LOG = Step(Action.LOOK, "`dmesg | grep -E 'NVRM|nvidia' | tail -30` on the node")
 _LOAD = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; if it fails, it prints why")
@@ -49,7 +51,8 @@ _RELOAD = Step(
 )
 _REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'`), then `reboot`")
 
-# The probe's reasons (docs/reference/probe.md) but the one that other facts explain: `_not_loaded`.
+# The probe's reasons (docs/reference/probe.md), except the one that other facts explain:
+# `_not_loaded`.
 _SILENCES: dict[str, _Ladder] = {
     "version_mismatch": (
         "the driver's libraries and the loaded kernel module are of different versions, so no "
@@ -153,7 +156,7 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
     if init == "ok":
         return
     why = init["missing"]
-    # Others may well be answered.
+    # Other checks may still be answered.
     severity = Severity.UNKNOWN if why in {"no_ctypes", "no_permission"} else Severity.BLOCK
     if why == "library_not_found" and _has_no_driver(node):
         yield Problem(severity, "no NVIDIA driver is installed", "", "", _provision(node))
@@ -247,7 +250,7 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
         return
     if silent != "version_mismatch" and (loaded is None or library is None):
         raise Unread(f"the {'library' if loaded else 'module'}'s version could not be read")
-    # NVML that starts proves that the two fit: then some library's file name lies, no more.
+    # If NVML starts, both versions fit, and only the name of a library's file is misleading.
     yield Problem(
         Severity.WARN if init == "ok" else Severity.BLOCK,
         f"the loaded kernel module is {loaded or 'of another version'}, the libraries are "
@@ -268,10 +271,8 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
 
 def driver_minimum(node: Reading) -> Iterator[Problem]:
     """
-    The driver supports the CUDA of vLLM's wheels: its own CUDA is as new, or has the same major
-    version.
-
-    Not checked without a declared vLLM.
+    The driver supports the CUDA of vLLM's wheels: its CUDA is at least as new, or has the same
+    major version. Without a declared vLLM it is not checked.
     """
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source

@@ -1,6 +1,6 @@
 """
-Run every check over every node. A check that cannot be answered is reported as such; none is
-omitted.
+Run every check over every node. A check without a result is reported as unknown; no check is left
+out.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from gpufleet.errors import answer_fault
 from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.node_settings import Acceptance, NodeSettings
 
-# Checks of a node as a whole that can be answered while the driver does not answer.
+# Checks of the whole node that need no answer of the driver.
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **driver.WITHOUT_DRIVER,
     **kernel_log.WITHOUT_DRIVER,
@@ -42,7 +42,7 @@ WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **nvlink.WITHOUT_DRIVER,
     **outliers.WITHOUT_DRIVER,
 }
-# Checks of a node as a whole that ask the driver.
+# Checks of the whole node that query the driver.
 OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **driver.OF_NODE,
     **gpus.OF_NODE,
@@ -57,11 +57,11 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     **outliers.OF_GPU,
 }
 
-# What an answer of a broken GPU can do to a check that takes it for what it should be.
+# Exceptions that an invalid answer of a broken GPU can cause in a check.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-# Whom a node is compared with: enough that a few odd ones are outvoted, few enough that a fleet of
-# 500 is judged in seconds (all with all took 240 s).
+# How many siblings a node is compared with: enough to outvote a few odd ones, and few enough to
+# judge 500 nodes in seconds (comparing all pairs took 240 s).
 ASKED_SIBLINGS = 16
 
 
@@ -134,7 +134,7 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
 
 
 def _holders(nodes: Iterable[Reading]) -> Mapping[str, list[str]]:
-    """Return, by UUID of a GPU, the nodes that answer with it."""
+    """Return {UUID of a GPU: nodes that report it}."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for gpu in node.gpus:

@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 SCHEMA = 1
-"""Version of `Report.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `Report.as_json()`; increased when a key changes its meaning or is removed."""
 
 
 class Severity(IntEnum):
@@ -23,7 +23,7 @@ class Severity(IntEnum):
 
     @property
     def word(self) -> str:
-        """The severity as reports write it."""
+        """Return the severity in the form of reports."""
         return self.name.lower()
 
     @property
@@ -33,16 +33,16 @@ class Severity(IntEnum):
 
 
 class Action(StrEnum):
-    """The rungs of the ladder of remedies, the gentlest first."""
+    """Kinds of remedies, the gentlest first."""
 
-    LOOK = "look"  # nothing needs doing, or a person has to find out first
-    CONFIGURE = "configure"  # a setting of the node or of gpufleet; what serves, serves on
+    LOOK = "look"  # nothing to do, or a person has to investigate first
+    CONFIGURE = "configure"  # a setting of the node or of gpufleet; replicas keep serving
     DRAIN = "drain"
     RESTART_SERVICE = "restart_service"
     RESET_GPU = "reset_gpu"
     REBOOT = "reboot"
     POWER_CYCLE = "power_cycle"
-    SERVICE = "service"  # the part has to be looked at or replaced
+    SERVICE = "service"  # the part has to be inspected or replaced
 
 
 @dataclass(frozen=True)
@@ -60,9 +60,9 @@ class Step:
 class Problem:
     """A problem that a check found on a node, or on one of its GPUs.
 
-    `found` and `expected` are short sentences without a full stop, `source` says where the
-    expectation comes from (a setting's key, the siblings, the device, a document), `remedy` is the
-    ladder, gentlest first.
+    `found` and `expected` are short sentences without a full stop, `source` is the source of the
+    expectation (a setting's key, the siblings, the device, a document), `remedy` has the steps, the
+    gentlest first.
     """
 
     severity: Severity
@@ -70,14 +70,14 @@ class Problem:
     expected: str
     source: str
     remedy: tuple[Step, ...] = ()
-    # NVML's index; the PCI address of a GPU that NVML does not list ("" if that is not known
-    # either); None: the node as a whole.
+    # NVML's index; the PCI address of a GPU that NVML does not list ("": unknown); None: the whole
+    # node.
     gpu: int | str | None = None
 
 
 @dataclass(frozen=True)
 class GpuId:
-    """Everything that identifies one GPU; None: it did not report that.
+    """Everything that identifies one GPU; a field is None if the GPU did not report it.
 
     `index` is None for an expected GPU that NVML does not list.
     """
@@ -89,17 +89,15 @@ class GpuId:
 
     @property
     def name(self) -> str:
-        """The usual name: NVML's index, or the former place."""
+        """Return the usual name: NVML's index, or the former PCI address."""
         return str(self.index) if self.index is not None else self.bus_id or "that is gone"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """One check's answer about one node or one GPU.
-
-    `accepted` is the operator's reason and date for accepting the finding: it stays visible and
-    stops nothing. `cause` is the check whose finding made this one impossible: operators read and
-    accept that one.
+    """The result of one check for one node or GPU. `accepted` is the operator's reason and date for
+    accepting the finding: it stays visible and stops nothing. `cause` is the check whose finding
+    made this check impossible: operators read and accept that finding instead.
     """
 
     check: str
@@ -136,7 +134,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """Every finding about a fleet, the passed checks too, and the facts they were judged by.
+    """All findings on a fleet, including passed checks, and the facts behind them.
 
     `facts` has each node's probe document; a node without one is not in it.
     """
@@ -244,7 +242,7 @@ RETURN_IT = Step(
 
 
 def reset_step(index: int) -> Step:
-    """Return the rung that resets a GPU. GPUs that share NVSwitches are reset all at once."""
+    """Return the step that resets a GPU. GPUs that share NVSwitches are reset together."""
     return Step(
         Action.RESET_GPU,
         f"`nvidia-smi -r -i {index}`; with NVSwitches all GPUs at once: `nvidia-smi -r`",

@@ -34,20 +34,20 @@ from gpufleet.checks.probe_facts import (
 )
 from gpufleet.formatting import node_ranges
 
-# What a GPU that serves has to tell: without one of these it cannot be planned on.
+# Facts that a serving GPU must report: without one of them no replica can be planned on it.
 NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
-# NVML's answers from a GPU that is no longer there or of use (nvmlReturn_t 15 and 16): where one
-# fact has them, the others are of no worth.
+# NVML's answers for a lost GPU (nvmlReturn_t 15 and 16): if one fact has such an answer, the other
+# facts are worthless.
 GONE = {"lost", "reset_required"}
-# So many facts of one GPU (of some sixty) that fail for no reason are no quirk of a driver: a sound
-# GPU answers every one of them, or reports that it has none.
+# More unexplained failures among a GPU's sixty facts than a driver's quirks cause: a sound GPU
+# answers every query, or reports that it lacks the value.
 FAILING = 3
 
 # nvmlDeviceGpuRecoveryAction_t, nvml.h (R570 and newer).
 RESET, REBOOT, DRAIN_P2P, DRAIN_AND_RESET, RECOVER_IMEX, BUS_RESET, SYSTEM_REBOOT = range(1, 8)
 
 
-# --- does every GPU answer
+# --- answers of GPUs
 
 _LADDER = (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT)
 
@@ -197,7 +197,7 @@ def _nonsense(gpu: GpuReading) -> str | None:
     return None
 
 
-# --- are they alike
+# --- equality of GPUs
 
 
 def gpu_identical(node: Reading) -> Iterator[Problem]:

@@ -48,7 +48,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
         severity = Severity.BLOCK if sure else Severity.WARN
         yield from _missing(node, expected.value, expected.source, severity)
     elif unlisted:
-        # An operator's own number knows of cards that this driver cannot work with.
+        # The operator's number includes cards that this driver does not support.
         right = declared == count
         severity = Severity.WARN if right else Severity.BLOCK
         yield from _missing(node, seen, "the PCI bus", severity)
@@ -128,7 +128,7 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
     modules = [gpu.known("module_id") for gpu in node.gpus]
     numbers = {number for number in modules if type(number) is int and 0 <= number < 64}
     if len(numbers) != len(modules) or len(modules) < 2:
-        return  # boards that do not count, and cards that all say the same
+        return  # boards without module numbers, and cards that all report the same one
     first = min(numbers) if min(numbers) < 2 else 1
     whole = bool(nvswitches(node)) or _manages_switches(node)
     size = max(numbers) - first + 1

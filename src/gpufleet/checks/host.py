@@ -1,4 +1,4 @@
-"""The machine around the GPUs: its boot, its buses, its room on disk and in memory. Pure."""
+"""Check the machine around the GPUs: its boot, its buses, its disk and memory space. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from gpufleet.formatting import join_names
 
 GIB = 1024  # in MiB, the unit of every size here
 
-# Room for one release and for two, that is, for one beside the one that serves. vLLM's CUDA build
+# Space for one release, and for two: a new one beside the serving one. vLLM's CUDA build
 # is some 5 GB of wheels (release.py) that unpack to about 10 GB, and needs some room to do so;
 # its CPU build is 3.5 GB (measured, 0.32.0).
 RELEASE = {"cuda": (12 * GIB, 30 * GIB), "cpu": (5 * GIB, 10 * GIB)}
@@ -113,7 +113,7 @@ def nouveau(node: Reading) -> Iterator[Problem]:
     )
 
 
-# --- what lies between the GPUs
+# --- paths between the GPUs
 
 
 def iommu_acs(node: Reading) -> Iterator[Problem]:
@@ -222,7 +222,7 @@ def _gpu_count(node: Reading) -> int:
     return max(len(node.document["gpus"]), len(on_bus))
 
 
-# --- room
+# --- space
 
 
 def disk_space(node: Reading) -> Iterator[Problem]:
@@ -307,7 +307,7 @@ def clock(node: Reading) -> Iterator[Problem]:
 
 
 def shared_memory(node: Reading) -> Iterator[Problem]:
-    """Shared memory is as large as vLLM's ranks and NCCL need it to talk to each other."""
+    """Shared memory is large enough for vLLM's ranks and NCCL to communicate."""
     size = node.get("system", "shm", "size_mib")
     free = node.get("system", "shm", "free_mib")
     gpus = max(_gpu_count(node), 1)
@@ -354,7 +354,8 @@ def host_memory(node: Reading) -> Iterator[Problem]:
     )
 
 
-# Corrected errors a day, on average since boot, that are worth a look (ours: no published figure).
+# Corrected errors per day, on average since boot, that deserve attention (gpufleet's own number;
+# none is published).
 CORRECTED_A_DAY = 100
 
 

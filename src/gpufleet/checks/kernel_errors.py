@@ -37,7 +37,7 @@ _FATAL = re.compile(r"\(Fatal\)", _CASE)
 _NON_FATAL = re.compile(r"\(Non-?Fatal\)", _CASE)
 _CORRECTED = re.compile(r"(?<!un)correct(?:ed|able)\b", _CASE)
 
-# Corrected errors of one function within a day that are more than noise. A sound link of generation
+# Corrected errors of one function per day that exceed noise. A sound link of generation
 # 5 has one wrong bit in 10^12 at most, which is a retry and rarely a report; the kernel reports no
 # more than 10 in 5 seconds of a device (ours: no published figure).
 FLOOD = 100
@@ -222,7 +222,7 @@ _START_LADDER = (
 )
 
 
-# What the kernel writes of CPUs and memory: print_mce in arch/x86/kernel/cpu/mce/core.c,
+# The kernel's messages about CPUs and memory: print_mce in arch/x86/kernel/cpu/mce/core.c,
 # drivers/edac/edac_mc.c and mce_amd.c, drivers/firmware/efi/cper.c, mm/memory-failure.c,
 # arch/x86/kernel/cpu/mce/therm_throt.c.
 _BANK = re.compile(

@@ -46,20 +46,20 @@ RECOVERY_CHANGED = 154
 NVLINK = 74
 CONTEXT_SWITCH = 109
 
-# The most lines that the probe keeps (on_node/common/kernel_messages.py). Below that, those that
-# it dropped were repetitions of lines that it kept.
+# The most lines that the probe keeps (on_node/common/kernel_messages.py). If it has fewer, all
+# dropped lines were repetitions of kept ones.
 KEPT = 2000
 
-# One fault of a program writes a line for each part of the GPU that met it, within seconds: lines
-# closer than this are one incident. So many incidents in a day on one GPU, with at most half as
-# many on any other, are no program's any more (ours; NVIDIA's workflow for Xid 13 runs diagnostics
-# when it returns on one GPU).
+# A program's fault writes a line for each affected part of the GPU within seconds: lines closer
+# than INCIDENT_APART are one incident. INCIDENTS_MANY incidents in a day on one GPU, with at most
+# half as many on any other, count as a fault of the GPU (gpufleet's own numbers; NVIDIA's workflow
+# for Xid 13 runs diagnostics when it returns on one GPU).
 INCIDENT_APART = 60.0  # seconds
 INCIDENTS_MANY = 5
 DAY = 86400.0  # seconds
 
-# How many lines "The NVIDIA GPU 0000:b3:00.0 ..." may go on: the sentence is three lines long, and
-# the kernel may say something else between.
+# The most lines of the message "The NVIDIA GPU 0000:b3:00.0 ...": it has three lines, and another
+# message of the kernel may come between.
 SENTENCE_LINES = 4
 
 LINE_SHOWN = 160  # characters
@@ -68,9 +68,9 @@ _PLACE = r"(?:PCI:)?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: ...
 _XID_OF = r"(?:nvidia \S+ )?NVRM:\s+(?:GPU ?\d+:?\s+)?Xid\s*"
 _XID = re.compile(rf"{_XID_OF}\({_PLACE}[^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
-# The same about a GPU that is named in another way.
+# The same message with another name of the GPU.
 _XID_SOMEWHERE = re.compile(rf"{_XID_OF}\([^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
-# Whatever else has the word. Other kernel modules number their requests by an "xid".
+# All other lines with the word. Other kernel modules number their requests by an "xid".
 _SAYS_XID = re.compile(r"\bXid\b|\bNVRM\b.*\b(?i:Xid)\b")
 _SAYS_SXID = re.compile(r"\bSXid\b", re.IGNORECASE)
 _SENTENCE = re.compile(rf"NVRM: The NVIDIA GPU {_PLACE}", re.IGNORECASE)
@@ -95,8 +95,8 @@ class Xid:
     """
     One line that reports an Xid.
 
-    `at` is its place in the log, `seconds` are since boot, `bus_id` is as sysfs writes it
-    (0000:0f:00.0), None where the line names no GPU; `number` is None where it could not be read.
+    `at` is its place in the log, `seconds` are since boot, `bus_id` is in sysfs' form
+    (0000:0f:00.0), None if the line names no GPU; `number` is None if it could not be read.
     """
 
     at: int
@@ -130,7 +130,7 @@ class Log:
 
     @cached_property
     def loaded_at(self) -> int:
-        """The place of the line of the driver's last load; -1: none."""
+        """Return the place of the line of the driver's last load; -1: none."""
         return max(
             (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
         )

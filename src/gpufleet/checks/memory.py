@@ -1,9 +1,9 @@
-"""Each GPU's memory: ECC, row remapping, retired pages, repairs that wait.  Pure.
+"""Check each GPU's memory: ECC, row remapping, retired pages, pending repairs.  Pure.
 
 Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
-"aggregate" ones count the GPU's whole life. Errors from before that, if repaired, are
-history, not a fault. In the sources "memory error management" is NVIDIA's application note
-DA-09826, "DCGM" NVIDIA's data center GPU manager 4.6.
+"aggregate" ones count the GPU's whole life. Earlier errors, if repaired, are not a fault. In the
+sources "memory error management" is NVIDIA's application note DA-09826, "DCGM" NVIDIA's data center
+GPU manager 4.6.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ REMAPS_ROWS = (8, 0)  # Ampere and later; Volta and Turing retire pages instead
 REPAIRS_CHANNELS = (10, 0)  # Blackwell and later ("RAS repair", same table)
 
 # A bank of SRAM is to be replaced after more than 4 uncorrectable parity errors or more than 2
-# double-bit ones (memory error management). NVML does not say which bank, so 4 in all is where it
-# may have happened.
+# double-bit ones (memory error management). NVML does not report the bank, so a total of 4 is where
+# a bank may exceed the limit.
 SRAM_UNCORRECTED_MAX = 4
-# Correctable errors at which a fleet operator's health checks fail a node (Azure HPC's, as of
-# 2026), since the driver loaded. NVIDIA names no limit: none of them did harm.
+# Correctable errors since the driver loaded at which a fleet operator's health checks fail a node
+# (Azure HPC's, as of 2026). NVIDIA names no limit, because these errors do no harm.
 DRAM_CORRECTED_MANY = 20_000_000
 SRAM_CORRECTED_MANY = 10_000
 REMAPPED_ROWS_MAX = 512  # after uncorrectable errors: DCGM's limit
@@ -135,7 +135,9 @@ def _and_pending(current: bool, pending: Any) -> str:
 
 
 def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
-    """No uncorrectable error since the driver loaded (DCGM: drain, then reset or reboot)."""
+    """
+    There was no uncorrectable error since the driver loaded (DCGM: drain, then reset or reboot).
+    """
     now = gpu.get("ecc_uncorrected_volatile")
     if now < 0:
         raise Unread(f"ecc_uncorrected_volatile cannot be {now}")
@@ -192,7 +194,10 @@ def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
-    """Fewer correctable errors since the driver loaded than operators fail nodes for."""
+    """
+    There are fewer correctable errors since the driver loaded than the limit at which operators
+    fail nodes.
+    """
     counts = (
         ("DRAM", ("ecc_dram", "corrected_volatile"), DRAM_CORRECTED_MANY),
         ("SRAM", ("ecc_sram_counts", "corrected_volatile"), SRAM_CORRECTED_MANY),
@@ -202,7 +207,7 @@ def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
         try:
             count = gpu.get(*path)
         except (CannotTell, DoesNotApply):
-            continue  # some boards count the two together only: below
+            continue  # some boards only count both together: see below
         if count >= many:
             flood = True
             yield _corrected(f"{place} had {count:,} correctable errors", many)

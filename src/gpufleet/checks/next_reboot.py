@@ -15,8 +15,8 @@ from typing import Any
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, is_missing
 
-# Packages whose upgrade changes the driver, or what has to be of its version. Not those that fit
-# every driver: the container toolkit, CUDA's compilers, DCGM.
+# Packages whose upgrade changes the driver, or parts that must have its version. Packages that fit
+# every driver are not listed: the container toolkit, CUDA's compilers, DCGM.
 _DRIVER = re.compile(
     r"nvidia-(?!container|cuda-|docker|settings|prime|detect|vaapi)|libnvidia-(?!container)"
     r"|cuda-drivers|kmod-nvidia|linux-(modules|objects|signatures)-nvidia|libnvsdm|nvlsm"
@@ -26,11 +26,11 @@ _DRIVER = re.compile(
 _BRANCH = re.compile(r"-\d{3}(-|$)")
 # Versions that Debian and Ubuntu give: 535.183.01-1~deb12u1, 570.133.20-0ubuntu0.24.04.1.
 _OF_DISTRIBUTION = re.compile(r"[~+](deb|bpo)\d|ubuntu\d+\.\d\d\.\d\d")
-# Origins that let NVIDIA's repository in, by name or because they let everything in.
+# Patterns of origins that match NVIDIA's repository, by name or because they match everything.
 _NVIDIA = re.compile(r"nvidia|cuda|(^|=|:)\*", re.IGNORECASE)
 
 NEWEST = "the newest installed kernel boots next"
-NAMED = 4  # packages that are named; of more there is a count
+NAMED = 4  # how many packages are named; the rest is counted
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""NVLinks between GPUs: are they up, as wide as they should be, free of errors.  Pure."""
+"""Check NVLinks between GPUs: they are up, wide enough, and free of errors.  Pure."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
 # links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).
 LINKS_OF_A_BRIDGE = 4
 
-# CRC errors are repaired by sending again; they matter from 100 a second on (DCGM's limit).
+# CRC errors are repaired by retransmission; they matter from 100 per second on (DCGM's limit).
 CRC_PER_SECOND_MANY = 100
-# Replays and the like of one link since the driver loaded, at which a cluster of 4000 H100 warns
-# (imbue's health checks).
+# Replays and similar errors of one link since the driver loaded, at which the operator of 4000 H100
+# warns (imbue's health checks).
 REPLAYS_MANY = 5
 # Recoveries of a link: it was down for a moment. DCGM fails a link with one since it began to
 # watch; here the time since boot stands for that, and a link may be retrained once while a node
@@ -63,7 +63,7 @@ _MINUTE = 60
 
 _POWER_CYCLE = Step(Action.POWER_CYCLE, "switch the node off at its BMC, wait a minute, then on")
 
-_SAID = 6  # so many links or pairs are named in one sentence
+_SAID = 6  # the most links or pairs that one message names
 
 
 # nvlink-links
@@ -218,7 +218,7 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
     # A GPU that was handed to a virtual machine by itself has all its links down, by design.
     alone = len(node.document["gpus"]) == 1 and not links.up and not any(of_siblings)
     if not alone:
-        # Siblings are not asked here: they may all be broken in the same way.
+        # Siblings do not count here: they may all be broken in the same way.
         name = gpu.known("name", default="")
         if name in LINKS_OF_BOARD:
             known = Expectation(LINKS_OF_BOARD[name], f"an {name} uses all its links")

@@ -1,9 +1,9 @@
-"""A node's NVLinks, and the kind of board that they indicate.  Pure.
+"""Read a node's NVLinks, and the kind of board that they indicate.  Pure.
 
 Three kinds must be distinguished. Behind NVSwitches every link of every GPU is in use. Boards on
 PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU by
-itself has no peer to link to. So a dead link on the first kind looks like the normal state of the
-second.
+itself has no peer to link to. So a dead link behind NVSwitches looks like the normal state of a
+board on PCIe.
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def known_links(gpu: GpuReading) -> Links | None:
         return None
 
 
-# What a GPU has that says it has no NVLink.
+# The links of a GPU that reports no NVLink.
 NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
 
 

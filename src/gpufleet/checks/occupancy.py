@@ -10,17 +10,17 @@ from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, 
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
 OWN_UNITS = "vllm-MODEL-NUMBER.service"
-# The planner names every stage's unit so; a model's name is as settings.ModelName has it.
+# The planner's names of units; a model's name matches settings.ModelName.
 _OWN_UNIT = re.compile(r"vllm-(?P<model>[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?)-\d+\.service")
-# NVIDIA's own services that stand on a GPU and compute nothing of their own, as /proc/PID/comm has
-# their names, which it cuts to 15 characters, or as NVML has them, with a path.
+# NVIDIA's own services that use a GPU without computing on it. The names are those of
+# /proc/PID/comm, which has 15 characters at most, or NVML's, with a path.
 _HELPERS = re.compile(r"(.*/)?(nvidia-cuda-mps(-server)?|nv-hostengine)")
 
 # nvmlComputeMode_t, nvml.h.
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
-# Of the memory: vLLM leaves 8 % of it to others unless told otherwise (--gpu-memory-utilization
-# 0.92). Half of that is the most that others may have before its start is in danger.
+# Share of the memory for others: vLLM leaves 8 % by default (--gpu-memory-utilization 0.92). If
+# others use more than half of that, its start is in danger.
 SPARED = 0.04
 # Unowned memory on a healthy idle GPU is below this (gcm's check uses it, 1b7bde9).
 IDLE_MIB = 15
@@ -92,7 +92,7 @@ def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
     )
 
 
-# --- who else is there
+# --- other processes
 
 
 def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:

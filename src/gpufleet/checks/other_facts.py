@@ -1,7 +1,6 @@
-"""Numbers of a probe that `checks/outlier_facts.py` does not compare: the check that judges them,
-or why none does.
-
-Two tables. tests/unit/checks/test_outliers.py holds that no number of a probe is in none.
+"""List the numbers of a probe that `checks/outlier_facts.py` does not compare: the check that
+judges each, or why none does. Two tables. tests/unit/checks/test_outliers.py verifies that every
+number of a probe is in one of the tables.
 """
 
 from __future__ import annotations

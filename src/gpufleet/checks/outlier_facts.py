@@ -147,7 +147,8 @@ _BOARD = "part of a board's design; no tolerance; boards of another part number 
 # A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
 # differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
 _MEMORY = "drivers of two branches report totals within 2 % of each other"
-# No vendor gives one. SXM boards have two rows in one stream of air, so the nearest GPU counts.
+# No vendor publishes a number. SXM boards have two rows in one air stream, so the nearest GPU
+# counts.
 _HEAT = "ours: no published figure"
 
 JUDGED_OF_GPU: tuple[Fact, ...] = (

@@ -26,7 +26,7 @@ from gpufleet.checks.outlier_facts import Step as Tolerance
 from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
 
 CERTAIN = 2
-"""With this many others that agree, the one that differs is certainly wrong."""
+"""If this many others agree, the differing one is certainly wrong."""
 
 # ECC on GDDR takes 1/16 of the memory, and the catalogue does not say whether it was on.
 WITH_ECC = 15 / 16
@@ -82,7 +82,7 @@ def node_outlier(node: Reading) -> Iterator[Problem]:
         for key in here if limited else _usual_keys(there):
             others = [0] if limited else [values.get(key) for values in there]
             value = here.get(key)
-            if key and key not in here:  # a device by another name, or none: its check knows
+            if key and key not in here:  # a missing or renamed device: its own check reports that
                 continue
             outlier, done = _compared(fact, key, value, others, fact.against[0])
             compared = compared or (done and not limited)
@@ -320,7 +320,7 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
     if len(near) < CERTAIN and len(told) < CERTAIN and Reference.LIMIT not in fact.against:
         other_side = fact.high if value < usual else fact.low
         if other_side and other_side[0].severity > steps[0].severity:
-            return None  # the other one is the worse, and says so
+            return None  # the other one is worse, and has its own finding
         severity = min(severity, Severity.WARN)
     return severity, usual
 

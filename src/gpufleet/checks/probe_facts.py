@@ -1,7 +1,7 @@
 """Accessors of a probe's document for checks.
 
-A missing fact is never a plain None: reading it raises an exception whose type is the meaning for
-the check. So a check that ignores missing facts results in "unknown", never "ok".
+A missing fact is never a plain None: reading it raises an exception whose type tells the check what
+it means. So a check that does not handle missing facts results in "unknown", never "ok".
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def reason(value: Mapping[str, Any]) -> str:
 
 def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
     """Return the value at `path`; raise, or return a default, if it is missing."""
-    # The judgement of 64 nodes comes here 300,000 times: `is_missing`, written out.
+    # Judging 64 nodes calls this 300,000 times, so `is_missing` is inlined.
     value = tree
     for part in path:
         if isinstance(value, dict) and "missing" in value:
@@ -122,7 +122,7 @@ class Reading:
     siblings: tuple[Reading, ...] = field(default=(), repr=False)
     today: dt.date = dt.date.min
     claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """By UUID of a GPU, the other nodes that answer with it."""
+    """{UUID of a GPU: other nodes that report it}."""
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """
@@ -134,7 +134,7 @@ class Reading:
         return lookup(self.document, path, _RAISE, absent)
 
     def known(self, *path: Any, default: Any = None) -> Any:
-        """Return the fact at `path`, or the default if it is missing for whatever reason."""
+        """Return the fact at `path`, or the default if it is missing for any reason."""
         return lookup(self.document, path, default, _RAISE)
 
     @property
@@ -144,28 +144,30 @@ class Reading:
 
     @cached_property
     def gpus(self) -> tuple[GpuReading, ...]:
-        """Every GPU that answered, in NVML's order."""
+        """Return every GPU that answered, in NVML's order."""
         listed = enumerate(self.document["gpus"])
         return tuple(GpuReading(self, at) for at, facts in listed if not is_missing(facts))
 
     @cached_property
     def silent_gpus(self) -> tuple[GpuId, ...]:
-        """Every GPU that NVML lists and that did not answer."""
+        """Return every GPU that NVML lists and that did not answer."""
         return tuple(GpuId(at["index"]) for at in self.document["gpus"] if is_missing(at))
 
     @cached_property
     def product(self) -> str | None:
-        """The name that most of its GPUs have."""
+        """Return the name that most of its GPUs have."""
         names = Counter(name for gpu in self.gpus if isinstance(name := gpu.known("name"), str))
         return names.most_common(1)[0][0] if names else None
 
     @cached_property
     def twins(self) -> tuple[Reading, ...]:
-        """The siblings with the same kind of GPU, the only ones to compare with."""
+        """Return the siblings with the same kind of GPU; only these are compared."""
         return tuple(other for other in self.siblings if other.product == self.product)
 
     def id_of(self, index: int | str) -> GpuId:
-        """Return everything that names a GPU, by NVML's index or, if it is gone, PCI address."""
+        """
+        Return everything that identifies a GPU, by NVML's index or, if it is gone, its PCI address.
+        """
         if isinstance(index, str):
             return GpuId(None, bus_id=index or None)
         return next((gpu.id for gpu in self.gpus if gpu.index == index), GpuId(index))
@@ -180,24 +182,24 @@ class GpuReading:
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
-        """The facts that the GPU reported."""
+        """Return the facts that the GPU reported."""
         found: Mapping[str, Any] = self.node.document["gpus"][self.at]
         return found
 
     @cached_property
     def index(self) -> int:
-        """NVML's number of the GPU."""
+        """Return NVML's index of the GPU."""
         return int(self.facts["index"])
 
     @cached_property
     def id(self) -> GpuId:
-        """Everything that names it."""
+        """Return everything that identifies the GPU."""
         paths = {"uuid": ("uuid",), "bus_id": ("pci", "bus_id"), "serial": ("serial",)}
         texts = {}
         for key, path in paths.items():
             try:
                 texts[key] = self.known(*path)
-            except (LookupError, TypeError):  # an answer that makes no sense names nothing
+            except (LookupError, TypeError):  # an invalid answer identifies nothing
                 texts[key] = None
         return GpuId(self.index, **{key: value and str(value) for key, value in texts.items()})
 
@@ -240,14 +242,14 @@ class GpuReading:
         )
 
     def tells(self, path: tuple[Any, ...]) -> bool:
-        """Return whether it reports the fact at `path`."""
+        """Return whether the GPU reports the fact at `path`."""
         try:
             return self.known(*path) is not None
         except (LookupError, TypeError):
-            return False  # an answer that makes no sense is that GPU's trouble
+            return False  # an invalid answer is a finding of that GPU only
 
     def known(self, *path: Any, default: Any = None) -> Any:
-        """Return one of its facts, or the default if it is missing for any reason."""
+        """Return one of the GPU's facts, or the default if it is missing for any reason."""
         return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
@@ -289,7 +291,7 @@ def gpu_facts(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReadi
             yield gpu, value
 
 
-# What a sibling whose facts are missing or make no sense does to a question about it.
+# Exceptions if a sibling's facts are missing or invalid.
 _NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,
               TypeError, ValueError)  # fmt: skip
 
@@ -302,7 +304,7 @@ Asked = TypeVar("Asked", Reading, GpuReading)
 
 def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
-    Return a question that caches its answer with the node or the GPU, like `cached_property`.
+    Return a function that caches its result with the node or GPU, like `cached_property`.
 
     Every node of a fleet is compared with every other: without it 500 nodes would count each
     other's links 250 000 times.

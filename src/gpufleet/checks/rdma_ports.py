@@ -1,4 +1,4 @@
-"""InfiniBand and RoCE ports: are they up, and as fast as they should be?  Pure."""
+"""Check InfiniBand and RoCE ports: they are up and fast enough.  Pure."""
 
 from __future__ import annotations
 
@@ -135,7 +135,7 @@ def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterat
         )
         usual, votes = like.most_common(1)[0] if like else (None, 0)
         if usual is not None and votes > 1 and 2 * votes > like.total() and port.rate < usual:
-            # A port for storage may be slower by design: only siblings can say that it is not.
+            # A port for storage may be slower by design; only siblings show that it should not be.
             slow[False].append((port, usual, "the node's ports on adapters of the same model"))
     for certain, found in slow.items():
         if found:

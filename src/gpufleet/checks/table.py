@@ -1,4 +1,4 @@
-"""The report of the checks as a table: worst first, then which nodes are fit."""
+"""Format the checks' report as a table: the worst findings first, then the fit nodes."""
 
 from __future__ import annotations
 

@@ -21,8 +21,8 @@ from gpufleet.checks.probe_facts import (
 # nvmlClocksEventReasons, nvml.h.
 CLOCKS_SETTING = 0x2
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
-# The probe looks so often (0.3 s apart) where a hardware reason is set; seen every time, it is no
-# passing state. nvml.h: a change of clocks or power state may report 0x8 for a moment.
+# The probe takes this many samples, 0.3 s apart, if a hardware reason is set; a reason in every
+# sample is not transient. nvml.h: a change of clocks or power state may report 0x8 for a moment.
 SAMPLES = 3
 
 # A T.Limit margin counts only on a GPU at least this warm: H100s have been seen to answer 0 and
@@ -35,9 +35,8 @@ POWER_TOLERANCE_WATTS = 1
 
 def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80).
-
-    Set in every one of three samples it stops work; in some of them it is worth a look. 0x8 alone
+    Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80). A
+    reason in all three samples stops work; in some of them it is a remark or a warning. 0x8 alone
     for a moment is no problem: a change of clocks reports it, too.
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
@@ -64,7 +63,8 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
                     gpu.index,
                 )
             )
-    # 0x8 comes beside the two others: the worst is told, and of equals the one that names a cause.
+    # 0x8 accompanies the two others: report the worst one, and of equals the one that names a
+    # cause.
     yield from found and [max(found, key=lambda problem: problem.severity)]
 
 

@@ -55,7 +55,7 @@ _DECODERS = (68, 83, 84, 88, 89, 96, 97, 98)
 _JPEG_ENGINES = (82, *range(99, 106))
 _OPTICAL_FLOW = (86, 139)
 
-# Numbers that the catalogue has, calls unused or unknown, and sends to NVIDIA's support.
+# Numbers that the catalogue lists as unused or unknown, with NVIDIA's support as the remedy.
 _SUPPORT = (
     *range(1, 8), 9, 10, 12, *range(15, 25), *range(26, 31), 33, 34, 35, 36, 42, 47,
     *range(49, 54), *range(55, 60), 65, 73, 81, 87, 90, 91, *range(111, 119), *range(122, 126),
@@ -162,10 +162,11 @@ KINDS: dict[int, Kind] = {
     185: Kind("memory was replaced by spare memory", Severity.WARN, WATCH),
 }
 
-# A number that the table does not have.
+# For numbers that are missing in the table.
 UNKNOWN = Kind("not in our table", Severity.WARN, (Action.LOOK,))
 
-# What NVIDIA has restarted and nothing else. On one GPU alone, again and again, it is the GPU.
+# Xids for which NVIDIA only asks to restart the program. If they recur on a single GPU, the GPU is
+# at fault.
 OF_PROGRAMS = frozenset(
     number
     for number, kind in KINDS.items()
@@ -179,14 +180,15 @@ COUNTED_BY_ECC = frozenset({48, 95, 140, 171, 172})
 # Errors of NVLink 5 whose line itself says whether they are fatal.
 NVLINK5 = range(144, 151)
 
-# Kinds that alerts tell apart (monitoring/rules/gpu_rules.py): other people act on them, otherwise.
+# Kinds with separate alerts (monitoring/rules/gpu_rules.py): different people handle them in
+# different ways.
 OFF_THE_BUS = frozenset({79})
 GSP = frozenset({119, 120})
 NVLINK = frozenset({74, 136, *NVLINK5, 155})
 CONTAINED = frozenset({94})
 
-# What the driver asks for: (words, ladder) by NVML's number, which Xid 154 writes in hexadecimal
-# (nvmlDeviceGpuRecoveryAction_t, nvml.h).
+# The driver's recovery requests: (words, remedy) by NVML's number, which Xid 154 writes in
+# hexadecimal (nvmlDeviceGpuRecoveryAction_t, nvml.h).
 RECOVERY: dict[int, tuple[str, tuple[Action, ...]]] = {
     0: ("nothing", ()),
     1: ("a GPU reset", RESET),

@@ -1,1 +1,1 @@
-"""The state of all nodes within one run: each node is probed, checked and planned once."""
+"""Probe, check and plan all nodes of a fleet, once per run."""

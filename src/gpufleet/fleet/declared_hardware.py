@@ -1,7 +1,7 @@
 """
-Simulated probes of nodes that do not exist yet, from hardware names for groups or nodes.
+Build simulated probes of nodes that do not exist yet, from hardware names of groups or nodes.
 
-The hardware is healthy, its driver runs what the node's settings ask for, its system is Ubuntu
+The hardware is healthy, its driver supports what the node's settings require, its system is Ubuntu
 24.04 (supported for serving, with the Python of the shipped locks), and nothing runs on it. Values
 that a name does not determine are generated for each node: GPUs' UUIDs and an address in
 198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
@@ -134,6 +134,6 @@ def _cuda_needed(settings: NodeSettings) -> int:
     try:
         lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
     except OSError:
-        return 0  # the plan goes on without; the deploy says what is wrong with the lock
+        return 0  # the plan continues without it; the deploy reports the problem of the lock
     major, minor = release.cuda_release(lock) or (0, 0)
     return major * 1000 + minor * 10

@@ -1,4 +1,4 @@
-"""A deploy locks the nodes that it changes, before it reads anything there.
+"""Lock the nodes that a deploy changes, before anything is read on them.
 
 A node is locked as long as the run's connection to it lives, so there is no unlock
 (`on_node/common/deploy_mark.py`). A node locked by an upgrade is free for that upgrade's own
@@ -29,16 +29,16 @@ from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.query import Answer, query
 from gpufleet.sanitize import printable
 
-# A file or two, after the turn of others on the node (change_files.py: 30 s).
+# Reading one or two files, after waiting for other processes on the node (change_files.py: 30 s).
 SECONDS = 40
 
 _QUESTIONS: WeakKeyDictionary[State, dict[str, Any]] = WeakKeyDictionary()
-"""By run: the owner that is written into the nodes' locks, once the run holds one."""
+"""The owner in the nodes' locks, by run, once the run holds a lock."""
 _SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
-"""By run: why the lock's owner is unknown on a node with GPUs."""
+"""Why the lock's owner is unknown, by node with GPUs, for each run."""
 
 Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
-"""Asks nodes for their lock; True: only for the lock's owner."""
+"""Requests the lock of nodes; True: only query its owner."""
 
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:

@@ -1,4 +1,7 @@
-"""Take a node out of service: affected replicas, their nodes, and those that remain.  Pure."""
+"""
+Determine what a drain of a node affects: replicas, their nodes, and models that lose their last
+replica.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +21,9 @@ class Drain:
 
     node: str
     nodes: Mapping[str, tuple[str, ...]]
-    """By replica (`tiny-0`): all nodes that it has a stage on."""
+    """All nodes with a stage of each affected replica, by replica (`tiny-0`)."""
     servers: tuple[Mapping[str, Any], ...]
-    """Their servers, as `upgrade.run.traffic` takes them."""
+    """Their servers, in the form of `upgrade.run.traffic`."""
     last: tuple[str, ...]
     """Models that no replica elsewhere serves."""
 
@@ -30,7 +33,7 @@ class Drain:
         return tuple(sorted(self.nodes))
 
     def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return the replicas (or those given) that have a stage on a node."""
+        """Return which of the affected replicas, or of the given ones, have a stage on a node."""
         return tuple(
             each
             for each in self.replicas
@@ -83,7 +86,7 @@ def find_drain(
 
 
 def refusal(found: Drain) -> str | None:
-    """Return why a node is not drained without `--force`; None: it can be."""
+    """Return why a node is not drained without `--force`; None: it may be drained."""
     if not found.last:
         return None
     what = join_names(found.last)

@@ -26,7 +26,7 @@ from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.settings.node_settings import NodeSettings
 
 SCHEMA = 1
-"""Version of `Drift.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `Drift.as_json()`; increased when a key changes its meaning or is removed."""
 
 NODE, SERVE, WATCH = "deploys/node.py", "deploys/vllm.py", "deploys/monitoring.py"
 GATEWAY, LITELLM = "deploys/gateway.py", "deploys/litellm.py"
@@ -48,15 +48,15 @@ class DriftState(StrEnum):
     UNKNOWN = "unknown"
 
 
-# What a deploy would do about things that work until then; the rest matters now.
+# Changes of a deploy that take effect later; all others matter now.
 _LATER = (
     (re.compile(r"(enable|disable) "), Urgency.NEXT_BOOT),
     (re.compile(r"\w+ /etc/(modprobe|modules-load|sysctl)\.d/"), Urgency.NEXT_BOOT),
     (re.compile(r"hold "), Urgency.NEXT_UPGRADE),
     (re.compile(r"\w+ /etc/apt/apt\.conf\.d/"), Urgency.NEXT_UPGRADE),
 )
-# The checks that are about what a node was made to be, and when what they find matters. The others
-# judge hardware and load: `gpufleet check`.
+# The checks of a node's declared state, and when their findings take effect. All other checks judge
+# hardware and load: `gpufleet check`.
 WATCHED = {
     "driver-loaded": Urgency.NOW,
     "driver-versions": Urgency.NOW,

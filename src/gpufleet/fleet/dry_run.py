@@ -34,8 +34,8 @@ from gpufleet.inventory.refusal import Refusal
 from gpufleet.remote.query import Answer, await_jobs, say_on_stderr
 from gpufleet.sanitize import printable
 
-# A deploy asks a node some tens of questions, each with a deadline of its own; a node on which
-# several of them run into theirs is given up.
+# A deploy sends a node some tens of queries, each with its own deadline; a node on which several
+# time out is abandoned.
 SECONDS = 300
 
 
@@ -73,8 +73,8 @@ def dry_run(
         refused = run.mark_dry_run(state)
         state.set_stage(StateStage.Prepare)
         answers = run.documents(state)
-        # Who gave no probe would give nothing else, a deadline later. Nodes without GPUs were not
-        # asked for one.
+        # A node without a probe would not answer other queries either. Nodes without GPUs were not
+        # probed.
         asked = [each for each in wanted if not isinstance(answers.get(each.name), str)]
         with _capture_errors(state):
             jobs = {

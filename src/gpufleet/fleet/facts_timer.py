@@ -24,13 +24,13 @@ def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
     """Return the desired state for a node's facts; `gpus` are those on its PCI bus."""
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
     return DesiredState(
-        # The exporter, which is not root, goes through it; what is secret in it is root's own.
+        # The exporter, which is not root, must enter it; secret files in it belong to root.
         Directory(node_paths.STATE),
         Directory(node_paths.TEXTFILES),
         Directory(node_paths.DEPLOYS),
         Directory(node_paths.CONFIGURATION),
         File(node_paths.FACTS_DECLARED, told),
-        # What the run's own programs are compiled to, so that the next run need not.
+        # Compiled programs of the run, so that the next run need not compile them.
         Directory(payload.CODE.rpartition("/")[0]),
         Directory(payload.CODE, mode=0o700),
         Directory(node_paths.PROGRAMS, mode=0o755),

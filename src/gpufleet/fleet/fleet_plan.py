@@ -53,12 +53,12 @@ class Assessment:
     running: tuple[Running, ...] = ()
     """The stages that have units on the nodes."""
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
-    """By model and release: every flag that a layer sets."""
+    """Every flag that a layer sets, by (model, release)."""
     restarts: Mapping[str, str] = field(default_factory=dict)
-    """Stages whose process was started with something else than the plan says, and with what."""
+    """Stages whose process differs from the plan, with the differences."""
     totals: Totals = field(default_factory=Totals)
     reserved: Mapping[str, Collection[int]] = field(default_factory=dict)
-    """For each node: the GPUs that others use, by `gpus.reserved`."""
+    """The GPUs that `gpus.reserved` keeps for others, by node."""
 
     @property
     def changes(self) -> tuple[Change, ...]:
@@ -93,7 +93,7 @@ class Assessment:
         }
 
 
-# Flags without which a model may take more memory than with them, or run in another way.
+# Flags whose absence may increase a model's memory, or change how it runs.
 _COUNTED = frozenset(
     {
         "convert",
@@ -130,7 +130,7 @@ class PlanInputs:
     models: Mapping[str, Described]
     groups: Mapping[str, Collection[str]] = field(default_factory=dict)
     kinds: Mapping[str, KindReading] = field(default_factory=dict)
-    """What the models' files say of their kinds."""
+    """The kinds of the models, from their files."""
 
     def without(self, models: Collection[str]) -> PlanInputs:
         """Return the same nodes, without models that must not be planned."""
@@ -332,7 +332,7 @@ def _with_roles(
     pairs: Pairs,
     models: Mapping[str, Described],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
-    """Add the flags that tell an entry whether it computes prompts or answers."""
+    """Add the flags by which an entry computes prompts or answers."""
     return {
         (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
         for (model, vllm), flags in layers.items()

@@ -82,7 +82,7 @@ def validate(
     for node in nodes.values():
         files = _files([node], secret_files=secret_files)
         found += files
-        if files.problems:  # what reads a file that is not there would say so again
+        if files.problems:  # do not report missing files twice
             continue
         found += _programs(node, fleet.nodes, now, secret_files=secret_files)
         found += Validation(vllm_node.file_problems(node.settings, secrets=secret_files))
@@ -153,7 +153,7 @@ def _programs(
     found = Validation()
     settings, name = node.settings, node.name
     if settings.exporters.tls and secret_files:
-        # Without the password, whose hash takes its time.
+        # Without the password: its hash takes time.
         tls = settings.exporters.model_copy(update={"basic_auth": None})
         found += _run_check(lambda: exporters.access(tls, name, node.address, now=now).remarks)
     if gateway := settings.gateway:

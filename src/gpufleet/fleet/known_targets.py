@@ -1,4 +1,4 @@
-"""The targets that Prometheus on a node knows: nodes that do not answer keep theirs."""
+"""Read the targets of Prometheus on a node, so that silent nodes keep theirs."""
 
 from __future__ import annotations
 

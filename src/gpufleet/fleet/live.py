@@ -34,7 +34,7 @@ def probe(
     """
     Probe the GPU nodes of an inventory file, outside a deploy; return each one's answer.
 
-    `paths` has for each node what is looked for on its disks.
+    `paths` has the paths to look up on each node's disks.
 
     Takes at most `seconds` and a few more to close connections. The process must have gevent's
     monkey patches in place, as the pyinfra command has. Raises FleetError for problems that the
@@ -62,7 +62,7 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
 
         def asked(program: Callable[[str], str | None], seconds: float, what: str) -> Answers:
             answers = query(state, wanted, program, seconds, what)
-            # What is lost or stuck is not asked again over the same connection.
+            # A lost or stuck connection is not used again.
             _disconnect(each for each in wanted if isinstance(answers.get(each.name), str))
             return answers
 

@@ -40,9 +40,9 @@ class ModelRate:
     replicas: tuple[int, ...]
     """Their numbers."""
     planned: RateOrReason
-    """As they are planned."""
+    """The rate with the planned settings."""
     running: RateOrReason | None
-    """As they run; None: they do not run."""
+    """The rate with the running settings; None: they do not run."""
 
     @property
     def rate(self) -> MeasuredRate | None:
@@ -129,7 +129,7 @@ def replica_rates(
             ranks[0].model,
             subject_of(ranks, model, nodes, ranks).fingerprint,
             now,
-            # Measured with the default share: 0.5 of requests in time is no service.
+            # Results for the default share only: 50 % of requests in time is not a service level.
             contract_from(model.objectives, Contract().share),
         )
     return found
@@ -194,7 +194,7 @@ def rates_for_rules(
     documents, nodes = {}, {}
     for name, said in answers.items():
         if not isinstance(said, str):
-            with suppress(FleetError):  # plans and checks say what is wrong with it
+            with suppress(FleetError):  # plans and checks report its problems
                 nodes[name] = node_from_probe(name, said)
                 documents[name] = said
     settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}

@@ -1,8 +1,8 @@
 """
 Read the configs of a fleet's models: from a directory here, the Hub, or the nodes.
 
-The border: this reads files and asks the Hub. For an unreadable model there is a sentence instead
-of a description; the plan handles it.
+Border: it reads files and queries the Hub. An unreadable model has a sentence instead of a
+description; the plan handles it.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from gpufleet.sizing.checkpoint_reader import (
 )
 from gpufleet.sizing.model_kinds import UNREAD, KindReading, read_kind
 
-# The Hub is asked for some kilobytes of each model; a fleet's plan waits no longer for it.
+# The Hub serves some kilobytes for each model; a fleet's plan waits at most this long.
 SECONDS = 60.0
 _LOOK_SECONDS = 1
 

@@ -1,4 +1,4 @@
-"""Records that are written on a node: its declaration, check and drift. Pure.
+"""Build the records that are written on a node: its declaration, check and drift. Pure.
 
 Each becomes metrics that the node's exporter serves: `on_node/monitoring/node_facts.py` reads the
 declaration, `on_node/monitoring/record.py` writes the others. docs/reference/node-metrics.md
@@ -22,7 +22,7 @@ from gpufleet.settings.node_settings import NodeSettings
 Samples: TypeAlias = list[tuple[str, dict[str, str], int | float]]
 
 CHECK, DRIFT = "check.prom", "drift.prom"
-# What counts as found; a check that passed is no finding.
+# Severities that count as a finding; a passed check does not.
 _SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
 
 

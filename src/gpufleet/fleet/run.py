@@ -57,19 +57,19 @@ class NodePlan:
     settings: NodeSettings
     stages: tuple[Stage, ...]
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
-    """Where each of its variables was set."""
+    """The place that set each of its variables."""
     running: tuple[Running, ...] = ()
     """The stages that have units on it."""
     everyone: tuple[Stage, ...] = field(default=(), repr=False)
     """The stages of the whole plan."""
     fellows: tuple[str, ...] = ()
-    """Addresses of the fleet's other GPU nodes, where the node has gpufleet's firewall."""
+    """Addresses of the fleet's other GPU nodes; only if the node has gpufleet's firewall."""
 
 
 T = TypeVar("T")
 ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
-"""By run: work that is done once for all its nodes."""
+"""Work that is done once for all nodes, by run."""
 LOOK_SECONDS = 60
 """Seconds to list a few file patterns on a busy node."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
@@ -117,7 +117,7 @@ def _lock_nodes(settings: tuple[str, ...]) -> Callable[[State], None]:
             each
             for each in state.inventory
             if state.is_host_in_limit(each)
-            # Those that could not be connected to have failed already.
+            # Unreachable nodes have failed already.
             and each not in state.failed_hosts
             and any(getattr(fleet.nodes[each.name].settings, name) for name in settings)
         ]
@@ -297,7 +297,7 @@ def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
         asked = [
             declared[each.name].settings for each in state.inventory if state.is_host_in_limit(each)
         ]
-        # Where `absent.parts` names it, it is to go: also in the run after the one that removed it.
+        # If `absent.parts` names it, it is to be removed, also in later runs.
         if not any(getattr(each, setting) or setting in each.absent.parts for each in asked):
             raise FleetError(otherwise)
 
@@ -403,7 +403,7 @@ def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     )
     for remark in (remark for each in suited for remark in each.remarks):
         logger.warning("    %s", remark)
-    # No reason to leave it alone: this is how a node gets repaired.
+    # An unfit node is not left out: a deploy repairs it.
     for name, node in sorted(found.nodes.items()):
         if mark := cordon_of(node.document):
             logger.warning("    %s", describe_cordon(name, mark))

@@ -1,4 +1,4 @@
-"""Plan with other settings than declared for one model, to find the values that can be tried.
+"""Plan with changed settings of one model, to find the values that can be tried.
 
 Reads the same files as a plan; asks no node.
 """
@@ -26,7 +26,7 @@ class TrialPlans:
     """The fleet, and the replica whose model gets other settings."""
 
     documents: Mapping[str, Mapping[str, Any]]
-    """Of the nodes that answered."""
+    """Probes of the nodes that answered."""
     declared: Mapping[str, NodeVars]
     """The GPU nodes."""
     running: Running
@@ -84,7 +84,8 @@ class TrialPlans:
         node = self.running.node
         answers = {name: self.documents.get(name, "it does not answer") for name in self.declared}
         return plan_fleet(
-            # What a killed run has left as cordoned is uncordoned for its deploys.
+            # Without the node's cordon: a cordon that a killed run left is lifted before its
+            # deploys.
             {**answers, node: {**self.documents[node], "cordon": None}},
             {
                 name: replace(each, settings=each.settings.with_serving(change))

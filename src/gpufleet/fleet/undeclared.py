@@ -7,7 +7,8 @@ from collections.abc import Collection, Mapping
 from gpufleet.formatting import node_ranges
 from gpufleet.settings.node_variables import NodeVars
 
-# What a fleet that serves would be without: these go from its last node by an explicit word only.
+# The consequence for a serving fleet: these parts are removed from the last node only on explicit
+# request.
 _LAST = {
     "gateway": "clients would have no address",
     "monitoring": "the fleet would not be monitored, and no alert would be sent",

@@ -1,6 +1,7 @@
 """Refuse deploys on nodes that an upgrade has locked.  Pure.
 
-An upgrade runs deploys itself. They recognise each other by its id, in the variable `VARIABLE`.
+An upgrade runs deploys itself. A deploy recognises its own upgrade by the id in the variable
+`VARIABLE`.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
         if not isinstance(lock, Mapping) or lock.get("id") == ours:
             continue
         why = lock.get("detail") or lock["missing"] if "missing" in lock else None
-        # Nothing but an id goes into a command that is pasted.
+        # Only an id may go into a command that operators paste.
         if why is None and not re.fullmatch(UPGRADE_ID, str(lock.get("id"))):
             why = f"its id is {lock.get('id')!r}"
         if why is not None:

@@ -47,29 +47,32 @@ TEMPLATE = "firewall/nftables.conf.j2"
 Range: TypeAlias = tuple[int, int]
 Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
 
-# Linux' IFNAMSIZ, and what names of interfaces are made of; nft takes a trailing * for a pattern.
+# Linux' IFNAMSIZ, and the characters of interface names; nft reads a trailing * as a pattern.
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 _LAST_PRIVILEGED = 1023
 """
-The last port on which only root may listen (net.ipv4.ip_unprivileged_port_start): vLLM uses none
-up to it.
+The last port on which only root may listen (net.ipv4.ip_unprivileged_port_start): vLLM uses only
+higher ports.
 """
 
 
 @dataclass(frozen=True)
 class PeerAddress:
-    """The nodes that reach this one at an address: of one replica, or of prefill and decode."""
+    """
+    The nodes that connect to an address of this node: those of one replica, or of prefill and
+    decode.
+    """
 
     interface: str
-    """"": any; of a replica that runs and whose interface is not known."""
+    """Interface; "": any, for a running replica whose interface is unknown."""
     address: str
     """This node's address."""
     others: tuple[str, ...]
     """Addresses of the other nodes."""
     ports: tuple[Range, ...]
-    """Known ports between the nodes; in the first range ranks exchange datagrams, too."""
+    """Known ports between the nodes. In the first range ranks also exchange datagrams."""
     ranks: bool = True
-    """Whether they are ranks of one replica, and not partners in prefill and decode."""
+    """Whether the nodes are ranks of one replica, not partners in prefill and decode."""
 
 
 def render_rules(
@@ -81,11 +84,10 @@ def render_rules(
     fellows: Iterable[str] = (),
 ) -> str:
     """
-    Return the table of a node, as nft reads it.
-
-    `stages` are the node's planned stages, `running` those that run now and may do so until then:
-    their ports stay open, too. `ssh_port` is where the deploy reaches the node, `fellows` the
-    addresses of the fleet's other GPU nodes, which copy releases and models from here.
+    Return the table of a node in nft's syntax. `stages` are the node's planned stages, `running`
+    the running ones, whose ports stay open as well. `ssh_port` is the port of the deploy's
+    connection, `fellows` the addresses of the fleet's other GPU nodes, which copy releases and
+    models from this node.
 
     Raises `FleetError` for ports that must not be opened, and for names that nft cannot express.
     """
@@ -115,9 +117,10 @@ def render_rules(
         guarded=_ports(guarded),
         # A client of a server also reads its state from the watchdog.
         endpoints=_ports([*endpoints, *_watchdogs(ours, settings)]),
-        # vLLM's metrics are at its endpoints.
+        # Endpoints also serve vLLM's metrics.
         clients=_sources([*wanted.clients, *wanted.monitoring] if wanted.clients else []),
-        # A gateway's clients show keys; vLLM's are the gateways, and those who are named for it.
+        # A gateway's clients need keys. vLLM's clients are the gateways and the networks in
+        # `firewall.clients`.
         front=_ports(front),
         shares_address=bool(settings.gateway and settings.gateway.virtual_address),
         exporters=_ports(_exporters(settings)),
@@ -185,7 +188,7 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
         yield f"{SERVICE} is {seen['service'] or 'unknown'}: after a reboot no rules would apply"
 
 
-# Who meets whom
+# Connections between nodes
 
 
 def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
@@ -346,7 +349,7 @@ def _sources(networks: Networks) -> list[dict[str, str]]:
     return found
 
 
-# What cannot be
+# Refusals
 
 
 def _unsupported(meetings: Iterable[PeerAddress]) -> Iterator[str]:

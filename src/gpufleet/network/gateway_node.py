@@ -30,8 +30,7 @@ from gpufleet.network.haproxy import (
 from gpufleet.serving.unit import UnitFile, drop_in, whole_unit
 from gpufleet.settings.gateway_settings import Gateway
 
-# A distribution's package starts its own unit as soon as it is there, with a configuration that is
-# not ours.
+# A distribution's package starts its own unit at installation, with its own configuration.
 PACKAGES_UNIT = f"{UNIT_DIRECTORY}/haproxy.service"
 
 HAPROXY = "/usr/sbin/haproxy"

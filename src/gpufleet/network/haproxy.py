@@ -1,10 +1,10 @@
 """
-A gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
+Render a gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
 
 Values in, text out: the backends, HAProxy's configuration with its files, and the report of
 `on_node/network/gateway_drains.py` about a running gateway. A backend is an entry of `serving`, a
-server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, with what all of them have
-(docs.haproxy.org: json_query and wait-for-body came with 2.4).
+server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, using only features of all
+of them (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
 Every request passes these steps in this order: only paths of the API are answered, only known keys,
 within their rate and models; the model is in the path or in the body, JSON or a form; the client's
@@ -52,23 +52,25 @@ PATHS = ("/classify", "/pooling", "/rerank", "/score", "/v2/embed", "/v2/rerank"
 # 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
 # with buffers of 16 KiB and of 16 MiB alike).
 BUFFER_MIB = 8
-# Of a buffer HAProxy keeps this much for headers that it adds (tune.maxrewrite).
+# The part of a buffer that HAProxy reserves for headers that it adds (tune.maxrewrite).
 REWRITE_BYTES = 16384
-# The first head of a connection, and the time that it has: before a key is seen, no more is kept.
-# Clients' heads have some 1 KiB; vLLM's own server (h11) takes 64 KiB by default.
+# Limits of the size and time of a connection's first request head: before a key is checked, no more
+# is buffered. Clients' heads have some 1 KiB; vLLM's own server (h11) takes 64 KiB by default.
 HEAD_BYTES = 32768
 HEAD_SECONDS = 10
-# A client's silence where it is its turn: within a TLS handshake (2.6 knows no other limit of it),
-# an upload, an answer that it does not take. While a server works it may be silent.
+# Timeout for a silent client when it must send or receive: within a TLS handshake (2.6 knows no
+# other limit of it), an upload, an answer that it does not take. While a server works it may be
+# silent.
 CLIENT_SECONDS = 60
 # Clients keep idle connections for up to 60 s (vLLM's benchmark; openai's client 5): a gateway that
 # closes them first may do so while a request is on its way.
 KEEP_ALIVE_SECONDS = 120
-# Between two questions to a node's watchdog about a server: what it has found reaches clients' next
-# requests as soon as what a failed check finds.
+# Interval of queries to a node's watchdog about a server: its result takes effect as fast as a
+# failed check.
 AGENT_MILLISECONDS = 2000
-# A process that was reloaded ends with its last stream, and at the latest after this: longer than
-# any drain (`drain_seconds` is at most an hour), or a reload would cut what a drain lets finish.
+# A reloaded process ends with its last stream, or at the latest after this time. It is longer than
+# any drain (`drain_seconds` is at most an hour), so that a reload does not cut off requests that a
+# drain lets finish.
 HARD_STOP_SECONDS = 3600 + 60
 
 CERTIFICATE = "tls.pem"
@@ -80,11 +82,11 @@ class Target:
     """One of the gateway's vLLM servers."""
 
     name: str
-    """As `server_name` says, without its backend."""
+    """The result of `server_name` without its backend."""
     address: str
     port: int
     stage: str = ""
-    """Stage to ask the node's watchdog about; "": it is not asked."""
+    """The stage in queries to the node's watchdog; "": it is not queried."""
     watchdog_port: int = 0
 
     @property
@@ -102,9 +104,9 @@ class Backend:
     """The model's name in clients' requests."""
     targets: tuple[Target, ...] = ()
     api_key: str = field(default="", repr=False)
-    """vLLM's own; "": its servers want none."""
+    """vLLM's API key; "": its servers require none."""
     adapters: tuple[str, ...] = ()
-    """LoRA adapters that all of its servers load, by their names in clients' requests."""
+    """Names, in clients' requests, of the LoRA adapters that all of its servers load."""
 
 
 @dataclass(frozen=True)
@@ -112,9 +114,9 @@ class Configuration:
     """The files of a gateway's configuration."""
 
     files: Mapping[str, bytes] = field(repr=False)
-    """By path from `HOME`, without secrets."""
+    """Files by path from `HOME`, without secrets."""
     secrets: Mapping[str, bytes] = field(repr=False)
-    """The same, for root alone."""
+    """Files with secrets, readable only by root, by path from `HOME`."""
     fingerprint: str
     """Fingerprint of all files; HAProxy reports its loaded one (`show info`, description)."""
 
@@ -126,12 +128,12 @@ class ServerState:
     backend: str
     server: str
     status: str
-    """HAProxy's: UP, DOWN, DRAIN, MAINT, no check; while it changes "UP 1/3"."""
+    """HAProxy's status: UP, DOWN, DRAIN, MAINT, no check; during a change "UP 1/3"."""
     sessions: int
-    """Requests that it has now, those of reloaded processes among them."""
+    """Its requests now, including those of reloaded processes."""
     queued: int
     drained: bool
-    """Whether it is drained and gets no requests, until `ready`."""
+    """Whether it is drained: it gets no requests until `ready`."""
 
     @property
     def name(self) -> str:
@@ -144,21 +146,26 @@ class GatewayState:
     """A gateway's report about itself."""
 
     error: str = ""
-    """Why it could not be asked or told; "": it was."""
+    """Why the gateway could not be queried or changed; "": no error."""
     runs: bool = False
     fingerprint: str = ""
     """Fingerprint of the configuration that HAProxy has loaded."""
     servers: tuple[ServerState, ...] = ()
     drained: tuple[str, ...] = ()
-    """Servers that stay drained over reload and restart, running or not, as `server_name` says."""
+    """
+    Names of servers that stay drained over a reload and restart, in the form of `server_name`.
+    """
     unknown: tuple[str, ...] = ()
-    """Named servers that its configuration does not have."""
+    """Requested servers that are missing in its configuration."""
     configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
     """Address and port of each server in its configuration, by `server_name`."""
     models: tuple[str, ...] = ()
     """Its backends."""
     keys: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """SHA-256 of the key that it sends to a model's servers; of those that get none, nothing."""
+    """
+    SHA-256 of the key that it sends to a model's servers, by model; models without a key are left
+    out.
+    """
 
 
 def server_name(server: Server) -> str:
@@ -250,7 +257,7 @@ def keep_silent_servers(
 
     `before` are all its current servers; those on silent nodes are kept.
     """
-    # The longest name wins: gpu.example is no server of gpu.
+    # The longest name counts: gpu.example is not a server of node gpu.
     by_length = sorted(nodes, key=len, reverse=True)
     stays: dict[str, list[Target]] = {}
     for name, (address, port) in sorted(before.items()):
@@ -363,9 +370,9 @@ def config(
     """
     Return HAProxy's configuration and the files that it names.
 
-    `certificate` is what `gateway.tls` names, with its key. `metrics_address` is bound for metrics,
-    "" for all. `run` and `state` are directories on the node; `account` runs the workers, "": the
-    user that starts HAProxy.
+    `certificate` is the content of the files in `gateway.tls`: the certificate and its key.
+    `metrics_address` is bound for metrics, "" for all. `run` and `state` are directories on the
+    node; `account` runs the workers, "": the user that starts HAProxy.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -376,7 +383,7 @@ def config(
             by_name.setdefault(name, []).append(each.name)
     files = {
         "keys.map": _map((each.key_sha256.lower(), each.name) for each in gateway.clients),
-        # ! is no entry's name: several entries answer to this one.
+        # "!" is not an entry: several entries have this name.
         "models.map": _map(
             (name, entries[0] if len(entries) == 1 else "!") for name, entries in by_name.items()
         ),

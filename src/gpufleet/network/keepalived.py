@@ -1,5 +1,6 @@
 """
-A virtual address that one of two gateways holds: keepalived's configuration and its check.  Pure.
+Render keepalived's configuration and check for a virtual address that one of two gateways holds.
+Pure.
 
 The gateways send each other VRRP messages (RFC 9568); when one is silent, or its HAProxy does not
 answer or is stopped, the other takes the address.
@@ -24,7 +25,7 @@ CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
 """1 after HAProxy was stopped, 0 when it runs again; keepalived watches it."""
-# keepalived.conf(5), auth_pass: no more of it is used.
+# keepalived.conf(5), auth_pass: further bytes are ignored.
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
 
@@ -78,7 +79,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 "unused address"
             )
         theirs = _virtual_address(each)
-        # Said once of two: by the one whose name comes first.
+        # Reported once for the two: by the gateway whose name comes first.
         if theirs is None or name <= home or theirs.address.partition("/")[0] != address:
             continue
         for key in ("address", "router_id", "password_file"):

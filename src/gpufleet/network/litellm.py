@@ -44,11 +44,11 @@ PROGRAM = Program(
 )
 
 KEY_VARIABLE = "GPUFLEET_UPSTREAM_KEY"
-# Started and answering: 7 s of one core measured, and 33 s where others had both.
+# Time to start and answer: measured 7 s on a free core, 33 s on busy cores.
 START_SECONDS = 300
 
-# What a request's body may have: what vLLM 0.32.0 reads there (entrypoints/*/protocol.py), without
-# what concerns its own processes. LiteLLM takes orders by others: `api_base`, `fallbacks`,
+# Allowed keys of a request's body: those that vLLM 0.32.0 reads (entrypoints/*/protocol.py),
+# without those for its own processes. Other keys would control LiteLLM: `api_base`, `fallbacks`,
 # `mock_response`, `num_retries` and some dozens more.
 BODY_KEYS = frozenset(
     {
@@ -67,10 +67,11 @@ BODY_KEYS = frozenset(
         *("return_token_ids", "return_tokens_as_token_ids", "cache_salt", "vllm_xargs"),
     }
 )
-# Of these, those with which LiteLLM 1.106.2 fails on any other path than that of chats (measured).
+# Keys with which LiteLLM 1.106.2 fails on every path except chats (measured).
 CHAT_KEYS = frozenset({"chat_template_kwargs", "reasoning_effort", "response_format"})
-# What a request for rerank may have: of what vLLM reads there, what LiteLLM 1.106.2 passes on; and
-# `return_documents`, which clients of Jina's form send and vLLM skips: it always returns them.
+# Allowed keys of a rerank request: those that vLLM reads and LiteLLM 1.106.2 passes on; and
+# `return_documents`, which Jina's clients send and vLLM ignores, because it always returns
+# documents.
 RERANK_KEYS = frozenset(
     {
         "return_documents",
@@ -78,14 +79,14 @@ RERANK_KEYS = frozenset(
         *("max_tokens_per_query", "truncate_prompt_tokens", "truncation_side"),
     }
 )
-# What OpenAI's clients send for OpenAI alone: taken out.
+# Keys that OpenAI's clients send for OpenAI only; they are removed.
 IGNORED_KEYS = frozenset(
     {
         *("metadata", "prompt_cache_key", "safety_identifier", "service_tier", "store"),
         *("user", "verbosity"),
     }
 )
-# What goes on with a request beside its body; the gateway's header of sessions is added.
+# Headers that are passed on; the gateway's session header is added.
 HEADERS = ("accept", "x-request-id")
 
 
@@ -106,9 +107,11 @@ class Upstream:
 
     url: str
     seconds: int
-    """How long it may be silent within a request: no less than the gateway itself waits."""
+    """
+    Timeout in seconds for silence within a request: at least as long as the gateway itself waits.
+    """
     session_header: str
-    """By which it keeps requests together."""
+    """The header by which it keeps requests of a session together."""
 
 
 @dataclass(frozen=True)
@@ -262,7 +265,7 @@ def _gateways(nodes: Mapping[str, NodeVars]) -> list[Gateway]:
     return [each.settings.gateway for _, each in sorted(nodes.items()) if each.settings.gateway]
 
 
-# What it is told
+# Its configuration
 
 
 def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstream:
@@ -313,7 +316,7 @@ def configuration(
             for entry in name.entries
         ],
         "router_settings": {
-            # The gateway has tried other servers, and knows which are out.
+            # No retries: the gateway has already tried other servers.
             "num_retries": 0,
             "disable_cooldowns": True,
             "fallbacks": [{each.name: [*each.fallbacks]} for each in asked if each.fallbacks],

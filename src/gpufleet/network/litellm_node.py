@@ -36,10 +36,10 @@ CERTIFICATE = "tls.pem"
 
 PACKAGES = ("ca-certificates", "python3-venv")
 
-# It imports all of LiteLLM: 7 s of one core measured, and 33 s where others had both.
+# It imports all of LiteLLM: measured 7 s on a free core, 33 s on busy cores.
 CHECK_SECONDS = 180
 
-# What has gone may have had the longest drain, and its unit adds a little.
+# A removed unit may have had the longest drain, and the unit adds some seconds.
 LONGEST_STOP_SECONDS = 3600 + 30
 
 
@@ -169,7 +169,7 @@ def litellm_files(
         ),
         NoOtherFiles(f"{CREDENTIALS}/*"),
         *certificate_ends.end_values(HOME, CERTIFICATE, certificate_ends.LITELLM, end),
-        # It names the release: another one reads the same configuration in its own way.
+        # It contains the release: another release may read the same configuration differently.
         unit.file,
     )
 

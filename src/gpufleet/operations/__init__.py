@@ -1,1 +1,1 @@
-"""pyinfra operations: converge, build, copy, reboot, wait until it answers."""
+"""pyinfra operations: converge, build, copy, reboot, and wait until endpoints answer."""

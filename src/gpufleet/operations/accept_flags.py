@@ -39,7 +39,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 
 class NoAnswerError(FleetError):
-    """A node without an answer has not refused: it fails as in any other operation."""
+    """The node did not answer, so its release has not refused: only this node fails."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class Proof:
 
     @property
     def desired_state(self) -> DesiredState:
-        """One file a stage beside the release; files of unplanned stages are removed."""
+        """Return one file per stage beside the release; files of unplanned stages are removed."""
         directory = f"{self.release.directory}/.accepts"
         return DesiredState(
             Directory(directory, mode=0o755),
@@ -81,7 +81,7 @@ class Proof:
 
 
 def content(begun: LaunchCommand) -> bytes:
-    """Return the note that a release has accepted this: the proof itself, readable for people."""
+    """Return the text of the file that records the acceptance, readable for people."""
     said = {
         "accepted_by": "this release's own files",
         "judged_by": flag_check.check_fingerprint(),
@@ -135,9 +135,9 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
     Check each stage's command line with the parser of the node's release.
 
-    No change when it has done so before. A refusal fails this node, and
-    `require_all_accepted` all others. Where pyinfra looks for changes before it runs (--dry, or
-    without -y) and the release is there by then, a refusal ends the run before its first operation.
+    No change if the release has accepted them before. A refusal fails this node;
+    `require_all_accepted` then fails all others. If pyinfra looks for changes first (--dry, or
+    without -y) and the release already exists, a refusal ends the run before its first operation.
     """
     if not proof.stages:
         host.noop("no stages")
@@ -168,7 +168,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
 
 
 def _foretell(proof: Proof) -> Commands:
-    """Announce the check of flags; only while preparing, as the release exists afterwards."""
+    """Announce the check of flags, only in the prepare phase; later the release exists."""
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return

@@ -1,4 +1,4 @@
-"""Activate the installed driver, and let a node serve again once it is checked."""
+"""Activate the installed driver, and let the node serve again after its check."""
 
 from __future__ import annotations
 
@@ -40,7 +40,8 @@ from gpufleet.serving.unit import stop_seconds
 
 Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
-# modinfo of each kernel, all processes' files: seconds; a node that swaps gets a margin.
+# modinfo of each kernel and the open files of all processes take seconds; a node that swaps needs
+# more.
 LOOK_SECONDS = 120
 
 # What on_node/gpu_software/driver_reload.py takes at most: its lock, five services down and up,
@@ -111,10 +112,10 @@ def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyi
 @operation()
 def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
-    Fail the node if its packages did not change as wanted, and let it serve on if it can.
+    Fail the node if its packages did not change as declared; it keeps serving if it can.
 
-    They were to change with `_ignore_errors`. A vendor's broken index changes nothing, and a
-    transaction that fails half-way is undone: then the node is judged with its present driver.
+    The change runs with `_ignore_errors`. A vendor's broken index changes nothing, and a
+    transaction that fails half-way is undone: then the node is checked with its present driver.
     """
     if ctx_state.get().is_executing:
         found = packages.difference().packages
@@ -127,7 +128,7 @@ def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
 
 
 def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
-    _act("start", driver)  # what packages have stopped; whether it runs, the check says
+    _act("start", driver)  # packages may have stopped it; the check reports whether it runs
     if _judge(state, host, driver):
         _fail(
             host,
@@ -142,7 +143,7 @@ def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 @operation()
 def activate_driver(driver: DriverPolicy) -> Commands:
-    """Activate the driver; how is decided at execution, after packages have changed."""
+    """Activate the driver. The method is chosen at execution, after packages have changed."""
     seen = _look()
     if seen["error"]:
         yield from refuse((seen["error"],))
@@ -225,7 +226,7 @@ def _may_reboot(host: Host, found: Decision) -> bool:
     with _terminal:
         sys.stderr.write(f"{host.name}: {printable(found.said)}. Reboot it now? [y/N] ")
         sys.stderr.flush()
-        # In a thread: the other nodes go on meanwhile.
+        # In a thread, so that the other nodes continue.
         answer: str = gevent.get_hub().threadpool.apply(sys.stdin.readline)
     return answer.strip().lower() in {"y", "yes"}
 
@@ -240,11 +241,11 @@ def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: De
 
     def begin() -> str:
         answer = _act("reboot", driver)
-        # It may be gone before it has answered: its boot id tells.
+        # It may go down before it answers; the boot id then shows the reboot.
         return "" if answer.get("silent") else str(answer["error"])
 
     wanted = Rebooting(str(seen["boot_id"]), driver.reboot_seconds)
-    # The reboot has ended the connection by which the node was this run's.
+    # The reboot has ended the connection that held the node's lock for this run.
     return reboot_node(host, wanted, begin, boot_id) or deploy_lock.hold_again(
         ctx_state.get(), host
     )
@@ -273,7 +274,9 @@ def check_node(driver: DriverPolicy) -> Commands:
 
 
 def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
-    """Return whether the node is fit; if so it serves again, else the mark has the reason."""
+    """
+    Return whether the node is fit. A fit node serves again; otherwise the mark gets the reason.
+    """
     found = _problems(state, host, driver)
     if found:
         for problem in found:
@@ -285,7 +288,8 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]:
     """
-    Return the node's problems; while only its fabric is pending, probe it again until a deadline.
+    Return the node's problems. While its only problem is a pending fabric, probe it again until a
+    deadline.
     """
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
@@ -305,7 +309,7 @@ def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]
         gevent.sleep(CHECK_APART_SECONDS)
 
 
-# What nodes are asked
+# Queries
 
 
 def _look(*, aloud: bool = True) -> dict[str, Any]:

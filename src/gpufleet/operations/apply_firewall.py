@@ -25,12 +25,12 @@ Commands = Generator[StringCommand | FunctionCommand]
 LOOK_SECONDS = 90
 """The program's own deadlines, 15 s for each of its commands; a healthy node needs a second."""
 
-# Under new rules a connection either comes about at once or not at all.
+# Under new rules a connection succeeds at once or never.
 CONNECT_SECONDS = 30
 
 
 def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
-    """Return the table that the node is to have."""
+    """Return the nftables table that the node should have."""
     return render_rules(
         here.stages,
         here.settings,
@@ -41,7 +41,7 @@ def node_rules(here: NodePlan, running: Iterable[Running] = ()) -> str:
 
 
 def is_narrowed(here: NodePlan) -> bool:
-    """Return whether what runs on the node needs rules that what is planned does not."""
+    """Return whether the running stages need open ports that the planned ones do not."""
     return here.settings.firewall is not None and node_rules(here, here.running) != node_rules(here)
 
 
@@ -52,7 +52,7 @@ def remove_firewall(node: Converge) -> Commands:
         host.noop("there is no gpufleet firewall")
         return
     announce("remove the table inet gpufleet")
-    # On a node whose nftables are gone there is no table either.
+    # A node without nftables has no table either.
     yield StringCommand("nft delete table inet gpufleet 2>/dev/null || :", _timeout=LOOK_SECONDS)
 
 
@@ -62,7 +62,7 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
     Replace the node's table, unless it is loaded and confirmed; show each line that differs.
 
     New rules stay if a new connection to the node succeeds under them. If not, they are undone at
-    once over the existing connection, or by a timer on the node if that is cut, too.
+    once over the existing connection; if that is cut as well, a timer on the node undoes them.
     """
     seen = _ask("look", text)
     executing = ctx_state.get().is_executing
@@ -110,7 +110,9 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
 def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
     """Confirm the rules over a new connection; return why that was not possible, "" if it was."""
     if not isinstance(host.connector, SSHConnector):
-        return _error(_ask("confirm", text))  # this machine itself: no rule is in between
+        return _error(
+            _ask("confirm", text)
+        )  # this machine itself: no rule applies to the connection
     own, new = host.connector, type(host.connector)(state, host)
     try:
         with gevent.Timeout(seconds):

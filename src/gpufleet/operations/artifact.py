@@ -1,6 +1,6 @@
 """Artifacts that nodes need and may copy from each other, and their state in one run.
 
-Border: which node is worked on, and who else has a part in the run, is pyinfra's to say.
+Border: pyinfra determines the current node and the other nodes of the run.
 """
 
 from __future__ import annotations
@@ -40,17 +40,15 @@ class Artifact:
     A release, a model or a program that nodes need and can copy from each other.
 
     Attributes:
-        what, verb: "release 0.32.0-ab", "build".
-        directory, mark: the tree on the nodes, and the file in it that marks it as complete.
-        wanting: the nodes of the inventory that are to have it, in its order.
-        sharing: the nodes that may have it, and may give it.
-        seconds: after which a copy ends.
-        python: the interpreter that it is made for; "": it works everywhere.
-        leave_out: names at its top that are each node's own.
-        lock: a file that is held while it is read or brought; "": none.
-        remove: files on nodes that go when it is there.
-        files: the hashes that a model's files must have (artifacts/model_lock.py); None: any.
-        release: what it is a build of, whose files are noted (artifacts/built_releases.py).
+        what, verb: "release 0.32.0-ab", "build". directory, mark: the tree on the nodes, and the
+        file in it that marks it as complete. wanting: the nodes of the inventory that should have
+        it, in the inventory's order. sharing: the nodes that may have it and may copy it to others.
+        seconds: the time limit of a copy. python: the interpreter for which it is built; "": it
+        works with any. leave_out: names at its top level that differ on each node, and are not
+        copied. lock: a file to lock while it is read or copied; "": none. remove: files on nodes to
+        remove once it is complete. files: the hashes that a model's files must have
+        (artifacts/model_lock.py); None: any. release: the release that it is a build of; its files
+        are recorded (artifacts/built_releases.py).
     """
 
     what: str
@@ -69,12 +67,12 @@ class Artifact:
 
     @property
     def has_other_nodes(self) -> bool:
-        """Return whether another node than the current one may have it, or need it."""
+        """Return whether a node other than the current one may have it or need it."""
         return len(self.sharing) > 1
 
     @property
     def coming(self) -> str:
-        """The directory on a node in which it is assembled."""
+        """Return the directory on a node in which it is assembled."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{COMING}{name}"
 
@@ -95,8 +93,8 @@ def release_artifact(wanted: Release) -> Artifact | None:
         sharing=tuple(sharing),
         seconds=BUILD_SECONDS,
         python=wanted.source.python,
-        # What this node's release has accepted (operations/accept_flags.py) says nothing of
-        # another's.
+        # The acceptances of this node's release (operations/accept_flags.py) do not apply to
+        # another node.
         leave_out=(".complete", ".accepts"),
         lock=f"{wanted.program.home}/.building",
         release=wanted,
@@ -104,7 +102,7 @@ def release_artifact(wanted: Release) -> Artifact | None:
 
 
 def _releases() -> dict[str, str]:
-    """Return where each node that serves has its release."""
+    """Return the release directory of each serving node."""
     return {
         name: release_of(vllm).directory
         for name, each in loader.current().gpu_nodes.items()
@@ -150,7 +148,7 @@ class ArtifactRun:
 
     found: dict[object, AsyncResult] = field(default_factory=dict)
     built: dict[str, dict[Kind, frozenset[str]]] = field(default_factory=dict)
-    """By directory: the digests of what this run has had built."""
+    """Digests of the artifacts that this run has built, by directory."""
     told: set[str] = field(default_factory=set)
     one_at_a_time: BoundedSemaphore = field(default_factory=BoundedSemaphore)
 

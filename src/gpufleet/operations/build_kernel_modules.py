@@ -1,4 +1,4 @@
-"""Make every kernel of a node boot with the driver's modules, and without nouveau."""
+"""Let every kernel of a node boot with the driver's modules and without nouveau."""
 
 from __future__ import annotations
 
@@ -23,8 +23,8 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 # modinfo unpacks a module of each kernel: seconds; a node that swaps gets a margin.
 LOOK_SECONDS = 120
 
-# on_node/gpu_software/kernel_modules.py gives DKMS 1800 s a kernel; as many kernels as an operator
-# forgets.
+# on_node/gpu_software/kernel_modules.py gives DKMS 1800 s per kernel; a node may have several old
+# kernels.
 BUILD_SECONDS = 4 * 1800
 
 # One image takes 10 to 30 s to be made.
@@ -48,7 +48,7 @@ def rebuild_initramfs(settings: Converge) -> Commands:
         QuoteString(
             "set -e; if command -v update-initramfs >/dev/null; then update-initramfs -u -k all; "
             "elif command -v dracut >/dev/null; then dracut --regenerate-all --force; "
-            # Neither: the kernel boots without an initramfs.
+            # Neither tool: the kernel boots without an initramfs.
             "fi >&2; "
             f"mkdir -p {INITRAMFS.rpartition('/')[0]}; printf %s {done} > {INITRAMFS}"
         ),
@@ -57,7 +57,9 @@ def rebuild_initramfs(settings: Converge) -> Commands:
 
 @operation()
 def build_kernel_modules(driver: str) -> Commands:
-    """Make DKMS build missing modules after package changes; the files on disk are the proof."""
+    """
+    Let DKMS build missing modules after package changes; success is judged by the files on disk.
+    """
     seen = _ask("look")
     if seen["error"]:
         yield from refuse((seen["error"],))

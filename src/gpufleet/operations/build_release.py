@@ -1,4 +1,4 @@
-"""Build a release on a node, or have it copied from one that has it; remove old ones."""
+"""Build a release on a node, or copy it from another node; remove old releases."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ from gpufleet.operations.distribute import copy, is_copied, note_build
 
 
 def have_release(ground: Converge, build: Release) -> None:
-    """Provide the release on the node: built once per kind of node, and copied to the others."""
+    """
+    Provide the release on the node: it is built once per kind of node, and copied to the other
+    nodes.
+    """
     artifact = release_artifact(build)
     build_release(
         ground,
@@ -83,8 +86,8 @@ def remove_old_releases(node: Converge, build: Release, keep: int) -> Generator[
         return
     older = f"{len(others) - keep} of {len(others)} older releases"
     announce(f"remove {older} below {build.program.releases}")
-    # A release's directory is dated when it was whole. With uv's cache, whose files they share by
-    # links: otherwise nothing would be free.
+    # The date of a release's directory is when it was complete. uv's cache goes as well: releases
+    # share its files by hard links, so otherwise no space would become free.
     script = f"""set -eu
 cd {build.program.releases}
 ls -1dt -- {" ".join(others)} | tail -n +{keep + 1} | while read -r old; do

@@ -14,7 +14,7 @@ from gpufleet.operations.converge import Converge, log_dry_run
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.monitoring_settings import NodeExporter
 
-# `--version` behind all other flags: they are parsed, and nothing is started.
+# `--version` after all other flags: the program parses these and starts nothing.
 CHECK_SECONDS = 30
 
 

@@ -1,9 +1,9 @@
-"""Make the nodes of a replica prove that they reach each other, before one of its ranks starts.
+"""Test that the nodes of a replica reach each other, before one of its ranks starts.
 
-Border: it asks nodes through pyinfra, from this side and all nodes of a replica at once; what the
-answers mean is `reachability.py`. Once a run for each replica, by its first node: with --limit and
---serial the other nodes have no turn then, but are still queried. The result then holds for every
-node of the replica: none restarts in a run in which the proof failed.
+Border: it queries all nodes of a replica at once through pyinfra; `reachability.py` evaluates the
+answers. The test runs once per run and replica, on the turn of its first node; with --limit and
+--serial it also queries nodes that have no turn. The result applies to every node of the replica:
+if the test fails, none of them restarts in this run.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     """
-    Return the replica over nodes that a stage is part of, with what each node is to start.
+    Return the multi-node replica of a stage, with what each node will start.
 
     Raises `FleetError` for locks that cannot be read.
     """
@@ -93,7 +93,7 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
 @operation()
 def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[FunctionCommand]:
     """
-    Prove for each multi-node replica with a rank to start here that its nodes can form a group.
+    Test, for each multi-node replica with a rank to start here, that its nodes can form a group.
 
     No change if no rank will start. `node` has the stages' desired units. A failed proof fails
     every node of the replica with a rank to start, before anything of that rank is changed.
@@ -111,7 +111,7 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
 
 
 def _prove(state: State, host: Host, stages: tuple[Stage, ...]) -> bool:
-    """Return whether every replica of these stages may start; what is wrong is logged."""
+    """Return whether every replica of these stages may start; log the problems."""
     return [_may_start(state, host, stage) for stage in stages].count(False) == 0
 
 
@@ -145,7 +145,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """Return the proof's result, or why it could not be made: a failed node, the declaration."""
+    """Return the test's result, or why it could not run: a failed node, the declaration."""
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

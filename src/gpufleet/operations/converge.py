@@ -1,8 +1,7 @@
 """Five operations that converge a node to a role's desired state, over one snapshot.
 
-Border: it reads the node and runs commands through pyinfra; what is compared and how is
-`converge/diff.py`. A role declares its desired state once and calls the operations in its own
-order:
+Border: it reads the node and runs commands through pyinfra; `converge/diff.py` compares. A role
+declares its desired state once and calls the operations in its own order:
 
     node = Converge(DesiredState(Package("nginx"), File("/etc/nginx/nginx.conf", content), ...))
     node.packages(name="package")
@@ -10,10 +9,10 @@ order:
     node.units(name="service")
 
 The contract:
-  * while nothing changes, all operations on a node share one snapshot, one remote command in all;
-    it is read again after any operation of the run has changed the node, and when it is old;
+  * while nothing changes, all operations on a node share one snapshot, read by one remote command;
+  it is read again after an operation of the run has changed the node, and when it is old;
   * a dry run takes the same path as a run: an operation is listed for a host if and only if it
-    would change it, and says each change in a line;
+  would change the host, with one line for each change;
   * what could not be read fails the node, before anything on it is changed by that operation;
   * every remote command has a deadline; contents travel on stdin and are in no log.
 """
@@ -56,7 +55,7 @@ __all__ = [
 ]
 
 SNAPSHOT_SECONDS = 60
-# While other nodes are worked on, a unit here may die: what was seen is believed this long.
+# A unit may die while other nodes are changed, so a snapshot is valid only for this time.
 SNAPSHOT_LASTS_SECONDS = 30
 
 Commands = Generator[StringCommand | FunctionCommand]
@@ -66,10 +65,10 @@ class Converge:
     """
     One role's desired state of the current node.
 
-    `watch` are paths that nothing wants but that the role decides by (`snapshot().file(path)`).
-    `probed=False`: these files, accounts and units are none that a probe looks at, so that what it
-    has found is still true when they have changed (packages are always looked at).
-    Made while pyinfra prepares; the operations take pyinfra's global arguments (name, _sudo ...).
+    `watch` are paths without a desired state on which the role bases decisions
+    (`snapshot().file(path)`). `probed=False`: a probe does not read these files, accounts and
+    units, so it stays valid when they change (packages always count). Create it in pyinfra's
+    prepare phase; the operations take pyinfra's global arguments (name, _sudo ...).
     """
 
     def __init__(
@@ -81,7 +80,7 @@ class Converge:
         _host_memory().asked |= self._asked
 
     def packages(self, **arguments: Any) -> OperationMeta:
-        """Install, move to exact versions, hold."""
+        """Install packages, move them to exact versions, hold them."""
         return _call(packages, self, arguments)
 
     def accounts(self, **arguments: Any) -> OperationMeta:
@@ -102,9 +101,8 @@ class Converge:
 
     def snapshot(self) -> Snapshot:
         """
-        Return the node's actual state, for everything that this role queries.
-
-        If it could not be read, the node has failed and everything in it is unknown.
+        Return the node's actual state of everything that this role declares or watches. If it could
+        not be read, the node has failed, and all of its state is unknown.
         """
         return _host_memory().recall(self._asked)
 
@@ -113,7 +111,7 @@ class Converge:
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:
-        """Discard the node's snapshot: something unknown to pyinfra has changed the node."""
+        """Discard the node's snapshot, after a change of which pyinfra does not know."""
         _host_memory().forget()
 
     def asks(self) -> None:
@@ -129,7 +127,7 @@ def probed_changes() -> bool:
 
 
 def _call(operation: Any, node: Converge, arguments: dict[str, Any]) -> OperationMeta:
-    """Without a name pyinfra would print the operation's arguments."""
+    """Call an operation with a name: without one pyinfra would print its arguments."""
     found: OperationMeta = operation(node, **{"name": operation.__name__, **arguments})
     return found
 
@@ -166,7 +164,7 @@ def units(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def require_path(node: Converge, path: str, otherwise: str) -> Commands:
-    """Fail a node on which `path` does not exist, with that sentence; `node` watches the path."""
+    """Fail a node on which `path` does not exist, with this message; `node` must watch the path."""
     if node.snapshot().file(path).exists:
         host.noop(f"{path} is there")
         return
@@ -201,7 +199,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
 
 
 def announce(change: str) -> None:
-    """Log what the operation at hand changes; while pyinfra prepares, `log_dry_run` does."""
+    """Log the changes of the current operation; in the prepare phase call `log_dry_run`."""
     if ctx_state.get().is_executing:
         logger.info("%s%s", host.print_prefix, change)
     else:
@@ -209,7 +207,7 @@ def announce(change: str) -> None:
 
 
 def log_dry_run(change: str) -> None:
-    """Log what the operation at hand would change, and record it for `fleet.dry_run`."""
+    """Log what the current operation would change, and record it for `fleet.dry_run`."""
     logger.info("%swould %s", host.print_prefix, change)
     dry_run.record(change)
 
@@ -233,8 +231,8 @@ def refuse(problems: tuple[str, ...]) -> Commands:
     """
     Fail this node, and only this one.
 
-    While preparing, like a failed fact; while executing, by a failing command, because an exception
-    would end the run for every node.
+    In the prepare phase it acts like a failed fact; during execution it runs a failing command,
+    because an exception would end the run for every node.
     """
     state: State = ctx_state.get()
     if state.is_executing:
@@ -268,8 +266,8 @@ class _Memory:
     """
     One node's snapshot, kept during one run of pyinfra.
 
-    `asked` grows while roles prepare, so that the first snapshot of the execution answers the
-    questions of all roles.
+    `asked` collects the queries of all roles while they prepare, so that the first snapshot of the
+    execution answers all of them.
     """
 
     asked: frozenset[Question] = frozenset()
@@ -296,7 +294,7 @@ class _Memory:
         self.stamp = None
 
 
-# Keyed by pyinfra's own host objects: a new run has new ones.
+# The keys are pyinfra's host objects, which are new in each run.
 _MEMORIES: WeakKeyDictionary[Host, _Memory] = WeakKeyDictionary()
 
 
@@ -305,7 +303,7 @@ def _host_memory() -> _Memory:
 
 
 def _operations_that_ran() -> int:
-    """Count the operations, of whatever origin, that have run a command on this node so far."""
+    """Return how many operations, of any origin, have run a command on this node so far."""
     state: State = ctx_state.get()
     done = (data.operation_meta for data in state.ops.get(ctx_host.get(), {}).values())
     return sum(1 for meta in done if meta.is_complete() and meta.executed)

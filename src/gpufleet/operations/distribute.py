@@ -1,13 +1,12 @@
 """Build releases and download models once, and copy them from node to node.
 
-Border: it asks nodes through pyinfra, all that have a part in a copy at once, and shows how far
-they are; who has what from whom is `distribution.py`, what runs there
-`on_node/transfer/transfer.py`. An operation that makes something asks first whether it `is_copied`;
-`copy` is behind it, and after that a node that received nothing builds it. So a node that receives
-nothing still gets the artifact.
+Border: it queries all nodes of a copy at once through pyinfra, and shows their progress.
+`distribution.py` decides who copies what from whom; `on_node/transfer/transfer.py` runs on the
+nodes. An operation that makes an artifact first checks `is_copied`; `copy` comes after it, and then
+a node that received nothing makes the artifact itself. So every node gets it.
 
-Nodes that pyinfra works on together have a part in one copy. With --serial it is the node whose
-turn it is, from a node that has it by then; nodes outside of --limit may give, and nothing there is
+Nodes that pyinfra changes together take part in one copy. With --serial only the current node
+receives, from a node that has the artifact by then. Nodes outside of --limit may send, and are not
 changed.
 """
 
@@ -43,13 +42,14 @@ from gpufleet.remote import payload
 from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 
-# It starts an interpreter, no more; connecting is the rest.
+# It only starts an interpreter; the rest is for connecting.
 LOOK_SECONDS = 30
 
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether the current node copies a missing artifact from another node; else it makes it.
+    Return whether the current node copies a missing artifact from another node; otherwise it makes
+    the artifact.
 
     While preparing, the things to make are logged, with the nodes that need them.
     """
@@ -72,7 +72,9 @@ def is_copied(artifact: Artifact | None) -> bool:
 
 
 def _course(artifact: Artifact, phase: str) -> DistributionPlan:
-    """Return how each node gets an artifact, by its state before a phase; nodes are asked once."""
+    """
+    Return how each node gets an artifact, from its state before a phase; nodes are queried once.
+    """
     state = ctx_state.get()
     typed = loader.current().typed
     alone = state.is_executing and typed is not None and typed.serial
@@ -185,9 +187,8 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
 @operation()
 def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     """
-    Copy what this node lacks from one that has it.
-
-    It never fails the node: a node that received nothing builds it, in the next operation.
+    Copy the artifact to this node from a node that has it. It never fails the node: if nothing
+    arrived, the next operation makes the artifact.
     """
     if node.snapshot().file(artifact.mark).exists:
         host.noop(f"{artifact.what} is there")
@@ -240,7 +241,7 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
 
 def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
     """Copy to all nodes of a share; return their answers. Kinds of nodes take turns."""
-    # A node has one port for it, and gives one thing at a time.
+    # A node has one port for copies, and sends one artifact at a time.
     with artifact_run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
         source = hosts[own.source]
@@ -335,7 +336,7 @@ def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
 
 
 class _Shown:
-    """Shows how far nodes are, out of what their programs say meanwhile: `<bytes> <of bytes>`."""
+    """Shows the nodes' progress, from lines of their programs: `<bytes> <total bytes>`."""
 
     def __init__(self, hosts: Mapping[str, Host], doing: str, but: str = "") -> None:
         self._hosts, self._doing, self._but = hosts, doing, but

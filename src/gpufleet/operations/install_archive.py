@@ -1,4 +1,4 @@
-"""Install programs of their publishers' own archives; remove old ones once the new one runs."""
+"""Install programs from their publishers' archives; remove old versions once the new one runs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringC
 
 
 def installed_versions(wanted: ProgramArchive) -> Converge:
-    """Return what `remove_other_versions` takes: the versions of a program that are on the node."""
+    """Return the versions of a program on the node, for `remove_other_versions`."""
     return Converge(DesiredState(Listing(wanted.all_versions)))
 
 

@@ -1,4 +1,4 @@
-"""Run IMEX with the nodes that share a fabric, which the driver in force tells."""
+"""Run IMEX with the nodes of the same NVLink fabric, which the running driver reports."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NODES = "/etc/nvidia-imex/nodes_config.cfg"
 
 @operation()
 def join_imex_domain(driver: str) -> Commands:
-    """Name the nodes of the domain in IMEX's file, and run it with that."""
+    """Write the nodes of the domain into IMEX's file, and run IMEX with it."""
     state: State = ctx_state.get()
     try:
         domain = addresses(_documents(state), host.name)

@@ -1,4 +1,4 @@
-"""Make the links by which containers know a node's GPUs."""
+"""Create the device links by which containers use a node's GPUs."""
 
 from __future__ import annotations
 
@@ -17,10 +17,8 @@ LINK_SECONDS = 60
 @operation()
 def link_container_devices(node: Converge) -> Generator[StringCommand]:
     """
-    Make the links that a container's devices are known by, unless they are there.
-
-    Without them systemd forgets the devices of running containers when it reloads its units, which
-    our deploys have it do.
+    Create the device links that containers need, unless they exist. Without them systemd drops the
+    devices of running containers when it reloads its units, as deploys make it do.
     """
     seen = node.snapshot()
     if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):

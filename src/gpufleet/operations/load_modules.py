@@ -1,4 +1,4 @@
-"""Load modules into the running kernel; those that are loaded at boot are files."""
+"""Load modules into the running kernel; modules to load at boot are declared in files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,9 @@ def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: 
 
 @operation()
 def load_modules(modules: Sequence[str]) -> Generator[StringCommand]:
-    """Load the modules that the switches are reached by, unless they are; boots do that, too."""
+    """
+    Load the modules that are needed to reach NVSwitches, unless loaded; each boot also loads them.
+    """
     found = host.get_fact(KernelModules)
     if missing := [name for name in modules if name not in found]:
         announce(f"load {' '.join(missing)}")

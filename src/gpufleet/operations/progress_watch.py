@@ -38,13 +38,13 @@ from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
 from gpufleet.settings.serving_settings import Vllm
 
-# A look reads some files; on_node/transfer/folder_size.py and
+# Limit of a query, which reads some files; on_node/transfer/folder_size.py and
 # on_node/packages/transaction_progress.py end themselves after it,
-# on_node/transfer/build_progress.py reads a single one.
+# on_node/transfer/build_progress.py reads a single file.
 LOOK_SECONDS = 10
-# A Hub that has not answered so often has no list.
+# After so many failures the Hub counts as having no list.
 _ASKED_TIMES = 3
-# A package manager's line is shown so far.
+# Characters of a package manager's line that are shown.
 _LINE = 100
 
 
@@ -72,12 +72,12 @@ def show_growth(
     token_file: str | None = None,
 ) -> Generator[None]:
     """
-    Log how much has arrived in a folder of the current node while the block runs.
+    Log the growth of a folder on the current node while the block runs.
 
-    "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` are the bytes that there will be;
-    where they are not known `tree` is the Hub's list of the model's files
-    (`model_files.listing_url`), which the node asks for once, with the token of its `token_file`.
-    The looks end with the block, after `seconds` at the latest.
+    "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` is the final size in bytes. If it
+    is unknown, `tree` is the address of the Hub's list of the model's files
+    (`model_files.listing_url`), which the node requests once, with the token of its `token_file`.
+    The queries end with the block, after `seconds` at the latest.
     """
     amount = Amount()
     known = total
@@ -152,7 +152,7 @@ class _Look:
     read: Callable[[float, Mapping[str, Any]], str] = lambda _now, _seen: ""
 
     def text(self, state: State, host: Host) -> str | None:
-        """Look once; return the progress line, None if there is nothing to report."""
+        """Query once; return the progress line; None: nothing to report."""
         if self.program is None:
             return self.what
         text = self.program()

@@ -1,8 +1,7 @@
 """Reboot a node and wait until it is back, proven by another boot id.
 
-Border: it closes and opens the node's connection. A node that is asked to reboot goes on answering
-for a while, and one that never went down would look like one that came back: only its boot id
-tells.
+Border: it closes and opens the node's connection. A node answers for a while after the request to
+reboot, so only another boot id proves that it has rebooted.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ _LOST = (PyinfraError, SSHException, OSError, EOFError, gevent.Timeout)
 
 @dataclass(frozen=True)
 class Rebooting:
-    """The boot that is to end, and the seconds until the next one has to answer."""
+    """The boot to end, and the time limit in seconds for the next one."""
 
     boot_id: str
     seconds: int
@@ -45,8 +44,8 @@ def reboot_node(
     """
     Reboot a node; return what went wrong, "" if it is back.
 
-    `begin` has the node reboot and returns why it does not; `boot_id` connects and asks for the
-    present one, None if there was no answer.
+    `begin` starts the reboot and returns why that failed; `boot_id` connects and returns the
+    present boot id, None without an answer.
     """
     if not isinstance(host.connector, SSHConnector):
         return "it needs a reboot, and the deploy runs on this machine: reboot it, then run again"
@@ -84,7 +83,7 @@ def _disconnect(host: Host) -> None:
 
 
 def _until_started(host: Host) -> None:
-    """Wait for the units of the boot; that one failed is for the check to say."""
+    """Wait until the units of the boot have started; the check reports failed ones."""
     with suppress(*_LOST):
         host.run_shell_command(
             StringCommand(f"timeout {START_SECONDS} systemctl is-system-running --wait || :"),

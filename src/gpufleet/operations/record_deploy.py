@@ -20,7 +20,7 @@ from gpufleet.remote import payload
 from gpufleet.remote.query import Answer, probe_all, query
 from gpufleet.sanitize import printable
 
-# Two small files; connecting is what may take time.
+# It writes two small files; only connecting takes time.
 RECORD_SECONDS = 20
 
 _REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
@@ -42,11 +42,11 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
     """
     Write on the node that a deploy has finished, and what the check found. Not counted as a change.
 
-    For nodes with GPUs it is the check of the probe that the run began with; one of a node that the
-    run has changed since is written again.
+    For nodes with GPUs the check is that of the probe at the start of the run; if the run has
+    changed a node since, the node is checked again.
     """
     if ctx_state.get().is_executing:
-        # What is raised here would end the run for every node, of which all is done already.
+        # An exception here would end the run for every node, although all changes are done.
         try:
             problems = _record(deploy)
         except Exception as error:  # noqa: BLE001
@@ -58,7 +58,7 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
 
 
 def _record(deploy: str) -> list[str]:
-    """Write it down; return what went wrong."""
+    """Write the record; return the problem, "": none."""
     state, here = ctx_state.get(), ctx_host.get()
     files = {}
     if here.name in loader.current().gpu_nodes:
@@ -67,11 +67,11 @@ def _record(deploy: str) -> list[str]:
         files = {node_records.CHECK: node_records.check_record(report.node_findings[here.name], at)}
     program = payload.program("monitoring/record", files=files, deploy=deploy)
     answers = query(state, [here], lambda _: program, RECORD_SECONDS, "the record", short=True)
-    return node_records.record_failures(answers, "what was found is")
+    return node_records.record_failures(answers, "its findings are")
 
 
 def _report(state: State) -> tuple[Report, Answer]:
-    """Return what is known of this node now: the fleet's report, and the probe behind it."""
+    """Return the present report on this node, and the probe on which it is based."""
     here = ctx_host.get()
     answers = run.documents(state)
     declared = loader.current().gpu_nodes

@@ -1,4 +1,4 @@
-"""Make HAProxy load its configuration, without losing a connection."""
+"""Let HAProxy load its configuration without losing a connection."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ Commands: TypeAlias = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 30
 
-# A reload takes a second; on a node that is busy, some.
+# A reload takes a second, on a busy node several.
 LOAD_SECONDS = 60
 START_SECONDS = 15
 """Seconds for a HAProxy that ended to return: its unit waits a second before each start."""
@@ -47,7 +47,7 @@ START_SECONDS = 15
 
 @dataclass(frozen=True)
 class GatewayParts:
-    """A gateway's wanted state, in the parts that operations take."""
+    """A gateway's desired state, in the parts that operations take."""
 
     gateway: Gateway
     files: Converge
@@ -58,7 +58,7 @@ class GatewayParts:
 
 def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
     """
-    Return what the gateway is to have; None: the node is none.
+    Return the desired state of the gateway; None: the node is not a gateway.
 
     Raises `FleetError` for files that cannot be read, a certificate that clients would not believe
     and servers that it could not reach.
@@ -101,7 +101,7 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
     """
     Reload HAProxy unless it runs this configuration; fail the node if the reload fails.
 
-    With `if_it_runs` one that does not run is only named: it starts with what lies there.
+    With `if_it_runs`, a stopped HAProxy is only reported: it will start with the present files.
     """
     executing = ctx_state.get().is_executing
     if not if_it_runs and not executing and running.difference().units.commands:
@@ -127,9 +127,10 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
 
 def _after_restart(found: GatewayState) -> GatewayState:
     """
-    Return the state of a HAProxy that systemd starts again after it ended; at the latest its last.
+    Wait until systemd has restarted HAProxy after it ended; return its state, after a limit the
+    last one.
 
-    One that ended by its old configuration comes back with the new one by itself (`Restart=`).
+    If its old configuration made it end, systemd starts it with the new one (`Restart=`).
     """
     until = time.monotonic() + START_SECONDS
     while not found.runs and time.monotonic() < until:

@@ -53,7 +53,7 @@ class Part:
 
 @operation()
 def remove_part(part: Part) -> Commands:
-    """Name all of a part that is there, and take it away."""
+    """List everything of a part that exists, and remove it."""
     found = ask_remains(part)
     if found is None:
         yield from refuse(("the node's parts could not be read",))
@@ -82,7 +82,7 @@ def look_program(parts: Iterable[Part]) -> str:
 
 
 def removal_lines(found: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield what is done about each thing that is there."""
+    """Yield a line for each thing that will be removed."""
     for kind, words in _WORDS.items():
         yield from (f"{words} {printable(name)}" for name in found[kind])
 

@@ -1,4 +1,4 @@
-"""Download a model's files to a node, or have them copied from one that has them."""
+"""Download a model's files to a node, or copy them from another node."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Download:
         wanted: the model.
         vllm: the settings of the node.
         release_directory: the release whose client of the Hub downloads.
-        files: the hashes that they must have; None: no lock names them.
+        files: the required hashes of the files; None: no lock has them.
     """
 
     wanted: Checkpoint
@@ -44,7 +44,7 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
     """
     Provide a model's files on the node: downloaded once, and copied to the others.
 
-    They are held to the lock of models, where it names them.
+    If the lock of models names them, their hashes must match.
     """
     files = model_lock.locked_files(wanted, vllm)
     artifact = artifact and replace(artifact, files=files)
@@ -71,7 +71,9 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
 def stage_model(
     node: Converge, download: Download, artifact: Artifact | None = None
 ) -> Generator[StringCommand]:
-    """Download a model's files, unless they are there and whole, or come from another node."""
+    """
+    Download a model's files, unless they are complete on the node or are copied from another node.
+    """
     wanted = download.wanted
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
@@ -86,7 +88,7 @@ def stage_model(
 def stage_missing_model(
     node: Converge, download: Download, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Download a model's files that were to come from another node and did not."""
+    """Download a model's files after the copy from another node failed."""
     wanted = download.wanted
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
@@ -119,7 +121,7 @@ def chown_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
     if not found.exists or (found.user, found.group) == ("root", "root"):
         host.noop(f"{MODELS} is root's")
         return
-    announce(f"give {MODELS} and all in it to root: it is {vllm.user}'s")
+    announce(f"make root the owner of {MODELS} and its contents, instead of {vllm.user}")
     yield _placing("own", directory=MODELS)
     node.forget()
 

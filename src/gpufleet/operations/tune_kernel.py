@@ -1,4 +1,4 @@
-"""Set the running kernel as serving needs it."""
+"""Set parameters of the running kernel for serving."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 @operation()
 def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
-    """Set what differs in the running kernel, and read it back."""
+    """Set the kernel parameters that differ, and read them back."""
     seen = ask_kernel(settings)
     if not seen:
         yield from refuse(("the kernel's settings could not be read",))

@@ -1,4 +1,4 @@
-"""Validate a server's configuration before it is written, and have the server read it again."""
+"""Validate a server's configuration before it is written, and let the server reload it."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ ANSWER_SECONDS = 60
 @dataclass(frozen=True)
 class ServerConfig:
     """
-    A server, the configuration that it is to have, and what tells both apart.
+    A server and its desired configuration.
 
     Attributes:
         unit: its unit.
-        url: where it answers on its node.
-        name: what its metrics begin with.
-        directory: where its configuration lies; `files` are relative to it.
-        check: the program that proves it, started in a directory with these files.
-        watched: patterns, relative to the directory, of what it reads when it is told to.
-        seconds: how long `check` may take.
+        url: its address on its node.
+        name: the prefix of its metrics.
+        directory: the directory of its configuration; `files` are relative to it.
+        check: the program that validates it, started in a directory with these files.
+        watched: patterns, relative to the directory, of the files that it reads on a reload.
+        seconds: the time limit of `check`.
     """
 
     unit: str
@@ -56,7 +56,7 @@ def validate_config(node: Converge, wanted: ServerConfig) -> Commands:
     if not node.difference().files.commands:
         host.noop("its configuration does not change")
         return
-    announce(f"prove the configuration of {wanted.unit}")
+    announce(f"validate the configuration of {wanted.unit}")
     yield FunctionCommand(_validate, (wanted,), {})
 
 
@@ -79,7 +79,9 @@ def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: 
 
 @operation()
 def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> Commands:
-    """Make the server read its configuration again unless it has; fail the node if it does not."""
+    """
+    Let the server reload its configuration unless it has done so; fail the node if it does not.
+    """
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:
         host.noop("it starts with its configuration")

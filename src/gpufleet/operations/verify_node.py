@@ -1,4 +1,7 @@
-"""Ask everything that a node should answer; the node fails with every problem. Nothing changes."""
+"""
+Verify that a node answers everything that it should; otherwise it fails with every problem. Changes
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from gpufleet.serving.readiness import Endpoint
 def verify_endpoints(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
 ) -> Generator[FunctionCommand]:
-    """No change when everything answers as it should; otherwise the node fails, with reasons."""
+    """
+    Verify endpoints and exporters: no change if all answer as they should; otherwise the node fails
+    with the problems.
+    """
     seen = wait_ready.ask_endpoints(endpoints, metrics)
     found = endpoint_problems(endpoints, metrics, seen)
     if not found:
@@ -30,7 +36,7 @@ def verify_endpoints(
 
 @operation()
 def verify_firewall(text: str) -> Generator[FunctionCommand]:
-    """No change when the rules that are wanted are loaded, now and after a reboot."""
+    """Verify the firewall: no change if the declared rules are loaded, now and after a reboot."""
     found = firewall_problems(text)
     if not found:
         host.noop("the firewall's rules are loaded")
@@ -41,7 +47,7 @@ def verify_firewall(text: str) -> Generator[FunctionCommand]:
 def endpoint_problems(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics], seen: Mapping[str, Any]
 ) -> list[str]:
-    """Return what is wrong, in words; what could not be asked is wrong too."""
+    """Return the problems as sentences; an endpoint that could not be queried is a problem."""
     found = [
         verdict.text
         if verdict.state is not readiness.State.WAITING

@@ -1,6 +1,6 @@
-"""The operation that waits until a node's endpoints answer, and the fact that asks them.
+"""Wait until a node's endpoints answer, and query them as a pyinfra fact.
 
-Border: it talks to the node through pyinfra; what the answers mean is `readiness.py`.
+Border: it talks to the node through pyinfra; `readiness.py` judges the answers.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from gpufleet.remote.facts import Serving
 from gpufleet.serving import readiness
 from gpufleet.serving.readiness import Endpoint
 
-# Between two looks at a starting server. A look costs the node one short Python process.
+# Seconds between two queries of a starting server. A query costs the node one short Python process.
 POLL_SECONDS = 3
-# One look: on_node/serving/endpoints.py's own deadlines (20 + 20 + 5 + 5 + 5 + 60 + 60 s);
-# all endpoints are asked at once, and only a frozen engine uses its whole budget.
+# Limit of one query: the deadlines of on_node/serving/endpoints.py (20 + 20 + 5 + 5 + 5 + 60 + 60
+# s). All endpoints are queried at once, and only a frozen engine uses the whole limit.
 LOOK_SECONDS = 240
-# A failed start of a tensor-parallel engine says some 200 lines of stack frames after the root.
+# A failed start of a tensor-parallel engine prints some 200 lines of stack frames after the root
+# cause.
 JOURNAL_LINES = 600
 
 
@@ -48,7 +49,7 @@ def ask_endpoints(
 def verdicts(
     endpoints: Sequence[Endpoint], seen: Mapping[str, Any], restarts: Mapping[str, int]
 ) -> dict[str, readiness.Verdict]:
-    """Return one verdict an endpoint."""
+    """Return one verdict for each endpoint."""
     stages = seen.get("stages", {})
     return {
         endpoint.id: readiness.verdict(
@@ -76,8 +77,8 @@ def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
     """
     Return how often each unit may have restarted by itself when the wait ends.
 
-    One that was dying again and again before this run gets one more start: what this run has put
-    right (a package, a file) reaches it only then.
+    A unit that kept dying before this run gets one more start, because the repairs of this run (a
+    package, a file) take effect only then.
     """
     return {name: count + 1 if count else 0 for name, count in restarts(seen).items()}
 
@@ -85,12 +86,12 @@ def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 @operation()
 def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
-    Wait until every endpoint of this node completes a prompt; no change when all do already.
+    Wait until every endpoint of this node completes a prompt; no change if all do already.
 
     Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
     `start_seconds`, with the journal's last relevant lines and the likely cause; once another node
-    of the replica has failed in this run, for its rank will not come; and once the connection to
-    this node is lost.
+    of the replica has failed in this run, because its rank will not start; and once the connection
+    to this node is lost.
     """
     seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
@@ -101,7 +102,7 @@ def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
 
 
 def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
-    """Return whether all endpoints became ready; what went wrong is logged."""
+    """Return whether all endpoints became ready; log the problems."""
     began = time.monotonic()
     seen = ask_endpoints(endpoints)
     allowed = allowed_restarts(seen)
@@ -138,7 +139,7 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
                 logger.error("%s%s", host.print_prefix, error)
                 failed = True
             else:
-                # What goes on without a change is said again: a log shows that it is waited for.
+                # An unchanged state is logged again, so that a log shows the wait.
                 before, at = told.get(name, ("", 0.0))
                 if before != verdict.text or spent - at >= SELDOM_SECONDS:
                     logger.info("%s%s %3.0f s: %s", host.print_prefix, name, spent, verdict.text)
