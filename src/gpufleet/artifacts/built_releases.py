@@ -1,6 +1,6 @@
 """
-Note which files a release has, on this machine, when a run builds it. Border: reads and writes the
-note.
+Record on this machine the files of a release that a run has built. Border: it reads and writes the
+record.
 
 The record is beside the release's lock: `<lock>.built.json`. A node copies a release only if its
 files match a recorded build, whatever the source claims.
@@ -38,7 +38,7 @@ def read_note(wanted: Release) -> dict[Kind, frozenset[str]]:
     """
     Return the digests of recorded builds, by kind of node.
 
-    Raises `FleetError` for a note that cannot be read.
+    Raises `FleetError` for a record that cannot be read.
     """
     lock = hashlib.sha256(wanted.lock).hexdigest()
     found: dict[Kind, frozenset[str]] = {}

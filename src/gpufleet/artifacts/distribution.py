@@ -19,7 +19,10 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 Kind: TypeAlias = tuple[str, ...]
-"""("ubuntu 24.04", "x86_64", "CPython 3.12.3"): equal where one tree works; of models ()."""
+"""
+("ubuntu 24.04", "x86_64", "CPython 3.12.3"): nodes of equal kinds can share a release; (): for
+models.
+"""
 
 HALVES = 2
 """As in on_node/transfer/peers.py."""
@@ -31,9 +34,9 @@ class TreeState:
     A node's report about a tree.
 
     Attributes:
-        whole: whether it is there and whole.
+        whole: whether it exists and is complete.
         kind: what kind of node it is.
-        digest: of its files; "": they were not read since the tree is whole.
+        digest: of its files; "": they were not read since the tree was completed.
     """
 
     whole: bool
@@ -48,7 +51,7 @@ class Share:
 
     Attributes:
         source: the node that has it, or will make it.
-        there: whether it already has it.
+        there: whether the source already has it.
         others: the nodes that copy it from there, in order.
     """
 
@@ -145,7 +148,7 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
     (('b', 'a'), ('a',))
     """
     found: dict[str, list[tuple[str, ...]]] = {node: [] for node in others}
-    # A heap has its first half above the others. Turned round, it is the other half.
+    # In a heap the first half of the nodes are parents; in reverse order the other half are.
     for order in (list(others), list(reversed(others))):
         for place, node in enumerate(order):
             above, at = [], place

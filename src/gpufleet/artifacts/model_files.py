@@ -1,4 +1,4 @@
-"""A model's files on a node: their path, and the download script.  Pure.
+"""Compute the path of a model's files on a node, and the download script.  Pure.
 
 Files are staged before a unit is touched, so that a restart costs only the load time, and no
 service needs the hub or its token to start.
@@ -18,14 +18,17 @@ from gpufleet.settings.serving_settings import Served, Vllm
 TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
 ADAPTER_COPIES = f"{MODELS}/adapters"
-"""Copies of adapters that lie at paths of the node, each in a folder named by its SHA-256."""
+"""
+Directory of pinned copies of adapters from paths on the node, each in a folder named by its
+SHA-256.
+"""
 DOWNLOADING = ".gpufleet-download-"
 """As in on_node/transfer/place_model.py."""
-# Where the Hub's client asks when no other endpoint is set.
+# The default endpoint of the Hub's client.
 HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
 DOWNLOAD_SECONDS = 6 * 3600
-# What the files cost after that: renames, and bringing to disk what was written last.
+# Additional seconds after the download: renames, and writing the last data to disk.
 PLACE_SECONDS = 3600
 
 
@@ -39,13 +42,16 @@ class Checkpoint:
 
     @property
     def download(self) -> str:
-        """The directory that the service user downloads to (on_node/transfer/place_model.py)."""
+        """
+        Return the directory into which the service user downloads
+        (on_node/transfer/place_model.py).
+        """
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{DOWNLOADING}{name}"
 
     @property
     def mark(self) -> str:
-        """The file that marks a complete model."""
+        """Return the file that marks a complete model."""
         return f"{self.directory}/.complete"
 
 
@@ -59,7 +65,7 @@ class AdapterCopy:
 
     @property
     def mark(self) -> str:
-        """The file that marks a complete copy."""
+        """Return the file that marks a complete copy."""
         return f"{self.directory}/.complete"
 
 

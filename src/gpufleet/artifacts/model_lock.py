@@ -27,10 +27,10 @@ SCHEMA = 1
 _DIGEST = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
 
 Files: TypeAlias = Mapping[str, tuple[str, str]]
-"""By a file's path in the model: the algorithm, and the digest in hex."""
+"""{path of a file in the model: (algorithm, digest in hex)}."""
 
 Models: TypeAlias = Mapping[tuple[str, str], Files]
-"""By repository and revision."""
+"""Files by (repository, revision)."""
 
 
 def read_lock(path: Path) -> dict[tuple[str, str], Files]:
@@ -76,7 +76,7 @@ def lock_text(models: Models) -> str:
 
 
 def write_lock(path: Path, models: Models) -> None:
-    """Write the file, whole or not at all. Raises `FleetError` where that cannot be done."""
+    """Write the file atomically. Raises `FleetError` if it cannot be written."""
     write_whole(path, lock_text(models))
 
 

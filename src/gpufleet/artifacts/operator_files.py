@@ -1,4 +1,4 @@
-"""Files of this machine that `vllm` in group_vars names: locks, keys, tokens. Border: it reads."""
+"""Read the files of this machine that `vllm` in group_vars names: locks, keys, tokens. Border."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
 """
-A program from its publisher's .tar.gz on a node: its path, and the download script. Pure.
+Compute the path on a node of a program from its publisher's .tar.gz, and the download script. Pure.
 
 One directory per content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name
 only once it is complete, so a directory with that name is correct and nothing is downloaded twice.
@@ -17,9 +17,9 @@ from gpufleet.settings.monitoring_settings import PublishedProgram
 DIRECTORY = node_paths.ARCHIVES
 # Some 100 MB (Prometheus) over a slow line.
 DOWNLOAD_SECONDS = 1800
-# A download whose controller has gone runs on; the next one waits for it.
+# A download continues after its controller is gone; the next download waits for it.
 WAIT_SECONDS = 600
-# What the script needs on a node.
+# Programs that the script needs on a node.
 PACKAGES = ("ca-certificates", "curl")
 
 

@@ -1,4 +1,4 @@
-"""A release on a node: name, directory and build script.  Pure.
+"""Define a release on a node: name, directory and build script.  Pure.
 
 A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
 `/opt/litellm/`), built by uv from a lock in which every package has a hash. A unit names one
@@ -30,9 +30,9 @@ IMPORT_SECONDS = 600
 # vLLM's 40,000 files take six minutes of one core (uv's own: 1,513 files in 5 m 39 s at a load of
 # 20).
 COMPILE_SECONDS = 1800
-# A build whose controller has gone runs on; the next one waits for it.
+# A build continues after its controller is gone; the next build waits for it.
 WAIT_SECONDS = 1800
-# Of what uv has said, when it fails: its reasons are at the end.
+# Characters of uv's output that an error shows: its reasons are at the end.
 _SAID_LINES = 40
 
 # The packages with CUDA's runtime, whose first two numbers are CUDA's: the one without a suffix

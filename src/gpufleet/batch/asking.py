@@ -1,7 +1,6 @@
-"""Requests of a batch over persistent HTTP connections.  Border.
-
-Blocks; under gevent, where it is used, other greenlets continue. The key is only in a header, and
-errors contain no text of a request or answer.
+"""Send requests of a batch over persistent HTTP connections. Border. Calls block; under gevent,
+which callers use, other greenlets continue. The key is only in a header, and errors contain no text
+of a request or answer.
 """
 
 from __future__ import annotations

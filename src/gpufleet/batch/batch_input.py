@@ -1,7 +1,8 @@
-"""The lines of a batch: OpenAI's batch format, checked whole before anything is asked.
+"""Read the lines of a batch in OpenAI's batch format, and check all of them before the first
+request.
 
 Border: reads the input twice, line by line; only hashes of `custom_id` stay in memory. A refusal
-names a line and what is wrong with it, and no prompt.
+names a line and its problem, but never its prompt.
 """
 
 from __future__ import annotations
@@ -30,12 +31,12 @@ URLS = {
     "/classify": "/classify",
     "/pooling": "/pooling",
 }
-"""What a line may ask for, and the route at which vLLM answers the same: below /v1 if there is one.
+"""The allowed `url` of a line, and the equivalent route of vLLM: below /v1 if there is one.
 """
-_NOT_WHOLE = {"stream": "a stream", "background": "an answer that is fetched later"}
+_NOT_WHOLE = {"stream": "a stream", "background": "an answer to fetch later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20
-"""Problems that a refusal names."""
+"""The most problems that a refusal names."""
 _ROUND = 4
 """A line may have so many times the bytes of its body: `\\u0430` is sent as two bytes."""
 _HASH_BYTES = 8
@@ -54,9 +55,9 @@ class InputRules:
     """Requirements for the lines of a batch."""
 
     model: str
-    """As requests name it."""
+    """The model's name in requests."""
     body_bytes: int
-    """The largest body that is taken."""
+    """The largest accepted body in bytes."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Line:
 
     custom_id: str
     path: str
-    """At which it is asked: a value of `URLS`."""
+    """The route of its request: a value of `URLS`."""
     body: bytes = field(repr=False)
 
 
@@ -76,7 +77,7 @@ class CheckedInput:
     lines: int
     sha256: str
     paths: tuple[str, ...]
-    """That its lines ask at."""
+    """The routes of its lines."""
 
 
 class BatchInput:

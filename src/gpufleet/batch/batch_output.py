@@ -1,4 +1,5 @@
-"""The output of a batch: answers count once they are on disk; records which lines are answered.
+"""Write the output of a batch: answers count once they are on disk; the output records which lines
+are answered.
 
 Border. `OUTPUT.state` beside it has its input's hash and is its lock: one process writes an output,
 and its `flock` ends with the process. After a kill at any moment the output has complete lines and

@@ -1,4 +1,4 @@
-"""A running batch: sends lines as the throttle allows, and writes answers.
+"""Run a batch: send lines as the throttle allows, and write answers.
 
 Border: greenlets, one for each request, one that observes the fleet, one that syncs answers.
 """
@@ -50,7 +50,7 @@ class Moment:
 
     under_way: int
     why: str
-    """Why no line is asked now; "": some are."""
+    """Why no line is sent now; "": lines are being sent."""
 
 
 class BatchRun:

@@ -35,7 +35,7 @@ class Reply:
     """The result of one request."""
 
     status: int = 0
-    """HTTP's; 0: there was none."""
+    """HTTP status; 0: no answer."""
     body: bytes = field(default=b"", repr=False)
     request_id: str = ""
     retry_after: float = 0.0
@@ -45,16 +45,16 @@ class Reply:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What a reply means for its line."""
+    """The outcome of a reply for its line."""
 
     kind: Kind
     """
-    `busy`: it was not taken; `lost`: its answer did not come; `broken`: the server failed at it;
-    `refused`: no line would be taken.
+    `busy`: the server did not accept it; `lost`: no answer arrived; `broken`: the server failed on
+    it; `refused`: the server accepts no line.
     """
     status: int
     code: str
-    """`400`, `connection lost`; "": it is answered well."""
+    """The error, such as `400` or `connection lost`; "": it was answered."""
     document: Any = field(default=None, repr=False)
     """The answer's body."""
     request_id: str = ""
@@ -68,7 +68,7 @@ class Verdict:
 def judge(reply: Reply) -> Verdict:
     """Classify a reply."""
     if not reply.status:
-        # Nothing is known of what was sent over a connection that was never made.
+        # No connection was made, so the line was not sent.
         kind: Kind = "busy" if reply.problem == "refused" else "lost"
         if reply.problem == "answer too large":
             kind = "answer"

@@ -1,4 +1,4 @@
-"""Known vulnerabilities of packages: query an advisory source for every package of a lock.
+"""Query an advisory source for known vulnerabilities of every package of a lock.
 
 The source has OSV's API, which `uv audit --service-url` takes, too: `POST /v1/querybatch` names the
 advisories of each package, `GET /v1/vulns/ID` what one says. An unreadable answer never counts as
@@ -25,7 +25,7 @@ _T = TypeVar("_T")
 ECOSYSTEM = "PyPI"
 # OSV takes 1000 queries at once (its documentation of POST /v1/querybatch).
 _BATCH = 1000
-# A package with more pages of advisories than this is no package: the source repeats itself.
+# With more pages for one package, the source repeats itself.
 _PAGES = 100
 
 
@@ -134,7 +134,7 @@ def _advisory(name: str, version: str, said: Mapping[str, Any]) -> Advisory:
             tuple(map(str, sorted(each for each in fixes if each > Version(version)))),
         )
     except (KeyError, TypeError, AttributeError, InvalidVersion):
-        # Its version ranges are for people; the advisory itself counts.
+        # Only the advisory counts; its version ranges are for people.
         return Advisory(name, version, str(said["id"]))
 
 

@@ -140,7 +140,7 @@ class Archives:
                     yield beside
             if not kept and f"{stem}" in hashes:
                 raise FleetError(f"{at}: lists {stem}, but in no format that apt reads")
-        # Last: it is what makes the new indexes count.
+        # Last, because it makes the new indexes valid.
         for name, content in names.items():
             folder.write(f"{bundle_path(at)}/{name}", content)
             yield f"{bundle_path(at)}/{name}"

@@ -1,4 +1,4 @@
-"""Fill a folder with what nodes need. The border: archives, indexes and the Hub are asked here."""
+"""Fill a folder with the downloads of nodes. Border: it queries archives, indexes and the Hub."""
 
 from __future__ import annotations
 

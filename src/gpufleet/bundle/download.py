@@ -29,7 +29,7 @@ from gpufleet.remote.daemon_pool import DaemonPool
 
 STATE = ".state"
 MANIFEST = "MANIFEST"
-# Without a byte for so long a connection is dead.
+# Seconds without a byte after which a connection is dead.
 SILENT_SECONDS = 60
 ATTEMPTS = 3
 # Seconds before a server that could not be reached, or was too busy, is asked again.
@@ -293,7 +293,7 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
                     while chunk := answer.read(_CHUNK):
                         file.write(chunk)
                         arrived(len(chunk))
-                if answer.length:  # of what was announced, so much has not come
+                if answer.length:  # bytes of the announced size that did not arrive
                     raise http.client.IncompleteRead(b"", answer.length)
             if remote.size is None or partial.stat().st_size >= remote.size:
                 return

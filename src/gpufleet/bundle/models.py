@@ -1,6 +1,6 @@
-"""A model's files at one revision, laid out so that the Hub's own client finds them on the mirror.
+"""Lay out a model's files at one revision so that the Hub's own client finds them on the mirror.
 
-What the client asks for: api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, documents that
+The client requests api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, documents that
 name the files, and OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header (`serve.py`). Each
 file is verified against the Hub's hash: SHA-256 for large files, git's for small ones.
 """

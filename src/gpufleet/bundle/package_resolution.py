@@ -17,7 +17,7 @@ from gpufleet.sanitize import printable
 
 # Metadata of vLLM's 200 packages: a minute from a slow index, without a byte of their wheels.
 RESOLVE_SECONDS = 900
-# Of what uv says when it fails; the reason is at the end.
+# Characters of uv's output that an error shows; the reason is at the end.
 _SAID_LINES = 20
 
 

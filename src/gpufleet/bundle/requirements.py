@@ -19,8 +19,8 @@ from gpufleet.settings.mirror_settings import Archive
 from gpufleet.settings.monitoring_settings import PublishedProgram
 from gpufleet.settings.node_settings import NodeSettings
 
-# The C library of each system, which decides what wheels it takes ("ldd --version" there). Ubuntu
-# 26.04's is newer than what stands here, and takes what an older one takes.
+# The C library of each system, which determines its compatible wheels ("ldd --version" there).
+# Ubuntu 26.04's is newer than the one here, and accepts the same wheels.
 GLIBC = {
     ("debian", "12"): (2, 36),
     ("debian", "13"): (2, 41),

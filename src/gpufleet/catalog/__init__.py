@@ -1,1 +1,1 @@
-"""Tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""
+"""Provide tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""

@@ -1,4 +1,5 @@
-"""NVIDIA's driver branches: how long they live, and what they need and serve.  Pure data.
+"""Provide NVIDIA's driver branches: their support periods, their CUDA releases and kernel modules.
+Pure data.
 
 A branch that is not here is not refused, only reported as `unknown`: NVIDIA publishes branches more
 often than gpufleet releases. Unknown values are None, and no check uses them.
@@ -78,7 +79,7 @@ def branch(name: str) -> Branch | None:
 
 def flavours(name: str) -> tuple[Flavour, ...]:
     """
-    Return the kernel modules that a branch's packages have; a branch not known by its number.
+    Return the kernel modules in a branch's packages; for an unknown branch by its number.
 
     >>> flavours("620")
     ('open',)
@@ -89,7 +90,7 @@ def flavours(name: str) -> tuple[Flavour, ...]:
 
 
 def cuda_major(name: str) -> int | None:
-    """Return the CUDA major that a branch runs; None where that is not known."""
+    """Return the CUDA major version that a branch runs; None: unknown."""
     if known := branch(name):
         return known.cuda[0]
     newer = [each for each in _BRANCHES if int(each.name) < int(name)]

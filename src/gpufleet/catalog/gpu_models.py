@@ -1,4 +1,4 @@
-"""GPUs by name: the memory that CUDA reports of them, and their compute capability.
+"""Provide GPUs by name: the memory that CUDA reports, and the compute capability.
 
 vLLM's budget is a share of the total that CUDA reports, which is neither the number on the box (80
 GB) nor NVML's total (79.65 GiB): the driver keeps a part. `data/gpus.json` has what was measured,
@@ -28,12 +28,12 @@ class Card:
     """One kind of GPU."""
 
     name: str
-    """As `--gpu` takes it."""
+    """The name for `--gpu`."""
     memory_gib: float
-    """The total that CUDA reports."""
+    """The total memory that CUDA reports."""
     compute_capability: tuple[int, int]
     products: tuple[str, ...]
-    """NVML's names of it."""
+    """NVML's names of the GPU."""
     source: str
     """Where the total was seen."""
     aliases: tuple[str, ...] = ()

@@ -1,5 +1,5 @@
 """
-Flags for the situations that models are served in.
+Provide presets: flags for serving situations.
 
 A preset is a file of `data/presets/`: a situation, and for each flag a value, the releases that it
 holds for and the reason. Pure, except that it reads its own data.
@@ -49,13 +49,13 @@ class Choice(_Entry):
     because: str
     since: str | None = None
     table: Literal["families"] | None = None
-    """The value is looked up there, under the name that `value` has."""
+    """The table in which the value is looked up, by the name in `value`."""
     without: tuple[str, ...] = ()
-    """Not for models that have a cache of these kinds."""
+    """Does not apply to models with a cache of these kinds."""
     capability: float | None = None
-    """Only for GPUs of at least this compute capability."""
+    """The minimum compute capability of the GPUs."""
     architectures: tuple[str, ...] = ()
-    """Only for these; none named: for all."""
+    """Applies only to these; empty: to all."""
 
 
 class Need(_Entry):
@@ -72,7 +72,9 @@ class Preset(_Entry):
     objective: Literal["balanced", "latency", "throughput", "memory"] = "balanced"
     needs: tuple[Need, ...] = ()
     flags: dict[str, tuple[Choice, ...]]
-    """The first choice that holds is taken; none, and the flag stays the release's default."""
+    """
+    The first applicable choice is used; if none applies, the flag keeps the release's default.
+    """
 
 
 class Family(BaseModel):

@@ -1,5 +1,5 @@
 """
-Published recipes: arguments and variables with which others serve a model, by GPU.
+Provide published recipes: arguments and variables for serving a model, by GPU.
 
 `data/recipes.json` has facts of vLLM's recipes, `data/documented_recipes.json` of its
 documentation, each with its file there. Pure, but for reading its own data.
@@ -53,16 +53,16 @@ class Recipe(Addition):
     verified_on: tuple[str, ...] = ()
     """GPUs, by the catalogue's names."""
     kind: str | None = None
-    """What the model is asked for, as `serving.<model>.kind`; None: its files say it."""
+    """The value for `serving.<model>.kind`; None: the model's files determine it."""
     extra: str | None = None
     """vLLM's extra, as `audio`, with packages that it needs; None: it needs none."""
     installs_more: bool = False
-    """It needs packages that no release of vLLM brings."""
+    """Whether it needs packages that no release of vLLM installs."""
     features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     optional: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Features that it leaves off unless asked for."""
     on: dict[str, Addition] = Field(default_factory=dict)
-    """What is added on a GPU or a generation: `nvidia`, `hopper`, `blackwell`."""
+    """Additions for a GPU or a generation: `nvidia`, `hopper`, `blackwell`."""
     variants: tuple[Variant, ...]
 
 

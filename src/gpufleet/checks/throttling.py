@@ -36,8 +36,8 @@ POWER_TOLERANCE_WATTS = 1
 def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     """
     Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80). A
-    reason in all three samples stops work; in some of them it is a remark or a warning. 0x8 alone
-    for a moment is no problem: a change of clocks reports it, too.
+    reason in all three samples stops work; in some of them it is a warning. 0x8 alone in some
+    samples is only a remark, because a change of clocks also reports it.
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
     if not samples:

@@ -1,3 +1,4 @@
 """
-Desired and observed state of a node as values, their difference, and the commands for it.  Pure.
+Compare the desired and the observed state of a node, and build the commands for the difference.
+Pure.
 """

@@ -55,7 +55,7 @@ __all__ = [
 
 # Where an administrator's units belong, and so ours (systemd.unit(5), "Unit File Load Path").
 UNIT_DIRECTORY = "/etc/systemd/system"
-# What each running unit was started with; /run, because a reboot stops every process.
+# Fingerprints with which running units were started; in /run, because a reboot stops every process.
 STARTED_DIRECTORY = node_paths.STARTED
 # systemd's own default for both, DefaultTimeoutStopSec= and DefaultTimeoutStartSec=
 # (systemd-system.conf(5)).
@@ -453,7 +453,7 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
 
 
 def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
-    """A unit whose start records nothing would be restarted by every run."""
+    """Yield the units whose start records no fingerprint: every run would restart them."""
     values = tuple(values)
     for unit in (value for value in values if isinstance(value, Unit) and value.fingerprint):
         files = [v for v in values if isinstance(v, File) and unit_of(v.path) == unit.name]

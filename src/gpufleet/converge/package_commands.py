@@ -1,4 +1,4 @@
-"""The command lines of one package transaction, for apt and for dnf, and their configuration files.
+"""Build the command lines and configuration files of one package transaction, for apt and dnf.
 
 Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
 order, and judges the simulation's result. `commands(plan)` is what a reviewer reads.
@@ -25,7 +25,7 @@ FETCH_SECONDS = 600
 INSTALL_SECONDS = 3600
 # Simulations, marks: seconds, on a busy node.
 SHORT_SECONDS = 120
-# Another package manager (unattended-upgrades) is waited for.
+# Wait for another package manager (unattended-upgrades).
 LOCK_SECONDS = 300
 # All of a transaction: the wait, mending, both indexes, download, installation, putting back.
 TRANSACTION_SECONDS = LOCK_SECONDS + 2 * FETCH_SECONDS + 4 * INSTALL_SECONDS

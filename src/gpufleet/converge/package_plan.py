@@ -213,9 +213,8 @@ def _aligned(
 
 def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str | None:
     """
-    The version for all, as a pattern; None: the newest.
-
-    It is an exact wanted one, else the newest installed one that is acceptable.
+    Return the common version as a pattern; None: the newest. It is a wanted exact version, or else
+    the newest acceptable installed version.
     """
     for member in members:
         if member.version and _is_whole(member.version):
@@ -236,5 +235,5 @@ def _is_whole(version: str) -> bool:
 
 
 def _order(version: str) -> tuple[int, ...]:
-    """Order NVIDIA's upstream versions, which are numbers and points."""
+    """Return a sort key for NVIDIA's upstream versions, which consist of numbers and points."""
     return tuple(int(number) for number in re.findall(r"\d+", upstream(version)))

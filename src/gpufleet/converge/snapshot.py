@@ -1,4 +1,4 @@
-"""A node's observed state: the questions to it, and its answers as values.
+"""Represent a node's observed state: the queries to the node, and the answers.
 
 Pure. `questions(wanted)` lists the needed facts, `on_node/converge/snapshot.py` answers, `Snapshot`
 holds the answers. An answer is a value, None for "does not exist", or `Unknown` for "could not be
@@ -33,7 +33,7 @@ from gpufleet.converge.desired import (
 )
 
 SCHEMA = 1
-# What dnf holds packages with; it has no holds of its own.
+# The plugin with which dnf holds packages; dnf itself has no holds.
 VERSIONLOCK = "python3-dnf-plugin-versionlock"
 
 Question: TypeAlias = tuple[str, ...]

@@ -1,4 +1,4 @@
-"""The diagnosis of a fleet as values: problems, worst first, each with its evidence."""
+"""Values of a fleet's diagnosis: problems, worst first, each with its evidence."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ from typing import Any
 from gpufleet.serving.rank_status import iso
 
 SCHEMA = 1
-"""Version of `Diagnosis.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `Diagnosis.as_json()`; increased when a key changes its meaning or is removed."""
 
 
 class Impact(IntEnum):
     """The effect of a problem on clients; a larger number is worse."""
 
-    NOTICE = 0  # nothing now
-    RISK = 1  # nothing yet: a part is worn, spare is gone, or it cannot be seen
-    DEGRADED = 2  # fewer replicas, or slower
+    NOTICE = 0  # no effect now
+    RISK = 1  # no effect yet: a part is worn, a spare is missing, or the state is unknown
+    DEGRADED = 2  # fewer or slower replicas
     OUTAGE = 3  # a model, or all of them, is not served
 
     @property
@@ -32,11 +32,11 @@ class Problem:
     """One problem."""
 
     subject: str
-    """What it is about: `llama-0`, `gpu-07`, `gateway lb-01`."""
+    """The subject: `llama-0`, `gpu-07`, `gateway lb-01`."""
     what: str
     impact: Impact
     evidence: tuple[str, ...] = ()
-    """Each with its place: a node, a file or a unit, a time where there is one."""
+    """The evidence, each with its place: a node, a file or a unit, and its time if known."""
     cause: str = ""
     """"": not known."""
     do: str = ""
@@ -46,9 +46,9 @@ class Problem:
     at: float | None = None
     """When it began, in seconds since 1970; None: not known."""
     names: tuple[str, ...] = ()
-    """Nodes, replicas and models that it concerns."""
+    """The affected nodes, replicas and models."""
     because: str = ""
-    """Subject of the problem that is its cause: that one is named first."""
+    """The subject of the problem that causes this one, which is listed first."""
 
     def as_json(self) -> dict[str, Any]:
         """Return it for programs."""

@@ -85,7 +85,7 @@ def problems_of(
     kept = [
         each
         for each in found.problems
-        # Of its nodes what is about them alone, not their other replicas.
+        # Problems of its nodes themselves, without those of other replicas on them.
         if names & {*each.names} or (places & {*each.names} and {*each.names} <= {*nodes})
     ]
     causes = {each.because for each in kept}
@@ -105,7 +105,9 @@ def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ..
 
 
 def ranks_to_connect(status: FleetStatus) -> dict[str, tuple[str, ...]]:
-    """Return the replicas whose rank on a node is amiss and has a rank 0 elsewhere, by node."""
+    """
+    Return by node the replicas whose rank there is not well, and whose rank 0 is on another node.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:
         for rank in replica.ranks:
@@ -137,7 +139,7 @@ def _replica(
     log = next(iter(observed.logs.get(replica.id, ())), None)
     stopped = [rank.node for rank in replica.ranks if rank.stopped]
     if stopped:
-        log = last = None  # of earlier ends: it would run, had it not been stopped
+        log = last = None  # causes of earlier ends do not count: the unit was stopped on purpose
     began = log.at if log and log.at else last.when if last else min(since, default=None)
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
@@ -314,7 +316,7 @@ def _impact(status: FleetStatus, replica: ReplicaStatus, *, drained: bool) -> Im
     ]
     if not others:
         return Impact.OUTAGE
-    # People took it out of service: the others were meant to carry its requests.
+    # An operator took the replica out of service, and the others were meant to carry its requests.
     return Impact.NOTICE if drained else Impact.DEGRADED
 
 
@@ -354,7 +356,7 @@ def _missing(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
             do=f"`gpufleet deploy vllm {inventory} --dry` shows where they would run, or why not",
             page="docs/alerts/vllm-down.md",
             names=(model, *nodes),
-            # They may be there: the sentence says so.
+            # The replicas may still exist; the message says so.
             because=next(iter(nodes), ""),
         )
 

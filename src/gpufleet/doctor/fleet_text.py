@@ -1,4 +1,4 @@
-"""A diagnosis as lines for a terminal.  Pure."""
+"""Format a diagnosis for a terminal.  Pure."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
 
 
 def servers_to_connect(state: GatewayState) -> dict[str, tuple[str, int]]:
-    """Return address and port of the servers that a gateway sends nothing to, by their names."""
+    """Return {server's name: (address, port)} for the servers to which a gateway sends nothing."""
     return {
         each.name: place
         for each in state.servers
@@ -100,9 +100,8 @@ def _unused(
     inventory: str,
 ) -> Problem:
     """
-    Return the problem of a server that serves and gets nothing from the gateway of `node`.
-
-    `tried` is a connection from there to it; its address and port, if none was tried.
+    Return the problem of a serving server that gets nothing from the gateway of `node`. `tried` is
+    a connection from the gateway to the server, or only the address and port if none was tried.
     """
     known = isinstance(tried, Connection)
     address, port = (tried.address, tried.port) if isinstance(tried, Connection) else tried

@@ -18,20 +18,20 @@ from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
-"""Runs of a unit to read: one that has just restarted has not yet reached the failure."""
+"""How many runs of a unit to read: a unit that has just restarted has not yet failed again."""
 GATEWAY = "gateway"
-"""In place of a replica's id: the gateway of a node. Ids of replicas end with a number."""
+"""The key of a node's gateway, in place of a replica's id. Ids of replicas end with a number."""
 OF_HOSTS = frozenset({"host", "rdma"})
-"""Components of rules about the kernel's lines; of GPUs the node check judges the same lines."""
+"""Components of rules about kernel messages; those about GPUs are judged by the node check."""
 
 
 def replica_causes(
     status: FleetStatus, evidence: Mapping[str, NodeEvidence], report: Report, inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
-    """Return the causes that the journals of replicas have, by replica; the earliest first."""
+    """Return the causes in the journals of replicas, by replica, the earliest first."""
     found = {}
     for each in status.replicas:
-        # Of a replica over nodes the journals come also where it serves.
+        # Journals of multi-node replicas are read even if the replica serves.
         if each.health is Health.SERVES and not any(rank.restarts for rank in each.ranks):
             continue
         journals = {
@@ -83,7 +83,7 @@ def _of_replica(
 def gateway_causes(
     evidence: Mapping[str, NodeEvidence], inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
-    """Return the causes that the journals of gateways have, by `gateway NODE`."""
+    """Return the causes in the journals of gateways, by `gateway NODE`."""
     found = {}
     for node, each in evidence.items():
         if lines := each.stages.get(GATEWAY):

@@ -18,9 +18,9 @@ class JournalLine:
     """Seconds since 1970, by the node's clock."""
     text: str
     priority: int | None = None
-    """syslog's: 3 is an error."""
+    """syslog's priority: 3 is an error."""
     by_systemd: bool = False
-    """Whether systemd wrote it of the unit, and not the unit itself."""
+    """Whether systemd wrote the line about the unit, not the unit itself."""
 
 
 @dataclass(frozen=True)
@@ -30,9 +30,9 @@ class UnitDifference:
     drop_ins: tuple[str, ...] = ()
     """Paths."""
     reload: bool = False
-    """Its file was changed, and systemd has not read it since."""
+    """Whether its file was changed and systemd has not reloaded it since."""
     signal: str | None = None
-    """That ended its main process: SIGKILL; "": it ended by itself; None: not known."""
+    """The signal that ended its main process: SIGKILL; "": it exited; None: unknown."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class PlacedModel:
 
     directory: str
     complete: bool
-    """Whether it is marked so."""
+    """Whether the model is marked as complete."""
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    """Written after it was complete."""
+    """Files written after the model was complete."""
 
 
 @dataclass(frozen=True)
@@ -60,12 +60,12 @@ class Certificate:
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection from a node to a port of another one, which was tried just now."""
+    """A connection attempt, just now, from a node to a port of another node."""
 
     address: str
     port: int
     error: str | None = None
-    """Why none came about; None: it did."""
+    """Why it failed; None: it succeeded."""
 
     @property
     def is_refused(self) -> bool:
@@ -74,7 +74,7 @@ class Connection:
 
     @property
     def is_lost(self) -> bool:
-        """Return whether nothing came back, or a network between answered that it is closed."""
+        """Return whether no answer came, or the network in between rejected the connection."""
         return self.error is not None and not self.is_refused
 
     def __str__(self) -> str:
@@ -92,15 +92,18 @@ class NodeEvidence:
     stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
     """Journals of stages, by id."""
     units: Mapping[str, UnitDifference] = field(default_factory=dict)
-    """Units of the same stages, where they could be read."""
+    """Readable units of the same stages."""
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
-    """Models of the same stages, where they could be read."""
+    """Readable models of the same stages."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
-    """When, in seconds since 1970, and what was changed; oldest first."""
+    """Changes as (time in seconds since 1970, what was changed), oldest first."""
     certificates: tuple[Certificate, ...] = ()
     connections: Mapping[str, Connection] = field(default_factory=dict)
-    """Of a replica's rank to rank 0, by the replica's id; of a gateway, by the server's name."""
+    """
+    Connections of a replica's rank to rank 0, by the replica's id; of a gateway, by the server's
+    name.
+    """
     unread: tuple[str, ...] = ()
     """A sentence for each part that could not be read."""
 

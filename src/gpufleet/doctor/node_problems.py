@@ -43,7 +43,7 @@ def failed_checks(observed: FleetObservations) -> list[tuple[str, list[Finding]]
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
     for each in observed.report.findings:
         known = each.accepted is None and each.cause is None and each.severity >= Severity.WARN
-        # A node that does not answer is named as such.
+        # A silent node has its own problem.
         if known and each.node not in observed.status.silent:
             alike[each.check, each.severity].append(each)
     return [

@@ -20,21 +20,21 @@ class LogCause:
     """The cause of a failure that a log line states."""
 
     cause: str
-    """"": no rule has the line."""
+    """The cause; "": no rule matches the line."""
     do: str
     line: str
     where: str
-    """Whose line it is: `rank 1 on gpu-02`, `kernel of gpu-02`."""
+    """The source of the line: `rank 1 on gpu-02`, `kernel of gpu-02`."""
     component: str = ""
     """The rule's component: `vllm`, `driver`, `host`."""
     at: float | None = None
     """In seconds since 1970."""
     rule: str = ""
-    """Its id; "": none has the line."""
+    """The rule's id; "": no rule matches the line."""
 
     @property
     def quote(self) -> str:
-        """The line with its source and time."""
+        """Return the line with its source and time."""
         moment = f", {iso(self.at)}" if self.at is not None else ""
         return f"{self.where}{moment}: {self.line}"
 
@@ -58,7 +58,7 @@ class FleetObservations:
     status: FleetStatus
     report: Report
     gateways: Mapping[str, GatewayState | str] = field(default_factory=dict)
-    """By node; a sentence: it could not be asked."""
+    """Gateways' states by node; a sentence if one could not be queried."""
     evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
     """By node."""
     logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
@@ -66,10 +66,10 @@ class FleetObservations:
     kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
     """Causes in each node's kernel log."""
     speeds: Mapping[str, ReplicaSpeed | str] = field(default_factory=dict)
-    """The speed of each replica; a sentence: it could not be read."""
+    """The speed of each replica; a sentence if it could not be read."""
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
     """The objectives of each declared model."""
     sizes: Mapping[tuple[str, str], Sizing] = field(default_factory=dict)
-    """What the plan counts in memory, by model and node, of models whose log reports it missing."""
+    """The planned memory, by model and node, of models whose log reports too little memory."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()

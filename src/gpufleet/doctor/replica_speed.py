@@ -32,7 +32,7 @@ APART_SECONDS = 3
 @dataclass(frozen=True)
 class Histogram:
     """
-    Observations between two readings: their number at or below each bound, the last one infinite.
+    Observations between two readings: {bound: number at or below it}; the last bound is infinite.
     """
 
     counts: Mapping[float, float]
@@ -80,7 +80,7 @@ class ReplicaSpeed:
     missing: tuple[str, ...] = field(default=())
     """Metrics that this release does not have."""
     e2e: Histogram = field(default_factory=lambda: Histogram({}))
-    """Whole requests: all that a model without text has."""
+    """Times of whole requests: the only latency of a model that generates no text."""
 
 
 def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, ReplicaSpeed | str]:
@@ -88,7 +88,7 @@ def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, 
     servers: dict[str, list[Any]] = defaultdict(list)
     found: dict[str, ReplicaSpeed | str] = {}
     for node, answer in answers.items():
-        # Without an answer of a node none of its replicas is known; status names the node.
+        # The replicas of a silent node are unknown; the status names the node.
         if isinstance(answer, str):
             continue
         try:

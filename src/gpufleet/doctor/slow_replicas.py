@@ -89,7 +89,7 @@ def _missed(observed: FleetObservations, model: str, speed: ReplicaSpeed) -> Ite
     ):
         if promised is None or histogram.total < least:
             continue
-        # The bound below is surely exceeded: within a bucket nothing is known.
+        # Only the lower bound is certainly exceeded: within a bucket the position is unknown.
         above = [at for at in histogram.counts if at < histogram.quantile(0.99)]
         low = max(above, default=0.0)
         if low >= promised:
@@ -118,7 +118,7 @@ class _Slowness:
     missed: list[str]
     """A sentence for each objective."""
     behind: str
-    """Its siblings; "": it is not."""
+    """A sentence if it is slower than its siblings; "": it is not."""
 
 
 def _problem(

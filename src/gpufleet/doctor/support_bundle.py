@@ -31,8 +31,9 @@ def bundle_files(
     """
     Return the files of a bundle by name, together at most `MOST_BYTES`.
 
-    `settings` are each node's as JSON values; no file may contain a text in `secrets`. Of what does
-    not fit, journals lose their first lines, and other files are left out; README.txt names them.
+    `settings` are each node's as JSON values; no file may contain a text in `secrets`. If the limit
+    is exceeded, journals lose their first lines, and other files are left out; README.txt lists
+    both.
     """
     first = {
         "diagnosis.txt": "\n".join([*diagnosis_lines(found, now), ""]),
@@ -60,7 +61,7 @@ def bundle_files(
         ),
     }
     named = {name for each in found.problems for name in each.names}
-    # Of nodes with problems first: of many nodes not all may fit.
+    # Nodes with problems come first, because a large fleet may not fit.
     parts = {
         f"{what}/{name}.json": _json(each)
         for what, by_node in (("settings", settings), ("probes", observed.report.facts))
@@ -89,7 +90,7 @@ def bundle_files(
 
     for name, text in first.items():
         add(name, text, left)
-    # Half of the rest is for journals, however many nodes there are.
+    # Journals get half of the rest, whatever the number of nodes.
     kept_for_logs = left // 2
     for name, text in parts.items():
         add(name, text, left - kept_for_logs)

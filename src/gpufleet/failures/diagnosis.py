@@ -44,22 +44,22 @@ class Finding:
     last: Place
     count: int
     processes: tuple[tuple[str, int], ...]
-    """The most frequent first; "" where lines name none."""
+    """Processes, the most frequent first; "": the lines name none."""
     causes: tuple[Advice, ...]
-    """One, or several of which evidence would tell which it is."""
+    """One cause, or several that only further evidence can tell apart."""
     looks: tuple[str, ...] = ()
-    """Where to look to tell the causes apart, for each of them."""
+    """Where to find the evidence for each cause."""
     detail: str = ""
-    """What a number in the line means."""
+    """The meaning of a number in the line."""
     first_at: datetime | None = None
     """In UTC; None: the log has no times."""
     last_at: datetime | None = None
     started_after: Place | None = None
-    """A server of the same log that began to answer after it."""
+    """The later line of the same log that shows that a server began to answer."""
 
     @property
     def cause(self) -> str:
-        """The cause; where only evidence could decide among several, all of them."""
+        """Return the cause; without evidence to decide, all possible causes."""
         said = [each.cause for each in self.causes]
         if len(said) == 1:
             return said[0]
@@ -67,7 +67,10 @@ class Finding:
 
     @property
     def sentence(self) -> str:
-        """The cause and what to do, in one line; the rule's where only evidence could decide."""
+        """
+        Return the cause and what to do in one line; without evidence to decide, the rule's
+        sentence.
+        """
         advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
         return f"{advice.cause} {advice.fix}"
 
@@ -89,9 +92,9 @@ class Findings:
     notes: tuple[Finding, ...]
     unknown: Unknown | None
     lines: Mapping[str, int]
-    """Lines of each log that was read."""
+    """The number of lines of each log."""
     unordered: bool = False
-    """Whether logs without times were read beside others: their order is not known."""
+    """Whether some of several logs had no times, so that the order is unknown."""
 
     @property
     def healthy(self) -> bool:
@@ -121,7 +124,8 @@ def explain(
     ]
     found.sort(key=_order)
     failures = [each for each in found if each.rule.kind is Kind.FAILURE]
-    # A consequence of a consequence is one, too; two that name each other: the earlier one stays.
+    # A consequence of a consequence also counts. If two findings name each other, the earlier one
+    # is the cause.
     causes: list[Finding] = []
     for each in failures:
         others = [other for other in failures if other is not each]

@@ -1,4 +1,4 @@
-"""Findings as an operator reads them, and as JSON.  Pure."""
+"""Format findings for an operator and as JSON.  Pure."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Evidence:
     gpus: tuple[str, ...] | None = None
     """The names of the node's GPUs."""
     signal: str | None = None
-    """What ended the unit's main process: SIGKILL; "" if it ended by itself."""
+    """The signal that ended the unit's main process, such as SIGKILL; "": it exited."""
 
 
 NONE = Evidence()
@@ -42,7 +42,7 @@ def is_met(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | 
     """
     kind, _, name = condition.rpartition(" ")
     if kind == "seen":
-        # A log that does not have the line may be another log than the one that has it.
+        # The line may be in a log that was not given.
         return True if name in seen else None
     if kind in {"check", "not check"}:
         passed = (evidence.checks or {}).get(name)

@@ -1,4 +1,4 @@
-"""Patterns of log lines that cost a bounded time, also on hostile text.  Pure.
+"""Match log lines by patterns whose time is bounded, even on hostile text.  Pure.
 
 A pattern is plain text, or a regular expression between slashes: `/Xid \\(.{1,40}\\): 79,/`. Its
 repeats are bounded, it has no alternatives at its top level, and it contains plain text that is in

@@ -55,7 +55,7 @@ _MONTH = "|".join(_MONTHS)
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 
-# What is recognised at the beginning of the rest of a line. Each with its source:
+# Formats at the beginning of the rest of a line, each with its source:
 _FORMATS = tuple(
     re.compile(each)
     for each in (

@@ -1,4 +1,4 @@
-"""Log files as lines, of any size and with any bytes, in bounded memory."""
+"""Read log files of any size and with any bytes as lines, in bounded memory."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
         if len(kept) > LONGEST_LINE:
             if not skipping:
                 yield number, kept[:LONGEST_LINE].decode(encoding, "replace")
-            # Of two bytes a character, what is kept stays even.
+            # With two bytes per character, an even number of bytes is kept.
             kept, skipping = kept[len(kept) - len(kept) % len(newline) :], True
         chunk = stream.read(CHUNK)
     if kept and not skipping:

@@ -1,4 +1,5 @@
-"""The rules: the meaning of log lines. They are data (`data/*.yml`), checked when they are read.
+"""Read the rules, which are the meanings of log lines. They are data (`data/*.yml`), and are
+validated when they are read.
 
 A line belongs to the first matching rule, in the order of FILES and within each file: more specific
 rules come first.
@@ -79,11 +80,13 @@ class Rule:
     source: str
     tells: tuple[PossibleCause, ...] = ()
     follows: tuple[str, ...] = ()
-    """Rules of which this is a consequence where both are found; ANY: of every failure before."""
+    """Rules of which this one is a consequence if both match; ANY: of every earlier failure."""
     until: tuple[str, ...] = ()
-    """Texts of a later line that shows that it has passed."""
+    """Texts of a later line that shows that the failure has passed."""
     excuses: tuple[str, ...] = ()
-    """Rules whose lines after it belong to it, as those of a server that was told to stop."""
+    """
+    Rules whose later lines belong to this one, such as those of a server that was told to stop.
+    """
     releases: str = ""
 
     @property

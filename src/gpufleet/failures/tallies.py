@@ -31,11 +31,11 @@ STARTED = "Application startup complete"
 """What uvicorn writes when vLLM's server answers (starlette, in every release of vLLM)."""
 
 _BEGINS = "vLLM API server version"
-# What a client wrote is in these lines, and most lines of a long log are of the other two kinds.
+# These lines contain clients' text, and most lines of a long log are of the other two kinds.
 _SKIPPED = ("Received request ", '" 200 OK', "Avg prompt throughput: ")
 
 _TRACEBACK = "Traceback (most recent call last)"
-# What a line has that is looked at more closely: a level, a start, a traceback, an exception.
+# Texts of lines that are examined: a level, a start, a traceback, an exception.
 _TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _BEGINS, _TRACEBACK, "Error: ", "Exception: ")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _PREFIX_LENGTH = 120
@@ -55,7 +55,7 @@ class Place:
     stamp: Stamp | None
     text: str
     order: int
-    """How many lines of all logs were read before it."""
+    """How many lines of all logs were read before this one."""
 
 
 @dataclass
@@ -79,10 +79,10 @@ class Tally:
 
 @dataclass
 class Seen:
-    """All that is kept of the logs that were read."""
+    """Everything that is kept of the logs."""
 
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
-    """By rule and log."""
+    """Tallies by (rule, log)."""
     lines: dict[str, int] = field(default_factory=dict)
     """Lines of each log."""
     first_error: Place | None = None
@@ -187,9 +187,8 @@ class _Counter:
 
     def _forget_survived_error(self, source: str) -> None:
         """
-        Forget a log's first error if the server started all the same: it was none.
-
-        Not where something ended: a later start of a server that failed before explains nothing.
+        Drop a log's first error if the server started nevertheless. Keep it if something ended: a
+        later start does not explain an earlier failure.
         """
         seen = self._seen
         derived = {rule.id for rule in self._rules if rule.derived}
@@ -209,10 +208,11 @@ class _Counter:
         """Keep the first error, and the end of the first traceback that is a failure's."""
         seen, key = self._seen, (place.source, place.process)
         if kind is Kind.NOTE:
-            # What ends so was no failure, as a client's mistake: what began it was none either.
+            # A traceback that ends like this was no failure, such as a client's mistake; neither
+            # was its first line.
             began = self._tracebacks.pop(key, None)
             error = seen.first_error
-            # The line before a traceback says what failed.
+            # The line before a traceback names the failure.
             if began and error and (error.source, error.process) == key:
                 seen.first_error = None if error.number >= began - 1 else error
             return

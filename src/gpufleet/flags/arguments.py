@@ -8,7 +8,7 @@ from typing import Any
 
 def words(name: str, value: Any) -> tuple[str, ...]:
     """
-    Return a flag and its values; `name` is the flag without its dashes, `value` what YAML gave.
+    Return a flag and its values; `name` is the flag without dashes, `value` the value from YAML.
 
     >>> words("enable-lora", True), words("enable-lora", False), words("seed", None)
     (('--enable-lora',), ('--no-enable-lora',), ())
@@ -20,11 +20,11 @@ def words(name: str, value: Any) -> tuple[str, ...]:
     if value is True:
         return (f"--{name}",)
     if value is False:
-        return (f"--no-{name}",)  # vLLM also has --disable-...; this is the form all versions know
+        return (f"--no-{name}",)  # vLLM also has --disable-...; all versions accept this form
     if isinstance(value, list):
         return (f"--{name}", *map(_word, value))
     word = _word(value)
-    # As a word of its own it would be taken for the next flag.
+    # As a separate word it would be read as the next flag.
     return (f"--{name}={word}",) if word.startswith("-") else (f"--{name}", word)
 
 

@@ -31,14 +31,14 @@ Rewrites: TypeAlias = Mapping[str, tuple[str, ...]]
 class ChangeKind(StrEnum):
     """The kind of change to a name."""
 
-    NEVER = "never"  # no release has it, whatever is written about it
-    REMOVED = "removed"  # gone, and nothing does the same
-    RENAMED = "renamed"  # gone, and another name does the same
+    NEVER = "never"  # no release has it, although documents name it
+    REMOVED = "removed"  # removed without replacement
+    RENAMED = "renamed"  # removed; another name does the same
     VALUE = "value"  # `values` are no longer accepted
-    FORM = "form"  # the value is written in another way
-    MEANING = "meaning"  # the same words do something else
-    DEFAULT = "default"  # who does not set it gets something else
-    DEPRECATED = "deprecated"  # accepted still, without effect or on its way out
+    FORM = "form"  # the value has another notation
+    MEANING = "meaning"  # the same arguments have another effect
+    DEFAULT = "default"  # the default has changed
+    DEPRECATED = "deprecated"  # still accepted, without effect or deprecated
 
 
 ABSENT = frozenset({ChangeKind.NEVER, ChangeKind.REMOVED, ChangeKind.RENAMED})

@@ -23,10 +23,10 @@ from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
 _COLLECTS = {"+", "*"}
-_LOOKED_UP = 20  # words that cannot be parsed: of more, nothing is looked up in other releases
+_LOOKED_UP = 20  # limit of unparsable words that are looked up in other releases
 _WORDS = {"true", "false", "1", "0", "yes", "no", "on", "off"}
 
-# Flags whose value vLLM looks up in a list after parsing, and the flag that adds to the list.
+# Flags whose value vLLM looks up in a list after parsing, with the flag that extends the list.
 _LISTED: Mapping[str, tuple[str, str | None]] = {
     "--quantization": ("quantization", None),
     "--load-format": ("load_format", None),
@@ -46,7 +46,7 @@ _PLAIN: Mapping[UnparsedReason, Kind] = {
     UnparsedReason.HELP: Kind.HELP,
 }
 
-# JSON that vLLM takes as it is and makes a config class of when it starts.
+# JSON that vLLM converts to a config class only at its start.
 _LATER = {
     "--speculative-config": "SpeculativeConfig",
     "--watermark-config": "WatermarkConfig",
@@ -60,7 +60,7 @@ _OBJECT_OR_TEXT = "0.11.1"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The problems of a command line, and the line without them, if that is known."""
+    """The problems of a command line, and the corrected command line, if known."""
 
     version: str
     argv: tuple[str, ...]
@@ -535,7 +535,7 @@ def _of_model(line: CommandLine, found: str, severity: Severity, since: str | No
 
 
 def _config(line: CommandLine) -> Iterator[Problem]:
-    """Judge only the file name of --config: the file is on the node."""
+    """Judge only the file name of --config, because the file is on the node."""
     given = line.last("--config")
     if given is None:
         return

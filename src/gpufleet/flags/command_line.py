@@ -19,7 +19,7 @@ from gpufleet.flags.schema import Flag, Schema
 
 __all__ = ["CommandLine", "Dotted", "GivenFlag", "Unparsed", "UnparsedReason", "parse"]
 
-# What argparse takes for a value although it starts with a dash.
+# Words that argparse reads as a value although they start with a dash.
 _NEGATIVE = re.compile(r"-\d+$|-\d*\.\d+$")
 _HELP = {"-h", "--help"}
 
@@ -95,7 +95,7 @@ class _Option:
 
     name: str
     flag: Flag | None
-    explicit: str | None = None  # what is behind the equals sign
+    explicit: str | None = None  # the text after the equals sign
     candidates: tuple[str, ...] = ()
 
 

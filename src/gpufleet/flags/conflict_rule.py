@@ -1,4 +1,4 @@
-"""A rule on flags that vLLM refuses together, and the values to judge.  Pure."""
+"""Define a rule on flags that vLLM refuses together, and the values to judge.  Pure."""
 
 from __future__ import annotations
 

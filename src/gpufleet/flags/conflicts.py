@@ -1,8 +1,8 @@
-"""Flags that are valid separately and that vLLM refuses together at its start.  Pure.
+"""Find flags that are valid separately, but that vLLM refuses together at its start.  Pure.
 
 Contract: only conflicts that follow from the flags themselves. Rules that depend on the model, the
-GPUs or the node are elsewhere: they need more than a command line. Each rule says where vLLM raises
-it, and holds from the release whose source was read to have it first.
+GPUs or the node are elsewhere: they need more than a command line. Each rule names the place in
+vLLM that raises it, and applies from the first release in whose source it was found.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpufleet.flags.parallel_conflicts import PARALLEL
 from gpufleet.flags.schema import sort_key
 
 RULES = (*PARALLEL, *OPTIONS)
-"""All rules. Facts that a model or a GPU decides are left to the plan and to the node."""
+"""All rules. Conflicts that depend on a model or a GPU are left to the plan and the node."""
 
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:

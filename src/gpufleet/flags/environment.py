@@ -18,7 +18,7 @@ from gpufleet.flags.schema import Schema, Variable
 
 _PREFIX = "VLLM_"
 
-# The words that vLLM's tables compare with, whatever the variable: any other means off.
+# The words that vLLM's tables recognise for any variable: other words mean off.
 _SWITCHES = {"", "0", "1", "true", "false"}
 
 # A word of envs.py that a text is no variable's name of: plugins and the lab have their own.
@@ -29,8 +29,9 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 }
 
 
-# Words of variables that libraries read, and what happens with others. NCCL: src/debug.cc,
-# ncclDebugInit; OpenMP: libgomp/env.c; vLLM's level: logging.config.dictConfig of Python.
+# Accepted words of variables that libraries read, and the effect of other words. NCCL:
+# src/debug.cc, ncclDebugInit; OpenMP: libgomp/env.c; vLLM's level: logging.config.dictConfig of
+# Python.
 _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
     "NCCL_DEBUG": (
         re.compile("NONE|VERSION|WARN|INFO|ABORT|TRACE", re.IGNORECASE),

@@ -1,9 +1,8 @@
-"""Explain one flag or variable in gpufleet's words, and how each release treats it. Pure.
+"""Explain a flag or variable, and how each release treats it. Pure.
 
-Contract: data/explanations/*.json says what a name is for, when it pays and what it costs; nothing
-in it holds only for one release. Whether a release has the name, with which default, type and
-values, is read from the schemas; what replaced a name, from `changes`. So pages are correct for any
-release without being rewritten.
+Contract: data/explanations/*.json says what a name is for, when it helps and what it costs; nothing
+in it is specific to one release. The schemas show whether a release has the name, with its default,
+type and values; `changes` has replacements. So the pages are correct for every release.
 """
 
 from __future__ import annotations
@@ -30,8 +29,7 @@ _SHOWN_VALUES = 16  # choices on a page; JSON has all of them
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    gpufleet's explanation of one name. `cost`: memory, latency, throughput; None where there is
-    none.
+    gpufleet's explanation of one name. `cost`: memory, latency, throughput; None: no cost.
     """
 
     name: str
@@ -183,7 +181,7 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def matching_page(text: str, found: Mapping[str, str], release: Schema, width: int) -> str:
-    """Return the list of them as text: one line each, with its first sentence."""
+    """Return the matches as text: one line each, with the first sentence."""
     widest = max(map(len, found))
     lines = [
         textwrap.shorten(

@@ -17,7 +17,7 @@ from gpufleet.errors import FleetError
 from gpufleet.remote import payload
 
 INSTALLED = "installed"
-"""The source that means: what is installed beside the Python that runs the program."""
+"""The source that stands for the vLLM that is installed for the running Python."""
 
 SECONDS = 120.0
 """The deadline. A release takes 2 s on an idle core, a source distribution 2 s more to unpack."""

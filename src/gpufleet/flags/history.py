@@ -1,7 +1,7 @@
-"""One flag or variable in every packaged release.  Pure.
+"""Look up one flag or variable in every packaged release.  Pure.
 
-Contract: returns the name's entry in each release's `schema.load` without parsing the rest of the
-releases: a page about one flag must not take longer than a command line's check.
+Contract: it returns the same entries as `schema.load` of each release, but parses nothing else: a
+page about one flag must not take longer than the check of a command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _FLAG_STARTS = '{"name":'
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of packaged releases, both ends included, in which something was the same."""
+    """A range of packaged releases, both ends included, in which a value was the same."""
 
     first: str
     last: str

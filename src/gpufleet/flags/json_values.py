@@ -18,9 +18,9 @@ from gpufleet.flags.schema import Computed, Field, Schema
 
 _TRUE = {"1", "true", "t", "yes", "y", "on"}
 _FALSE = {"0", "false", "f", "no", "n", "off"}
-_FAR = 12  # keys or values to name in a sentence at most
+_FAR = 12  # the most keys or values that a message names
 
-# The releases normalize these before they compare them with a Literal.
+# Releases normalize these fields before they compare them with a Literal.
 _UNDERSCORED = "lower_underscored"
 
 
@@ -76,7 +76,7 @@ class _Judge:
             if field is None or not field.init or key.startswith("_"):
                 wrong = True
                 looked_up += 1
-                if looked_up > _FAR:  # more of them do not help who reads them
+                if looked_up > _FAR:  # more of them would not help the reader
                     yield JsonFault(f"`{path}` is not one of its keys")
                 else:
                     yield self._no_such_key(name, path, key, fields)

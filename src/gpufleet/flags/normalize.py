@@ -16,7 +16,7 @@ from typing import Any
 
 from gpufleet.flags.schema import Flag, Syntax
 
-# The option's name: all behind the dashes and before the first dot (vLLM's own pattern).
+# The option's name: everything between the dashes and the first dot (vLLM's own pattern).
 _NAME = re.compile(r"(?<=--)[^.]*")
 _SERVED_NAME = re.compile(r"--served[-_]model[-_]name(=.+|$)")
 _LEVELS = {"0", "1", "2", "3"}  # of optimization: `-O 3` is rewritten, `-O decode` is not
@@ -30,7 +30,7 @@ class UnparsedReason(StrEnum):
     """Why an argument could not be parsed."""
 
     UNKNOWN = "unknown"  # an option that the release does not have
-    PREFIX = "prefix"  # the beginning of one option: argparse takes it, and takes another tomorrow
+    PREFIX = "prefix"  # the beginning of one option; a later release may read it as another
     AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
     NO_VALUE = "no-value"  # an option that lacks its value
     SURPLUS_VALUE = "surplus-value"  # a value for an option that takes none

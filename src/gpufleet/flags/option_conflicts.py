@@ -1,4 +1,4 @@
-"""Options that contradict each other, or whose value prevents every start.  Pure."""
+"""Find options that contradict each other, or whose value prevents every start.  Pure."""
 
 from __future__ import annotations
 
@@ -38,7 +38,10 @@ def _async_beside_unpadded(s: Settings) -> bool:
 
 
 def _ngram_of_no_length(s: Settings) -> bool:
-    """Other methods may read it from the draft model, or choose it."""
+    """
+    Return whether ngram lacks its number of tokens; other methods read it from the draft model, or
+    choose it.
+    """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     lengths = (s.key(_SPEC, key) for key in ("num_speculative_tokens", _BY_BATCH))
     return (
@@ -50,7 +53,10 @@ def _ngram_of_no_length(s: Settings) -> bool:
 
 
 def _drafts_of_no_model(s: Settings) -> bool:
-    """Other methods draft without a model, or with layers of the served model."""
+    """
+    Return whether a draft model is missing; some methods draft without a model, or with layers of
+    the served model.
+    """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     model = s.key(_SPEC, "model") or s.value("--spec-model")
     lengths = (s.key(_SPEC, "num_speculative_tokens"), s.value("--spec-tokens"))

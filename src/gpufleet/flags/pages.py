@@ -1,4 +1,4 @@
-"""Verdicts and differences of releases as text for a terminal.  Pure."""
+"""Format verdicts and differences of releases for a terminal.  Pure."""
 
 from __future__ import annotations
 

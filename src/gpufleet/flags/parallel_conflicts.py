@@ -1,4 +1,4 @@
-"""Flags that divide a model over processes and contradict each other.  Pure."""
+"""Find contradictions among flags that divide a model over processes.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The problem of one argument or variable.  Leaf."""
+"""Define the problem of one argument or variable.  Leaf."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ class Kind(StrEnum):
     RENAMED = "renamed"
     PREFIX = "prefix"  # the beginning of one name: argparse would take it for that
     AMBIGUOUS = "ambiguous-prefix"  # the beginning of several
-    FORM = "form"  # right thing, written in a way that this release does not read
+    FORM = "form"  # a valid setting in a notation that this release does not read
     VALUE = "value"  # no value, or not of the type
     CHOICE = "choice"  # not one of the values that it takes
     JSON = "json"  # no JSON, or JSON that does not fit
     STRAY = "stray"  # a word that belongs to no flag
     MODEL = "model"  # the model is missing, or is not where the release takes it
-    CONFLICT = "conflict"  # each is right, together they are refused
+    CONFLICT = "conflict"  # valid separately, refused together
     ENVIRONMENT = "environment"  # of a variable
-    MEANING = "meaning"  # accepted, and does something else than it once did
-    DEPRECATED = "deprecated"  # accepted, and without effect or on its way out
+    MEANING = "meaning"  # accepted, with another effect than in older releases
+    DEPRECATED = "deprecated"  # accepted, without effect or deprecated
     REPEATED = "repeated"  # given twice, and only the last one counts
     HELP = "help"  # prints help and serves nothing
 
@@ -41,8 +41,10 @@ class JudgedBy(StrEnum):
     """The part of vLLM that refuses it; `ADVICE`: none does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
-    START = "start"  # the parser takes it, and the server ends while it starts
-    ADVICE = "advice"  # the server starts, and does not do what was asked or what it did before
+    START = "start"  # the parser accepts it, but the server ends while it starts
+    ADVICE = (
+        "advice"  # the server starts, but does not do what was requested, or what it did before
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,10 @@ from typing import Any
 from gpufleet.errors import FleetError, answer_fault
 
 FORMAT = 1
-"""Version of the document that `extract` writes; raised when a key changes its meaning or goes."""
+"""
+Version of the document that `extract` writes; increased when a key changes its meaning or is
+removed.
+"""
 
 UNKNOWN = "unknown"
 """The version of a release that does not state one: a checkout of vLLM that was not built."""
@@ -200,7 +203,7 @@ class Syntax:
 @dataclass(frozen=True)
 class Schema:
     """
-    Everything `vllm serve` of one release takes.
+    Everything that `vllm serve` of one release accepts.
 
     `classes` has the fields of each JSON dataclass, and of those in its fields, by class and field
     name; None where a release takes any JSON. `enums` has the members of those fields' enums, and
@@ -222,17 +225,20 @@ class Schema:
 
     @cached_property
     def by_option(self) -> Mapping[str, Flag]:
-        """Every accepted option string, exactly as the release spells it, and its flag."""
+        """Return every accepted option string, in the release's exact spelling, with its flag."""
         return {option: flag for flag in self.flags for option in flag.options}
 
     @cached_property
     def by_dest(self) -> Mapping[str, Flag]:
-        """Every flag by the attribute that the parser stores it in."""
+        """Return every flag by the attribute in which the parser stores it."""
         return {flag.dest: flag for flag in self.flags}
 
     @property
     def positional(self) -> Flag | None:
-        """The positional argument for the model; None if older than `vllm serve` (0.5.0)."""
+        """
+        Return the positional argument for the model; None: the release is older than `vllm serve`
+        (0.5.0).
+        """
         return next((flag for flag in self.flags if flag.positional), None)
 
     def listed_values(self, flag: Flag) -> frozenset[str]:

@@ -1,5 +1,5 @@
 """
-The model classes that a release of vLLM has code for, with their tasks.
+Know the model classes for which a release of vLLM has code, with their tasks.
 
 Read from the releases' own lists (`on_node/flags/model_classes.py`) by tools/collect_flags.py. A
 class that no packaged release lists is not judged: a publisher's own, or that of a plugin.

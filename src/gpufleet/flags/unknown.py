@@ -21,7 +21,7 @@ _KINDS = {
     ChangeKind.REMOVED: Kind.REMOVED,
     ChangeKind.RENAMED: Kind.RENAMED,
 }
-_NEAR = 0.75  # how much alike two names have to be, as difflib counts
+_NEAR = 0.75  # minimum similarity of two names, by difflib
 
 
 def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
@@ -85,7 +85,9 @@ def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Proble
     if rewritten and any(
         word.startswith("--") and schema.flag(word.partition(".")[0]) is None for word in rewritten
     ):
-        rewritten = None  # what replaces it came later, or is gone again
+        rewritten = (
+            None  # this release does not have the replacement: it came later, or was removed
+        )
     return _problem(
         line,
         one,

@@ -29,7 +29,7 @@ _OUTSIDE_STRINGS = re.compile(r'("(?:[^"\\]|\\.)*")')
 _SUFFIXED = re.compile(r"\b\d+(?:\.\d+)?[kKmMgGtT]\b")
 _STRAIGHT = str.maketrans("\u201c\u201d\u201e\u2018\u2019", '"""\'\'', "")
 _LORA_3D = "0.22.0"  # LoRAModulePath.is_3d_lora_weight, entrypoints/openai/models/protocol.py
-_SHOWN = 12  # choices; more of them do not help who reads the sentence
+_SHOWN = 12  # the most choices in a message; more would not help the reader
 
 
 class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
@@ -149,7 +149,7 @@ def _integer(text: str) -> int:
         return int(text)
     except ValueError:
         number = human_readable(text)
-        found = f"`{text}` is no whole number" if text else "its value is empty"
+        found = f"`{text}` is not a whole number" if text else "its value is empty"
         if number is not None:
             raise InvalidValue(
                 Kind.VALUE, f"{found}: this flag takes no suffix", str(number)
@@ -161,7 +161,7 @@ def _float(text: str) -> float:
     try:
         return float(text)
     except ValueError:
-        raise InvalidValue(Kind.VALUE, f"`{text}` is no number") from None
+        raise InvalidValue(Kind.VALUE, f"`{text}` is not a number") from None
 
 
 def _human(text: str) -> int:

@@ -18,7 +18,7 @@ from gpufleet.settings.gpu_settings import ContainerToolkit
 SOURCE = "nvidia-container-toolkit"
 KEYS = node_paths.KEYS
 RULE = "/etc/udev/rules.d/71-gpufleet-nvidia-dev-char.rules"
-# Only one version of all four works; apt does not move what is not named.
+# All four must have one version; apt does not change packages that are not named.
 PACKAGES = (
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",
@@ -40,7 +40,7 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 def desired_toolkit(setting: ContainerToolkit, key: bytes) -> DesiredState:
     """Return the packages, held, from the repository whose public key `key` is."""
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
-    # apt tells the two forms of a key by the file's name (sources.list(5), Signed-By).
+    # apt distinguishes the two forms of a key by the file's name (sources.list(5), Signed-By).
     path = f"{KEYS}/{SOURCE}.{'asc' if armoured else 'gpg'}"
     return DesiredState(
         File(path, key),

@@ -8,8 +8,8 @@ from gpufleet.converge.desired import Package
 from gpufleet.settings.cuda_settings import Cuda
 from gpufleet.settings.node_settings import NodeSettings
 
-# What kernels are compiled with at run time: headers of CUDA and of the libraries that FlashInfer
-# and torch's extensions include. nvcc brings the compiler's other parts in its own version.
+# Packages for compiling kernels at run time: headers of CUDA and of the libraries that FlashInfer
+# and torch's extensions include. nvcc depends on the compiler's other parts in its own version.
 JIT = ("cuda-cudart-dev", "cuda-cccl", "libcublas-dev", "libcurand-dev")
 
 Profile = Literal["none", "jit", "full"]

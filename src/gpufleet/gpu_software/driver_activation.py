@@ -23,10 +23,13 @@ STOP_ORDER = (
 )
 """The driver's services, without stages, in the order of stopping; they start in reverse."""
 UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
-"""A module before those that it uses (modinfo's `depends`); they load in reverse."""
+"""
+Modules in the order of unloading: each before those that it depends on (modinfo's `depends`); they
+load in reverse.
+"""
 ALWAYS_LOADED = ("nvidia", "nvidia_uvm")
 """CUDA needs nvidia_uvm, and loads it with a setuid program that gpufleet's units forbid."""
-NAMED = 4  # holders that are named; of more there is a count
+NAMED = 4  # how many holders a message names; the rest is counted
 
 
 @dataclass(frozen=True)
@@ -98,7 +101,7 @@ class InUse:
 
     @property
     def sentence(self) -> str:
-        """The holders, and what to do."""
+        """Return a sentence with the holders and what to do."""
         named = "; ".join(map(str, self.by[:NAMED]))
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
@@ -316,7 +319,7 @@ def _known(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None or _missing(value) else value
 
 
-# What to do about it
+# Decisions
 
 Policy: TypeAlias = Literal["never", "when_needed", "ask"]
 Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]

@@ -37,7 +37,7 @@ def driver_files(node: BareNode) -> tuple[Value, ...]:
     if options:
         words = " ".join(f"{name}={value}" for name, value in sorted(options.items()))
         modprobe += f"options nvidia {words}\n"
-    # nvidia-uvm: CUDA loads it by a setuid program, which our units forbid.
+    # nvidia-uvm: CUDA loads it with a setuid program, which gpufleet's units forbid.
     loaded = "# Written by gpufleet.\nnvidia\nnvidia-uvm\n"
     return (
         File(MODPROBE, modprobe.encode()),

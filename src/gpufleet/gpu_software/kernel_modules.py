@@ -1,7 +1,7 @@
 """Check that every kernel has the locked driver's module on disk and would load it. Pure.
 
-Takes the document of `on_node/gpu_software/kernel_modules.py`. The files on disk are judged, never
-a package manager's exit status: a maintainer script that could not build a module may succeed.
+Takes the document of `on_node/gpu_software/kernel_modules.py`. It judges the files on disk, never a
+package manager's exit status: a maintainer script may succeed without having built a module.
 """
 
 from __future__ import annotations
@@ -16,7 +16,9 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """Return why no module may be built for a node; None: it may. Called before a change."""
+    """
+    Return why no module may be built for a node; None: building is allowed. Called before a change.
+    """
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"

@@ -24,11 +24,11 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.settings.gpu_settings import Gpu
 
-# sysctl.d(5): files are read in the order of their names. 99: after the distribution's own; only
-# what an operator put there on purpose comes later.
+# sysctl.d(5): files are read in the order of their names. 99: after the distribution's files; only
+# files that an operator added on purpose come later.
 SYSCTL = "/etc/sysctl.d/99-gpufleet.conf"
 DEVICES = "gpufleet-gpu-devices.service"
-# A drop-in of the prefix is one of every stage's unit (systemd.unit(5), "foo-.service.d/").
+# A drop-in for the prefix applies to every stage's unit (systemd.unit(5), "foo-.service.d/").
 STAGES = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-gpu-devices.conf"
 
 
@@ -118,7 +118,7 @@ def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
         values += [
             File(f"{UNIT_DIRECTORY}/{DEVICES}", devices_unit(gpus).encode()),
             File(STAGES, _STAGES.encode()),
-            # Nothing keeps running: stages start it, and so does each boot.
+            # A oneshot unit does not keep running: stages start it, and so does each boot.
             Unit(DEVICES, running=None),
         ]
     return DesiredState(*values)

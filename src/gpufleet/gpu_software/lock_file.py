@@ -73,7 +73,8 @@ def overlay(
     return variables.merge(written, locked)
 
 
-# What a value means to who reads the file; above it stands why it is what it is, where known.
+# Comments on the meaning of values, for readers of the file; the reason for a value, if known,
+# stands above it.
 _MEANING = {
     "driver": "fabric manager, NSCQ, IMEX and the persistence daemon are of the same version",
     "modules": "flavour of the kernel modules",

@@ -44,7 +44,7 @@ def build_lock(
     if problems:
         raise FleetError(*problems)
     values = next(iter(read.values()))
-    # Nodes without NVLink 5 switches have none, and need none.
+    # Nodes without NVLink 5 switches neither have nor need nvlsm.
     values["nvlsm"] = next((each["nvlsm"] for each in read.values() if each["nvlsm"]), None)
     return GpuLock.model_validate(values)
 
@@ -149,7 +149,7 @@ def _toolkits(packages: Mapping[str, Any], settings: NodeSettings) -> list[tuple
         ]
         if declared in branches:
             branches = [declared]
-        if branches:  # a whole toolkit brings its compiler
+        if branches:  # a complete toolkit includes the compiler
             return [(profile, name, branch) for branch in branches]
     return []
 

@@ -28,8 +28,8 @@ OWN_PYTHON = "/usr/bin/python3"
 """The distribution's Python interpreter, in which the probe runs."""
 
 _BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
-# The first branch that runs a generation's boards (CUDA's release notes: the first release that
-# compiles for them, and the branch that came with it).
+# The first branch that runs each generation's boards (CUDA's release notes: the first release that
+# compiles for them, and the branch that was released with it).
 _FIRST_BRANCH = {"blackwell": 570}
 # B300 and GB300 (by their PCI device ids) came later, with CUDA 12.9.
 _BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575

@@ -17,7 +17,8 @@ from gpufleet.settings.gpu_lock import GpuLock
 
 # The first branch whose packages for Ubuntu have no branch in their names.
 UNBRANCHED_SINCE = 590
-# The first whose fabric manager, NSCQ and IMEX have none, on every system.
+# The first branch whose fabric manager, NSCQ and IMEX have no branch in their names, on every
+# system.
 FABRIC_UNBRANCHED_SINCE = 580
 
 
@@ -70,7 +71,7 @@ def fabric_name(name: str, system: System, lock: GpuLock) -> str:
     return f"{name}-{lock.branch}"
 
 
-# The vendor's packages that pin a version would contradict ours.
+# NVIDIA's packages that pin a version would contradict gpufleet's holds.
 _PINS = "nvidia-driver-pinning-*"
 # Fabric parts of branches before 580 carry the branch; a later branch's have to replace them.
 _BRANCHED_FABRIC = ("nvidia-fabricmanager-???", "libnvidia-nscq-???", "nvidia-imex-???")
@@ -108,8 +109,8 @@ _UBUNTU = ("libnvidia-compute", "libnvidia-cfg1", "libnvidia-gpucomp", "nvidia-k
 _UBUNTU_BRANCHED = (*_UBUNTU, "nvidia-compute-utils", "nvidia-utils")
 _UBUNTU_DISPLAY = ("libnvidia-common", "libnvidia-decode", "libnvidia-encode", "libnvidia-extra",
                    "libnvidia-fbc1", "libnvidia-gl", "xserver-xorg-video-nvidia")  # fmt: skip
-# What Ubuntu itself builds: modules signed by Canonical for one kernel each, in step with the
-# archive's libraries and not with ours.
+# Packages that Ubuntu builds: modules signed by Canonical for one kernel each, in step with the
+# archive's libraries, not with NVIDIA's.
 _UBUNTU_PREBUILT = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-signatures-nvidia-*")
 
 
@@ -200,7 +201,10 @@ def _red_hat(lock: GpuLock) -> PackageNames:
 
 
 def _red_hat_9(lock: GpuLock) -> PackageNames:
-    """The branch is a stream of a dnf module, which hides every other branch's packages."""
+    """
+    Return Red Hat 9's names: the branch is a stream of a dnf module, which hides other branches'
+    packages.
+    """
     found = _red_hat(lock)
     kind = {"open": "open", "proprietary": "dkms"}[lock.modules]
     return PackageNames(

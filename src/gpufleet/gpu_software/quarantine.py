@@ -1,4 +1,4 @@
-"""The mark of a node whose driver was changed without a passed check since. Pure.
+"""Mark a node as unchecked from a driver change until a check passes. Pure.
 
 The mark is a file with the reason as its text, set before the driver is touched and removed by a
 check that passes, so that it outlives an interrupted run and a reboot. While it is there systemd
@@ -22,7 +22,8 @@ MARK = f"{STATE}/unchecked"
 # .d/", since 239. ConditionPathExists= of a running unit is not looked at again.
 GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
 
-# What registration with the NVLink fabric, which takes a minute after a load, looks like meanwhile.
+# Findings while a GPU registers with the NVLink fabric, which takes a minute after the driver is
+# loaded.
 SETTLING = {"fabric-state", "fabric-manager"}
 
 
@@ -53,7 +54,7 @@ def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool
 
 
 def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
-    """Yield the problems themselves, without those that follow from them."""
+    """Yield the problems, without their consequences."""
     reserved = set(settings.gpus.reserved)
     for each in report.node_findings[node]:
         index = each.gpu.index if each.gpu else None

@@ -1,4 +1,4 @@
-"""GPUDirect RDMA between GPUs and network adapters: what a node needs for that. Pure.
+"""Determine what a node needs for GPUDirect RDMA between GPUs and network adapters. Pure.
 
 Two ways exist. `dma_buf`: the kernel's DMA-BUF; the driver's open modules export memory, and the
 adapter's inbox driver imports it. `peermem`: NVIDIA's nvidia_peermem, for programs that require it;
@@ -19,7 +19,7 @@ MODULES_AT_BOOT = "/etc/modules-load.d/gpufleet-rdma.conf"
 ORDER = "/etc/modprobe.d/gpufleet-rdma.conf"
 LIMITS = "/etc/security/limits.d/90-gpufleet-rdma.conf"
 PEERMEM = "nvidia_peermem"
-# What user space opens: verbs, connection management, and management datagrams (ibstat).
+# Modules for user space: verbs, connection management, and management datagrams (ibstat).
 USER_SPACE = ("ib_uverbs", "rdma_ucm", "ib_umad")
 # Documentation/driver-api/dma-buf.rst: RDMA's dma-buf import came with Linux 5.12.
 DMA_BUF_SINCE = (5, 12)

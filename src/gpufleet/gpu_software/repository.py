@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # settings know locks, which know systems
 
 VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 
-# Where keys are on a node, of vendors that its own apt or dnf knows nothing of.
+# Directory on nodes for keys of vendors that the node's own apt or dnf does not use.
 KEYS = node_paths.KEYS
 
-# What a package source may bring, by name: the driver, CUDA, DCGM and what they depend on. Nothing
-# else does, whatever else the repository has (it has had dkms, and Mellanox' tools).
+# Packages that may come from a package source: the driver, CUDA, DCGM and their dependencies. Other
+# packages of the repository are not used (it has had dkms and Mellanox' tools).
 VENDOR_PACKAGES = (
     "cuda-*",
     "libcu*",
@@ -109,7 +109,7 @@ _FOLDER = re.compile(r"/((?:ubuntu|debian|rhel|sles|amzn|fedora)\d+)/(x86_64|sbs
 
 
 def vendor_repository(system: System) -> VendorRepository:
-    """Return what NVIDIA publishes for a system; raises `FleetError` where that is nothing."""
+    """Return NVIDIA's repository for a system. Raises `FleetError` if there is none."""
     family = "rhel" if system.id in _AS_RHEL else system.id
     found = _PUBLISHED.get((family, system.major))
     if found is None:

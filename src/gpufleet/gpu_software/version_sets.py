@@ -1,4 +1,4 @@
-"""Sets of versions that NVIDIA released to belong together, to start a lock from.  Pure data.
+"""Provide sets of versions that NVIDIA released together, as a start for a lock.  Pure data.
 
 `data/version_sets.yml` has them, each value with its reason, which a lock's file repeats.
 """

@@ -1,4 +1,4 @@
-"""Ansible inventories, YAML and INI, as an inventory file.  Pure.
+"""Convert Ansible inventories, YAML and INI, to an inventory file.  Pure.
 
 Contract: takes hosts, groups and their nesting, and a host's address, port, user and key file, with
 Ansible's precedence. Of other variables only names are shown: values may be passwords. Group

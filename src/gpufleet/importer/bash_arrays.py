@@ -1,4 +1,4 @@
-"""Arrays of words in a shell script: `ARGS=(--port 8000)` and `"${ARGS[@]}"`.  Pure."""
+"""Expand arrays of words in a shell script: `ARGS=(--port 8000)` and `"${ARGS[@]}"`.  Pure."""
 
 from __future__ import annotations
 

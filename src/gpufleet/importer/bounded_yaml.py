@@ -46,7 +46,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
                     "them out, or drop them"
                 )
             found.append(loader.construct_document(node))
-    except (yaml.YAMLError, ValueError) as error:  # ValueError: a date or a number that is none
+    except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number
         raise NoYamlError(_where(error)) from None
     except RecursionError:
         raise FleetError("is nested too deeply") from None
@@ -58,7 +58,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
     """Return a YAML node's number of values with expanded aliases; each node is visited once."""
     if id(node) not in known:
-        known[id(node)] = _MOST_VALUES + 1  # what contains itself has no end
+        known[id(node)] = _MOST_VALUES + 1  # a value that contains itself has no finite size
         below = [] if isinstance(node, yaml.ScalarNode) else node.value
         parts = (part for each in below for part in (each if isinstance(each, tuple) else (each,)))
         known[id(node)] = 1 + sum(_size(part, known) for part in parts)

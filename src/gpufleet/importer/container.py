@@ -97,7 +97,7 @@ def from_compose(
     found, notes = [], []
     for name, service in services.items():
         if not isinstance(service, Mapping) or not _is_vllm(service):
-            notes.append(Note(f"service `{name}` runs no vLLM: left out"))
+            notes.append(Note(f"service `{name}` does not run vLLM: left out"))
             continue
         run = _Run()
         for key, value in service.items():
@@ -149,7 +149,7 @@ class _Run:
             case _ if option in _ALONE:
                 self._drop(f"-{option}" if option in _BUNDLED else f"--{option}", option)
             case _:
-                # What is not known may have a key in it: `--label`, `--health-cmd`.
+                # Values of unknown options may contain keys: `--label`, `--health-cmd`.
                 said = f"--{option} {value}" if option in WHY else f"--{option}"
                 self._drop(said.rstrip(), option)
 
@@ -180,7 +180,7 @@ class _Run:
         name, equals, value = pair.partition("=")
         if equals:
             self.environment[name] = value
-        else:  # handed on from the caller's environment
+        else:  # passed on from the caller's environment
             self.environment[name] = f"${name}"
 
     def _mount(self, option: str, text: str) -> None:
@@ -243,7 +243,7 @@ def as_arguments(
         _, behind, engine = found
         words = words[behind:]
     elif own == [*words] and "vllm" not in image and (named := started_engine(image)):
-        engine = named  # the image starts it: the command has its options alone
+        engine = named  # the image starts vLLM: the command has only its options
     else:
         return own, dict(environment), ()
     argv, variables, notes = as_vllm(engine, words, environment, published=port is not None)

@@ -315,7 +315,7 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         found.say("`--revision` is dropped: it has no effect for a path", at=LAST)
     name = served.get("served_name", written)
     if name is None:
-        return  # the line has one that only its shell knows: said where it was read
+        return  # the line has a variable that only its shell knows: its reader has noted that
     if name == found.key:
         served.pop("served_name", None)
     elif _SERVED.fullmatch(str(name)):

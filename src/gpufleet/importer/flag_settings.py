@@ -23,7 +23,7 @@ from gpufleet.importer.secret_arguments import SECRET_FLAGS
 FIRST_PORT = 8000
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODEL = "MODEL"
-_ROUNDS = 60  # of rewriting; each takes one thing away
+_ROUNDS = 60  # limit of rewriting rounds; each removes one problem
 
 _OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: true` allows several)"
 _OWN_ENGINES = "the plan decides where the engines of a replica run"
@@ -102,7 +102,7 @@ class FlagSettings:
             if not refused:
                 return line
             first = refused[0]
-            # What the plan decides is dropped anyway: it takes nothing else with it.
+            # Flags that the plan decides are dropped without affecting other flags.
             planned = next(
                 (
                     given
@@ -217,7 +217,7 @@ class FlagSettings:
         else:
             self._found.say(
                 f"`{written}` is dropped: `distributed_executor_backend` is `mp` or `ray`",
-                decide=value != "uni",  # one process, which vLLM takes for one GPU by itself
+                decide=value != "uni",  # one process, vLLM's default for one GPU
                 at=at,
             )
         return True

@@ -1,4 +1,4 @@
-"""Kubernetes workloads with a vLLM container, as manifests have them.  Pure.
+"""Read Kubernetes workloads with a vLLM container from manifests.  Pure.
 
 Contract: takes a container's command, arguments, variables and replicas. A Secret is named and
 never copied: neither a document of that kind nor the value of a variable that comes from one.
@@ -76,7 +76,7 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
     containers = [mapping(each) for each in items(pod.get("containers"))]
     servers = [each for each in containers if _is_vllm(each)]
     notes = [
-        Note(f"container `{scalar_text(each.get('name'))}` runs no vLLM: left out")
+        Note(f"container `{scalar_text(each.get('name'))}` does not run vLLM: left out")
         for each in containers
         if each not in servers
     ]

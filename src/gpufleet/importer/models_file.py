@@ -1,4 +1,4 @@
-"""A list of models, each with a command, variables and LiteLLM's parameters.  Pure.
+"""Read a list of models, each with a command, variables and LiteLLM's parameters.  Pure.
 
 Contract: `models` is a list of mappings or a mapping by name. Each needs `command` (text or words,
 with or without `vllm serve`) or `model`; `args` (text, words or a mapping of flags) are added to

@@ -1,4 +1,5 @@
-"""FlashInfer's variables for the experts of a mixture, which became `--moe-backend`.  Pure.
+"""Convert FlashInfer's variables for mixture-of-experts models, which `--moe-backend` has replaced.
+Pure.
 
 Contract: a variable becomes the flag only if it had an effect. The flag applies to every model, and
 a backend that cannot run a model's experts stops its start.

@@ -1,4 +1,4 @@
-"""Command lines of SGLang, TensorRT-LLM and TGI, as the arguments of `vllm serve`.  Pure.
+"""Convert command lines of SGLang, TensorRT-LLM and TGI to arguments of `vllm serve`.  Pure.
 
 Contract: each option becomes vLLM's of the same meaning, or a note with the reason
 (data/engines.yml). A note shows a value only of a known option, and none that may be a key.
@@ -21,14 +21,14 @@ from gpufleet.importer.server import Note
 
 _DATA = Path(__file__).with_name("data") / "engines.yml"
 VLLM_PORT = 8000
-"""Where vLLM listens unless it is told otherwise."""
+"""vLLM's default port."""
 _PLAIN = re.compile(r"[\w./:,+%-]{1,80}")
 """A value that a note may show."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _SWITCH = re.compile(
     r"--(enable|disable|trust|skip|no)-|--(log-requests|is-embedding|json-output)$"
 )
-"""Options without a value: what follows them is a word of its own."""
+"""Options without a value."""
 
 
 @dataclass(frozen=True)
@@ -38,14 +38,14 @@ class Engine:
     name: str
     port: int
     starts: re.Pattern[str]
-    """What a command or an image has that starts it."""
+    """Texts in a command or an image that start the engine."""
     variables: tuple[str, ...]
     by_variables: bool
     renamed: Mapping[str, str]
-    """vLLM's option by the engine's, the same ones too."""
+    """{the engine's option: vLLM's option}, including equal names."""
     computed: Mapping[str, str]
     dropped: Mapping[str, tuple[str, bool]]
-    """Why an option is dropped, and whether a person has to decide."""
+    """Why each option is dropped, and whether the operator has to decide."""
 
     def has_option(self, option: str) -> bool:
         """Return whether it is an option of the engine, as far as known."""
@@ -217,7 +217,7 @@ _TOOL_PARSERS = {
     "qwen25": "hermes",
     "qwen3": "hermes",
 }
-"""vLLM's names where they differ by more than a dash."""
+"""vLLM's names for values that differ by more than a dash."""
 _REASONING_PARSERS = {
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "deepseek_v3",

@@ -1,4 +1,4 @@
-"""Words of a command line with their places, so that notes are in its order.  Leaf."""
+"""Keep words of a command line with their places, so that notes follow its order.  Leaf."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Helm values of vLLM's production-stack.  Pure.
+"""Read Helm values of vLLM's production-stack.  Pure.
 
 Contract: each entry of `servingEngineSpec.modelSpec` becomes the command line that the chart
 generates (helm/templates/deployment-vllm-multi.yaml of the chart, read at commit 010004e). The
@@ -16,7 +16,7 @@ from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of
 from gpufleet.importer.server import Launch, Note, Source
 
-# Of `vllmConfig`, by the option that the chart writes.
+# Keys of `vllmConfig`, with the option that the chart writes.
 _OPTIONS = {
     "maxModelLen": "--max-model-len",
     "dtype": "--dtype",

@@ -1,4 +1,4 @@
-"""One server as it is started today, and the notes about it.  Leaf."""
+"""Define a server as it is started today, and the notes about it.  Leaf."""
 
 from __future__ import annotations
 

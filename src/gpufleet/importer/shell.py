@@ -1,4 +1,4 @@
-"""The lines of a shell script that start a server, without running it.  Pure.
+"""Find the lines of a shell script that start a server, without running the script.  Pure.
 
 Contract: words, quotes, continued lines, comments, here-documents and the script's variables are
 read as a shell reads them; a unit file's `ExecStart=` and `Environment=` count as such lines.
@@ -21,7 +21,7 @@ from gpufleet.importer.server import Launch, Note
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|([A-Za-z_]\w*))")
 _OWN = "\0"
-"""In front of an operator: a quoted word may look like one."""
+"""Prefix of a shell operator, because a quoted word may look like one."""
 _ENDS = {_OWN + end for end in ("|", "||", "&&", ";", ";;", "&", "|&", "(", ")")}
 # What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
 _OPERATOR = re.compile(
@@ -40,9 +40,9 @@ _CONTAINERS = {"docker", "podman", "nerdctl"}
 _REST = {"$@", "$*", "${@}", "${*}"}
 _COMPUTED = re.compile(r"\$\(|`|\$[0-9@*#?]")
 _INNER = {"-c", "-lc", "-ec", "-cl"}
-# They speak of a server, and start none.
+# Commands that mention a server, but do not start it.
 _TALK = {"echo", "printf", "grep", "pgrep", "pkill", "which", "type", "cat", "man"}
-_MOST_EXPANDED = 1 << 22  # characters that the variables of a source become, all together
+_MOST_EXPANDED = 1 << 22  # limit of characters of all expanded variables of a source
 
 
 @dataclass

@@ -1,4 +1,4 @@
-"""The YAML file that vLLM reads with `--config`.  Pure.
+"""Read the YAML file of vLLM's `--config`.  Pure.
 
 Contract: the file is read as vLLM 0.32 does (`utils/argparse_utils.py`, `load_config_file`): keys
 are long options without their dashes, true is the bare option, false is `--no-KEY` where the

@@ -1,6 +1,7 @@
 """The nodes of a fleet with all their variables.
 
-An inventory file says `from gpufleet import inventory` and calls `inventory.load(__file__, ...)`.
+An inventory file contains `from gpufleet import inventory` and calls `inventory.load(__file__,
+...)`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find files and connections of the operator that are open to others: remarks, no refusals.
+"""Warn of files and connections of the operator that are open to others.
 
 ssh refuses a key that others can read. gpufleet does not: the mode concerns only the operator's
 machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
@@ -24,7 +24,7 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
     """
     Yield a sentence for each secret file that others can read, and for unchecked host keys.
 
-    Also for servers without a key beside a gateway with keys. A variable that many nodes inherit is
+    Also for servers without a key behind a gateway with keys. A variable that many nodes inherit is
     checked once.
     """
     yield from _ways_past_a_gateway(nodes)

@@ -27,7 +27,7 @@ from gpufleet.inventory.refusal import Refusal
 from gpufleet.sanitize import printable
 
 SERIES = "~=3.10.0"
-"""The pyinfra whose insides this module and its neighbours rely on; as in pyproject.toml."""
+"""The pyinfra release on whose internals this room relies; as in pyproject.toml."""
 
 _NAMED = 4
 """Nodes that an interruption lists for each operation."""
@@ -37,7 +37,7 @@ NOT_PYTHON = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
 
 @dataclass(frozen=True)
 class Invocation:
-    """pyinfra's command line; field names as pyinfra's parameters have them."""
+    """pyinfra's command line; the fields have the names of pyinfra's parameters."""
 
     inventory: str
     operations: tuple[str, ...]
@@ -52,7 +52,10 @@ class Invocation:
 
     @property
     def deploys(self) -> bool:
-        """Whether deploy files run, which need variables; `exec`, `fact` and the like do not."""
+        """
+        Return whether deploy files run, which need variables; `exec`, `fact` and the like need
+        none.
+        """
         return bool(self.operations) and all(name.endswith(".py") for name in self.operations)
 
     def overrides(self) -> dict[str, Any]:
@@ -99,7 +102,7 @@ def check_invocation() -> None:
 
 
 def list_inventories() -> str:
-    """Return `; there are inventories/lab.py, ...` for a message; nothing when there are none."""
+    """Return `; there are inventories/lab.py, ...` for a message; "": there are none."""
     found = sorted(str(path) for path in Path("inventories").glob("*.py"))
     return f"; there are {', '.join(found)}" if found else ""
 
@@ -193,7 +196,7 @@ def _is_host_list(name: str) -> bool:
 
 
 def _pyinfra_knows(name: str, invocation: Invocation) -> bool:
-    # pyinfra's own answers, in its own order: only then do both agree.
+    # Use pyinfra's own functions, in its order, so that both agree.
     from pyinfra_cli.inventory import _resolves_to_host
     from pyinfra_cli.util import try_import_module_attribute
 

@@ -42,7 +42,7 @@ from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.variables import Origin, Variables
 
 Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
-"""A node as inventories write it: its name, or its name with its variables."""
+"""A node in an inventory: its name, or (name, variables)."""
 
 _HOW = (
     "end it with `globals().update(inventory.load(__file__, groups=...))`, see "
@@ -70,11 +70,11 @@ class Fleet:
     groups: Groups
     remarks: tuple[str, ...] = ()
     typed: invocation.Invocation | None = None
-    """pyinfra's command line; deploy files run where it cannot be asked for."""
+    """pyinfra's command line, kept for deploy files, which cannot query it."""
 
     @property
     def gpu_nodes(self) -> Mapping[str, NodeVars]:
-        """Nodes with GPUs: all but those with `gpu_node: false`."""
+        """Return the nodes with GPUs: all except those with `gpu_node: false`."""
         return {name: node for name, node in self.nodes.items() if node.settings.gpu_node}
 
     def for_pyinfra(self) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Fleet:
         return {
             "all": (hosts, {**node_variables.DEFAULTS, "ssh_paramiko_connect_kwargs": connect}),
             **groups,
-            "_fleet": self,  # pyinfra passes over it, `read` finds it
+            "_fleet": self,  # pyinfra ignores it, `read` uses it
         }
 
     def as_json(self, names: Iterable[str], *, changed: bool = False) -> dict[str, Any]:
@@ -269,7 +269,7 @@ def _fleet(
                     f"--data {key}: no node has `{'.'.join(parts[: min(2, len(parts) - 1)])}` to "
                     "set it in: write the whole setting as JSON, or change group_vars/"
                 )
-    if problems:  # checking what could be read would only add mistakes that are none
+    if problems:  # checking the readable rest would only report false mistakes
         raise FleetError(*problems)
     known = {"group_vars": ("all", *stem, *nested.members), "host_vars": names}
     checked = node_variables.check(

@@ -1,4 +1,4 @@
-"""Bound what one command of a node may print.
+"""Limit the output of a command on a node.
 
 pyinfra keeps all that a command prints, and reads as long as it prints: `yes` on a node takes 130
 MiB of the controller's memory in 4 s. Here a command that exceeds the limit is ended, and fails.
@@ -12,11 +12,11 @@ from typing import Any
 from pyinfra.connectors import util
 from pyinfra.connectors.util import OutputLine
 
-# Of each of the two streams. The longest of what operations print is a transaction of packages,
-# some 100 KiB; a line takes some 200 bytes however short it is.
+# Limits for each of the two streams. The longest output of an operation is that of a package
+# transaction, some 100 KiB; every line takes some 200 bytes of memory, however short.
 MOST_BYTES = 16 << 20
 MOST_LINES = 200_000
-# At a time: paramiko copies what it has read once for each line.
+# Bytes per read: paramiko copies all read bytes for each line.
 PART_BYTES = 8192
 
 
@@ -35,12 +35,12 @@ def bounded_reader(reader: Callable[..., None]) -> Callable[..., None]:
     def read(name: str, io: Any, output_queue: Any, *arguments: Any, **options: Any) -> None:
         channel = getattr(io, "channel", None)
         stream = io
-        if channel:  # as bytes: read as text, a part could not end within a character
+        if channel:  # read bytes, because a part of the text may end within a character
             stream = (channel.makefile if name == "stdout" else channel.makefile_stderr)("rb")
         try:
             reader(name, _lines(stream), output_queue, *arguments, **options)
         except TooMuchError:
-            # Nothing of it: pyinfra would print all that there is.
+            # Drop all output, because pyinfra would print all of it.
             output_queue.queue.clear()
             output_queue.put(OutputLine("stderr", _sentence()))
             (channel or io).close()

@@ -1,4 +1,4 @@
-"""The pyinfra command line of a deploy: which file, which `config.py`, which inventory.
+"""Build the pyinfra command line of a deploy: its file, its `config.py`, its inventory.
 
 A directory with its own `deploys/` and `config.py`, as a checkout, uses these; any other directory
 uses those that gpufleet ships. Loads no pyinfra.
@@ -51,7 +51,7 @@ def pyinfra_command(deploy: str, *words: str) -> list[str]:
 
 
 def is_inventory(word: str) -> bool:
-    """Return whether a word names an inventory file, and not a node, a replica or a deploy."""
+    """Return whether a word names an inventory file, not a node, a replica or a deploy."""
     return word.endswith(".py") or "/" in word or Path(word).is_file()
 
 
@@ -61,7 +61,7 @@ def names_inventory(words: Sequence[str]) -> bool:
         return False
     if not words[0].startswith("-"):
         return True
-    # An option may take the next word: pyinfra's own parser tells.
+    # An option may take the next word as its value, so use pyinfra's own parser.
     from click import Context
     from pyinfra_cli.cli import cli
 

@@ -1,8 +1,8 @@
 """Sanitize nodes' output before it reaches the terminal, also where pyinfra prints it.
 
-pyinfra prints what failed operations and facts said, and with -v everything: escape sequences in it
-would set the clipboard, retitle the window or write over lines. Nodes' output is escaped before
-pyinfra prints it; everything else (exceptions, tracebacks) passes `echo`, which keeps only
+pyinfra prints the output of failed operations and facts, and with -v all output: escape sequences
+in it could set the clipboard, retitle the window or overwrite lines. Nodes' output is escaped
+before pyinfra prints it; everything else (exceptions, tracebacks) passes `echo`, which keeps only
 pyinfra's own colours.
 """
 

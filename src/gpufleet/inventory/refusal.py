@@ -13,8 +13,8 @@ from typing import IO, TYPE_CHECKING, Any
 import click
 from pyinfra.api.exceptions import PyinfraError
 
-# Importing pyinfra's command line puts gevent's patches over the whole process, which only the
-# pyinfra command wants; and only that command has to recognise our exception.
+# Importing pyinfra's command line applies gevent's patches to the whole process. Only the pyinfra
+# command wants that, and only it must recognise this exception.
 if TYPE_CHECKING or "pyinfra_cli" not in sys.modules:
     from click import ClickException as CliError
 else:

@@ -1,9 +1,8 @@
 """
-Times at which requests arrive: a Poisson process, a closed loop, a trace. Pure, except that it
-reads the trace's file.
-
-Each client process has its part. Poisson processes add up to one: k clients with rate / k and
-different seeds are together a Poisson process of the whole rate, without coordination.
+Compute the arrival times of requests: a Poisson process, a closed loop, a trace. Pure, except that
+it reads the trace's file. Each client process gets a part. The sum of Poisson processes is one: k
+clients with rate / k and different seeds form a Poisson process of the whole rate, without
+coordination.
 """
 
 from __future__ import annotations
@@ -21,11 +20,11 @@ from gpufleet.errors import FleetError, file_fault, json_fault
 from gpufleet.on_node.load.request_draws import arrival_times
 
 MOST_ENTRIES = 1_000_000
-"""The longest trace: all of it is sent to the clients before the load begins."""
+"""The most requests of a trace, which is sent to the clients before the load begins."""
 MOST_BLOCK = 1 << 39
 """Block numbers are below it: a prompt's tokens represent no larger ones (request_draws.py)."""
 _NAMED = 5
-"""Most lines of a file that a refusal names."""
+"""The most lines of a file that a message names."""
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,7 @@ class Poisson:
     rate: float
     """Arrivals per second, of all clients together."""
     concurrency: int | None = None
-    """At most so many are under way; what is due waits in the client. None: no limit."""
+    """The limit of requests in flight; further due requests wait in the client. None: no limit."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
@@ -62,7 +61,7 @@ class ClosedLoop:
 
     concurrency: int
     spread_seconds: float = 1.0
-    """The first requests are sent within it, not all at once."""
+    """The first requests are spread over this many seconds."""
 
     def __post_init__(self) -> None:
         _check_concurrency(self.concurrency)
@@ -82,11 +81,14 @@ class TraceEntry:
     """One request of a trace."""
 
     due: float
-    """Seconds since the first one."""
+    """Seconds since the first request."""
     prompt_tokens: int
     tokens: int
     blocks: tuple[int, ...] = ()
-    """What its prompt begins with, 512 tokens each: requests with the same ids share them."""
+    """
+    The blocks of 512 tokens at the beginning of its prompt; requests with the same ids share these
+    blocks.
+    """
 
 
 @dataclass(frozen=True)
@@ -95,7 +97,7 @@ class Trace:
 
     entries: tuple[TraceEntry, ...]
     concurrency: int | None = None
-    """As `Poisson` has it."""
+    """The limit of requests in flight, as in `Poisson`."""
 
     @property
     def seconds(self) -> float:

@@ -35,11 +35,11 @@ class Ceiling:
     processes: int
     requests_per_second: float
     """
-    The rate of all clients when servers answer at once and share their cores. They are late by
-    then, because tokens queue in them.
+    The rate of all clients when servers answer at once and share the clients' cores. The clients
+    are then late, because tokens queue in them.
     """
     cpu_seconds: float
-    """Processor time of a client for one request while it keeps up: each token read by itself."""
+    """CPU seconds of a client for one request while it keeps up and reads each token separately."""
     prompt_tokens: int
     tokens: int
     """Tokens per answer, one event each; 0: the answer is one document."""

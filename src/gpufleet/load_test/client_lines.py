@@ -16,7 +16,7 @@ from gpufleet.sanitize import printable
 MOST_LINE_BYTES = 16 << 20
 """Limit of a line's bytes: an answer of a million tokens has 5 MB of gaps."""
 MOST_SECONDS = 1e6
-"""The longest time that a client may report; a level ends after an hour or two."""
+"""The longest time in seconds that a client may report; a level ends after an hour or two."""
 MOST_COUNT = 10_000_000
 """The largest count of tokens or requests."""
 _MOST_ERROR = 40
@@ -36,14 +36,14 @@ class Totals:
     end: str
     """"stopped" by the controller, "seconds" or "schedule"."""
     stopped_at: float
-    """Seconds since the load began when its last request was over."""
+    """The end of its last request, in seconds since the load began."""
     sent: int
     unfinished: tuple[float, ...]
-    """When requests were due that were dropped at the end."""
+    """Due times of the requests that were dropped at the end."""
     lag_p99: float
     """Seconds from due to sent; in a closed loop, how late its loop was."""
     cpu_seconds: float
-    """Processor time of the process since the load began."""
+    """CPU seconds of the process since the load began."""
     cpu_share: float
     """Share of one core."""
     connects: int
@@ -61,9 +61,9 @@ class Client:
         self._heard = time.monotonic()
         self.ready = False
         self.port: int | None = None
-        """Of a server for the ceiling."""
+        """The port of a server for the ceiling."""
         self.now = float("-inf")
-        """Every request due until then has been printed or is in flight; infinite at its end."""
+        """All requests due until this time are printed or in flight; infinite at its end."""
         self.lag_p99 = self.cpu_share = self.peak_cpu_share = 0.0
         self.totals: Totals | None = None
 
@@ -77,7 +77,7 @@ class Client:
         return (due for due in self._in_flight.elements() if due <= now)
 
     def say(self, line: str) -> None:
-        """Send it a line. Raises `ClientError` if it has ended."""
+        """Send the client a line. Raises `ClientError` if it has ended."""
         try:
             self._link.send(f"{line}\n".encode())
         except OSError:

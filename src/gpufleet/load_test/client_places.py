@@ -45,8 +45,10 @@ Most client processes without `--processes`: they send about 3,000 requests per 
 tokens.
 """
 SERVING_SHARE = 4
-"""Beside servers a quarter of the cores at most: all clients are busy while their ceiling is
-measured, and vLLM's own processes need cores for every token."""
+"""
+On a node with servers, clients use at most a quarter of the cores: all clients are busy while their
+ceiling is measured, and vLLM's processes need cores for every token.
+"""
 MOST_CORES = 4096
 MOST_UNREAD_BYTES = 64 << 20
 MOST_LEVEL_BYTES = 2 << 30
@@ -84,14 +86,14 @@ class ClientPlace:
     name: str
     """`controller`, or a node's."""
     cores: int
-    """That clients may use there."""
+    """How many cores clients may use there."""
     transport: Transport
     serves: bool = False
-    """It has vLLM servers, too."""
+    """Whether it also has vLLM servers."""
 
     @property
     def is_node(self) -> bool:
-        """Return whether it is not this machine."""
+        """Return whether the place is a node, not this machine."""
         return self.name != CONTROLLER
 
     @property
@@ -132,7 +134,7 @@ class NodeLink:
     def receive(self) -> bytes | None:
         """Return what it printed; see `Link`."""
         if not self.unread and self.over is None and not self._clients.lost:
-            gevent.sleep(0)  # what has arrived is read by another greenlet
+            gevent.sleep(0)  # another greenlet reads what has arrived
         if self.unread:
             found = bytes(self.unread)
             self.unread.clear()
@@ -162,7 +164,8 @@ class NodeClients:
 
     def __init__(self, node: str, streams: Streams) -> None:
         """
-        Start their parent on `session.COMMAND`'s streams; all end when these are closed.
+        Start the clients' parent process on the streams of `session.COMMAND`; all end when these
+        are closed.
 
         Raises `FleetError` if it cannot start: no python3, or an unexpected answer.
         """
@@ -196,7 +199,7 @@ class NodeClients:
             self._taken = 0
         self._number += 1
         link = self._links[self._number] = NodeLink(self, self._number)
-        # It has ended then, which `lost` says.
+        # The connection has ended; `lost` has the reason.
         with suppress(OSError):
             self.tell("open", self._number, program.encode())
         return link
@@ -226,7 +229,7 @@ class NodeClients:
         """Send its program, and wait until it answers."""
         own = payload.program("load/client_group", loader=LOADER, silent_seconds=SILENT_SECONDS)
         text = own.encode()
-        with suppress(OSError):  # why it takes nothing, it says, or nothing at all
+        with suppress(OSError):  # the reason is in its output, if there is any
             self._write(b"%d\n%b" % (len(text), text))
         self.wait(lambda: bool(self.cores), _GREETS_SECONDS)
         if not self.cores:
@@ -243,7 +246,7 @@ class NodeClients:
 
     def _write(self, data: bytes) -> None:
         try:
-            # A message that was cut off would make nonsense of those that follow.
+            # After a truncated message the following ones would be unreadable.
             with Timeout(_TAKES_SECONDS, TimeoutError()), self._lock:
                 self._streams.write(data)
         except Exception as error:
@@ -321,7 +324,7 @@ class NodeClients:
 
     def _more(self) -> None:
         while sum(len(each.unread) for each in self._links.values()) > MOST_UNREAD_BYTES:
-            gevent.sleep(_WAIT_SECONDS)  # the node waits, too: it is not read
+            gevent.sleep(_WAIT_SECONDS)  # backpressure: the node waits while its output is not read
         data = self._streams.read(PIECE_BYTES)
         if not data:
             raise EOFError("it closed it")
@@ -329,7 +332,7 @@ class NodeClients:
         if self._taken > MOST_LEVEL_BYTES:
             raise OSError(f"more than {MOST_LEVEL_BYTES >> 30} GiB for one level")
         self._unread += data
-        # What has arrived is read without waiting: others have their turn, the level among them.
+        # Received data is read without blocking: yield to other greenlets, such as the level.
         gevent.sleep(0)
 
 

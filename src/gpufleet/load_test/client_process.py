@@ -52,15 +52,15 @@ class LoadSpec:
     """A workload's `requests(...)`."""
     seed: int
     seconds: float
-    """No request is sent after so long."""
+    """No request is sent after this many seconds."""
     give_up_seconds: float
-    """A request that is not done so long after it was due has failed."""
+    """A request fails if it is not finished this many seconds after it was due."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     """Headers of every request: `{"Authorization": "Bearer ..."}`."""
     certificate: str | None = field(default=None, repr=False)
-    """PEM of the authority for https; None: the system's."""
+    """PEM of the certificate authority for https; None: the system's authorities."""
     drain_seconds: float | None = None
-    """After a decision, for what is under way; then it is dropped. None: as long as it takes."""
+    """Seconds for requests in flight after a decision, before they are dropped; None: no limit."""
     connections: int = CONNECTIONS
 
     def __post_init__(self) -> None:
@@ -107,9 +107,9 @@ class Beat:
     """The progress of a level."""
 
     now: float
-    """Seconds since it began; all that was due until then is known."""
+    """Seconds since the level began; all requests due until then are known."""
     in_flight: tuple[float, ...]
-    """When unfinished requests were due, sorted."""
+    """Due times of unfinished requests, sorted."""
     lag_p99: float
     """
     The delay of the latest client in its last second: seconds from due to sent; in a closed loop,
@@ -125,9 +125,9 @@ class LevelRun:
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float
-    """From its begin until no more was sent."""
+    """Seconds from its begin until the last request was sent."""
     unfinished: tuple[float, ...]
-    """When requests were due that were dropped at its end: neither served nor failed."""
+    """Due times of requests that were dropped at its end: neither served nor failed."""
     clients: tuple[Totals, ...]
     peak_cpu_share: float
     """The busiest client's share of one core, in its busiest second."""
@@ -245,7 +245,7 @@ class LevelLoop:
             for outcome in client.read():
                 bisect.insort(self._held, outcome, key=lambda each: each.due)
             if not client.totals and client.silent_seconds > SILENT_SECONDS:
-                raise ClientError(f"has said nothing for {SILENT_SECONDS:g} s")
+                raise ClientError(f"has printed nothing for {SILENT_SECONDS:g} s")
 
     def _judge(self, now: float) -> bool:
         self._deliver(now)

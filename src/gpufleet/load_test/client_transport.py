@@ -62,11 +62,11 @@ class LocalLink:
         pipes = [each for each in (self._process.stdin, self._process.stdout) if each is not None]
         self._in, self._out = (pipe.fileno() for pipe in pipes)
         self._pipes = pipes
-        # Polled, not waited for in a read: gevent's other tasks go on, and so do other clients.
+        # Polled instead of a blocking read, so that gevent's other tasks and clients continue.
         os.set_blocking(self._in, False)
         os.set_blocking(self._out, False)
         text = program.encode()
-        # It has ended then, which its closed output says.
+        # The program has ended; its closed output shows that.
         with suppress(OSError):
             self.send(b"%d\n%b" % (len(text), text))
 

@@ -6,7 +6,7 @@ Only these count as a difference:
   missed it do not overlap.
 - The share of requests that kept the contract at an equal load, where the levels' Wilson intervals
   do not overlap. That is stricter than a test of the difference: two 95 % intervals of equal width
-  part by chance in less than 1 % of comparisons.
+  are disjoint by chance in less than 1 % of comparisons.
 - A latency at an equal load, where a percentile of one lies above a higher percentile of the
   other, and the Wilson intervals of the two shares do not overlap: if p95 of A is above p99 of B,
   at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a
@@ -37,7 +37,7 @@ CONFIDENCE = 0.95
 # Rates that a search computes twice may differ in their last digits.
 _SAME_RATE = 1e-6
 
-# The tail first: a contract is about it.
+# The tail first, because contracts are about the tail.
 _PERCENTILES = {"p99": 0.99, "p95": 0.95, "p90": 0.9, "p50": 0.5}
 _LATENCIES = (("TTFT", "ttft"), ("ITL", "itl"), ("e2e", "e2e"))
 
@@ -47,19 +47,22 @@ class Comparison:
     """The differences between two measurements."""
 
     changed: tuple[str, ...]
-    """What differs in that which was measured: the possible causes."""
+    """Differences between the measured subjects: the possible causes."""
     differences: tuple[str, ...]
-    """More than noise, as sentences."""
+    """Differences beyond noise, as sentences."""
     same: tuple[str, ...]
-    """Compared, without a difference that the data can show."""
+    """What was compared without a provable difference."""
     not_compared: tuple[str, ...]
     """And why."""
     unlike: tuple[str, ...] = ()
-    """Why the two are not like with like: what is found may come from that alone."""
+    """Why the two are not comparable: the differences may come from this alone."""
 
     @property
     def verdict(self) -> str:
-        """Return in one line why the two are unlike, and the differences or that there are none."""
+        """
+        Return one line: why the two are not comparable, and the differences, or that there are
+        none.
+        """
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
@@ -78,7 +81,7 @@ class Comparison:
 
 def compare(a: Measurement, b: Measurement) -> Comparison:
     """
-    Return which differences of `b` from `a` are more than noise.
+    Return the differences of `b` from `a` that exceed noise.
 
     Raises `FleetError`, with a sentence for each field, if workloads, contracts or loops differ:
     the results would not be comparable.
@@ -146,7 +149,8 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
         if level is None:
             not_compared.append(f"{result.tool} at {_foreign_load(result)}: no level has this load")
             continue
-        # Another tool's requests queue alike: as many of them count as one independent request.
+        # Requests of another tool queue in the same way, so as many of them are worth one
+        # independent request.
         part = independent_requests(level) / level.requests if level.requests else 0.0
         pair = (
             (level, independent_requests(level)),
@@ -179,7 +183,7 @@ def independent_requests(level: LevelSummary) -> float:
     return high
 
 
-# -- what may be compared
+# -- comparability
 
 
 def _unlike(a: Measurement, b: Measurement) -> Iterator[str]:

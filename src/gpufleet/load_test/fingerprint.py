@@ -1,4 +1,6 @@
-"""Identify what was measured, and what must stay the same for its result to hold. Pure."""
+"""
+Identify the measured subject, and everything that must be equal for its result to apply. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ from dataclasses import asdict, dataclass
 
 from gpufleet.redact import HIDDEN, find_secrets, hide_secrets, is_secret_name
 
-# Where and under which name a replica answers, not how much it carries. By vLLM's own options.
+# vLLM's options for a replica's address and name, which do not affect its capacity.
 _ADDRESSES = (
     "--api-key", "--data-parallel-address", "--data-parallel-rpc-port", "--host", "--master-addr",
     "--master-port", "--node-rank", "--port", "--served-model-name", "--ssl-ca-certs",
@@ -23,7 +25,7 @@ class Fingerprint:
     """Everything that changes how much one replica carries."""
 
     weights: str
-    """The repository or folder that the model's weights are from."""
+    """The repository or folder of the model's weights."""
     revision: str
     """Commit of the repository; "": a folder has none."""
     release: str
@@ -60,7 +62,7 @@ class Subject:
     """The replica, or one of the equal replicas, that was measured."""
 
     weights: str
-    """The repository or folder that the model's weights are from."""
+    """The repository or folder of the model's weights."""
     revision: str
     """Commit of the repository; "": a folder has none."""
     release: str

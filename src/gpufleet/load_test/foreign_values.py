@@ -20,16 +20,16 @@ class ForeignResult:
     version: str | None
     model: str | None
     rate: float | None
-    """Arrivals per second that were asked for; None: as fast as `concurrency` lets, or unknown."""
+    """Requested arrivals per second; None: limited only by `concurrency`, or unknown."""
     concurrency: int | None
-    """The bound on concurrent requests; None: there was none, or it is not known."""
+    """The limit of concurrent requests; None: no limit, or unknown."""
     seconds: float | None
     requests: int | None
-    """That were sent; None: not known."""
+    """Requests that were sent; None: unknown."""
     completed: int | None
     failed: int | None
     ttft: Mapping[str, float]
-    """Seconds by percentile, of requests that were answered; empty: not known."""
+    """Seconds by percentile, of answered requests; empty: unknown."""
     tpot: Mapping[str, float]
     """Mean seconds between the tokens of one answer."""
     itl: Mapping[str, float]
@@ -37,7 +37,7 @@ class ForeignResult:
     e2e: Mapping[str, float]
     output_tokens_per_second: float | None
     reservations: tuple[str, ...]
-    """What is missing, or counted in another way than here: sentences."""
+    """Sentences on what is missing, or counted differently than here."""
 
 
 def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]:
@@ -47,7 +47,7 @@ def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]
 
 
 def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return an object at a path of keys; an empty one where there is none."""
+    """Return the object at a path of keys; {} if there is none."""
     found: Any = of
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None

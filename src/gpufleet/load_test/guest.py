@@ -1,4 +1,4 @@
-"""Load beside users: its share of the idle capacity, and when it must stop.  Pure.
+"""Limit load beside users: its share of the idle capacity, and when it must stop.  Pure.
 
 vLLM's own metrics decide: its queue and its KV cache usage. A queued user request also waits behind
 the guest's, so the first queued one ends the load.
@@ -12,7 +12,8 @@ from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
 
-# Above it vLLM soon preempts requests, those of others as well (docs/alerts/vllm-kv-cache-full.md).
+# Above this usage vLLM soon preempts requests, also those of others
+# (docs/alerts/vllm-kv-cache-full.md).
 MOST_KV_USAGE = 0.9
 
 
@@ -26,13 +27,13 @@ class ServerLoad:
     kv_usage: float
     """From 0 to 1."""
     slots: int | None
-    """Requests that it takes at once; None: not known."""
+    """Its limit of concurrent requests; None: unknown."""
     gateway_slots: int | None = None
-    """Requests that the gateway lets through to it at once; None: no limit."""
+    """The gateway's limit of concurrent requests to it; None: no limit."""
 
     @property
     def limit(self) -> int | None:
-        """Return how many requests it may get at once; None: not known."""
+        """Return the limit of concurrent requests that can reach it; None: unknown."""
         known = [each for each in (self.slots, self.gateway_slots) if each is not None]
         return None if self.slots is None else min(known)
 

@@ -1,7 +1,7 @@
-"""Decide, while requests finish, whether a level of load needs more of them; summarise it.  Pure.
+"""Decide, while requests finish, whether a level of load needs more requests; summarize it.  Pure.
 
-Fast requests finish first: a request counts only once all that were due before it are decided too:
-finished, failed, or too old to keep the contract. `verdicts` evaluates the share within the
+Fast requests finish first: a request counts only when all requests due before it are decided as
+well: finished, failed, or too old to keep the contract. `verdicts` evaluates the share within the
 contract. A level whose queue grows without end is stopped early.
 """
 
@@ -53,22 +53,22 @@ class LevelSummary:
     """The results of one level of load. Latencies in seconds, from the intended arrival."""
 
     rate: float | None
-    """Arrivals per second that were asked for; None in a closed loop."""
+    """Requested arrivals per second; None in a closed loop."""
     concurrency: int | None
     """Clients of a closed loop; None in an open loop."""
     seconds: float
-    """The time of arrivals that count: after the warm-up, until the oldest undecided request."""
+    """Seconds of arrivals that count: after the warm-up, until the oldest undecided request."""
     requests: int
     """That count."""
     kept: int
-    """The number of those that kept the whole contract."""
+    """How many of the requests kept the whole contract."""
     low: float
     """Wilson's interval of kept / requests that the verdict rests on: for as many requests as are
     worth independent ones, at the confidence of the last look."""
     high: float
     verdict: Verdict
     why: str
-    """A sentence with the numbers."""
+    """The reason of the verdict, with the numbers."""
     ended: Ended
     warm_up_seconds: float
     errors: Mapping[str, int]
@@ -87,7 +87,7 @@ class LevelSummary:
     """
     prompt_tokens_per_second: float
     dispatch_lag_p99: float
-    """Seconds from due to sent."""
+    """Lateness of the client: seconds from due to sent."""
 
     @property
     def load(self) -> float:

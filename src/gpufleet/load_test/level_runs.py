@@ -28,7 +28,7 @@ from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
 
 Made: TypeAlias = PooledWork | PictureWork | SoundWork
-"""Requests that are no prompts of token ids."""
+"""Workloads whose requests are not prompts of token ids."""
 Work: TypeAlias = Workload | Made | WrittenPrompts
 
 FEWEST_GIVE_UP_SECONDS = 30.0
@@ -39,7 +39,7 @@ MOST_CLIENT_SHARE = 0.5
 The largest share of the clients' cores that may be busy: above it, due requests wait in the client.
 """
 LATE_SECONDS, LATE_SHARE = 0.05, 0.05
-"""A client was too slow if its p99 lateness exceeds 50 ms and 5 % of the TTFT objective."""
+"""A client was too slow if its p99 lateness exceeds both 50 ms and 5 % of the TTFT objective."""
 DRAIN_SECONDS = 2.0
 """
 Seconds after a verdict for requests in flight: they no longer count, but the server must be idle
@@ -49,19 +49,19 @@ _TRY_SECONDS = 120.0
 
 
 class LevelObserver:
-    """Sees the levels of a load test; a subclass replaces what it wants to see."""
+    """Receives the events of a load test; a subclass overrides the methods that it needs."""
 
     def began(self, load: float, /) -> None:
-        """A level begins, of so many arrivals per second or concurrent requests."""
+        """Called when a level begins, with its arrivals per second or concurrent requests."""
 
     def outcome(self, outcome: Outcome, /) -> None:
-        """A request of the level is over."""
+        """Called when a request of the level has ended."""
 
     def beat(self, beat: Beat, /) -> None:
-        """All requests that were due until `beat.now` are over, or are in flight."""
+        """Called when all requests due until `beat.now` have ended or are in flight."""
 
     def ended(self, run: LevelRun, /) -> None:
-        """The level is over; its unfinished requests have no outcome."""
+        """Called when the level has ended; its unfinished requests have no outcome."""
 
 
 @dataclass
@@ -75,22 +75,25 @@ class LevelRuns:
     seed: int
     processes: int
     trace: Trace | None = None
-    """Requests at the times of others', in place of random arrivals."""
+    """The trace whose times replace random arrivals; None: random arrivals."""
     place: ClientPlace = field(default_factory=this_machine)
     """Where the clients run."""
     most_in_flight: int | None = None
-    """Of an open loop: what is due beyond them waits in the clients. None: no limit."""
+    """
+    Limit of requests in flight of an open loop; further due requests wait in the clients. None: no
+    limit.
+    """
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
-    """Takes the requests under way; a sentence ends the level, and the search."""
+    """Gets the number of requests in flight; a non-empty result ends the level and the search."""
     observers: Sequence[LevelObserver] = ()
     sleep: Callable[[float], None] = time.sleep
-    """How to wait for what the load clients print."""
+    """Function to wait for output of the load clients."""
     stopped: str = ""
     """Why the last level was ended from outside."""
     lags: list[float] = field(default_factory=list)
-    """How late requests were sent (p99, seconds), of each level of an open loop."""
+    """How late requests were sent (p99, in seconds), for each level of an open loop."""
     costs: list[float] = field(default_factory=list)
-    """Processor seconds for a request, of each level."""
+    """CPU seconds per request, for each level."""
 
     def __post_init__(self) -> None:
         self._key = read_key(self.target.key_file)

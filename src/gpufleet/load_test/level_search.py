@@ -14,12 +14,12 @@ from gpufleet.load_test.verdicts import fewest_seconds
 START_RATE = 0.5
 """Arrivals per second of the first level; lower ones are tried if it is missed."""
 MOST_CONCURRENCY = 1024.0
-"""Of a closed loop; guidellm's limit of streams."""
+"""The maximum concurrency of a closed loop; guidellm's limit of streams."""
 
 
 @dataclass(frozen=True)
 class LevelSearch:
-    """Searches of one target."""
+    """Searches the capacity of one target."""
 
     runs: LevelRuns
     seconds: float

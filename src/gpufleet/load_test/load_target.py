@@ -30,23 +30,26 @@ class Target:
     model: str
     """Its entry in `serving`."""
     served_name: str
-    """As requests name it."""
+    """The model's name in requests."""
     replicas: tuple[str, ...]
-    """Those that may get its requests."""
+    """The replicas that may get its requests."""
     replicas_of: int
-    """Replicas of the model that there are to be: more than `replicas` while some are drained."""
+    """The planned number of the model's replicas: more than `replicas` while some are drained."""
     key_file: str | None = None
-    """On this machine, with the key that the server or the gateway asks for."""
+    """File on this machine with the key that the server or gateway requires."""
     certificate_file: str | None = None
-    """On this machine; None: the system's certificate authorities."""
+    """File with certificate authorities on this machine; None: the system's."""
     nodes: tuple[str, ...] = ()
-    """That have those replicas."""
+    """The nodes of those replicas."""
     unknown: tuple[str, ...] = ()
-    """Servers that the gateway sends requests to, and of which no node that answered has one."""
+    """Servers that get requests from the gateway, although no node that answered has them."""
     session_header: str = ""
     """Header by which the gateway keeps a conversation on one replica; "": it does not."""
     per_server: int | None = None
-    """Requests that the gateway has at a server at once; others wait in it. None: no limit."""
+    """
+    The gateway's limit of concurrent requests per server; others wait in the gateway. None: no
+    limit.
+    """
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ class TargetDeclaration:
     """The declaration that a target is chosen from."""
 
     addresses: Mapping[str, str]
-    """The address of every node of the inventory, as for connections."""
+    """The address of every node of the inventory, which connections use."""
     settings: Mapping[str, NodeSettings]
     """Settings of the GPU nodes."""
     gateways: Mapping[str, NodeSettings]
@@ -129,9 +132,8 @@ def served_as(model: str, declared: TargetDeclaration) -> Served:
 
 def with_drained(declared: TargetDeclaration, replica: str | None) -> TargetDeclaration:
     """
-    Return it with one replica that may be drained: a load test has that one for itself.
-
-    Not for a guest that stays: a drain applies to it, too.
+    Return the declaration with one replica that may be drained: a load test uses it alone. A guest
+    that stays must not use this, because a drain applies to it, too.
     """
     out = {name: why for name, why in declared.out.items() if name != replica}
     return replace(declared, out=out)

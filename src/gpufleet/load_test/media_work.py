@@ -126,9 +126,9 @@ class SoundWork:
     kind: ModelKind = "transcribe"
     path = questions.SPEECH
     mean_tokens = 0.0
-    """Of an answer: the model decides."""
+    """Tokens of an answer: unknown, the model decides."""
     mean_prompt_tokens = 1.0
-    """Of a sound: only the server counts them."""
+    """Tokens of a sound: unknown, only the server counts them."""
     most_tokens = 0
     """None is known."""
 

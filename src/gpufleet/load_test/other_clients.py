@@ -1,11 +1,11 @@
-"""Judge whether the other clients of the measured servers still get what they were promised.  Pure.
+"""Judge whether the other clients of the measured servers still get the promised latencies.  Pure.
 
 A server's histograms count the requests of all clients. What a load test has put on itself is taken
 out: of each latency the client's own view from the sending, which includes the way, so that at
 least as many of its requests are late there as at the server. Two signs of harm:
 
-- of the requests of others more than one in a hundred were late, as objectives are for 99;
-- of all requests together more than one in a hundred were late: others share queue and steps with
+- more than one in a hundred requests of others was late: objectives apply to 99 of 100;
+- more than one in a hundred of all requests was late: others share queue and steps with
   the load test, and it would raise the operator's alert.
 
 A latency counts as late above the first bound of the histogram that is not below the objective.
@@ -29,7 +29,10 @@ WINDOW_SECONDS = 300.0
 """Over the last five minutes: a user who asks once a minute counts, and a burst of harm does not
 disappear in the hour before it."""
 SETTLE_SECONDS = 3.0
-"""Until what a load client has seen before a look is known here: it reports once a second."""
+"""
+Seconds until a load client's requests before an observation are known here: it reports once a
+second.
+"""
 LATE_SHARE = 0.01
 """Objectives are for 99 of 100 requests."""
 
@@ -43,7 +46,10 @@ class _Promise(NamedTuple):
     """The field of a contract."""
     alert: str
     fewest: int
-    """Observations of which a hundredth may be late, however few there are: the alert's."""
+    """
+    A hundredth of this many observations may be late, even if there are fewer; the number is that
+    of the alert.
+    """
     said: str
 
 
@@ -78,7 +84,7 @@ class Counts:
     total: float
     late: float
     bound: float
-    """Above it they are late, in seconds."""
+    """The bound in seconds above which observations count as late."""
 
 
 def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
@@ -123,7 +129,7 @@ class _Look(NamedTuple):
 
     at: float
     level_seconds: float
-    """Of the level that ran, when it was last heard of."""
+    """The level that ran, and the time of its last heartbeat."""
     level: int
     servers: Mapping[str, Mapping[str, Counts]]
     own: Mapping[str, tuple[int, int]]
@@ -146,31 +152,31 @@ class OtherClients:
         self._level, self._level_seconds, self._late_in_flight = self._level + 1, 0.0, 0
 
     def end_level(self, unfinished: int) -> None:
-        """Take the requests that were dropped at a level's end: they may all have been late."""
+        """Count the requests that were dropped at a level's end: they may all have been late."""
         for name in self._own:
             if name != "itl":
                 self._add(name, unfinished, unfinished)
         self._late_in_flight = 0
 
     def add(self, outcome: Outcome) -> None:
-        """Take a request of the load test itself."""
+        """Count a request of the load test itself."""
         for name, bound in self._bounds.items():
             if name == "itl":
                 self._add(name, len(outcome.gaps), sum(each > bound for each in outcome.gaps))
                 continue
             end = outcome.first if name == "ttft" else outcome.done
-            # Of one that failed it is not known what the server has counted.
+            # It is unknown what the server has counted for a failed request.
             self._add(name, 1, end is None or end - outcome.sent > bound)
 
     def beat(self, now: float, in_flight: Sequence[float]) -> None:
-        """Take a heartbeat: what is in flight, by due times of the level."""
+        """Record the requests in flight at a heartbeat, by due times of the level."""
         self._level_seconds = now
         bound = self._bounds.get("ttft", math.inf)
         self._late_in_flight = sum(now - due > bound for due in in_flight)
 
     def look(self, at: float, servers: Mapping[str, Mapping[str, Counts]]) -> str:
         """
-        Take the servers' counts, by server, at a moment; return why they show nothing, "": they do.
+        Record the servers' counts at a moment; return why they cannot be compared; "": they can.
         """
         if self._looks:
             last = self._looks[-1].servers
@@ -185,7 +191,7 @@ class OtherClients:
         return ""
 
     def late_reason(self) -> str:
-        """Return why others are harmed, as a sentence; "": nothing shows that they are."""
+        """Return a sentence on how others are harmed; "": no sign of harm."""
         settled = [each for each in self._looks if self._is_settled(each)]
         if len(settled) < 2:
             return ""
@@ -218,7 +224,7 @@ class OtherClients:
 
 
 def bound_remarks(contract: Contract, bounds: Mapping[str, float]) -> tuple[str, ...]:
-    """Return remarks about objectives that are no bound of the servers' histograms."""
+    """Return remarks about objectives that are not a bound of the servers' histograms."""
     return tuple(
         f"others' {name.upper() if name != 'e2e' else 'requests'} count as late above "
         f"{bounds[name]:g} s, the first bound of vLLM's histogram from the objective of "

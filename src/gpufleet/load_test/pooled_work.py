@@ -24,7 +24,7 @@ Most special tokens that a tokenizer adds around a query and its document: RoBER
 </s>`.
 """
 _NUMBERS: Final = 1024
-"""Of a vector: BGE-M3's and Qwen3-Embedding-0.6B's."""
+"""Numbers of a vector: those of BGE-M3 and Qwen3-Embedding-0.6B."""
 _LENGTHS: Final = (
     "a reranker's request has a query and 1 or more documents, others have one text: write "
     "`--lengths QUERY,DOCUMENT,COUNT`, as 16,256,20, or `--lengths TOKENS`"
@@ -42,9 +42,9 @@ class PooledWork:
     reason: str
     """Why it has these lengths."""
     documents: int = 0
-    """That a reranker's query comes with."""
+    """How many documents come with a reranker's query."""
     document: Lengths | None = None
-    """Of each of them."""
+    """The length of each document."""
 
     def __post_init__(self) -> None:
         if self.kind not in POOLS:
@@ -53,7 +53,7 @@ class PooledWork:
             raise FleetError(f"workload {self.name}: {_LENGTHS}")
 
     mean_tokens = 0.0
-    """Of an answer: it has none."""
+    """Tokens of an answer: it has none."""
 
     @property
     def path(self) -> str:

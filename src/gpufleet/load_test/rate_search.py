@@ -23,10 +23,10 @@ Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
 
 MOST_LEVELS = 24
 """
-Of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a level without a
-verdict is tried twice: of 40 simulated searches with 900 s a level and at most 20 levels 39 ended
-within a tenth of the true rate on both sides, with at most 15 levels 34; over HTTP of 20 with at
-most 20 levels 19, and the other one after its 21st.
+The most levels of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a
+level without a verdict is tried twice: of 40 simulated searches with 900 s a level and at most 20
+levels 39 ended within a tenth of the true rate on both sides, with at most 15 levels 34; over HTTP
+of 20 with at most 20 levels 19, and the other one after its 21st.
 """
 MOST_UNKNOWN = 5
 """
@@ -35,9 +35,14 @@ three times a level's budget. Those below the first miss do not count: few reque
 rate.
 """
 MOST_HALVINGS = 4
-"""Levels below a first one that is missed: each takes twice the time of the one before."""
+"""
+The most halvings after a missed first level: each level takes twice the time of the one before.
+"""
 FEWEST_FOR_KNEE = 5
-"""Fewest levels for a knee: two lines fit any smaller number of points; guidellm has the same."""
+"""
+The minimum of levels for a knee: two lines fit any smaller number of points; guidellm uses the
+same.
+"""
 KNEE_SLOPE = 0.5
 """At a knee the second line's slope is at most this share of the first one's."""
 KNEE_SHORTFALL = 0.9
@@ -147,7 +152,7 @@ class RateSearch:
             self._unresolved[load] = level
 
     def result(self) -> SearchResult:
-        """Return what is known so far, also before the search is done."""
+        """Return the result so far, also before the end of the search."""
         status, why = self._status()
         return SearchResult(
             status,

@@ -1,4 +1,4 @@
-"""A measurement as llm-d's Benchmark Report v0.2.1, which other tools read.  Pure.
+"""Convert a measurement to llm-d's Benchmark Report v0.2.1, which other tools read.  Pure.
 
 The format has one report for each level of load ("stage"), joined by the experiment's id. What the
 format lacks (verdict, interval, the end of the search) is under `gpufleet` in

@@ -52,14 +52,14 @@ class RateBracket:
     status: str
     """How the search ended."""
     why: str = ""
-    """A sentence with the numbers."""
+    """The reason of the status, with the numbers."""
     concurrency: float | None = None
     """Mean number of requests in the system at `kept`, by Little's law."""
 
 
 @dataclass(frozen=True)
 class Searched:
-    """Levels of load, and what they show."""
+    """Measured levels of load, and their result."""
 
     levels: tuple[LevelSummary, ...]
     """In the order in which they were measured."""
@@ -78,9 +78,9 @@ class Client:
 
     processes: int
     ceiling: float | None
-    """Requests per second that it can send at most; None: not known."""
+    """The most requests per second that it can send; None: unknown."""
     cpu_seconds: float | None
-    """Processor time for one request; None: not known."""
+    """CPU seconds per request; None: unknown."""
     lag_p99: float | None
     """Seconds between the intended arrival and the send, over all levels; None: closed loop."""
     place: str
@@ -100,7 +100,7 @@ class Measurement:
     target: str
     """`replica tiny-0`, or `gateway` with its node."""
     replicas: int
-    """That answered its requests: those that the gateway had in rotation when it began."""
+    """The replicas that answered its requests: those in the gateway's rotation when it began."""
     contract: Contract
     workload: Mapping[str, Any]
     """Preset, lengths in tokens, and the seed."""
@@ -111,10 +111,12 @@ class Measurement:
     client: Client
     subject: Subject
     notes: tuple[str, ...] = field(default=())
-    """What else a reader has to know: sentences."""
+    """Further remarks, as sentences."""
     replicas_of: int | None = None
-    """Replicas of the model that there were to be, those that were drained or down among them; 1 of
-    a replica's own server. None: not known."""
+    """
+    The planned number of the model's replicas, including drained and stopped ones; 1 for a
+    replica's own server. None: unknown.
+    """
     closed: Searched | None = None
     """The same target in a closed loop, for comparison; None: not searched."""
     series: TimeSeries | None = None
@@ -198,7 +200,7 @@ class StoredMeasurements:
 
 
 class MissedContract(str):
-    """Why no rate is known: the lowest one that was measured missed the contract."""
+    """The reason why no rate is known: even the lowest measured rate missed the contract."""
 
 
 @dataclass(frozen=True)
@@ -206,14 +208,14 @@ class MeasuredRate:
     """The measured rate of one replica."""
 
     requests_per_second: float
-    """At which the contract was kept."""
+    """The rate at which the contract was kept."""
     missed: float | None
-    """At which it was missed; None: no such rate was found."""
+    """The rate at which the contract was missed; None: no such rate was found."""
     when: dt.datetime
     age_seconds: float
     target: str
     replicas: int
-    """Behind the target, that shared its load."""
+    """How many replicas behind the target shared its load."""
     workload: Mapping[str, Any]
     fingerprint: str
 

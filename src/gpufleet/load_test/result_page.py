@@ -1,8 +1,8 @@
-"""A measurement as one file for a browser: charts, tables, unknowns.  Pure.
+"""Render a measurement as one HTML file: charts, tables, unknowns.  Pure.
 
 The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
-Colours follow the reader's light or dark mode, and are those of an upgrade's report. What nodes,
-settings and operators wrote is text, never markup.
+Colours follow the reader's light or dark mode, and are those of an upgrade's report. Texts of
+nodes, settings and operators are escaped.
 """
 
 from __future__ import annotations

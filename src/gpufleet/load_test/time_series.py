@@ -1,4 +1,4 @@
-"""How a load test went over its time: arrivals, latencies, the servers' own load.  Pure.
+"""Compute the time series of a load test: arrivals, latencies, the servers' load.  Pure.
 
 Steps of equal length, by the time at which requests were due; at most `MOST_STEPS` of them, however
 long it took.
@@ -22,7 +22,7 @@ _DIGITS = 6
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """A value for each step; None: not known there."""
+    """Series with one value for each step; None: unknown for that step."""
 
     step_seconds: float
     levels: tuple[float, ...]
@@ -30,16 +30,18 @@ class TimeSeries:
     rate: tuple[float, ...]
     """Requests that were due per second."""
     failed: tuple[float, ...]
-    """Of those, per second, without a whole answer; those that were dropped at a level's end are
-    not among them."""
+    """
+    Requests per second of these without a complete answer; requests that were dropped at a level's
+    end do not count.
+    """
     running: tuple[float | None, ...]
-    """Requests that the target's servers worked on, those of others included."""
+    """Requests that the target's servers worked on, including those of others."""
     waiting: tuple[float | None, ...]
-    """Requests that waited for them."""
+    """Requests that waited for the servers."""
     kv_usage: tuple[float | None, ...]
     """Share of their KV caches in use: the mean of all."""
     ttft_p50: tuple[float | None, ...]
-    """Seconds from the intended arrival."""
+    """Seconds from the intended arrival to the first token."""
     ttft_p95: tuple[float | None, ...]
     itl_p50: tuple[float | None, ...]
     """Mean seconds between the tokens of an answer."""

@@ -22,7 +22,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
 WHY = "gpufleet measure --tune"
-"""Prefix of the reason of its drains: the next run finds by it what a killed run left."""
+"""Prefix of the reason of its drains, by which the next run finds the marks of a killed run."""
 SEQS, TOKENS, TENSOR = "max-num-seqs", "max-num-batched-tokens", "tensor_parallel"
 COMMON: Mapping[str, tuple[int, ...]] = {SEQS: (128, 256, 512), TOKENS: (2048, 8192, 16384)}
 """Tried where nothing is declared: vLLM's own default depends on release and GPU."""
@@ -35,12 +35,12 @@ class Trial:
     """One combination of settings on the replica."""
 
     settings: Mapping[str, int]
-    """In place of the declared ones; empty: as declared."""
+    """Settings that replace the declared ones; empty: as declared."""
     measured: Measurement | None = None
     why: str = ""
-    """It was not measured, and why."""
+    """Why it was not measured; "": it was."""
     file: Path | None = None
-    """Of the result."""
+    """The file of the result."""
 
     @property
     def gpus(self) -> int:
@@ -62,7 +62,7 @@ class Tuning:
             {}, *({name: each} for name, every in values.items() for each in every)
         ]  # fmt: skip
         self.planned = tuple(self._left)
-        """All that is tried, each value alone: before one is known to be better."""
+        """The trials of each value alone, planned before any value is known to be better."""
 
     def next(self) -> Mapping[str, int] | None:
         """Return the next trial, the declared settings first; None: done."""

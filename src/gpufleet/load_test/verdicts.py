@@ -1,4 +1,4 @@
-"""Judge whether requests kept the contract, and what their share proves. Pure.
+"""Judge whether requests kept the contract, with the confidence that their number allows. Pure.
 
 Four corrections that keep a verdict about a level of load valid:
 
@@ -11,7 +11,7 @@ Four corrections that keep a verdict about a level of load valid:
   missed in 26 to 100 % of runs, at a confidence of 99.4 %. Here all looks together do so in 1 to 3
   %.
 - **Each promise by itself.** Trends and correlation are sought in the strain of each promise. In
-  the largest of them a constant one hides the rest: with ITL at 94 % of its limit, a queue that
+their maximum, a constant strain would hide the others: with ITL at 94 % of its limit, a queue that
   was still filling up looked steady, and searches with a small budget were wrong in 11 %.
 - **Looking often.** An interval that is checked after each request leaves the target sooner or
   later by chance. It is checked at most `LOOKS` times, at fixed fractions of the budget, and each
@@ -64,7 +64,7 @@ class _Steady(NamedTuple):
 
 
 class Judgement(NamedTuple):
-    """The verdict that the requests of a level support so far."""
+    """The present verdict on the requests of a level."""
 
     verdict: Verdict
     start: float

@@ -41,7 +41,7 @@ class WrittenPrompts:
     _bodies: tuple[Mapping[str, Any], ...] = field(repr=False)
     _max_tokens: int
     kind: ModelKind = "generate"
-    """Of the model that they are for."""
+    """The kind of the model that gets them."""
 
     def __len__(self) -> int:
         return len(self._bodies)

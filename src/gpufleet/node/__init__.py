@@ -1,1 +1,1 @@
-"""A probe's document as values: machine, GPUs, NVLink topology, marks.  Pure."""
+"""Parse a probe's document: machine, GPUs, NVLink topology, marks.  Pure."""

@@ -32,8 +32,8 @@ ROCE = "Ethernet"
 
 _ACTIVE = "4:"  # enum ib_port_state, rdma/ib_verbs.h: "4: ACTIVE"
 
-# Names that programs give to devices which end in the node itself or carry another network's
-# packets: containers, virtual machines, VPNs and overlays.
+# Names of devices that end in the node itself or carry another network's packets: containers,
+# virtual machines, VPNs and overlays.
 _VIRTUAL = re.compile(
     r"(docker|br-[0-9a-f]{12}$|virbr|vnet|vmnet|lxcbr|lxdbr|incusbr|podman|cni|flannel|cali|cilium"
     r"|weave|kube|nodelocaldns|antrea|ovn|ovs-|tailscale|zt[a-z0-9]{8,}|wg|tun|tap|ppp|nebula|dummy"
@@ -41,7 +41,7 @@ _VIRTUAL = re.compile(
 )
 # Linux' own words for such devices: DEVTYPE in their uevent.
 _VIRTUAL_KINDS = {"wireguard", "tun", "vxlan", "geneve", "dummy", "ppp", "macsec"}
-_STATES_UP = {"up", "unknown"}  # a device whose driver does not tell is "unknown"
+_STATES_UP = {"up", "unknown"}  # a device whose driver does not report its state is "unknown"
 
 
 @dataclass(frozen=True)
@@ -50,15 +50,17 @@ class Network:
 
     interface: str
     address: str
-    """IPv4, of that interface."""
+    """IPv4 address of the interface."""
     hcas: tuple[str, ...] = ()
-    """RDMA devices near the replica's GPUs here, with their active port: `mlx5_0:1`. Empty: NCCL
-    has to use TCP, or to look by itself."""
+    """
+    RDMA devices near the replica's GPUs here, with their active port: `mlx5_0:1`. Empty: NCCL has
+    to use TCP, or choose devices itself.
+    """
     no_rdma: bool = False
     """Whether this replica must do without RDMA although this node has some: another has none."""
     mtu: int | None = None
     why: str = ""
-    """Why this network, and which others there were. The same on all nodes."""
+    """Why this network was chosen, and the alternatives. The same on all nodes."""
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class _Interface:
     name: str
     own: IPv4Interface | None
     alone: str | None
-    """An address whose prefix is not known."""
+    """The address, if its prefix is unknown."""
     speed: int
     """Mbit/s; 0: not known."""
     rdma: bool
@@ -80,7 +82,7 @@ class _Interface:
     @property
     def flaw(self) -> str:
         """
-        Return why it is used only if the operator names its network; "": it may always be used.
+        Return why the interface is used only if the operator names its network; "": no restriction.
         """
         if self.down:
             return "is down"

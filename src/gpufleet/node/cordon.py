@@ -1,4 +1,4 @@
-"""A cordoned node: no new replica is placed there, running ones stay.  Pure.
+"""Read a node's cordon: no new replica is placed there, running ones stay.  Pure.
 
 An operator marks it (`gpufleet cordon`), or an upgrade while it changes the node. An upgrade's mark
 is temporary: a plan that respected it would move replicas that the upgrade is about to restart. It
@@ -14,13 +14,13 @@ from gpufleet.sanitize import printable
 
 
 class Cordon(NamedTuple):
-    """The cordon of a node: by which user, and why."""
+    """The cordon of a node: its user and reason."""
 
     by: str
     """user@host"""
     why: str
     upgrade: str | None = None
-    """The upgrade that did; None: a person."""
+    """The upgrade that cordoned it; None: a person."""
 
     def __str__(self) -> str:
         """

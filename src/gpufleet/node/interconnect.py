@@ -48,7 +48,7 @@ class Interconnect:
 
     @cached_property
     def nvlink(self) -> dict[Pair, int]:
-        """The number of NVLinks of each linked pair; MIG instances have none."""
+        """Return the number of NVLinks of each linked pair; MIG instances have none."""
         return {
             pair: int(name[2:])
             for pair, name in self.classes.items()
@@ -63,9 +63,8 @@ class Interconnect:
     @cached_property
     def max_tp(self) -> int:
         """
-        The largest tensor-parallel size that stays on NVLink: a power of two, 1 without NVLink.
-
-        A power of two, because vLLM divides a model's attention heads by it.
+        Return the largest tensor-parallel size that stays on NVLink: a power of two, 1 without
+        NVLink. It is a power of two, because vLLM divides a model's attention heads by it.
         """
         largest = max(map(len, self.islands), default=1)
         return 1 << (largest.bit_length() - 1)
@@ -87,12 +86,12 @@ class Interconnect:
 
     @cached_property
     def nearest_nics(self) -> dict[int, list[tuple[str, str]]]:
-        """Each GPU's nearest NICs with their class."""
+        """Return each GPU's nearest NICs with their class."""
         return nearest_by_class(self.nics)
 
     @cached_property
     def why(self) -> str:
-        """The reason for `max_tp`, a sentence."""
+        """Return the reason for `max_tp` as a sentence."""
         if not self.gpus:
             return "no GPU answers"
         if self.max_tp == 1:
@@ -117,7 +116,7 @@ class Interconnect:
         return (*self.remarks, *warnings_of(self))
 
     def widths(self, gpus: Iterable[int]) -> dict[Pair, int]:
-        """The NVLinks of every pair among `gpus`."""
+        """Return the number of NVLinks of every pair among `gpus`."""
         return {pair: self.nvlink.get(pair, 0) for pair in combinations(sorted(gpus), 2)}
 
     def as_json(self) -> dict[str, Any]:

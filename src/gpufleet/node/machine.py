@@ -40,7 +40,7 @@ _HGX_BLACKWELL = frozenset(int(each, 16) for each in SWITCHES_OVER_INFINIBAND)
 # Compute trays of a rack, whose switches are managed elsewhere and whose memory IMEX shares: GB200,
 # GB300.
 _RACK = frozenset({0x2941, 0x31C2})
-# What hangs on a Grace CPU: GH200 in its three sizes.
+# GPUs that are attached to a Grace CPU: GH200 in its three sizes.
 _GRACE_HOPPER = frozenset({0x2342, 0x2345, 0x2348})
 
 # PCI class code, bridge of no named kind: among NVIDIA's functions that is an NVSwitch.
@@ -66,7 +66,10 @@ class System:
 
     @property
     def major(self) -> str:
-        """The version that packages are made for: Red Hat's family keeps its ABI within a major."""
+        """
+        Return the version for which packages are built: Red Hat's family keeps its ABI within a
+        major version.
+        """
         return self.version.partition(".")[0] if self.red_hat else self.version
 
     @property
@@ -125,7 +128,7 @@ class Machine:
 
     @property
     def generations(self) -> frozenset[Generation]:
-        """Generations of the GPUs, without unknown ones."""
+        """Return the generations of the GPUs, without unknown ones."""
         return frozenset(filter(None, map(generation, self.gpus)))
 
     @property

@@ -1,4 +1,4 @@
-"""Marks on a node as values: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
+"""Parse the marks on a node: an upgrade's lock, a deploy, a cordon, a replica's drain.  Pure."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ class Deploy:
     what: str
     """Its deploy files."""
     process: int
-    """On its own machine."""
+    """Its process id on the operator's machine."""
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Deploy | None:
-        """Return what the node says; None: there is none."""
+        """Parse the node's answer; None: there is no deploy."""
         if said is None:
             return None
         return cls(
@@ -94,7 +94,7 @@ class Mark:
     since: float
     """Seconds since 1970, by the node's clock."""
     upgrade: str | None
-    """None: a person made it, and only a person lifts it."""
+    """The upgrade that made it; None: a person made it, and only a person lifts it."""
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Mark | None:

@@ -17,7 +17,7 @@ SCHEMA = 2
 # Sections in which every GPU has its place, and sections that are objects.
 _OF_GPUS = ("gpus", "nvlink", "numa", "fabric")
 _OBJECTS = ("driver", "system", "nics", "p2p", "user", "kernel_log", "os_release")
-# What names a GPU.
+# Facts that identify a GPU.
 _NAMES = {"uuid", "serial", "name", "pci"}
 
 

@@ -39,7 +39,7 @@ _GPU = re.compile(r"GPU([0-9]+)")
 _NIC = re.compile(r"NIC[0-9]+")
 _CPUS = re.compile(r"[0-9][0-9,-]*|N/A")
 
-# What stands right of the matrix, in this order, as far as the driver has it.
+# Columns to the right of the matrix, in this order, if the driver has them.
 _ASIDE = {"CPU Affinity": "cpus", "NUMA Affinity": "numa", "GPU NUMA ID": "gpu_memory"}
 
 # Terminals' colour and clearing codes; copied from a web console they come without the escape.
@@ -51,7 +51,7 @@ _PASTED = re.compile(
     r"(?:NIC[0-9]+|[a-z]+[0-9]*_(?:[a-z]+_)?[0-9]+){2,}|(?:X|PIX|PXB|PHB|NODE|SYS|SOC|PSB){2,}"
 )
 
-# What nvidia-smi and shells print where there is no matrix to print.
+# Messages of nvidia-smi and shells without a matrix.
 _ERRORS = re.compile(
     r"NVIDIA-SMI has failed|Failed to initialize NVML|Unable to determine the device handle"
     r"|No devices were found|couldn't communicate with the NVIDIA driver|Failed to properly"
@@ -151,7 +151,7 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
     return _matrix(header, rows, legend, lines)
 
 
-# -- telling lines apart ---------------------------------------------------------------------------
+# -- kinds of lines ---------------------------------------------------------------------------
 
 
 def _other_outputs(lines: Iterable[tuple[int, list[str]]]) -> Iterator[str]:
@@ -255,7 +255,7 @@ def _read_rows(
             between.append(number)
 
 
-# -- what cannot be trusted ------------------------------------------------------------------------
+# -- inconsistencies ------------------------------------------------------------------------
 
 
 def _unusable_columns(header: _Header) -> Iterator[str]:
@@ -401,7 +401,7 @@ def _block_of_gpus(
     return block, rows
 
 
-# -- what it says ----------------------------------------------------------------------------------
+# -- contents ----------------------------------------------------------------------------------
 
 
 def _legend(lines: Iterable[tuple[int, list[str]]]) -> dict[str, tuple[int, str]]:

@@ -1,4 +1,4 @@
-"""A node's interconnect as an SVG drawing, for tickets and documents.
+"""Draw a node's interconnect as SVG, for tickets and documents.
 
 Takes an `Interconnect`, returns the file's text: plain SVG 1.1 without scripts, fonts or links, on
 a white background, so that it is readable on a dark page. One frame per NVLink island, with the
@@ -28,7 +28,7 @@ from gpufleet.sanitize import xml_text
 
 # Pixels.
 BOX = (140, 62)
-GAP = (56, 84)  # between boxes: room for links and what they say
+GAP = (56, 84)  # between boxes: space for links and their labels
 PAD = 26
 TITLE = 30
 FOOT = 24  # for the brackets below the last row
@@ -107,7 +107,7 @@ def svg(node: Interconnect) -> str:
     return ET.tostring(page, encoding="unicode") + "\n"
 
 
-# -- where things are ------------------------------------------------------------------------------
+# -- layout ------------------------------------------------------------------------------
 
 
 def _frames(node: Interconnect) -> Iterator[_Frame]:

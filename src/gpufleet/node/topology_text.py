@@ -1,4 +1,4 @@
-"""A node's interconnect as text for a terminal: islands, NUMA nodes, NICs, a matrix, warnings.
+"""Format a node's interconnect for a terminal: islands, NUMA nodes, NICs, a matrix, warnings.
 
 Every line but a warning fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and is complete
 without colours. Takes an `Interconnect`, returns what `rich` prints.

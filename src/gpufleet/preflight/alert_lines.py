@@ -1,4 +1,4 @@
-"""Lines about alerts: does a person get them?  Pure."""
+"""Report whether alerts reach a person.  Pure."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class Counts:
     """Notifications of one integration since Alertmanager's start."""
 
     sent: float = 0.0
-    """All that were tried."""
+    """All attempted notifications."""
     failed: float = 0.0
 
     @property
@@ -76,7 +76,7 @@ def integrations(receiver: Receiver | None) -> tuple[str, ...]:
 
 def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
     """
-    Return an alert that goes to `page` and says what it is.
+    Return a test alert for the receiver `page` that describes itself as a test.
 
     Alertmanager delays repeated alerts of one name and instance by minutes; the time in the
     instance makes each test a new one.
@@ -120,7 +120,7 @@ def alert_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield whether each Alertmanager is up, has a receiver, and has delivered something.
+    Yield lines: whether each Alertmanager is up, has a receiver, and has delivered a notification.
 
     `receipts` are of test alerts, by node, or sentences why there is none; empty: none was sent.
     """

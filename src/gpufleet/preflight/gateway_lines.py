@@ -1,4 +1,4 @@
-"""Lines about the gateway's clients: keys, refusals and limits.  Pure."""
+"""Report on the gateway's clients: keys, refusals and limits.  Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class GatewayAnswer:
     """A gateway's answer to `GET /v1/models` from this machine."""
 
     status: int | None
-    """HTTP status; None: there was none."""
+    """HTTP status; None: no answer."""
     why: str = ""
-    """Why there was none."""
+    """Why there was no answer."""
     models: tuple[str, ...] = ()
     """The models in a 200 answer."""
 

@@ -1,4 +1,4 @@
-"""A line of a preflight: its status, what it is about, and the proof.  Pure."""
+"""Define a line of a preflight: its status, its subject, and the proof.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gpufleet.formatting import node_ranges
 
 SCHEMA = 1
-"""Version of `Preflight.as_json()`; raised when a key changes its meaning or goes."""
+"""Version of `Preflight.as_json()`; increased when a key changes its meaning or is removed."""
 
 CHECKS: Mapping[str, str] = {
     "settings": "settings and the files that they name are valid",
@@ -63,7 +63,7 @@ class Verdict:
     what: str
     proof: str
     remedy: str = ""
-    """What to type or to write; empty where nothing has to be done."""
+    """What to type or to write; empty: nothing has to be done."""
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 PYPI = "https://pypi.org/simple"
-"""Where uv looks for packages unless an index is set (docs.astral.sh/uv/concepts/indexes)."""
+"""uv's default package index (docs.astral.sh/uv/concepts/indexes)."""
 
 
 @dataclass(frozen=True)
@@ -32,9 +32,9 @@ class LookQuestions:
 
     known: Mapping[str, KnownNode]
     models: Mapping[str, tuple[WantedModel, ...]]
-    """By GPU node: those that are planned or run there."""
+    """The models that are planned or run on each GPU node."""
     sources: Mapping[str, Mapping[str, str]]
-    """By node {id of a page: the address that it downloads from}."""
+    """{node: {id of a page: address for downloads}}."""
     tls: tuple[TlsServer, ...]
     releases: Mapping[str, str] = field(default_factory=dict)
     """The directory of the declared release, by node."""
@@ -178,7 +178,8 @@ def _servers(
                 )  # fmt: skip
         if here.gateway and here.gateway.tls:
             file = given or file_of_node(here.gateway.tls.certificate_file, node)
-            # Which name clients use, settings do not say: the line shows those of the certificate.
+            # Settings do not contain the name that clients use, so the line shows the certificate's
+            # names.
             yield TlsServer(
                 node, node, "gateway.port", host_of(here.gateway.listen).strip("[]"),
                 here.gateway.port, read.get(file), Path(file).name, by_name=False,

@@ -1,4 +1,4 @@
-"""Lines about names, clocks and the addresses that nodes download from.  Pure."""
+"""Report on names, clocks and the nodes' download addresses.  Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ class KnownNode:
     """A node's addresses, from the inventory and from the node itself."""
 
     address: str
-    """As nodes and this machine connect to it: numbers or a name."""
+    """The address for connections from nodes and this machine: an IP address or a name."""
     own: frozenset[str] = frozenset()
-    """The addresses that its network devices have; empty: not known."""
+    """The addresses of its network devices; empty: unknown."""
 
 
 def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
@@ -124,7 +124,7 @@ def _elsewhere(
         said = names.get(name)
         if name == known.address or not isinstance(said, list):
             continue
-        # Of a node without a probe its other addresses are not known: one that fits is enough.
+        # The other addresses of a node without a probe are unknown: one match is enough.
         strange = set(said) - known.own - there if known.own else not there & set(said)
         if strange:
             others.append(f"{name} is {join_names(said)}, the inventory has {known.address}")

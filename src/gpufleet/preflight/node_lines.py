@@ -1,4 +1,4 @@
-"""Lines about the driver, the release and the checks of nodes.  Pure."""
+"""Report on the driver, the release and the checks of nodes.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Lines about objectives and measured rates of models.  Pure."""
+"""Report on objectives and measured rates of models.  Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A preflight as one file for a browser or a printer, for a change request.  Pure.
+"""Render a preflight as one HTML file, for a change request.  Pure.
 
 The page loads and runs nothing: its Content-Security-Policy forbids both. The same preflight gives
-the same bytes. What nodes, settings and operators wrote is text, never markup.
+the same bytes. Texts of nodes, settings and operators are escaped.
 """
 
 from __future__ import annotations

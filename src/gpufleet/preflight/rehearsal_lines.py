@@ -1,4 +1,4 @@
-"""Lines about what was rehearsed, and about the copy of the settings.  Pure."""
+"""Report on rehearsals, and on the copy of the settings.  Pure."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def rehearsal_lines(
 
 
 def _unfinished(last: State, inventory: Path) -> Iterator[Line]:
-    """Yield what the last upgrade or rollback has left half done."""
+    """Yield lines on an unfinished last upgrade or rollback."""
     stuck = {name: each for name, each in last.groups.items() if each.phase == "stuck"}
     if stuck:
         why = "; ".join(f"{name}: {'; '.join(each.why)}" for name, each in stuck.items())
@@ -99,7 +99,7 @@ class GitState:
     unpushed: int | None = None
     """Commits that no remote has, as far as this checkout knows; None: not known."""
     problem: str = ""
-    """Why git could not be asked, or that this is no checkout."""
+    """Why git could not be queried, or that this is not a checkout."""
     commit_id: str = ""
     """The commit's whole hash."""
     secrets: tuple[str, ...] = ()

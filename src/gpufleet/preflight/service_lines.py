@@ -1,4 +1,4 @@
-"""Lines about declared services: whether they answer, and which clients.  Pure."""
+"""Report whether declared services answer, and to which clients.  Pure."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Service:
     key: str
     """Its setting: `gateway.port`."""
     url: str
-    """As its own node reaches it; asked without a key or a password."""
+    """Its URL on its own node; requested without a key or password."""
     listen: str
     guard: Guard
     open_by_choice: bool = False

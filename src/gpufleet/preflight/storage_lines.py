@@ -1,4 +1,4 @@
-"""Lines about models' files and free disk space.  Pure."""
+"""Report on models' files and free disk space.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unkn
 from gpufleet.remote.query import Answer
 
 RELEASE = "release"
-"""Of what needs space: the next release, beside models by their names."""
+"""The name of the next release among the items that need space; models have their own names."""
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class WantedModel:
     """Its entry in `serving`."""
     directory: str
     from_hub: bool
-    """False: it lies at a path of the node, which an operator fills."""
+    """False: it is at a path on the node, where an operator puts the files."""
     files: Mapping[str, tuple[str, str]] | None
-    """By name the algorithm and the digest; None: no lock names them."""
+    """{file: (algorithm, digest)}; None: no lock has hashes of the files."""
 
 
 def model_lines(
@@ -110,7 +110,7 @@ def disk_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return whether another release and another revision of each model of the Hub have room.
+    Return whether there is space for another release and another revision of each model of the Hub.
 
     Their sizes are assumed to be those of the existing ones. `answers` are probes, `releases` the
     directory of the declared release by node.
@@ -169,7 +169,7 @@ def _disk(
         what = ", ".join(f"{name} {gib:.1f}" for name, gib in parts)
         shown.append(f"{mount}: {free:.1f} GiB free, {total:.1f} needed ({what})")
         short = short or free < total
-        # The release comes first: of it a security update consists.
+        # The release comes first, because a security update is a release.
         if parts[0][0] == RELEASE and free < parts[0][1]:
             bare = mount
     if bare:

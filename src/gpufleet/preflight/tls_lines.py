@@ -1,4 +1,4 @@
-"""Lines about certificates: which clients trust them, and until when.  Pure."""
+"""Report on certificates: which clients trust them, and until when.  Pure."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class TlsServer:
     """A TLS server, and the node that checks its certificate."""
 
     asked_from: str
-    """The node that connects to it: of an exporter the monitoring node, if there is one."""
+    """The node that connects to it; for an exporter the monitoring node, if there is one."""
     node: str
-    """That it runs on."""
+    """The node on which it runs."""
     key: str
     """Its setting: `gateway.port`."""
     host: str
     port: int
     authorities: str | None
-    """PEM; None: those of the node that asks."""
+    """Certificate authorities in PEM; None: those of the querying node."""
     trusts: str
     """The file with the authorities, for the proof."""
     by_name: bool
-    """Whether the certificate has to name the host as it is asked."""
+    """Whether the certificate must contain the requested host name."""
 
     @property
     def id(self) -> str:

@@ -1,1 +1,1 @@
-"""Questions to nodes over SSH, many at once, with deadlines."""
+"""Query nodes over SSH, in parallel and with deadlines."""

@@ -52,8 +52,8 @@ FORMS: Mapping[str, Any] = {
     "transfer/transfer": shapes.Transfer,
 }
 """
-By program, and by its task where the answers of its tasks differ. Answers of other programs are
-checked only by the code that reads them.
+Forms by program, and by task if the answers of a program's tasks differ. Answers of other programs
+are checked only by their readers.
 """
 
 
@@ -101,7 +101,7 @@ def _adapter(program: str) -> TypeAdapter[Any] | None:
 
 @contextmanager
 def refuse_malformed(node: str) -> Generator[None]:
-    """Turn what a reader raises for a malformed answer into a `FleetError` that names the node."""
+    """Turn a reader's exception on a malformed answer into a `FleetError` that names the node."""
     try:
         yield
     except OTHER_FORM as error:

@@ -1,7 +1,7 @@
 """Binary stdin and stdout of a command, over SSH or on this machine.
 
-Border: pyinfra's connections, without its text readers. The caller that starts a command stops it
-when no task waits for it any more.
+Border: pyinfra's connections, without its text readers. The caller that starts a command must stop
+it when it no longer needs it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Run work in threads that a command does not wait for at its end."""
+"""Run work in threads for which a command does not wait at its end."""
 
 from __future__ import annotations
 

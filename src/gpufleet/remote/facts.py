@@ -18,9 +18,9 @@ from gpufleet.remote import sandbox
 from gpufleet.remote.answer_forms import form_problem
 from gpufleet.sanitize import last_lines
 
-# `exec`: no shell stays between the connection and the program. A node without Python says so,
-# and then there is nothing on stdout. What was sent is read even so: a closed pipe would be the
-# only thing that the sender hears of.
+# `exec`: no shell remains between the connection and the program. A node without Python reports
+# that on stderr and prints nothing on stdout. It still reads its input: otherwise the sender would
+# only see a closed pipe.
 PYTHON = (
     "command -v python3 >/dev/null || "
     "{ echo 'no python3 on this node: install it (apt-get install python3)' >&2; "
@@ -65,8 +65,8 @@ class _Printed(FactBase[dict[str, Any]]):
 
 class NodeSnapshot(_Printed):
     """
-    The state of a node that operations compare with what is wanted, as
-    `on_node/converge/snapshot.py` says.
+    The state of a node that operations compare with the desired state, as
+    `on_node/converge/snapshot.py` prints it.
 
     ```python
     host.get_fact(
@@ -176,7 +176,7 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
         return {}
 
     def command(self, python: str, seconds: float) -> str:
-        # A refusal is an answer, which pyinfra would not pass on if the program had failed.
+        # A refusal is an answer; pyinfra would drop it if the program exited with an error.
         return f"{sandbox.sandbox_prefix(seconds)} {quote(python)} -I -; exit 0"
 
     def process(self, output: Iterable[str]) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""A command that stays open on a node, as the user that gpufleet connects as."""
+"""Keep a command open on a node, as the user of gpufleet's connection."""
 
 from __future__ import annotations
 

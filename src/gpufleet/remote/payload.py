@@ -30,7 +30,7 @@ from gpufleet import node_paths
 from gpufleet.errors import FleetError
 
 CODE = node_paths.CODE
-"""Where nodes keep compiled programs, once a deploy has converged them; other nodes keep none."""
+"""Directory of compiled programs on nodes; it exists only after a deploy."""
 
 BINDING_VERSION = "13.615.71"
 BINDING_SHA256 = "2828e66b483bec218f461314f6da96c1e56330ed4b297a20b3444b4c43cdd14e"

@@ -1,4 +1,4 @@
-"""What a node's probe looks for on its disks, and the probe's program.  Pure."""
+"""Define the paths that a node's probe looks up, and build the probe's program.  Pure."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from gpufleet import node_paths
 from gpufleet.remote import payload
 
 DISKS = ("/", node_paths.RELEASES, node_paths.UV_CACHE, node_paths.MODELS)
-"""Directories whose free space matters: the system's, the releases', their wheels', the models'."""
+"""Directories whose free space is measured: of the system, releases, wheels and models."""
 
 
 @dataclass(frozen=True)
 class ProbePaths:
-    """Paths that a node's probe looks for."""
+    """Paths that a node's probe looks up."""
 
     models: tuple[str, ...] = ()
     """Directories of models whose descriptions are read."""
     files: tuple[str, ...] = ()
-    """Files and directories that flags of servers name."""
+    """Files and directories in flags of servers."""
 
 
 def probe_program(paths: ProbePaths) -> payload.Payload:

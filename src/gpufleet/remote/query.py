@@ -57,18 +57,18 @@ Answer: TypeAlias = dict[str, Any] | str
 """The document of a probe or another program, or why there is none."""
 
 Hearing: TypeAlias = Callable[[str, bytes], None]
-"""Takes a node's name and what it has just printed on standard error."""
+"""Gets a node's name and its latest output on standard error."""
 
 # A probe's own deadlines end it after 50 s (on_node/probe/probe.py); ten more are for connecting.
 SECONDS = 60
 
-# Between two looks at who has answered: a line is due to the second.
+# Seconds between two checks for answers, so that progress lines are punctual to a second.
 _LOOK_SECONDS = 1
 
 # The largest document of catalog/data/nodes, of eight GPUs, is 90 KB; at most 2000 lines of the
 # kernel's log (on_node/common/kernel_messages.py), of at most a kilobyte, may come to that.
 MOST_MIB = 8
-# Of what a node says beside the document, the end is quoted.
+# Only the end of a node's other output is quoted.
 MOST_BESIDE = 1 << 16
 _CHUNK = 1 << 16
 
@@ -82,7 +82,7 @@ def probe_all(
     """
     Probe `hosts` and return {name: document or sentence}, in the order of names.
 
-    `paths` has for each node what is looked for on its disks.
+    `paths` has the paths to look up on each node's disks.
 
     Takes at most `seconds` and one more. Connects to those that are not connected yet.
     """
@@ -124,7 +124,7 @@ def query(
     try:
         await_jobs(jobs, seconds + 1, what, say if aloud else None)
     finally:
-        # What is not done is not waited for any more.
+        # Stop waiting for unfinished queries.
         gevent.killall(list(jobs.values()), block=False)
     return {
         name: job.value if job.successful() and job.value else _late(seconds)
@@ -164,7 +164,7 @@ def say(text: str) -> None:
 
 
 def say_on_stderr(text: str) -> None:
-    """Print a line beside what a command prints: stdout may be JSON."""
+    """Print a line on stderr, because stdout may be JSON."""
     click.echo(text, err=True)
 
 
@@ -376,7 +376,7 @@ def _exchange(
                 raise _TooMuchError
         return streams.status(), printed
     finally:
-        # Before their ends are closed below them.
+        # Stop the greenlets before their streams are closed.
         gevent.killall([sender, *readers], timeout=1)
 
 

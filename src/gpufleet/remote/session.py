@@ -25,7 +25,7 @@ LOADER = "import sys; b = sys.stdin.buffer; exec(b.read(int(b.readline())))"
 COMMAND = f"command -v python3 >/dev/null && exec python3 -IS -c '{LOADER}'"
 
 _CHUNK = 1 << 16
-# What a login prints before our output: a banner has some kilobytes.
+# Limit of a login's output before the session's: a banner has some kilobytes.
 _MOST_BEFORE = 1 << 18
 # 0.1 s on a node that has nothing else to do. Most of a probe's deadline is left to find
 # out in the ordinary way what is wrong with one that says nothing.
@@ -54,10 +54,13 @@ class Session:
         self._streams = streams
         self._read = bytearray()
         self.busy = False
-        """Another greenlet waits for its answer."""
+        """Whether another greenlet waits for its answer."""
         self._begun = False
         self._keeps = True
-        """The node is expected to keep code: it is first asked without the source."""
+        """
+        Whether the node is expected to keep compiled code: then requests are first sent without
+        source.
+        """
 
     def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         """
@@ -80,7 +83,7 @@ class Session:
         if not self._begun:
             own = payload.program("remote/session").encode()
             asked = b"%d\n%b%b" % (len(own), own, asked)
-        # Beside the reading: a node may print before it takes anything.
+        # In parallel with reading: a node may print before it reads its input.
         sender = gevent.spawn(self._send, asked)
         gevent.sleep(0)
         try:
@@ -116,7 +119,7 @@ class Session:
         if not chunk:
             raise BrokenError
         self._read += chunk
-        # What has arrived is read without waiting: others have their turn, the deadline too.
+        # Received data is read without blocking: yield to other greenlets, such as the deadline's.
         gevent.sleep(0)
 
     def _line(self, most: int) -> bytes:

@@ -32,8 +32,8 @@ UNACKED_MS = 30_000
 OPEN_FILES = 4096
 
 
-# A connection that fails is said by pyinfra in one sentence. paramiko would add a traceback on
-# stderr, which logging prints without a handler; --debug-all still shows it.
+# pyinfra reports a failed connection in one sentence. Without a handler, logging would also print
+# paramiko's traceback on stderr; --debug-all still shows it.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 

@@ -1,1 +1,1 @@
-"""A fleet as one page for people who have no access to it, and as a manifest that rebuilds it."""
+"""Write a fleet as a page for people without access, and as a manifest that rebuilds it."""

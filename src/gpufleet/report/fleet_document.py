@@ -1,4 +1,4 @@
-"""Everything that a report says, as one JSON document.  Pure.
+"""Define the JSON document with everything in a report.  Pure.
 
 `gpufleet report --json` prints it, `--from` reads it; the page and the manifest are made of it and
 of nothing else, so that the same document gives the same bytes. Its texts are those of nodes and
@@ -18,7 +18,7 @@ from gpufleet.redact import hide_secrets
 from gpufleet.sanitize import printable
 
 SCHEMA: Final = 1
-"""Version of the document; raised when a key changes its meaning or goes."""
+"""Version of the document; increased when a key changes its meaning or is removed."""
 MOST_GPUS = 64
 """The most GPUs of a node, as in the probe."""
 MOST_PROBLEMS = 5
@@ -27,7 +27,7 @@ MOST_PROBLEMS = 5
 Index = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 Texts = tuple[str, ...]
 Digests = dict[str, tuple[str, str]]
-"""By a file's path in a model: the algorithm, and the digest in hex."""
+"""{path of a file in a model: (algorithm, digest in hex)}."""
 
 
 class Form(BaseModel):

@@ -104,7 +104,7 @@ def manifest_of(document: Document) -> Manifest:
     )
 
 
-# -- two of them
+# -- comparison
 
 
 @dataclass(frozen=True)
@@ -221,7 +221,7 @@ def _answered(node: NodeManifest | None) -> str:
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
-    """Return what a node has by name; for a silent node only that it is silent."""
+    """Return a node's facts by name; for a silent node only that it is silent."""
     if node is None:
         return {"node": "silent"}
     return {

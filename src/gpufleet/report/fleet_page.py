@@ -1,7 +1,7 @@
-"""A fleet as one file for a browser or a printer, for people who have no access to it.  Pure.
+"""Render a fleet as one HTML file, for people without access.  Pure.
 
 The page loads and runs nothing: its Content-Security-Policy forbids both. The same document gives
-the same bytes. What nodes, settings and operators wrote is text, never markup.
+the same bytes. Texts of nodes, settings and operators are escaped.
 """
 
 from __future__ import annotations

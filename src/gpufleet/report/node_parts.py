@@ -1,4 +1,4 @@
-"""One node as a report has it: its GPUs and their links, what runs on them, its versions.  Pure."""
+"""Build a node's part of a report: its GPUs and their links, its replicas, its versions.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The GPUs of a node as a small SVG picture: their links, their neighbours, what runs on them.
+"""Draw the GPUs of a node as a small SVG picture: their links, their neighbours, their replicas.
 
 Pure. A frame is an NVLink island, or the GPUs without NVLink; in it are rows of at most four GPUs,
 with one background for each NUMA node. Below a row the NVLink bar, or brackets with the nearest

@@ -1,1 +1,1 @@
-"""A fleet's project directory, written from the names of its hosts: `gpufleet init`."""
+"""Write a fleet's project directory from the names of its hosts: `gpufleet init`."""

@@ -1,7 +1,6 @@
-"""The model that a new fleet serves first: small enough for what is there, pinned to a commit.
-
-What is planned for it later is planned by its own config; here only GPUs' memory decides. The rows
-are held to that by tests/unit/setup/test_first_model.py, which sizes them.
+"""Choose the first model of a new fleet: small enough for its GPUs, pinned to a commit. Only the
+GPUs' memory decides here; later plans use the model's own config. The rows are held to that by
+tests/unit/setup/test_first_model.py, which sizes them.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ class FirstModel:
     """
     A model, and the commit of its files.
 
-    `revision` None: the Hub has to be asked. `memory_gib`: of the smallest GPU that it runs on.
+    `revision` None: query the Hub. `memory_gib`: memory of the smallest GPU that holds it.
     """
 
     model: str
@@ -33,7 +32,7 @@ class FirstModel:
 
     @property
     def name(self) -> str:
-        """The name that clients use, and a part of unit names."""
+        """Return the name for clients, which is also part of unit names."""
         return re.sub(r"[^a-z0-9.]+", "-", self.model.rpartition("/")[2].lower()).strip("-.")
 
     @property
@@ -50,7 +49,8 @@ ROWS = (
 
 def choose(memory_gib: float | None) -> FirstModel | None:
     """
-    Return the largest model that a GPU of this memory holds; None: none does, or it is not known.
+    Return the largest model that a GPU with this memory holds; None: no model fits, or the memory
+    is unknown.
 
     >>> choose(79.19).model
     'Qwen/Qwen3-8B'
@@ -61,7 +61,7 @@ def choose(memory_gib: float | None) -> FirstModel | None:
 
 
 def parse_model(text: str) -> FirstModel:
-    """Return the model that `--model` names: `ORG/NAME`, `ORG/NAME@COMMIT`, a path of the nodes."""
+    """Parse the value of `--model`: `ORG/NAME`, `ORG/NAME@COMMIT`, or a path on the nodes."""
     match = _GIVEN.fullmatch(text)
     if match is None:
         raise FleetError(
@@ -72,7 +72,7 @@ def parse_model(text: str) -> FirstModel:
 
 
 def hub_revision(model: str, ask: Callable[[str], str | None] | None = None) -> str | None:
-    """Return the commit that the Hub has of a model now; None: it does not say."""
+    """Return a model's current commit on the Hub; None: the Hub does not report it."""
     return (ask or _ask_hub)(model)
 
 

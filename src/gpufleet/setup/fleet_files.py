@@ -1,4 +1,4 @@
-"""The files of a fleet's own directory, rendered, and written where they are not there yet."""
+"""Render the files of a fleet's directory, and write those that do not exist."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
 
 
 def connection(hosts: Iterable[Host], known_hosts: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the variables by which nodes are reached, of all of them."""
+    """Return the connection variables of all nodes."""
     users = {host.user for host in hosts}
     found: dict[str, Any] = {}
     if len(users) == 1:
@@ -99,10 +99,9 @@ def render(
     given: Mapping[str, Any],
 ) -> dict[str, str]:
     """
-    Return the files of a fleet by their paths, but for its keys.
-
-    `given` are settings that go over those that are derived, key by key. A `model` without a
-    revision is written as a comment with the line to fill in.
+    Return the files of a fleet by their paths, without its keys. `given` are settings that override
+    the derived ones, key by key. A `model` without a revision is written as a comment with the line
+    to fill in.
     """
     by_name = {host.name: host for host in hosts}
     kinds = found.kinds

@@ -1,4 +1,4 @@
-"""The keys by which hosts are known: asked for, shown as fingerprints, written to `known_hosts`."""
+"""Fetch host keys, show their fingerprints, and write `known_hosts`."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.setup.hosts import Host
 
-# A host that answers does so in a round trip or two; sshd may look the caller's name up.
+# Seconds for an answer: a host answers in a round trip or two, but sshd may look up the caller's
+# name.
 SECONDS = 10
 _AT_ONCE = 32
 
 
 def fetch_keys(hosts: Iterable[Host]) -> dict[str, paramiko.PKey]:
     """
-    Return the key that each host shows, by the host's name. The network may lie: see `fingerprint`.
-
-    Raises `FleetError` with every host that shows none.
+    Return the key that each host presents, by the host's name. The network may have forged it:
+    compare the `fingerprint`. Raises `FleetError` with every host that presents none.
     """
     asked = tuple(hosts)
     with DaemonPool(_AT_ONCE) as pool:
@@ -45,7 +45,7 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 def known_hosts_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
     """
-    Return the lines of a `known_hosts` file for the hosts that are in it, by their names.
+    Return the lines of a `known_hosts` file for those of the hosts that it contains, by host name.
 
     Raises `FleetError` for a file that cannot be read.
     """

@@ -1,4 +1,5 @@
-"""Hosts as operators name them: words, names of an ssh configuration, an Ansible inventory.  Pure.
+"""Parse hosts as operators write them: words, names of an ssh configuration, an Ansible inventory.
+Pure.
 
 gpu-01  admin@gpu-01.example.net  root@192.0.2.11:2222  root@[2001:db8::1]:22
 """
@@ -27,12 +28,12 @@ class Host:
 
     Attributes:
         name: the node's name in the inventory.
-        address: what is connected to.
-        user: who logs in.
+        address: the address to connect to.
+        user: the login user.
         port: of sshd.
         key: file of the private key; None: the agent's, or those of ~/.ssh.
-        configured: name, address and the rest come from ~/.ssh/config, which deploys read too.
-        jump: it is reached over another host, so its key cannot be asked for.
+        configured: its connection is defined in ~/.ssh/config, which deploys read too.
+        jump: it is reached over another host, so its key cannot be fetched.
     """
 
     name: str
@@ -45,7 +46,7 @@ class Host:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """The variables beside the node's name in an inventory file."""
+        """Return the variables beside the node's name in an inventory file."""
         found: dict[str, Any] = {}
         if self.address != self.name and not self.configured:
             found["ssh_hostname"] = self.address
@@ -57,7 +58,7 @@ class Host:
 
     @property
     def known_name(self) -> str:
-        """The name under which `known_hosts` has its key."""
+        """Return the host's name in `known_hosts`."""
         return self.address if self.port == SSH_PORT else f"[{self.address}]:{self.port}"
 
 
@@ -65,10 +66,9 @@ def parse_hosts(
     words: Iterable[str], configured: Mapping[str, Mapping[str, Any]], user: str
 ) -> tuple[Host, ...]:
     """
-    Return the hosts that words name.
-
-    `configured` has for each word's host its settings in ~/.ssh/config, as paramiko reads it;
-    `user` logs in where nothing names another. Raises `FleetError` with every invalid word.
+    Parse words into hosts. `configured` has each host's settings in ~/.ssh/config, as paramiko
+    reads them; `user` is the login user if no other is named. Raises `FleetError` with every
+    invalid word.
     """
     found, problems = [], []
     for word in words:

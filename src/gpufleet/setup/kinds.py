@@ -1,4 +1,4 @@
-"""Nodes by what they are, and the settings that follow from it.  Pure.
+"""Group nodes by their GPUs, and derive the settings of each group.  Pure.
 
 A kind is a group of the inventory: nodes with as many GPUs of one model. Takes the documents that
 `on_node/probe/probe.py` prints (docs/reference/probe.md).
@@ -26,7 +26,7 @@ from gpufleet.versions import numbers
 NO_GPUS = "monitoring"
 """The group of nodes without GPUs, which can monitor the others."""
 BARE_SET = "r580-lts"
-"""The versions of nodes that have no driver: the branch with the longest support."""
+"""The set of versions for nodes without a driver: the branch with the longest support."""
 
 # The GPUs of each generation by CUDA's compute capability (NVIDIA's CUDA GPUs page).
 _CAPABILITIES: Mapping[Generation, frozenset[tuple[int, int]]] = {
@@ -41,17 +41,13 @@ _CAPABILITIES: Mapping[Generation, frozenset[tuple[int, int]]] = {
 @dataclass(frozen=True)
 class Kind:
     """
-    Nodes that are alike.
+    Nodes with the same GPUs.
 
     Attributes:
-        group: its name in the inventory.
-        nodes: their names.
-        gpus: how many each has.
-        model: of the GPUs, in words.
-        memory_gib: of one GPU, as CUDA has it; of unnamed ones the least of their generation;
-            None: not known.
-        drivers: that are loaded; empty: none is.
-        lock: the versions that suit them, with where they come from; None: no GPUs.
+        group: its name in the inventory. nodes: their names. gpus: the number of GPUs of each node.
+        model: of the GPUs, in words. memory_gib: memory of one GPU as CUDA reports it; for an
+        unknown GPU the least of its generation; None: unknown. drivers: the loaded versions; empty:
+        no driver is loaded. lock: suitable versions, with their origin; None: no GPUs.
     """
 
     group: str
@@ -66,7 +62,7 @@ class Kind:
 
     @property
     def bare(self) -> bool:
-        """Return whether its GPUs have no driver."""
+        """Return whether the nodes have GPUs but no driver."""
         return bool(self.gpus) and not self.drivers
 
     @property
@@ -86,7 +82,9 @@ class Findings:
 
 
 def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
-    """Return what probed nodes are. Raises `FleetError` with every node that cannot be served."""
+    """
+    Return the kinds of the probed nodes. Raises `FleetError` with every node that is not supported.
+    """
     systems: dict[str, System] = {}
     machines: dict[str, Machine] = {}
     problems = []
@@ -122,7 +120,7 @@ def _model(document: Mapping[str, Any], machine: Machine) -> tuple[str, int]:
     if named:
         cards = [gpu_models.product_card(name) for name in named]
         names = [card.name if card else name for card, name in zip(cards, named, strict=True)]
-        # A GPU that does not answer is on the bus all the same.
+        # A GPU that does not answer is still on the bus.
         return (names[0] if len(set(names)) == 1 else "mixed"), max(len(named), len(machine.gpus))
     if not machine.gpus:
         return "", 0
@@ -163,7 +161,7 @@ def _branch(driver: str) -> str:
 
 
 def _memory(model: str, machine: Machine) -> float | None:
-    """Return the GiB of a GPU, at least."""
+    """Return a lower bound of a GPU's memory in GiB."""
     if card := next((each for each in gpu_models.cards() if each.name == model), None):
         return card.memory_gib
     capabilities = [_CAPABILITIES.get(each, frozenset()) for each in machine.generations]
@@ -179,14 +177,14 @@ def _memory(model: str, machine: Machine) -> float | None:
 def _lock(
     drivers: tuple[str, ...], documents: Mapping[str, Mapping[str, Any]]
 ) -> tuple[GpuLock, str, Mapping[str, str]]:
-    """Return versions for nodes: those that a driver's branch belongs with, and that driver."""
+    """Return versions for nodes: the set of the loaded driver's branch, with that driver."""
     sets = {each.lock.branch: each for each in release_sets().values()}
     suiting = {_branch(each): sets.get(_branch(each)) for each in drivers}
     found: ReleaseSet | None = next(iter(suiting.values()), None)
     if len(suiting) != 1 or found is None:
         bare = release_set(BARE_SET)
         return bare.lock, f"The set {bare.name}: {bare.title}.", bare.why
-    # Of a branch, nodes keep what they have.
+    # Within a branch, nodes keep the installed driver.
     driver = found.lock.branch if len(drivers) > 1 else drivers[0]
     flavours = {modules_flavour(each) for each in documents.values()}
     flavour = flavours.pop() if len(flavours) == 1 else None
@@ -197,7 +195,7 @@ def _lock(
 
 
 def _repository(system: System) -> dict[str, str]:
-    """Return `cuda.repository` for a system; without its key's hash where that is not known."""
+    """Return `cuda.repository` for a system, without its key's hash if that is unknown."""
     found = vendor_repository(system)
     written = {"url": f"{VENDOR}/{repository_path(system)}"}
     if found.keyring_sha256:

@@ -1,7 +1,6 @@
-"""A model's files, as far as sizing reads them: from a directory, or from the Hugging Face Hub.
-
-The border: this reads files and asks the Hub. Of weights it reads the headers only, some kilobytes
-at the front of each safetensors file, and stops reading there even if the Hub would send the rest.
+"""Read a model's files for sizing, from a directory or from the Hugging Face Hub. Border: it reads
+files and queries the Hub. Of weights it reads only the headers, some kilobytes at the front of each
+safetensors file, and stops reading there even if the Hub would send the rest.
 
 The Hub is asked through its own client, so that its settings hold: HF_ENDPOINT, HF_HOME and
 HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a
@@ -52,7 +51,7 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """The source of models' files. None: as the Hub's client is configured."""
+    """The source of models' files. None: the configuration of the Hub's client."""
 
     endpoint: str | None = None
     token_file: str | None = None
@@ -102,7 +101,7 @@ def read(
 def read_adapter(
     repository: str, revision: str, hub: Hub, seconds: float = SECONDS
 ) -> AdapterConfig:
-    """Return what a LoRA adapter on the Hub is. Raises `FleetError` where that cannot be read."""
+    """Return the config of a LoRA adapter on the Hub. Raises `FleetError` if it cannot be read."""
     name = adapter_config.FILE
 
     def ask() -> Path | None:
@@ -114,7 +113,10 @@ def read_adapter(
 
 
 def read_adapter_file(file: Path) -> AdapterConfig:
-    """Return what an `adapter_config.json` of this machine says; raises `FleetError` likewise."""
+    """
+    Return the config in an `adapter_config.json` of this machine. Raises `FleetError` if it cannot
+    be read.
+    """
     try:
         text = file.read_bytes()
     except OSError as error:

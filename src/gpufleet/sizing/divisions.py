@@ -1,4 +1,4 @@
-"""The ways to divide a model over the GPUs of a node, each sized.  Pure."""
+"""Size every division of a model over the GPUs of a node.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.sizing.options import Options, Sizing
 
 @dataclass(frozen=True)
 class SizedDivision:
-    """A division of GPUs, and what one of them holds."""
+    """A division over GPUs, and the memory of one of them."""
 
     tensor: int
     pipeline: int
@@ -22,7 +22,7 @@ class SizedDivision:
 
     @property
     def at_once(self) -> float:
-        """Requests of full length that all engines hold together."""
+        """Return how many requests of full length all engines hold together."""
         return self.sizing.max_concurrency * self.data
 
     def as_json(self) -> dict[str, Any]:
@@ -39,7 +39,7 @@ def divisions(description: Description, options: Options, gpus: int) -> Iterator
     """
     Yield each division of `gpus` GPUs in powers of two, the widest tensor parallelism first.
 
-    A division of fewer layers than stages is none. `options` has all but the parallel sizes.
+    Divisions with more stages than layers are left out. `options` has all but the parallel sizes.
     """
     layers = len(description.architecture.layers)
     for tensor in _powers_down(gpus):

@@ -1,4 +1,7 @@
-"""The run that vLLM makes at start to see what it takes, and which runner makes it.  Pure."""
+"""
+Estimate the memory of vLLM's profiling run at start, and find the model runner that makes it.
+Pure.
+"""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
 """
 Compute whether a model fits, and its KV cache in tokens: vLLM's start-up arithmetic. Pure.
 
-vLLM gives the KV cache what is left of its budget on the smallest rank:
+vLLM gives the KV cache the rest of its budget on the smallest rank:
 
     utilization x total - weights - activation peak - non-torch [- CUDA graphs]
 
-and refuses to start where one request of `--max-model-len` does not fit into that. Weights and
+and refuses to start if one request of `--max-model-len` does not fit into it. Weights and
 cache follow from the model's config; the other terms are estimates with an error of their own
 (`sizing/startup_memory.py`). A verdict within that error of the limit is "near the edge" and never
 a fit.
@@ -50,9 +50,9 @@ def size(description: Description, options: Options) -> Sizing:
     """
     Estimate a model's memory on one GPU with `options`, and whether it starts.
 
-    What vLLM refuses whatever the memory stands in `reasons`, and so does what takes memory that is
-    not known here: then it does not fit, and `confidence` is "unknown". Raises `FleetError` where
-    the release is older than V1's engine, or a dtype or quantization is unknown.
+    `reasons` has vLLM's refusals that do not depend on memory, and the features whose memory is
+    unknown: with these it does not fit, and `confidence` is "unknown". Raises `FleetError` if the
+    release is older than the V1 engine, or a dtype or quantization is unknown.
     """
     description = as_served(description, options)
     options = with_raised_default(description, options)
@@ -71,10 +71,8 @@ def size(description: Description, options: Options) -> Sizing:
 
 def smallest_gpus(description: Description, options: Options) -> int | None:
     """
-    Return how many GPUs a replica needs at least, or None if 64 are too few.
-
-    Looked for in powers of two, tensor parallelism of up to 8 before pipeline stages. The other
-    options stay.
+    Return the minimum number of GPUs of a replica; None: 64 are too few. It tries powers of two,
+    tensor parallelism of up to 8 before pipeline stages; the other options stay.
     """
     return _smallest(description, replace(options, tensor_parallel=1, pipeline_parallel=1))
 
@@ -187,7 +185,10 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
 
 
 def _no_room(options: Options, estimate: _Estimate) -> list[str]:
-    """Return why a model without a cache does not start: what it loads does not fit for certain."""
+    """
+    Return why a model without a cache does not start: its weights and start-up memory certainly do
+    not fit.
+    """
     stage = estimate.tightest
     if stage.available > stage.error or options.device == "cpu":
         return []
@@ -205,7 +206,7 @@ def _doubts(
     beyond: list[str],
     sequences: int,
 ) -> Iterator[str]:
-    """Yield why a model that vLLM does not refuse may not start, or not serve its whole length."""
+    """Yield reasons why a model that vLLM accepts may not start, or not serve its whole context."""
     report, worst = estimate.report, estimate.worst
     if not worst.starts:
         yield from explain(
@@ -368,7 +369,7 @@ _NAMES_OF_DRAFTS = ("eagle", "dflash", "dspark")
 
 
 def _draft_vocabulary(description: Description, options: Options) -> int | None:
-    """Return how many tokens a draft model knows that has to know the same as the model."""
+    """Return the vocabulary size of a draft model that must equal the model's."""
     draft = counted_draft(description, options)
     if draft is None or options.mixed_vocabularies:
         return None
@@ -468,7 +469,7 @@ kernels/linear/nvfp4/marlin.py in model_executor of 0.32.0)."""
 
 
 def _weight_only(description: Description, options: Options) -> Iterator[str]:
-    """Yield a note where a quantization saves memory, and no time of the GPU's arithmetic."""
+    """Yield a note for a quantization that saves memory, but no compute time."""
     quantization = resolve_quantization(description, options)
     capability = options.compute_capability
     if quantization is None or capability is None or options.device == "cpu":

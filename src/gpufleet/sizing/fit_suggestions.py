@@ -1,4 +1,6 @@
-"""Why a KV cache is too small, and which single changes make a server start.  Pure."""
+"""
+Explain why a KV cache is too small, and suggest single changes that make a server start.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,7 @@ def round_down(blocks: int) -> int:
 
 @dataclass(frozen=True)
 class SmallCache:
-    """A cache that is too small, or may be, and what it was made of."""
+    """A cache that is too small, or may be, and its parts."""
 
     options: Options
     chosen: Defaults
@@ -75,7 +77,7 @@ def explain(case: SmallCache) -> Iterator[str]:
 def suggest(
     options: Options, found: Sizing, smallest: int | None, starts: Callable[[Options], bool]
 ) -> str:
-    """Return which single changes are certain to start, those that cost least first."""
+    """Return the single changes with which it certainly starts, the cheapest first."""
     ways: dict[str, str] = {}
     for flag, value, changed in _possible_changes(options, found):
         if flag not in ways and starts(changed):

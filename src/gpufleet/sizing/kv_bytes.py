@@ -1,9 +1,10 @@
 """
-Bytes that a layer caches in a block, on one GPU: vLLM's KV cache specs by release.  Pure.
+Compute the bytes that a layer caches in a block on one GPU: vLLM's KV cache specs by release.
+Pure.
 
-A block is a number of tokens; a page is what one layer stores of them. The pages of a model have to
-be of one size, so vLLM chooses the block by the attention backend and, for models with states
-(Mamba, linear attention), so large that a page of attention holds a whole state. Source: vllm's
+A block is a number of tokens; a page is what one layer stores of them. All pages of a model must
+have one size. So vLLM chooses the block by the attention backend; for models with states (Mamba,
+linear attention) the block is so large that an attention page holds a whole state. Source: vllm's
 v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,
 platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
 """
@@ -82,7 +83,7 @@ class Layout:
 
     @cached_property
     def distinct(self) -> tuple[Cache, ...]:
-        """Return every cache that some layer has, once."""
+        """Return each different cache of the layers once."""
         return tuple(dict.fromkeys(cache for stage in self.stages for cache in stage))
 
     @cached_property
@@ -123,7 +124,7 @@ class Page:
     """
     A layer's part of one block. Layers with equal pages may share a group.
 
-    `shape` tells pages apart that happen to be of one size: (KV heads, head dimensions, dtype).
+    `shape` distinguishes different pages of the same size: (KV heads, head dimensions, dtype).
     """
 
     kind: Kind
@@ -142,7 +143,7 @@ def caches(architecture: Architecture, layers: Iterable[range]) -> tuple[tuple[C
     """
     Return `Layout.stages`: the caches of the decoder layers that each stage of `layers` has.
 
-    Those of the model's own draft layers are not among them: append `draft_caches()` to the last.
+    Those of the model's own draft layers are left out: append `draft_caches()` to the last stage.
     """
     return tuple(
         tuple(cache for number in stage for cache in architecture.layers[number].caches)
@@ -249,9 +250,9 @@ def token_bytes(
     layout: Layout, cache: FullCache | WindowCache | ChunkCache | CrossCache | LatentCache
 ) -> int:
     """
-    Return what one token takes in one layer, on one GPU.
+    Return the bytes of one token in one layer on one GPU.
 
-    MLA's latent is the same on every rank; KV heads are divided by TP, at least one a rank.
+    MLA's latent is the same on every rank; KV heads are divided by TP, with at least one per rank.
     """
     if isinstance(cache, LatentCache):
         packed = _PACKED_LATENT.get(_latent_dtype(layout))
@@ -279,7 +280,7 @@ def kv_dtype(
     compute_capability: tuple[int, int] | None = None,
 ) -> str:
     """
-    Return the KV dtype that a release takes for `--kv-cache-dtype` with this config.json.
+    Return the KV dtype that a release uses for `--kv-cache-dtype` with this config.json.
 
     "auto" is what the checkpoint says: ModelOpt's kv_cache_quant_algo since 0.14
     (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (whatever was requested
@@ -415,9 +416,9 @@ def _state_page(layout: Layout, cache: StateCache, block: int) -> Page:
 
 def state_bytes(layout: Layout, cache: StateCache) -> int:
     """
-    Return what one state takes on one GPU.
+    Return the bytes of one state on one GPU.
 
-    Speculation lengthens what the convolution looks back on by its tokens: for gated delta nets
+    Speculation adds its tokens to the inputs that the convolution keeps: for gated delta nets
     always, for Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0

@@ -1,10 +1,10 @@
 """
 Compute a KV cache's tokens, and whether one request of maximum length fits: by release.
 
-vLLM sorts a model's layers into groups of which each has a table of blocks of its own, and gives
-all groups one pool of blocks. A block of the pool is as large as the pages of one group's layers.
-The number of blocks is what fits on the smallest rank; a request takes blocks of every group.
-What changed between releases stands at each rule. Source: vllm/v1/core/kv_cache_utils.py (0.33:
+vLLM sorts a model's layers into groups, each with its own block table, and all groups share one
+pool of blocks. A block of the pool is as large as the pages of one group's layers. The number of
+blocks is the number that fits on the smallest rank; a request takes blocks of every group. Each
+rule notes its changes between releases. Source: vllm/v1/core/kv_cache_utils.py (0.33:
 kv_cache_planning.py) of 0.8.5 to 0.33.0.  Pure.
 """
 
@@ -62,8 +62,8 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     Return the KV cache that `available_bytes` hold: one number that counts for every GPU, or each
     stage's smallest GPU.
 
-    Raises `FleetError` for a KV dtype that is not known, ValueError where the stages' memory is
-    not that of as many stages.
+    Raises `FleetError` for a KV dtype that is not known, ValueError if the number of memory values
+    differs from the number of stages.
     """
     available = _per_stage(layout, available_bytes)
     smallest = block_size(layout)
@@ -113,7 +113,7 @@ def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) 
     """
     Return the longest `max_model_len` that starts, up to `layout.max_model_len`; 0: none.
 
-    It is what the release's refusal estimates, and what `--max-model-len auto` takes.
+    The release's refusal suggests this value, and `--max-model-len auto` uses it.
     """
     available = _per_stage(layout, available_bytes)
     if not any(layout.stages):
@@ -135,7 +135,7 @@ def _per_stage(layout: Layout, available: int | Sequence[int]) -> tuple[int, ...
 
 @dataclass(frozen=True)
 class _Plan:
-    """A model's groups, and what the release computes with them."""
+    """A model's groups, and the release's computations with them."""
 
     layout: Layout
     raw: tuple[Counter[Page], ...]
@@ -149,7 +149,7 @@ class _Plan:
         return min(page.block for group in self.groups[0] for page in group.counts)
 
     def token_bytes(self, stage: int) -> int:
-        """Return what one more token of a long context takes on this stage."""
+        """Return the bytes of one more token of a long context on this stage."""
         grows = sum(
             page.grows * count
             for group in self.groups[stage]
@@ -202,7 +202,7 @@ class _Plan:
 
     def needed_bytes(self, stage: int, length: int) -> int:
         """
-        Return the bytes that the release wants to be there for one request of `length` tokens.
+        Return the bytes that the release requires for one request of `length` tokens.
 
         Until 0.13 the layers' own needs, before they are grouped. 0.14 to 0.16 ask for the whole
         model's need on every stage, and until 0.18 for the blocks of the first group alone.

@@ -44,7 +44,7 @@ class Group:
 
     @cached_property
     def by_stage(self) -> dict[int, Counter[Page]]:
-        """Return the same for each stage."""
+        """Return `counts` for each stage."""
         found: dict[int, Counter[Page]] = {}
         for number, page in self.pages:
             found.setdefault(number, Counter())[page] += 1
@@ -132,7 +132,10 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
 
 
 def _is_one_kind(layers: Layers) -> bool:
-    """Return whether all need as many blocks for a request: one group, pages as they are."""
+    """
+    Return whether all layers need the same number of blocks for a request: then they form one group
+    with unchanged pages.
+    """
     return (
         len({page.kind for _, page in layers}) == 1
         and len({page.block for _, page in layers}) == 1

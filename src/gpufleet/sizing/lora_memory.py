@@ -1,10 +1,10 @@
 """
-Memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
+Compute the memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
 
-They are made when the model is loaded, full of zeros, for `--max-loras` adapters of
-`--max-lora-rank` each, whatever adapters there are. Source: create_lora_weights in vllm/lora/layers
-of 0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
-vocab_parallel_embedding.py and logits_processor.py.
+They are allocated when the model is loaded, for `--max-loras` adapters of rank `--max-lora-rank`,
+whatever adapters are used. Source: create_lora_weights in vllm/lora/layers of 0.31.0:
+base_linear.py, column_parallel_linear.py, row_parallel_linear.py, vocab_parallel_embedding.py and
+logits_processor.py.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Lora:
 
 
 def why_not_counted(architecture: Architecture) -> str:
-    """Return why the adapters' memory of this class is not known; "" where it is."""
+    """Return why the memory of adapters of this class is unknown; "": it is known."""
     if architecture.multimodal:
         return "which layers of a multimodal model get matrices differs by class and release"
     if architecture.experts:

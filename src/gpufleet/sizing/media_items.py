@@ -1,5 +1,5 @@
 """
-Images and clips that a model has to read in one step.  Pure.
+Compute the tokens of images and clips that a model has to read in one step.  Pure.
 
 A model whose image tokens see each other in both directions cannot read half of an image: vLLM
 switches chunked input of media off for it (check_and_update_config in vllm/platforms/cuda.py), as
@@ -36,9 +36,8 @@ _DEFAULT_RAISED_SINCE = (0, 22)
 
 def whole_item_tokens(description: Description, options: Options) -> int | None:
     """
-    Return the tokens of the largest item that one step has to hold, or the start is refused.
-
-    None: nothing is refused for it, or it is not known of the model.
+    Return the tokens of the largest item: a smaller step makes vLLM refuse the start. None: vLLM
+    does not refuse, or the model's items are unknown.
     """
     if _sees_both_ways(description):
         if options.max_num_batched_tokens is None and options.vllm >= _DEFAULT_RAISED_SINCE:

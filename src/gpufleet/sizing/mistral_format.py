@@ -1,7 +1,6 @@
 """
-`params.json`, which Mistral's own checkpoints have in place of `config.json`.  Pure.
-
-vLLM makes a config of it and goes on as with any other. Source: adapt_config_dict in
+Convert `params.json`, which Mistral's own checkpoints have instead of `config.json`. Pure. vLLM
+also converts it to a config. Source: adapt_config_dict in
 vllm/transformers_utils/configs/mistral.py of 0.23.0.
 """
 
@@ -37,7 +36,7 @@ _POSITIONS = 128_000
 
 
 def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
-    """Return the config.json that vLLM makes of this `params.json`; raises `FleetError`."""
+    """Return the config.json that vLLM creates from this `params.json`. Raises `FleetError`."""
     missing = [key for key in ("dim", "n_layers", "n_heads", "vocab_size") if key not in params]
     if missing:
         raise FleetError(

@@ -1,9 +1,10 @@
 """
 Read a model's kind from its files: text, embeddings, scores, labels, transcription. Pure.
 
-Of vLLM's own rules (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
-`modules.json` of sentence-transformers makes any model an embedder, else the class' name decides.
-A class that is not listed and has no telling name is not known: what it is, a person declares.
+The rules are vLLM's (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
+`modules.json` of sentence-transformers makes any model an embedder, otherwise the class' name
+decides. The kind of a class that is not listed and whose name says nothing is unknown: an operator
+declares it.
 """
 
 from __future__ import annotations
@@ -137,7 +138,7 @@ def _by_labels(labels: int, why: str) -> KindReading:
 
 def label_count(config: Mapping[str, Any]) -> int:
     """
-    Return how many labels a classifier has, as transformers read it: two where nothing is said.
+    Return how many labels a classifier has, like transformers: two by default.
 
     A decoder that answers with one of a few words has a label for each, or one for two of them
     (`classifier_from_token` and `method` in SequenceClassificationConfig and

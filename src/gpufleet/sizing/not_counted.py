@@ -12,7 +12,7 @@ from gpufleet.sizing.stage_memory import counted_draft
 
 
 def counted_options(description: Description, options: Options) -> Options:
-    """Return the options without what takes memory that is not known here."""
+    """Return the options without the features whose memory is unknown."""
     if any(_not_counted_adapters(description, options)):
         options = replace(options, lora=None)
     if any(_not_counted_draft(description, options)):

@@ -1,4 +1,4 @@
-"""Input and output of sizing: vLLM's flags with the GPU, and the verdict.  Pure."""
+"""Define the input and output of sizing: vLLM's flags with the GPU, and the verdict.  Pure."""
 
 from __future__ import annotations
 
@@ -125,11 +125,11 @@ class Sizing:
 
     @property
     def keeps_cache(self) -> bool:
-        """Return whether anything of a request stays on the GPU: not of an encoder's."""
+        """Return whether requests leave a cache on the GPU; those to an encoder do not."""
         return self.kv_bytes_for_max_model_len_per_gpu > 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `gpufleet size --json` prints it: units in the names."""
+        """Return the values that `gpufleet size --json` prints, with units in the names."""
         document = asdict(self)
         remedy = [self.remedy] if self.remedy else []
         document["reasons"] = [*self.reasons, *self.notes, *remedy]

@@ -1,4 +1,4 @@
-"""One rank's part of each weight, packed, padded and allocated.  Pure."""
+"""Compute one rank's part of each weight, packed, padded and allocated.  Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ VOCABULARY_PADDING = 64
 
 @dataclass(frozen=True)
 class Sharding:
-    """Over how many GPUs, and how, a model is divided."""
+    """The division of a model over GPUs."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -66,7 +66,7 @@ class Rank:
     """The GPU's compute capability."""
 
     def weigh(self, kept: Kept) -> int:
-        """Return the bytes of these weights on it, with the GPU allocator's rounding."""
+        """Return the bytes of these weights on the rank, with the GPU allocator's rounding."""
         total = 0
         tensors: dict[tuple[str, int, Scheme | None, int, bool], int] = {}
         for weight, scheme in kept:

@@ -1,4 +1,6 @@
-"""Memory of a pipeline stage's smallest rank: weights, start-up memory, KV cache.  Pure."""
+"""
+Estimate the memory of a pipeline stage's smallest rank: weights, start-up memory, KV cache.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -108,7 +110,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
 def stage_memory(
     description: Description, options: Options, chosen: Defaults, ranges: Ranges = RANGES
 ) -> tuple[list[StageMemory], list[range]]:
-    """Return what each pipeline stage has, and its layers."""
+    """Return the memory of each pipeline stage, and its layers."""
     architecture = description.architecture
     dtype = resolve_dtype(description, options)
     quantization = resolve_quantization(description, options)

@@ -1,17 +1,16 @@
 """
-vLLM's memory at start without weights and KV cache, and the defaults for it.  Pure.
+Estimate vLLM's memory at start without weights and KV cache, and its defaults.  Pure.
 
-None of it follows from a config alone: the activation peak is what a dummy run of
-`max_num_batched_tokens` tokens leaves as PyTorch's high-water mark (`sizing/dummy_run.py`), the
-rest is what CUDA, NCCL and the kernels' libraries allocate (`sizing/startup_ranges.py`). So each is
-an `Estimate`, a range, and a verdict that is not the same over the whole range is not given
-(`sizing/fit.py`).
+None of it follows from a config alone. The activation peak is PyTorch's high-water mark in a dummy
+run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`); CUDA, NCCL and the kernels'
+libraries allocate the rest (`sizing/startup_ranges.py`). So each part is an `Estimate`, a range,
+and there is a verdict only if it is the same over the whole range (`sizing/fit.py`).
 
-What the budget holds, by release (determine_available_memory in vllm/v1/worker/gpu_worker.py):
+Contents of the budget, by release (determine_available_memory in vllm/v1/worker/gpu_worker.py):
 
-    up to 0.19   weights, activation peak, non-torch; CUDA graphs come on top of it
-    from 0.20    the same, and an estimate of the CUDA graphs
-    from 0.27    what the device lost since the start (weights and non-torch in one), and the peak
+    up to 0.19   weights, activation peak, non-torch; CUDA graphs come on top of it from 0.20    the
+    same, and an estimate of the CUDA graphs from 0.27    the decrease of free memory since the
+    start (weights and non-torch together), and the peak
 """
 
 from __future__ import annotations
@@ -49,19 +48,19 @@ class StartMemory:
 
     @property
     def budget(self) -> Estimate:
-        """Return the memory that the KV cache does not get, as it is stated."""
+        """Return the memory that the KV cache does not get, as the stated estimate."""
         return self.whole_range.narrowed(AT_ONCE)
 
     @property
     def whole_range(self) -> Estimate:
-        """Return the same with all its parts at the same end of their ranges at once."""
+        """Return the estimate for all parts at the same end of their ranges at once."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 
 
 @dataclass(frozen=True)
 class Defaults:
-    """The values that decide the size of the dummy run, given or defaulted."""
+    """The given or default values that determine the size of the dummy run."""
 
     gpu_memory_utilization: float
     max_num_seqs: int
@@ -85,9 +84,9 @@ def batch_defaults(
     """
     Return `vllm serve`'s defaults for flags that are not given (None).
 
-    `gpu` is the product's name, `world` the GPUs of a replica, `throughput` what doubles the
-    defaults of sequences and tokens: `--performance-mode throughput`, since 0.17. Source:
-    get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args in
+    `gpu` is the product's name, `world` the number of GPUs of a replica. `throughput`
+    (`--performance-mode throughput`, since 0.17) doubles the defaults of sequences and tokens.
+    Source: get_batch_defaults and _set_default_max_num_seqs_and_batched_tokens_args in
     vllm/engine/arg_utils.py (older: _set_default_args_v1) of 0.8.0 to 0.33.0, for the API server.
     """
     if device == "cpu":
@@ -155,8 +154,8 @@ def start_memory(
     """
     Return a release's memory on one GPU for this model, besides weights and cache.
 
-    `config` is the parsed config.json, for what `architecture` does not keep: the experts of a
-    token, and whether it takes videos.
+    `config` is the parsed config.json, for values that `architecture` lacks: the experts per token,
+    and whether the model takes videos.
     """
     low, high = peak_bytes(architecture, config, run)
     activation, non_torch = Estimate(int(low), int(high)), Estimate(0, 0)

@@ -1,10 +1,10 @@
 """
-Ranges for start-up memory that no config states, from recorded starts. Pure.
+Provide ranges of start-up memory that no config states, from recorded starts. Pure.
 
-A start has one or more of the `PARTS`, and what it takes of each lies in a range: from the least to
-the most that was measured, and a margin. Ranges are added as ranges, low to low and high to high:
-what makes one part large, a new release or another host, makes others large with it. Of the sum,
-`AT_ONCE` is stated: not all of them were at their ends at once in any start.
+A start has one or more of the `PARTS`, and the memory of each part is in a range: from the lowest
+to the highest measured value, with a margin. Ranges are added end to end, low to low and high to
+high, because a new release or another host enlarges several parts together. The stated range is the
+share `AT_ONCE` of the sum: in no start were all parts at their ends at once.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Estimate:
         return self.high - self.bytes
 
     def narrowed(self, share: float) -> Estimate:
-        """Return it with the same middle, and both ends at a share of their distance from it."""
+        """Return the estimate with the same middle and a range that is narrowed to this share."""
         half = math.ceil(share * self.error_bytes)
         return Estimate(self.bytes - half, self.bytes + half)
 

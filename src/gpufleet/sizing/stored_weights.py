@@ -52,8 +52,8 @@ def stored_factors(
     parts: Sequence[Kept],
 ) -> tuple[tuple[float, ...], int]:
     """
-    Return the factor for each kind of layer that makes it agree with the stored tensors, and the
-    bytes of stored tensors that belong to no known part.
+    Return the factor for each kind of layer that makes its computed size equal to the stored
+    tensors, and the bytes of stored tensors outside of all known parts.
 
     `kind_of` has for each layer its index in `kinds`. A total alone does not show layers; it is
     used if the architecture is not known exactly, and the total exceeds the computed size by less

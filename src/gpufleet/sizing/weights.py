@@ -1,8 +1,8 @@
 """
-The bytes of weights that each GPU holds after vLLM has loaded a model.  Pure.
+Compute the bytes of weights on each GPU after vLLM has loaded a model.  Pure.
 
-Only what remains after loading counts: packed weights, their scales and zero points, padded
-vocabularies and experts, and the rotary tables, as `Model loading took` of the start-up log has it.
+Only memory that remains after loading counts, like `Model loading took` in the start-up log: packed
+weights, their scales and zero points, padded vocabularies and experts, and the rotary tables.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def weight_bytes(
     """
     Return the weights' bytes on the largest rank of each pipeline stage.
 
-    `dtype` is `--dtype`. `stored` says what the checkpoint has: {tensor: (dtype, shape)} from the
+    `dtype` is `--dtype`. `stored` has the checkpoint's contents: {tensor: (dtype, shape)} from the
     headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
     stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
     FP8 blocks and zero points, and with it their padding and scales; None: the usual one. Raises

@@ -1,8 +1,7 @@
 """
 Parts of decoders: attention, MLPs, norms, embeddings, rotary tables, caches.  Pure.
 
-Which of vLLM's layers a weight is in decides how it is divided: its classes under
-model_executor/models.
+The vLLM layer of a weight determines its division: see the classes in model_executor/models.
 """
 
 from __future__ import annotations
@@ -130,7 +129,7 @@ def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) 
     """
     Return the language model's head: ParallelLMHead, on the last stage.
 
-    Its weight is `linear=True`: a few checkpoints quantize it, and say so.
+    Its weight is `linear=True`, because a few checkpoints quantize it and declare that.
     """
     weights = [Weight(name, vocab, hidden, Split.VOCABULARY)]
     if bias:
@@ -172,9 +171,9 @@ def rotary(
 
 def default_dtype(fields: Fields) -> str:
     """
-    Return what `--dtype auto` takes: the checkpoint's, float32 as bfloat16.
+    Return the dtype of `--dtype auto`: the checkpoint's, but bfloat16 for float32.
 
-    Source: _resolve_auto_dtype in vllm/config/model.py; a GPU before Ampere takes float16 instead.
+    Source: _resolve_auto_dtype in vllm/config/model.py; a GPU before Ampere uses float16 instead.
     """
     stated = fields.text("dtype", "torch_dtype", default="bfloat16").removeprefix("torch.")
     taken = {"float32": "bfloat16", "float": "bfloat16", "half": "float16"}.get(stated, stated)
@@ -188,7 +187,7 @@ def default_dtype(fields: Fields) -> str:
 
 def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:
     """
-    Return the rotary tables of a config: () where it has no rotary positions.
+    Return the rotary tables of a config; (): it has no rotary positions.
 
     YaRN and linear scaling lengthen the table by their factor, dynamic before 0.22; LongRoPE keeps
     one for short and one for long contexts, and M-RoPE one of four times the positions: for
@@ -275,9 +274,9 @@ def attention_caches(
     """
     Return each layer's cache: windows where the config has them.
 
-    `types`: the class gives each layer its own kind, where `layer_types` or
-    `sliding_window_pattern` (every n-th is full) say so; else a window holds for all. Source:
-    get_sliding_window in vllm/config/model.py, Attention in layers/attention.
+    `types`: the class gives each layer its own kind, from `layer_types` or `sliding_window_pattern`
+    (every n-th is full); otherwise all layers have the window. Source: get_sliding_window in
+    vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim)
     kinds = fields.texts("layer_types")

@@ -1,8 +1,8 @@
 """
-The parts of a model that take GPU memory: weights and caches, as values.  Pure.
+Define the parts of a model that take GPU memory: weights and caches.  Pure.
 
-Shapes are those of the whole model, as the checkpoint has them. What one GPU holds of them,
-`weights.py` and `kv_cache.py` say.
+Shapes are those of the whole model in the checkpoint. `weights.py` and `kv_cache.py` compute the
+part of one GPU.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Weight:
     """
     One weight, or `count` equal ones (the experts of a layer).
 
-    `name` is the checkpoint's, without the layer's prefix and `.weight`: `self_attn.q_proj`.
+    `name` is that in the checkpoint, without the layer's prefix and `.weight`: `self_attn.q_proj`.
     """
 
     name: str
@@ -97,7 +97,7 @@ class ChunkCache:
 
 @dataclass(frozen=True)
 class CrossCache:
-    """Keys and values of what an encoder has made of an input: of a step's tokens a request."""
+    """Keys and values of an encoder's output: one request has as many as a step's tokens."""
 
     kv_heads: int
     head_dim: int
@@ -105,7 +105,7 @@ class CrossCache:
 
 @dataclass(frozen=True)
 class LatentCache:
-    """MLA: one latent and one rotary key a token, the same on every TP rank."""
+    """MLA: one latent and one rotary key per token, the same on every TP rank."""
 
     rank: int
     """kv_lora_rank"""
@@ -118,7 +118,7 @@ class LatentCache:
 @dataclass(frozen=True)
 class StateCache:
     """
-    The state of a linear-attention or Mamba layer: one a sequence, whatever its length.
+    The state of a linear-attention or Mamba layer: one per sequence, whatever its length.
 
     `shapes` are of one sequence and the whole model; the first dimension of each that `split` names
     is divided by TP. `dtypes` beside them: "model" or a name ("float32").
@@ -135,9 +135,9 @@ class StateCache:
 @dataclass(frozen=True)
 class CompressedCache:
     """
-    DeepSeek V4: the last `window` tokens, and every `ratio` tokens made into one.
+    DeepSeek V4: the last `window` tokens, and all tokens compressed by `ratio`.
 
-    The same on every TP rank. What makes one of several keeps a state of its own.
+    The same on every TP rank. The compressor keeps its own state.
     """
 
     dim: int
@@ -156,7 +156,7 @@ Cache: TypeAlias = (
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `cache` is None where it has none of its own (or shares another's)."""
+    """One decoder layer. `cache` None: it has none, or shares that of another layer."""
 
     weights: tuple[Weight, ...]
     cache: Cache | None = None
@@ -165,7 +165,7 @@ class Layer:
 
     @property
     def caches(self) -> tuple[Cache, ...]:
-        """Return all of them."""
+        """Return all caches of the layer."""
         return (() if self.cache is None else (self.cache,)) + self.more
 
 
@@ -192,7 +192,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Architecture:
-    """A model that vLLM serves, as far as memory and parallelism are concerned."""
+    """The properties of a model that determine its memory and parallelism."""
 
     name: str
     """As `architectures` in config.json has it: "LlamaForCausalLM"."""
@@ -231,11 +231,13 @@ class Architecture:
     """Sentences on parts that are not counted exactly; each lowers the confidence."""
 
     def default_length(self, vllm: tuple[int, ...]) -> int:
-        """Return the tokens of the context that this release takes without `--max-model-len`."""
+        """
+        Return the context length, in tokens, that this release uses without `--max-model-len`.
+        """
         return self._length(vllm, 1)
 
     def longest_length(self, vllm: tuple[int, ...]) -> int:
-        """Return the most that `--max-model-len` may be with this release."""
+        """Return the largest `--max-model-len` that this release accepts."""
         return self._length(vllm, 2)
 
     def _length(self, vllm: tuple[int, ...], which: int) -> int:

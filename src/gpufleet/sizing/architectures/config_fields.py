@@ -1,4 +1,7 @@
-"""Read a parsed `config.json` with sentences for what is missing or not a number.  Pure."""
+"""
+Read values of a parsed `config.json`; missing and invalid values raise errors with sentences.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ _COUNTED = {
 
 
 class ImpossibleError(ValueError):
-    """A value that no model can have, said in words for operators."""
+    """A value that no model can have; the message is for operators."""
 
 
 class Fields:
@@ -107,7 +110,7 @@ class Fields:
         return None
 
     def missing_error(self, *keys: str) -> FleetError:
-        """Return the error that says which key is not there."""
+        """Return the error that names the missing key."""
         others = f" (nor {', '.join(f'`{key}`' for key in keys[1:])})" if keys[1:] else ""
         return FleetError(
             f"config.json of {self.name} has no `{self.path}{keys[0]}`{others}, without which its "

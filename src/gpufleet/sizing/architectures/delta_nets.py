@@ -107,7 +107,7 @@ def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
 def _gated_attention(
     fields: Fields, hidden: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
-    """Attention whose query projection makes a gate for the output too."""
+    """Return attention whose query projection also produces a gate for the output."""
     bias = fields.flag("qkv_bias", "attention_bias")
     weights = attention(hidden, heads, kv_heads, head_dim, bias=bias, head_norm=True)
     if fields.flag("attn_output_gate", default=True):

@@ -1,9 +1,9 @@
 """
-Decoders whose layers are all alike: attention over the whole context and one MLP.  Pure.
+Describe decoders with equal layers: attention over the whole context and one MLP.  Pure.
 
-A `Style` says how a family's layer differs from Llama's; what no style describes is in
-`dense_irregular.py`. Which of vLLM's layers a weight is in decides how it is divided: its classes
-under model_executor/models.
+A `Style` holds the differences of a family's layer from Llama's; families that no style describes
+are in `dense_irregular.py`. The vLLM layer of a weight determines its division: see the classes in
+model_executor/models.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class Style:
 
 
 def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
-    """Return a decoder like Llama's: attention, then an MLP, with norms, all layers alike."""
+    """Return a decoder like Llama's: equal layers of attention and an MLP, with norms."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd", "d_model")
     heads = fields.whole("num_attention_heads", "n_head", "num_heads")
@@ -162,14 +162,14 @@ def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _sinks(fields: Fields) -> tuple[Weight, ...]:
-    """Granite with windows: a number for each head, which takes what attention need not give."""
+    """Granite with windows: a sink for each head, a number that absorbs unneeded attention."""
     if not fields.flag("attention_sinks", default=bool(fields.texts("layer_types"))):
         return ()
     return (vector("self_attn.sinks", fields.whole("num_attention_heads"), Split.ROWS),)
 
 
 def _xielu(_fields: Fields) -> tuple[Weight, ...]:
-    """Apertus' activation has two numbers that were learnt."""
+    """Apertus' activation has two learnt parameters."""
     return (vector("mlp.act_fn", 2),)
 
 
@@ -179,7 +179,7 @@ def _down_bias(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _post_norms(fields: Fields) -> tuple[Weight, ...]:
-    """HyperCLOVA X: two norms more where `use_post_norm` says so."""
+    """HyperCLOVA X: two more norms if `use_post_norm` is set."""
     if not fields.flag("use_post_norm"):
         return ()
     hidden = fields.whole("hidden_size")

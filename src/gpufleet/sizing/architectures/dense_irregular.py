@@ -1,5 +1,5 @@
 """
-Dense decoders whose layers no `Style` describes: one function for each.  Pure.
+Describe dense decoders that no `Style` fits: one function for each.  Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """

@@ -1,4 +1,7 @@
-"""A model as sizing needs it: its architecture, its quantization, what its files hold.  Pure."""
+"""
+Describe a model for sizing: its architecture, its quantization, and the contents of its files.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,10 +22,9 @@ Stored = Mapping[str, tuple[str, tuple[int, ...]]]
 @dataclass(frozen=True, eq=False)
 class Description:
     """
-    The facts in a model's files. Compared by identity: make one per model, and keep it.
-
-    `stored` is None where no safetensors header was read; `stored_bytes` is the index's
-    `total_size` in bytes, None where there is no index.
+    The facts in a model's files. It is compared by identity, so create one per model and keep it.
+    `stored` None: no safetensors header was read. `stored_bytes` is the index's `total_size` in
+    bytes; None: there is no index.
     """
 
     architecture: Architecture
@@ -72,9 +74,8 @@ def describe(files: ModelFiles) -> Description:
 
 def _with_quantization(files: ModelFiles) -> Mapping[str, Any]:
     """
-    Return config.json with the quantization of hf_quant_config.json, where it has none itself.
-
-    As vLLM puts it in (transformers_utils/config.py, get_config).
+    Return config.json with the quantization of hf_quant_config.json, if config.json has none. vLLM
+    does the same (transformers_utils/config.py, get_config).
     """
     if not files.hf_quant_config or files.config.get("quantization_config"):
         return files.config

@@ -1,10 +1,10 @@
 """
-Encoders that embed or score: weights, and no KV cache.  Pure.
+Describe encoders that embed or score: they have weights, but no KV cache.  Pure.
 
-Every token sees all others at once, or those of a window, so nothing is kept. Source: bert.py and
-roberta.py in vLLM's model_executor/models of 0.31.0, their other heads and colbert.py of 0.32.0;
-bert_with_rope.py, modernbert.py and config.py of 0.23.0. Other encoders are refused by name in
-`unsized.py`.
+Every token attends to all others, or to those of a window, at once, so nothing is cached. Source:
+bert.py and roberta.py in vLLM's model_executor/models of 0.31.0, their other heads and colbert.py
+of 0.32.0; bert_with_rope.py, modernbert.py and config.py of 0.23.0. Other encoders are refused by
+name in `unsized.py`.
 """
 
 from __future__ import annotations

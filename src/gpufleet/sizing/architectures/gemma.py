@@ -1,5 +1,5 @@
 """
-Gemma 2, 3, 3n and 4: most layers look back through a window, few over the whole context.  Pure.
+Describe Gemma 2, 3, 3n and 4: most layers attend to a window, few to the whole context.  Pure.
 
 Source: gemma2.py, gemma3.py, gemma3n.py and gemma4.py in vLLM's model_executor/models; what
 Google's configs leave out is the default of their class in transformers.

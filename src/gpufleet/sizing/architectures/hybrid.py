@@ -1,7 +1,7 @@
 """
-Decoders that keep a state of one size instead of keys in most layers: of every kind.  Pure.
+Describe decoders that keep a state of fixed size instead of keys in most layers.  Pure.
 
-Those of delta nets, Mamba and Gemma's windows have modules of their own. Source: the classes in
+Delta nets, Mamba and Gemma have separate modules. Source: the classes in
 vLLM's model_executor/models, the shapes of their states model_executor/layers/mamba/mamba_utils.py.
 In a `StateCache` every shape but the last is of a convolution.
 """

@@ -1,5 +1,5 @@
 """
-Decoders with Mamba or Mamba-2 in most layers, or in all of them.  Pure.
+Describe decoders with Mamba or Mamba-2 in most or all layers.  Pure.
 
 Source: the classes in vLLM's model_executor/models, the shapes of their states
 model_executor/layers/mamba/mamba_utils.py. In a `StateCache` every shape but the last is of a
@@ -86,7 +86,7 @@ class Mamba2:
         return tuple(weights)
 
     def cache(self, dtype: str = "model") -> StateCache:
-        """Return its state: what the convolution looks back on, and the recurrence's."""
+        """Return its state: the inputs of the convolution, and that of the recurrence."""
         shapes = (
             (self.kernel - 1, self.inner),
             (self.groups, 2 * self.state, self.kernel - 1),

@@ -1,4 +1,4 @@
-"""The longest context of a model, as vLLM derives it.  Pure."""
+"""Compute the longest context of a model, like vLLM.  Pure."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ _LONGROPE_IS_SHORT = (0, 11)
 
 def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None) -> int:
     """
-    Return the tokens of the context that vLLM takes without being told.
+    Return the context length, in tokens, that vLLM uses by default.
 
-    `config` is a parsed config.json; its text part counts where it has one. `vllm`: the release,
+    `config` is a parsed config.json; its text part counts if there is one. `vllm`: the release,
     the newest when None. Source: _get_and_verify_max_len in vllm/config/model.py of 0.8.5 to
     0.33.0, which differ in two things: up to 0.29 YaRN's length is its original length times its
     factor, from 0.30 the config's own; from 0.11 LongRoPE starts with the original length.
@@ -78,9 +78,9 @@ def lengths_by_release(
     config: Mapping[str, Any], otherwise: int
 ) -> tuple[tuple[tuple[int, ...], int, int], ...]:
     """
-    Return (release, tokens taken untold, most that may be asked) for each release that changed it.
+    Return (release, default length, largest accepted length) for each release that changed them.
 
-    `otherwise` is both where the config states no length: what its class has then.
+    `otherwise` is used for both if the config states no length: it is the default of the class.
     """
     if not _stated(text_part(config)):
         return (((0,), otherwise, otherwise),)

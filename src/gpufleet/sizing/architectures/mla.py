@@ -1,5 +1,6 @@
 """
-Decoders with multi-head latent attention: one small latent a token instead of keys.  Pure.
+Describe decoders with multi-head latent attention: one small latent per token instead of keys.
+Pure.
 
 Every rank of tensor parallelism keeps the same latents; only the projections to heads are divided.
 Source: DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and

@@ -1,5 +1,5 @@
 """
-Decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
+Describe decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
 
 A family is data: the differences of its layers from the usual ones. Shapes and names are those of
 its checkpoints; which rank holds what, those of its class in vLLM's model_executor/models (0.33.0,

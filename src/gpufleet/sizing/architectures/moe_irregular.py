@@ -1,5 +1,5 @@
 """
-Decoders with experts whose layers no table of differences fits: one function for each.  Pure.
+Describe decoders with experts that no table of differences fits: one function for each.  Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """

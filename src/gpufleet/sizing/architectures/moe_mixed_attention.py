@@ -1,5 +1,5 @@
 """
-Decoders with experts whose layers attend in several ways: windows, chunks, sparse.  Pure.
+Describe decoders with experts and several kinds of attention: windows, chunks, sparse.  Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """

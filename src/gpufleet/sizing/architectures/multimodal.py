@@ -1,5 +1,5 @@
 """
-Models that also see or hear: the text part, and the tower beside it.  Pure.
+Describe models with vision or audio: the text part, and the tower beside it.  Pure.
 
 vLLM loads the tower on every pipeline stage, from 0.33 on the first (_mark_tower_model). The towers
 are in `towers.py`; one that is not known there is estimated from its config as an ordinary

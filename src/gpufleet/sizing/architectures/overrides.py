@@ -1,4 +1,4 @@
-"""A config.json as `--hf-overrides` changes it.  Pure."""
+"""Apply `--hf-overrides` to a config.json.  Pure."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFile
     """
     Return a model's files as vLLM reads them with `--hf-overrides`.
 
-    A value replaces the config's; one of a part that the config has (`text_config`) changes what it
-    names of that part. A new `rope_scaling` or `rope_parameters` takes the place of either. Source:
+    A value replaces that of the config. If it belongs to an existing part (`text_config`), only its
+    keys of that part change. A new `rope_scaling` or `rope_parameters` replaces both. Source:
     get_config in vllm/transformers_utils/config.py, and _apply_dict_overrides in
     vllm/config/model.py.
     """

@@ -1,9 +1,9 @@
 """
-Decoders that embed, classify or score: what they have in place of a head.  Pure.
+Describe decoders that embed, classify or score: the layers in place of the head.  Pure.
 
-vLLM loads the class of the same name that generates, as one that pools: `--runner auto` takes the
-suffix for `--convert classify`. They keep the KV cache of every token as the decoder does, but for
-those whose tokens see all others at once. Source: _SUFFIX_TO_DEFAULTS and head_dtype in
+vLLM loads the generating class of the same name as a pooling one: `--runner auto` reads the suffix
+as `--convert classify`. They keep the KV cache of every token like the decoder, except models whose
+tokens attend to all others at once. Source: _SUFFIX_TO_DEFAULTS and head_dtype in
 vllm/config/model.py, as_seq_cls_model in model_executor/models/adapters.py, and the classes of the
 same names in model_executor/models of 0.32.0.
 """
@@ -31,7 +31,7 @@ _HEAD = "float32"
 
 
 def label_rows(fields: Fields) -> int:
-    """Return how many rows a classifier has: its labels, two where the config does not say."""
+    """Return how many rows a classifier has: its labels, or two if the config has no number."""
     names = fields.value("id2label")
     return len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
 
@@ -39,13 +39,13 @@ def label_rows(fields: Fields) -> int:
 def dense(
     name: str, rows: int, columns: int, *, bias: bool = True, dtype: str | None = _HEAD
 ) -> tuple[Weight, ...]:
-    """Return a linear layer of a pooling head: on every rank whole, never quantized."""
+    """Return a linear layer of a pooling head: complete on every rank, never quantized."""
     made = (Weight(name, rows, columns, linear=False, dtype=dtype),)
     return (*made, replace(vector(f"{name}.bias", rows), dtype=dtype)) if bias else made
 
 
 def _nothing(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
-    """Return what a model has that gives its hidden states themselves."""
+    """Return no weights: the model outputs its hidden states."""
     return ()
 
 
@@ -153,7 +153,7 @@ _POOLERS: dict[str, _Pooler] = {
 
 
 def _build(config: Mapping[str, Any], name: str, pooler: _Pooler) -> Architecture:
-    """Return the decoder with what it has in place of its head."""
+    """Return the decoder with its pooling layers in place of the head."""
     read = build_architecture(pooler.decoder, {**config, "architectures": [pooler.decoder]})
     fields = Fields(config, name)
     kept = (part for part in read.parts if pooler.keeps_head or part.name != "head")

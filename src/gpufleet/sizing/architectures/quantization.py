@@ -1,7 +1,7 @@
 """
 Read how a checkpoint's weights are quantized from its config, as vLLM does. Pure.
 
-What a method's config says is in `quantization_methods.py`.
+`quantization_methods.py` reads the config of each method.
 """
 
 from __future__ import annotations
@@ -109,7 +109,7 @@ def _deepseek_v4(
 @cache
 def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | None:
     """
-    Return what `--quantization METHOD` does to a checkpoint that is not quantized.
+    Return the quantization that `--quantization METHOD` applies to an unquantized checkpoint.
 
     None: this release does not quantize by that name when it loads. Source: the table of
     shorthands in vllm/config/quantization.py of 0.33.0, Fp8Config and BitsAndBytesConfig before.

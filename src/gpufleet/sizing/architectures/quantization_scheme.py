@@ -87,8 +87,8 @@ class Quantization:
         """
         Return the scheme of the weight with this checkpoint name; None: not quantized.
 
-        `head`: it is the language model's head; `expert`: it is of routed experts, whose own number
-        the name does not have.
+        `head`: it is the language model's head; `expert`: it belongs to routed experts, and its
+        name has no expert number.
         """
         if self.experts_only and not expert:
             return None

@@ -37,8 +37,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     """
     Return the architecture of a parsed `config.json`.
 
-    Raises `FleetError` for an architecture that is not known (with near names), for one whose
-    cache has no size by tokens, and for a config without what the size follows from.
+    Raises `FleetError` for an architecture that is not known (with near names), for one whose cache
+    cannot be sized by tokens, and for a config that lacks a required value.
     """
     names = config.get("architectures")
     if isinstance(names, str):
@@ -196,7 +196,7 @@ def unreadable_error(what: str, error: Exception) -> FleetError:
 
 @cache
 def builders() -> dict[str, Builder]:
-    """Return every known name that `architectures` may have, with what reads such a config."""
+    """Return every known name in `architectures` with the function that reads its config."""
     found: dict[str, Builder] = {}
     for family in FAMILIES:
         module = importlib.import_module(f"gpufleet.sizing.architectures.{family}")

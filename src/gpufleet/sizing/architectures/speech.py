@@ -1,5 +1,5 @@
 """
-Models of speech: an encoder that hears, and a decoder that keeps what it heard.  Pure.
+Describe speech models: an audio encoder, and a decoder that caches the encoder's output.  Pure.
 
 Source: whisper.py in vLLM's model_executor/models of 0.32.0.
 """

@@ -1,5 +1,5 @@
 """
-The tower of each multimodal family: its weights, and what of them is not exact.  Pure.
+Describe the tower of each multimodal family: its weights, and which of them are estimated.  Pure.
 
 vLLM divides a tower's matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the
 default). Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.

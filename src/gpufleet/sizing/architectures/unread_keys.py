@@ -1,4 +1,4 @@
-"""Refuse a config whose class leaves unread what changes the model's size.  Pure."""
+"""Refuse a config with keys that change the model's size and that its class did not read.  Pure."""
 
 from __future__ import annotations
 
@@ -196,7 +196,7 @@ class ReadConfig(Mapping[str, Any]):
 
 
 def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a config with other values, which goes on remembering what is read of it."""
+    """Return a config with other values, which also records the keys that are read."""
     if isinstance(config, ReadConfig):
         return config.with_values(values)
     return {**config, **values}

@@ -1,4 +1,4 @@
-"""Classes of vLLM that are known and have no size here: each is refused with the reason.  Pure."""
+"""Refuse classes of vLLM that are known but cannot be sized, each with the reason.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufleet.sizing.architectures.components import Architecture
 
 
 def _refuse(config: Mapping[str, Any], name: str, why: str) -> Architecture:
-    """Refuse a class that is known and has no size here."""
+    """Refuse a class that is known but cannot be sized."""
     raise FleetError(f"{name} ({config.get('model_type', 'no model_type')}) {why}")
 
 

@@ -1,4 +1,4 @@
-"""Values of the rules: `Choice`, `Refused`, the flags by their names.  Pure."""
+"""Define the values of the rules: `Choice`, `Refused`, and the names of flags.  Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 @dataclass(frozen=True)
 class Choice:
-    """vLLM's flags for a model, as far as a model can refuse them."""
+    """The flags of vLLM that a model may refuse."""
 
     tensor: int = 1
     pipeline: int = 1
@@ -40,7 +40,7 @@ class Choice:
 @dataclass(frozen=True)
 class Refused:
     """
-    One thing that vLLM refuses.
+    One refusal of vLLM.
 
     `setting` is the field of `Choice` to change, or "compute_capability" (of the GPU), "vllm" (the
     release), "checkpoint" (another quantization of the model; `nearest` is then None: none).
@@ -61,7 +61,7 @@ class Refused:
 
     @property
     def flag(self) -> str:
-        """Return the flag of `vllm serve`, or in words what has to change."""
+        """Return the flag of `vllm serve` to change, or what else to change in words."""
         return FLAGS[self.setting]
 
     @property
@@ -71,7 +71,7 @@ class Refused:
 
     @property
     def sentence(self) -> str:
-        """Return all of it for people."""
+        """Return the refusal and its remedy as a sentence."""
         return f"{self.found} ({self.rule}): {self.remedy}"
 
 
@@ -103,7 +103,7 @@ def with_nearest(
     compute_capability: tuple[int, int] | None,
     vllm: Version,
 ) -> tuple[Quantization | None, Choice, tuple[int, int] | None, Version]:
-    """Return the same with the one setting changed as `refused` tells."""
+    """Return the choice with the one change that `refused` suggests."""
     if refused.setting == "compute_capability":
         return quantization, choice, refused.nearest, vllm
     if refused.setting == "vllm":

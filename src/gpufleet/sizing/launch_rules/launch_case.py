@@ -1,4 +1,4 @@
-"""Facts for rules: of a model, its serving options, a GPU and a release.  Pure."""
+"""Provide the facts for rules: about a model, its serving options, a GPU and a release.  Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class LaunchCase:
-    """Everything that a rule may ask."""
+    """Everything that a rule may query."""
 
     architecture: Architecture
     checkpoint: Quantization | None
@@ -81,7 +81,7 @@ class LaunchCase:
 
     @cached_property
     def dtype(self) -> str:
-        """The dtype that is computed with, as the release resolves `auto`."""
+        """Return the dtype of computations, with `auto` resolved by the release."""
         dtype = _ALIASES.get(self.choice.dtype, self.choice.dtype)
         if dtype != "auto":
             return dtype

@@ -1,11 +1,10 @@
 """
 Predict vLLM's refusals of a model, its division and a GPU before a start.  Pure.
 
-Contract: `refusals` names only what is certain to stop the server, each with the place in vLLM
-that raises it and with one setting that, changed as told, is not refused for that reason again.
-What is not known (a GPU's capability, an architecture that no release has) is not judged. That
-nothing is found here does not mean that the server starts: memory is `sizing/fit.py`'s business,
-and what follows from flags alone is `flags/`'s.
+Contract: `refusals` names only what is certain to stop the server, each with the place in vLLM that
+raises it, and with one change of a setting that removes this refusal. Unknown facts (a GPU's
+capability, an architecture that no release has) are not judged. Without findings the server may
+still fail to start: `sizing/fit.py` judges memory, and `flags/` judges flags alone.
 
 A release between two whose sources were read has the rules of the older one, but where only one of
 them has an architecture or a method, nothing is said.
@@ -59,7 +58,7 @@ def refusals(
     vllm: Version,
 ) -> tuple[Refused, ...]:
     """
-    Return everything that release `vllm` refuses, what has to do with the release itself first.
+    Return everything that release `vllm` refuses; refusals about the release itself come first.
 
     `quantization` is the checkpoint's. `compute_capability` is (9, 0) for Hopper; None: it is not
     known, and what depends on it is not judged.
