@@ -52,7 +52,9 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
         found = tuple(_servers(document, name)) if kind in _WORKLOADS else ()
         launches += found
         if not found:
-            why = "runs no vLLM" if kind in _WORKLOADS else "is not a workload that is imported"
+            why = (
+                "does not run vLLM" if kind in _WORKLOADS else "is not a workload that is imported"
+            )
             notes.append(Note(f"{kind} `{name}` {why}: left out"))
     return Source(tuple(launches), tuple(notes))
 

@@ -331,7 +331,7 @@ def test_a_compose_file_s_vllm_services_are_taken() -> None:
             "environment": {"VLLM_LOGGING_LEVEL": "DEBUG"},
         }
     }
-    assert "service `litellm` runs no vLLM" in told(found)
+    assert "service `litellm` does not run vLLM" in told(found)
 
 
 @each_row(

@@ -1,14 +1,14 @@
 """RUNS ON THE NODE, as root: everything that a change of the fleet under load does on a node.
 
-Takes (`PARAMETERS`): `do`, and what that takes (`upgrade/run/node_questions.py` says it of each):
+Takes (`PARAMETERS`): `do`, and its own parameters (`upgrade/run/node_questions.py` lists them):
   look                     everything that concerns a change; changes nothing
-  lock, unlock             whose this node is while it is changed: compare and set
+  lock, unlock             reserve this node for one upgrade: compare and set
   cordon, uncordon         nothing new is placed here: a mark
   drain, undrain           replicas are out of the balancers: marks
   quiet                    wait until servers have no request
   stop                     units
-  switch                   units run what `next/` says; what they were is kept
-  restore                  and back
+  switch                   units run what `next/` says; their previous state is kept
+  restore                  units run their previous state again
   ready                    wait until servers complete a prompt
   collect                  remove releases that nothing needs
   sysroot                  prefix of every path: "" is the real machine
@@ -71,7 +71,7 @@ def kept_upgrades() -> Any:
 
 
 def units() -> Any:
-    """Return our units."""
+    """Return gpufleet's units."""
     names = systemd.unit_names()
     return [systemd.look(unit, state) for unit, state in systemd.states(names).items()]
 

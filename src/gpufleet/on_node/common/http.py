@@ -65,7 +65,7 @@ class Exchange:
 
     @property
     def wants_write(self) -> bool:
-        """Return whether it waits until it may send, not until it may read."""
+        """Return whether the request waits to send, rather than to read."""
         return bool(self._unsent)
 
     def advance(self, now: float) -> None:

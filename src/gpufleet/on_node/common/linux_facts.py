@@ -226,7 +226,7 @@ def ipv4(name: str) -> str:
 
 def networks(name: str) -> list[str]:
     """Return a net device's IPv4 addresses with the lengths of their prefixes: "10.1.0.5/16"."""
-    # Where another machine is described, this one's kernel has no say.
+    # If a recorded machine is described, this machine's kernel is not asked.
     found = dict(ANSWERS.get("networks", {})) if "ipv4" in ANSWERS else all_networks()
     if name not in found:
         raise OSError(errno.EADDRNOTAVAIL, name)
@@ -235,7 +235,7 @@ def networks(name: str) -> list[str]:
 
 @lru_cache(maxsize=None)
 def all_networks() -> dict[str, list[str]]:
-    """Query the kernel over netlink, the only source of a device's several addresses."""
+    """Query the kernel over netlink, the only source that has all addresses of a device."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(2)

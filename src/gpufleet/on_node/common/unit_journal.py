@@ -106,7 +106,8 @@ def since_arguments() -> list[str]:
     """
     Return journalctl's arguments for where to begin.
 
-    Not --after-cursor: with it --lines are the first ones, and backwards it means those before.
+    Not --after-cursor: with it, --lines selects the first entries, and with --reverse it selects
+    the entries before the cursor.
     """
     if PARAMETERS.get("at") is not None:
         return ["--since=@%d" % PARAMETERS["at"]]

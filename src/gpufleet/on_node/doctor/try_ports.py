@@ -20,7 +20,9 @@ UNITS = "/etc/systemd/system/"
 
 
 class Attempts:
-    """Connections that are being made; each in its own thread, because a name may hang."""
+    """
+    Connections that are being made; each in its own thread, because resolving a name may hang.
+    """
 
     def __init__(self, places: Mapping[str, Tuple[str, int, str]]) -> None:
         self.found: Dict[str, Dict[str, Any]] = {}
@@ -35,7 +37,10 @@ class Attempts:
             self.threads.append(thread)
 
     def results(self) -> Dict[str, Dict[str, Any]]:
-        """Return for each name where to, and why no connection came about; None: one did."""
+        """
+        Return for each name the address and port, and why the connection failed; None: it
+        succeeded.
+        """
         for thread in self.threads:
             thread.join(max(0.0, self.end - time.monotonic()))
         return {name: dict(said) for name, said in self.found.items()}
@@ -76,7 +81,7 @@ def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
 
 
 def heads(stages: List[str]) -> Dict[str, Tuple[str, int, str]]:
-    """Return where the rank of each stage has to connect to, of those that have a head."""
+    """Return, for each stage whose rank has a head, the address that it has to connect to."""
     # As JSON has them: a list; nothing, or a reason why there is none.
     found = {each: read(head_of, each) for each in stages}
     return {name: tuple(place) for name, place in found.items() if isinstance(place, list)}

@@ -95,7 +95,7 @@ class Child:
             self.process.stdin.close()
 
     def kill(self) -> None:
-        """Kill it, with all that it might have started."""
+        """Kill the client, and everything that it may have started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 

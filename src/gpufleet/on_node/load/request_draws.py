@@ -120,7 +120,7 @@ class TokenPool:
         return b"".join(parts)
 
     def number(self, value: int, count: int = NUMBER_TOKENS) -> bytes:
-        """Return `count` ids that no other number has, the lowest digit first."""
+        """Return `value` as `count` ids that stand for no other value, the lowest digit first."""
         value += self._first
         digits = []
         for _ in range(count):

@@ -65,7 +65,7 @@ class Counted:
 
 
 def sysfs_address(place: str) -> str:
-    """Return a GPU's place as sysfs begins it: "0000:3b:00" of "00000000:3B:00"."""
+    """Return the start of a GPU's address in sysfs: "0000:3b:00" for "00000000:3B:00"."""
     domain, rest = place.lower().split(":", 1)
     return "%04x:%s" % (int(domain, 16), rest)
 

@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` says the order.
+"""RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` defines the order of
+the steps.
 
 The vendors' index, cache and pins lie in gpufleet's folders, and only our apt.conf names them: the
 node's own apt sees none of it. apt's output is parsed in the C locale.
@@ -27,7 +28,7 @@ SOURCE_PRIORITY, NEVER = 500, -1
 # dpkg unpacks a package beside the one before; an initramfs is rebuilt. Bytes.
 MARGIN_BYTES = 64 << 20
 # Inst libc6 [2.36-9] (2.36-10 Debian:12/stable [amd64]); a foreign architecture follows the name.
-FORETOLD = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?", re.M)
+SIMULATED = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?", re.M)
 
 
 class Apt:
@@ -89,7 +90,7 @@ class Apt:
         return self.run("finish")
 
     def repair(self) -> None:
-        """Unpack torn packages again; needs the index."""
+        """Unpack half-unpacked packages again; needs the index."""
         torn = [
             "%s=%s" % (name, state.version)
             for name, state in self.installed().items()
@@ -173,7 +174,9 @@ class Apt:
         )
 
     def _fences(self, output: Output) -> List[Tuple[Dict[str, Any], str]]:
-        """Return [(source, the pin expression that means its packages)], by its Release file."""
+        """
+        Return [(source, the pin expression that selects its packages)], from its Release file.
+        """
         labels = {}
         for row in output.text.splitlines():
             if row.count("\t") == 2:
@@ -215,7 +218,7 @@ class Apt:
 
     # --- what would happen
 
-    def foretell(self) -> List[Change]:
+    def simulate(self) -> List[Change]:
         """
         Return apt's simulated changes; raise `RefusedError` with its reasons if there is no
         solution.
@@ -226,7 +229,7 @@ class Apt:
             raise RefusedError("apt finds no solution: %s" % " | ".join(why))
         installed = self.installed()
         changes = {}
-        for verb, name, before, after in FORETOLD.findall(output.text):
+        for verb, name, before, after in SIMULATED.findall(output.text):
             known = installed[name].version if name in installed else None
             changes[name] = Change(
                 name, before or known, (after or None) if verb == "Inst" else None
@@ -234,7 +237,7 @@ class Apt:
         return [change for change in changes.values() if change.before != change.after]
 
     def _holds(self, text: str) -> List[str]:
-        """Return which of the packages that apt names it may not move."""
+        """Return the held packages that apt names, and that no one asked to change."""
         ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
         return [
             "%s is held at %s" % (name, state.version)

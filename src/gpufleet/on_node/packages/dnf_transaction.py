@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` says the order.
+"""RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` defines the order of
+the steps.
 
 The vendors' repositories lie in a gpufleet folder that only our command lines name. dnf's shell
 takes removals and installations as one transaction; it always exits with status 0, so its output is
@@ -37,7 +38,7 @@ class Dnf:
         self.asked = asked
         self.root = asked["root"]
         self.steps = asked["steps"]
-        self.foretold = ""
+        self.simulated = ""
         self.down: List[Tuple[Optional[str], Optional[str]]] = []
 
     def run(self, name: str, stdin: str = "") -> Output:
@@ -95,7 +96,7 @@ class Dnf:
         os.makedirs(self.root + CACHE, mode=0o755, exist_ok=True)
 
     def fetch(self) -> List[str]:
-        """Fetch every index; raise `RefusedError` when a vendor's cannot be had or trusted."""
+        """Fetch every index; raise `RefusedError` if a vendor's cannot be fetched or verified."""
         if "fetch vendors" in self.steps:
             output = self.run("fetch vendors")
             if output.status:
@@ -122,7 +123,7 @@ class Dnf:
 
     # --- what would happen
 
-    def foretell(self) -> List[Change]:
+    def simulate(self) -> List[Change]:
         """
         Return dnf's simulated changes; raise `RefusedError` with its reasons if there is no
         solution.
@@ -131,7 +132,7 @@ class Dnf:
         wrong = [line for line in errors(text) if "Operation aborted" not in line]
         if wrong:
             raise RefusedError("dnf finds no solution: %s" % " | ".join(wrong[:8]))
-        self.foretold = text
+        self.simulated = text
         installed = self.installed()
         changes = []
         for section, name, version in parse_listing(text):
@@ -151,7 +152,7 @@ class Dnf:
         return {CACHE: download, "/usr": self._size("Installed size") + MARGIN_BYTES}
 
     def _size(self, what: str) -> int:
-        match = re.search(SIZE % what, self.foretold, re.M)
+        match = re.search(SIZE % what, self.simulated, re.M)
         return int(float(match.group(1)) * UNITS[match.group(2)]) if match else 0
 
     # --- doing it

@@ -67,7 +67,9 @@ def find(root: str, manager: str) -> Optional[str]:
 
 
 def holder_of(path: str) -> Optional[int]:
-    """Return the process that holds a file's fcntl lock; 0: one that this system does not see."""
+    """
+    Return the process that holds a file's fcntl lock; 0: a process that this system does not see.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -81,7 +83,7 @@ def holder_of(path: str) -> Optional[int]:
 
 
 def written_in(path: str) -> Optional[int]:
-    """Return the process id that a file has."""
+    """Return the process id that a file contains."""
     try:
         with open(path) as file:
             return int(file.read(20))
@@ -90,7 +92,7 @@ def written_in(path: str) -> Optional[int]:
 
 
 def is_dnf(pid: int) -> bool:
-    """Return whether a process id, which may be of a process long gone, is a package manager's."""
+    """Return whether a process id belongs to a running package manager: the file may be old."""
     words = " ".join(command(pid))
     return any(name in words for name in ("dnf", "yum", "rpm", "packagekit"))
 

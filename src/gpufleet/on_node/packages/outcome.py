@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: may a foretold package transaction be carried out?  Pure.
+"""RUNS ON THE NODE: may a simulated package transaction be carried out?  Pure.
 
 Compare a simulation's installations, removals and changes with the request. An unrequested removal,
 downgrade or release of a hold refuses the transaction.
@@ -131,7 +131,7 @@ def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
 
 
 def accepts(wanted: str, found: str) -> bool:
-    """Return whether an installed version is as wanted, as wanted.Package.accepts does."""
+    """Return whether an installed version is accepted, by the rule of wanted.Package.accepts."""
     if ":" not in wanted:
         found = found.rpartition(":")[2]
     if wanted.endswith("*"):

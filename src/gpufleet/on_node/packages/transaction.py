@@ -121,7 +121,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     foul = fetch(manager, asked) if asked["install"] else []
     before = manager.installed()
     try:
-        changes = manager.foretell()
+        changes = manager.simulate()
     except RefusedError as refused:
         raise RefusedError("%s; %s" % ("; ".join([str(refused), *foul]), UNTOUCHED)) from None
     problems = judge(changes, asked, before, manager.older)

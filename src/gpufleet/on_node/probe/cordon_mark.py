@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: read the node's cordon, and the upgrade that holds it.
 
-The mark is `on_node/common/change_marks.py`'s; what it means for a plan is `cordon.py`'s.
+`on_node/common/change_marks.py` writes the mark; `cordon.py` tells what it means for a plan.
 """
 
 from __future__ import annotations

@@ -152,7 +152,7 @@ def ask_gpus(
 
 
 def host_section(about: Any) -> dict[str, Any]:
-    """Return the machine's facts by name, all missing alike if its files could not be read."""
+    """Return the machine's facts by name; all are missing if its files could not be read."""
     if not is_missing(about):
         return dict(about)
     return {

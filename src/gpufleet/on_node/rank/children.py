@@ -56,7 +56,7 @@ class Children:
         return started.pid
 
     def ended(self) -> list[tuple[str, int]]:
-        """Return the programs that have ended since, with `Popen`'s exit status."""
+        """Return the programs that have ended since the last call, with `Popen`'s exit status."""
         found: list[tuple[str, int]] = []
         while True:
             try:

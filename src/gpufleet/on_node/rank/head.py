@@ -241,7 +241,7 @@ class Head(Rank):
                 self.drop(link, "has not answered a large message")
 
     def _not_large(self, rank: int) -> str:
-        """Return the direction in which large messages are lost."""
+        """Return a sentence with the direction in which large messages are lost."""
         ends = [self.me, self.nodes[rank]][:: 1 if self.tested[rank] == "there" else -1]
         return (
             "messages of 64 KiB from %s (%s) to %s (%s) do not arrive, while small ones do: "
@@ -288,12 +288,12 @@ class Head(Rank):
                 link.send("waiting", why=self.told)
 
     def _waits_too(self, rank: int) -> bool:
-        """Return whether a rank is connected, and fails to reach only ranks that are not."""
+        """Return whether a rank is connected here, and all ranks that it cannot reach are not."""
         apart = self.apart.get(rank) or []
         return rank in self.ranks and bool(apart) and not any(each in self.ranks for each in apart)
 
     def _missing(self, rank: int) -> str:
-        """Return the name of an awaited rank, with the known reason."""
+        """Return the name of an awaited rank, and why it is missing if that is known."""
         name = self.nodes[rank].name
         if rank in self.refused:
             return "%s (%s)" % (name, self.refused[rank])

@@ -63,7 +63,7 @@ class State:
 
     @property
     def counter(self) -> int:
-        """The last incarnation's."""
+        """The number of the last incarnation."""
         return int(self.document["counter"])
 
     def pause(self) -> float:
@@ -144,5 +144,5 @@ class State:
 
 
 def number(value: Any) -> int:
-    """Return a count of an old file, or 0."""
+    """Return a number from an old file as an integer; 0 if it is not a number."""
     return int(value) if isinstance(value, (int, float)) else 0

@@ -1,4 +1,6 @@
-"""RUNS ON THE NODE: every rank but the first. It looks for the head, and does what that says."""
+"""
+RUNS ON THE NODE: every rank but the first. A worker connects to the head, and follows its messages.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +19,12 @@ CONNECT_SECONDS = 3.0
 AGAIN_SECONDS = 0.5
 # A refused rank may be welcome once the other side has been deployed too.
 REFUSED_SECONDS = 5.0
-# A dead worker is the head's to name. Only if it still answers there are the two of us cut apart.
+# The head reports dead workers. Only if one still answers the head are it and we cut apart.
 APART_SECONDS = 2.0
 
 
 class Worker(Rank):
-    """A worker. Until a group is formed it comes back to the head for as long as it takes."""
+    """A worker. Until a group is formed, it reconnects to the head without a time limit."""
 
     def __init__(self, options: argparse.Namespace, programs: list[list[str]], key: bytes) -> None:
         super().__init__(options, programs, key)
@@ -37,14 +39,14 @@ class Worker(Rank):
 
     @property
     def link(self) -> Link | None:
-        """The one to the head."""
+        """The link to the head."""
         return self.links[0] if self.links else None
 
     def rank_of(self, link: Link) -> int | None:
         return 0 if link in self.links else None
 
     def _silent(self, now: float, seconds: float) -> list[int]:
-        """Return the other workers without an answer for that long."""
+        """Return the other workers that have not answered for that long."""
         answered = self.mesh.answered if self.mesh else {}
         return [
             rank

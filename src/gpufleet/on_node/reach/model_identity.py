@@ -92,7 +92,10 @@ def mark(path: str) -> Tuple[int, str]:
 
 
 def become(user: str) -> None:
-    """Be `user` from now on, for good. Without the right to change, or without `user`: nothing."""
+    """
+    Change this process' user to `user` for good; do nothing without the right to, or without
+    `user`.
+    """
     import pwd
 
     if os.geteuid() != 0:

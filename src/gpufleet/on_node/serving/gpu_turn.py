@@ -104,7 +104,7 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def again(self, gone: List[str]) -> None:
-        """End it, because it measured memory while others freed some, and wait for its end."""
+        """End this server, which measured memory while others freed some, and wait for its end."""
         why = "%s ended while this server measured the GPU's free memory: it starts again"
         say(why % ", ".join(gone))
         signal.alarm(END_SECONDS)
@@ -114,7 +114,7 @@ class Server:
 
 
 def names(folder: str) -> List[str]:
-    """Return all that ever shared the GPU."""
+    """Return the names of all servers that ever shared the GPU."""
     return sorted(each[: -len(LIVES)] for each in os.listdir(folder) if each.endswith(LIVES))
 
 

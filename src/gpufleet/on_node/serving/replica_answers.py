@@ -110,7 +110,7 @@ def replica(asked: dict[str, Any]) -> dict[str, Any]:
 
 def golden_answers(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]:
     """
-    Return a server's answers to each prompt, which `put` puts to it.
+    Return a server's answers to each prompt; `put` sends a prompt.
 
     All prompts are sent once before any is sent again, to detect differences the second time (a
     warm cache, other requests in the batch). A server that does not answer at all gets no further

@@ -83,7 +83,7 @@ class Tree:
             position, left, at = position + count, left - count, at + 1
 
     def manifest(self) -> bytes:
-        """Return it as text; the same tree is the same text everywhere."""
+        """Return the manifest as text; the same tree gives the same text everywhere."""
         document = {
             "schema": SCHEMA,
             "piece": self.piece,
@@ -157,7 +157,7 @@ def _entries(root: str, below: str, leave_out: Iterable[str]) -> Iterator[Entry]
 
 
 def _order(entry: Entry) -> Tuple[bytes, ...]:
-    """A directory comes before what is in it."""
+    """Sort a directory before its content."""
     return tuple(os.fsencode(name) for name in entry.path.split("/"))
 
 
@@ -167,7 +167,7 @@ def pack(manifest: bytes) -> bytes:
 
 
 def unpack_manifest(data: bytes) -> bytes:
-    """Return it again. Raises `RefusedError` for an invalid one, and for one that is too large."""
+    """Unpack a manifest. Raises `RefusedError` if it is invalid or too large."""
     reader = zlib.decompressobj()
     try:
         found = reader.decompress(data, MOST_BYTES)

@@ -261,7 +261,7 @@ def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, st
 
 
 def _parent(directory: str) -> Tuple[int, str]:
-    """Return a descriptor of the folder of a model, made if it is missing, and the model's name."""
+    """Return a descriptor of a model's parent folder, made if missing, and the model's name."""
     path, name = os.path.split(directory)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)

@@ -320,7 +320,7 @@ class Fetching:
 
 
 class Progress:
-    """Prints progress to standard error; ends the program without a reader."""
+    """Prints progress to standard error; ends the program if nobody reads it."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()

@@ -89,7 +89,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
 
 
 def write(folder: str, name: str, text: str) -> None:
-    """Write one file of a dump; of too long a text the end, which is the newest."""
+    """Write one file of a dump; a text that is too long loses its beginning, the oldest part."""
     content = text.encode("utf-8", "replace")
     if len(content) > FILE_BYTES:
         content = b"(cut)\n" + content[-FILE_BYTES:]
@@ -212,7 +212,7 @@ def stacks(program: str, pid: int) -> str:
 
 
 def gpus() -> str:
-    """Return which processes have which GPU, and how busy that is."""
+    """Return how busy each GPU is, and which processes use it."""
     query = "--query-gpu=index,uuid,pstate,utilization.gpu,memory.used,ecc.errors.uncorrected."
     query += "volatile.total"
     held = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"

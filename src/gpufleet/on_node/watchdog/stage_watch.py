@@ -218,11 +218,11 @@ class Stage:
 
     def word(self, now: float) -> str:
         """
-        Return the gateway's word for it: "up", "down #stalled", or "" if unknown.
+        Return the answer to the gateway about this stage: "up", "down #stalled", or "" if unknown.
 
-        Nothing is known of a stopped unit: the gateway's own checks detect it. Nor of one that was
-        stalled when the watchdog looked last, before it ended or was stopped, until it would have
-        been found to be so again.
+        A stopped unit is unknown: the gateway's own checks detect it. Also unknown is a unit that
+        was stalled at the watchdog's last look, if the watchdog ended or was stopped since: until
+        the time in which it would find the stall again has passed.
         """
         if self.stalled:
             return "down #stalled"
@@ -235,7 +235,9 @@ class Stage:
 
     @property
     def idle(self) -> float:
-        """Seconds since the last progress while there is work, of the server that is worst off."""
+        """
+        The seconds that a server has work but makes no progress; of several servers, the most.
+        """
         return max((each.verdict.idle for each in self.servers), default=0.0)
 
     def exchanges(self) -> list[Exchange]:
@@ -323,7 +325,9 @@ class Stage:
         return self._group_runs()
 
     def _group_runs(self) -> str:
-        """Return "" if all ranks of a replica over nodes run, as this one says, or why not."""
+        """
+        Return "" if all ranks of a multi-node replica run, by this rank's state file, or why not.
+        """
         if not self.about["group"]:
             return ""
         try:
@@ -360,7 +364,7 @@ class Stage:
             self._dump(worst, now)
 
     def _exhausted(self) -> bool:
-        """Return whether it was killed so often lately that it is only warned of."""
+        """Return whether the unit was killed so often lately that the watchdog now only warns."""
         now = time.time()
         # A time that is yet to come: the clock was set back since. It counts as now.
         self.killed = [

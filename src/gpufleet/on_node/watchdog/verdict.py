@@ -30,7 +30,7 @@ class Engine(NamedTuple):
     """One engine's values in /metrics."""
 
     work: float = 0.0
-    """Requests that run, and those that wait for room."""
+    """The requests that run or wait for room."""
     marks: Tuple[Tuple[str, float], ...] = ()
     awake: bool = True
 
@@ -45,7 +45,7 @@ class Sample(NamedTuple):
     asked: Tuple[str, ...] = ()
     """Engines that were asked for a token."""
     answered: Tuple[str, ...] = ()
-    """Engines that gave one."""
+    """Engines that answered with a token."""
     withdrawn: Tuple[str, ...] = ()
     """Engines whose canary is no evidence: it was refused, or the connection was."""
 
@@ -55,9 +55,9 @@ class Progress(NamedTuple):
 
     engine: Engine
     moved: float
-    """When something of it was last seen to move, or when counting restarted."""
+    """When progress was last seen, or when counting restarted."""
     asked: Optional[float] = None
-    """Since when a canary is without an answer."""
+    """Since when a canary is unanswered."""
 
 
 class State(NamedTuple):
@@ -65,7 +65,7 @@ class State(NamedTuple):
 
     life: str = ""
     seen: float = 0.0
-    """When it was last looked at."""
+    """When the server was last looked at."""
     ready: bool = False
     """In this life /metrics has answered."""
     answered: float = 0.0
@@ -79,7 +79,7 @@ class Verdict(NamedTuple):
     kind: str
     """down | starting | blind | idle | works | stalled"""
     idle: float = 0.0
-    """Seconds without any progress while there is work, of the engine that is worst off."""
+    """The seconds that an engine has work but makes no progress; of several engines, the most."""
     why: str = ""
     """Evidence of a stall, in words."""
 
@@ -125,7 +125,7 @@ def restart_counting(state: State, now: float) -> State:
 
 
 def engine_progress(before: Optional[Progress], engine: Engine, now: float) -> Progress:
-    """Return an engine's progress after /metrics has spoken of it."""
+    """Return an engine's progress, updated by the values of /metrics."""
     if before is None or before.engine.marks != engine.marks:
         return Progress(engine, now)
     return before._replace(engine=engine)
