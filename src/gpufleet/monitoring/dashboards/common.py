@@ -38,9 +38,9 @@ KV_STEPS = (
 UP = (ValueDisplay(1, "up", Colour.GOOD), ValueDisplay(0, "DOWN", Colour.BAD))
 YES_IS_BAD = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "YES", Colour.BAD))
 YES_IS_TO_LOOK_AT = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "yes", Colour.LOOK))
-# Of timelines, where most of what there is to see is good.
+# For timelines: most of their bands are good, so only the bad ones have a strong colour.
 YES_STANDS_OUT = (ValueDisplay(0, " ", Colour.QUIET), ValueDisplay(1, "yes", Colour.BAD))
-THERE = (ValueDisplay(1, " ", Colour.NEUTRAL),)  # of a series that is its labels
+THERE = (ValueDisplay(1, " ", Colour.NEUTRAL),)  # for a series that shows only its labels
 
 DEPLOYS = Mark(
     "Deploy",

@@ -43,13 +43,13 @@ NOW = Row(
         stat(
             "Alerts that page",
             f'count(ALERTS{{alertstate="firing",severity="page",{_ON}}}) or vector(0)',
-            "Read them below; each names its runbook in docs/alerts/.",
+            "They are listed below; each has a runbook in docs/alerts/.",
             steps=ANY_IS_BAD,
         ),
         stat(
             "Tickets",
             f'count(ALERTS{{alertstate="firing",severity="ticket",{_ON}}}) or vector(0)',
-            "For the next working day: read them below.",
+            "They can wait for the next working day; they are listed below.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
@@ -61,7 +61,7 @@ NOW = Row(
         stat(
             "GPUs missing",
             f'sum(gpufleet_gpus{{state="expected",{_ON}}}) - sum(gpufleet_gpus{{state="present",{_ON}}})',
-            "A GPU that is gone comes back with a reboot, or not at all: run `gpufleet check`.",
+            "A reboot brings a lost GPU back, or nothing does: run `gpufleet check`.",
             steps=ANY_IS_BAD,
         ),
         stat(
@@ -74,14 +74,14 @@ NOW = Row(
         stat(
             "Findings that block",
             f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
-            "Run `gpufleet check`: it says what to do about each.",
+            "Run `gpufleet check`: it tells how to fix each.",
             steps=ANY_IS_BAD,
             empty="no check was recorded",
         ),
         stat(
             "Drift",
             f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
-            "Run `gpufleet drift`, then deploy, or declare what is there.",
+            "Run `gpufleet drift`; then deploy, or change the settings to what the node has.",
             steps=ANY_IS_TO_LOOK_AT,
             empty="no drift was recorded",
         ),
@@ -111,7 +111,7 @@ ALERTS = Row(
                     f'(ALERTS{{alertstate="firing",{_ON}}})'
                 ),
             ),
-            "Pages first. The runbook of each is docs/alerts/, by its name.",
+            "Pages come first. Each alert has a runbook of its name in docs/alerts/.",
             14,
             7,
             columns=(
@@ -133,7 +133,7 @@ ALERTS = Row(
                     "{{alertname}} {{instance}}",
                 ),
             ),
-            "What came first is often the cause of the rest.",
+            "The first alert is often the cause of the others.",
             shown=(ValueDisplay(1, " ", Colour.LOOK), ValueDisplay(2, " ", Colour.BAD)),
             width=10,
             height=7,
@@ -166,7 +166,7 @@ NODES = Row(
             "Every node",
             Unit.COUNT,
             tuple(map(Query, _NODE_QUERIES)),
-            "A node's name opens it. A blank cell was never measured: it is not good news.",
+            "A node's name opens it. A blank cell was never measured, so it is not good news.",
             24,
             7,
             columns=(
@@ -217,8 +217,8 @@ SERVES = Row(
                 ),
                 Query(_replica(f"gpufleet_watchdog_stalled{{{_ON}}}")),
             ),
-            "A model's name opens it. A stage whose unit is active and that does not answer is "
-            "starting, or hangs: its journal says which.",
+            "A model's name opens it. A stage whose unit is active, but that does not answer, "
+            "starts or hangs: read its journal.",
             24,
             7,
             columns=(
@@ -271,7 +271,7 @@ CAPACITY = Row(
                     "{{model}}",
                 ),
             ),
-            "A dent while requests wait means that a replica hangs.",
+            "If this drops while requests wait, a replica hangs.",
             width=6,
             stacked=True,
             empty="no model is served",
@@ -280,8 +280,7 @@ CAPACITY = Row(
             "GPUs' work",
             Unit.RATIO,
             (Query(f"avg by (instance) (gpu:utilization_ratio{{{_ON}}})", "{{instance}}"),),
-            "Full with no tokens is a hang in a collective; empty with a queue is a stage that is "
-            "down.",
+            "Full load without tokens: a collective hangs. No load with a queue: a stage is down.",
             width=6,
             maximum=1,
         ),
@@ -293,7 +292,7 @@ VERSIONS = Row(
     (
         Panel(
             Kind.TABLE,
-            "Versions, and on how many nodes",
+            "Number of nodes with each version",
             Unit.COUNT,
             (
                 Query(
@@ -301,7 +300,7 @@ VERSIONS = Row(
                     f"(gpufleet_node_info{{{_ON}}})"
                 ),
             ),
-            "One line is a fleet that is all the same. More are an upgrade on its way, or drift.",
+            "One row: all nodes are equal. More rows: an upgrade is running, or there is drift.",
             14,
             6,
             columns=(
@@ -314,10 +313,10 @@ VERSIONS = Row(
             ),
         ),
         lines(
-            "Drift, by when it is felt",
+            "Drift, by when it takes effect",
             Unit.COUNT,
             (Query(f"sum by (matters) (gpufleet_drift_differences{{{_ON}}})", "{{matters}}"),),
-            "What matters at the next boot looks fine until then.",
+            "Drift of kind `next_boot` has no effect until the next boot.",
             width=10,
             height=6,
             empty="no drift was recorded",

@@ -1,4 +1,4 @@
-"""GPUs and what joins them: heat, power, memory errors, NVLink. Pure."""
+"""The dashboard of GPUs and their links: heat, power, memory errors, NVLink. Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _NO_NVLINK = "no NVLink here, or no DCGM"
 _NO_ECC = "these boards have no ECC"
 _NO_REMAPPING = "these boards do not remap rows"
 
-# Degrees that are left: below the first a warm aisle is enough to slow it down.
+# Degrees left until the GPU slows down: with fewer than 3, a warm aisle is enough.
 _MARGIN = (Step(None, Colour.BAD), Step(3, Colour.LOOK), Step(10, Colour.GOOD))
 
 
@@ -52,13 +52,14 @@ NOW = Row(
         stat(
             "Xid errors, 5 min",
             f"sum(gpu:xid_errors:count5m{{{_OF}}}) or vector(0)",
-            "Below, by number; docs/alerts/ says which are the application's own.",
+            "Shown below by number; docs/alerts/ tells which numbers the application causes.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
             "Memory errors, 24 h",
             f"sum(increase(gpu:ecc_uncorrected_total{{{_OF}}}[24h]))",
-            "Uncorrectable: what ran there is lost. Drain the node, reset, run `gpufleet check`.",
+            "Uncorrectable: the running work is lost. Drain the node, reset the GPU, run "
+            "`gpufleet check`.",
             steps=ANY_IS_BAD,
             empty=_NO_ECC,
             decimals=0,
@@ -66,7 +67,7 @@ NOW = Row(
         stat(
             "Wait for a reset",
             f"sum(gpu:row_remap_pending{{{_OF}}})",
-            "Rows are remapped at the next reset: plan it.",
+            "Rows are remapped at the next reset: plan a reset.",
             steps=ANY_IS_TO_LOOK_AT,
             empty=_NO_REMAPPING,
         ),
@@ -78,9 +79,9 @@ NOW = Row(
             empty=_NO_REMAPPING,
         ),
         stat(
-            "Left until it slows down",
+            "Degrees until it slows down",
             f"min(gpu:temperature_margin_celsius{{{_OF}}})",
-            "Fans, air flow, neighbours.",
+            "Check fans, air flow and neighbouring machines.",
             unit=Unit.CELSIUS,
             steps=_MARGIN,
             empty=_NO_DCGM,
@@ -88,14 +89,14 @@ NOW = Row(
         stat(
             "GPUs held back",
             f"sum(max by (gpu) (gpu:throttled{{{_OF}}}))",
-            "Below, by reason: power is often wanted so, heat and hardware never.",
+            "Shown below by reason: a power limit is often intended, heat and hardware never are.",
             steps=ANY_IS_TO_LOOK_AT,
             empty=_NO_DCGM,
         ),
         stat(
             "NVLink errors",
             f"sum(gpu:nvlink_errors:rate5m{{{_OF}}})",
-            "Below, by kind. One that does not stop is a cable, a board or a switch.",
+            "Shown below by kind. If errors do not stop, a cable, a board or a switch is faulty.",
             unit=Unit.PER_SECOND,
             steps=(Step(None, Colour.GOOD), Step(0.01, Colour.LOOK), Step(100, Colour.BAD)),
             empty=_NO_NVLINK,
@@ -110,23 +111,22 @@ WORK = Row(
             "Work",
             Unit.RATIO,
             _each("gpu:utilization_ratio"),
-            "Share of time in which anything ran, not how much. One apart from its group: it "
-            "hangs, "
-            "or the others wait for it.",
+            "Share of time in which any kernel ran, however small. A GPU that differs from its "
+            "group hangs, or the others wait for it.",
             maximum=1,
         ),
         lines(
             "Memory in use",
             Unit.RATIO,
             _each("gpu:memory_used_ratio"),
-            "vLLM takes its share when it starts and keeps it. Other processes should not be there.",
+            "vLLM takes its share at start and keeps it. No other process should use the GPU.",
             maximum=1,
         ),
         lines(
             "Clock",
             Unit.HERTZ,
             _each("gpu:sm_clock_hertz", "min"),
-            "Low under load: see below what holds it back.",
+            "If low under load, look below for the reason.",
         ),
     ),
 )
@@ -138,7 +138,8 @@ HEAT = Row(
             "Temperature",
             Unit.CELSIUS,
             _each("gpu:temperature_celsius"),
-            "One hotter than its neighbours: its fan, its place in the air, its cold plate.",
+            "If one GPU is hotter than its neighbours, check its fan, its air flow and its "
+            "cold plate.",
             width=6,
             minimum=None,
         ),
@@ -161,24 +162,24 @@ HEAT = Row(
                 *_each("gpu:power_watts"),
                 Query(f"min(gpu:power_limit_watts{{{_OF}}})", "may take", limit=True),
             ),
-            "At the dashed line the clock is reduced. A line that is lower than it was: a limit "
+            "At the dashed line the clock is reduced. If that line is lower than before, a limit "
             "was set.",
             width=6,
         ),
         timeline(
-            "Held back, by reason",
+            "Throttled, by reason",
             (
                 Query(
                     f"max by (gpu, reason) (gpu:throttled{{{_OF}}}) > 0",
                     "GPU {{gpu}} {{reason}}",
                 ),
             ),
-            "sw_power_cap: its limit, often wanted so. sw_thermal, hw_thermal: heat. "
+            "sw_power_cap: its power limit, often intended. sw_thermal, hw_thermal: heat. "
             "hw_power_brake: "
             "the machine's power supply.",
             shown=(ValueDisplay(1, " ", Colour.LOOK),),
             width=6,
-            empty="nothing held a GPU back, or no DCGM",
+            empty="no GPU was throttled, or there is no DCGM",
         ),
     ),
 )
@@ -194,7 +195,7 @@ MEMORY = Row(
                     "GPU {{gpu}}  Xid {{xid}}",
                 ),
             ),
-            "The number says whose fault it is: docs/alerts/.",
+            "docs/alerts/ tells for each number what is at fault.",
             shown=(ValueDisplay(1, " ", Colour.BAD),),
             width=8,
             empty="no Xid in this time",
@@ -203,14 +204,15 @@ MEMORY = Row(
             "Uncorrected memory errors",
             Unit.COUNT,
             _each("gpu:ecc_uncorrected_total"),
-            "A step is an error: what ran there is lost.",
+            "Each step up is an error: the running work is lost.",
             empty=_NO_ECC,
         ),
         lines(
             "PCIe packets sent again",
             Unit.PER_SECOND,
             _each("gpu:pcie_replays:rate15m"),
-            "Some are normal. Many and growing: a riser, a retimer, a slot.",
+            "Some are normal. If they are many and grow, check the riser, the retimer and "
+            "the slot.",
             empty=_NO_DCGM,
         ),
     ),
@@ -228,14 +230,14 @@ NVLINK = Row(
                     "{{error}}",
                 ),
             ),
-            "lost: a link went down and stayed down. recovered: it came back, and will go again.",
+            "lost: a link went down and stayed down. recovered: it came back, and will fail again.",
             empty=_NO_NVLINK,
         ),
         lines(
             "Errors, by GPU",
             Unit.PER_SECOND,
             _each("gpu:nvlink_errors:rate5m", "sum"),
-            "One GPU: its board. All of them: the switch.",
+            "If one GPU is affected, its board is faulty; if all are, the switch.",
             empty=_NO_NVLINK,
         ),
         lines(
@@ -245,14 +247,13 @@ NVLINK = Row(
                 Query(
                     "sum by (gpu) (rate(DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES"
                     f"{{{_OF}}}{_RATE}) + rate(DCGM_FI_DEV_NVLINK_COUNT_RX_BYTES{{{_OF}}}{_RATE}))"
-                    # Older boards count megabytes in another counter; on theirs this one is 0.
+                    # Older boards count megabytes in another counter; this counter is 0 there.
                     " or 1e6 * max by (gpu) "
                     f"(avg_over_time(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_OF}}}{_RATE}))",
                     _ONE,
                 ),
             ),
-            "Even over the GPUs of a tensor-parallel group. None under load: NCCL goes another "
-            "way.",
+            "Should be equal in a tensor-parallel group. None under load: NCCL uses another path.",
             empty=_NO_NVLINK,
         ),
     ),
@@ -261,7 +262,7 @@ NVLINK = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-gpu",
     title="gpufleet: GPU and NVLink",
-    question="Is a GPU, or a link between them, sick or held back?",
+    question="Is a GPU, or a link between them, faulty or throttled?",
     variables=(NODE, GPU),
     marks=(DEPLOYS,),
     rows=(NOW, WORK, HEAT, MEMORY, NVLINK),

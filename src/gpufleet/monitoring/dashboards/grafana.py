@@ -46,7 +46,7 @@ DASHBOARDS: tuple[Dashboard, ...] = (
     model_dashboard.DASHBOARD,
     upgrades_dashboard.DASHBOARD,
 )
-TAG = "gpufleet"  # by which dashboards find each other
+TAG = "gpufleet"  # the tag by which dashboards link to each other
 
 _SOURCE = {"type": "prometheus", "uid": "${datasource}"}
 _NAME = re.compile(r"[a-zA-Z_:][a-zA-Z0-9_:]*")
@@ -68,7 +68,7 @@ def grafana(dashboard: Dashboard) -> Json:
     return {
         "annotations": {"list": [_own_marks(), *map(_mark, dashboard.marks)]},
         "description": dashboard.question,
-        "editable": False,  # a change would be lost with the next deploy
+        "editable": False,  # the next deploy would overwrite a change
         "fiscalYearStartMonth": 0,
         "graphTooltip": 1,
         "id": None,

@@ -1,4 +1,4 @@
-"""One model and its replicas, by what a client of it can measure. Pure."""
+"""The dashboard of one model and its replicas, with the values that a client can measure. Pure."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ from gpufleet.monitoring.metrics.vllm_metrics import ASKED
 _OF = 'model="$model",stage=~"$stage"'
 _ASKED = f"{_OF},{ASKED}"
 _RATE = "[$__rate_interval]"
-# What the alert of an objective is raised at, and what is near it.
+# The share of an objective at which its alert fires, and a share near it.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
-# Embeddings, rerank and the like have prompts and whole requests only.
+# Embeddings, rerank and the like have only the values of prompts and of whole requests.
 _NO_TEXT = "no token generated in this time"
 _NO_GATEWAY = "no gateway has this model"
 _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
@@ -79,7 +79,7 @@ def _spread(
 
 
 NOW = Row(
-    "Does it keep its promises now?",
+    "Does the model keep its promises now?",
     (
         stat(
             "Replicas down",
@@ -88,20 +88,19 @@ NOW = Row(
             steps=ANY_IS_BAD,
         ),
         stat(
-            "First token, of promise",
+            "First token, share of the promise",
             _held("model:ttft_seconds:p99_15m", "model:objective_ttft_p99_seconds"),
-            "Over 100 % is longer than promised. Long with a queue: too few replicas. Long "
-            "without: "
-            "prompts are long, see their lengths.",
+            "Over 100 %: longer than promised. If requests wait, add replicas. If none waits, "
+            "prompts are long: see their lengths.",
             unit=Unit.RATIO,
             steps=_PROMISE,
             empty="nothing promised",
         ),
         stat(
-            "Next token, of promise",
+            "Next token, share of the promise",
             _held("model:itl_seconds:p99_15m", "model:objective_itl_p99_seconds"),
-            "Over 100 % is longer than promised. It grows with the requests at once, and with long "
-            "prompts between them.",
+            "Over 100 %: longer than promised. More parallel requests, and long prompts between "
+            "them, raise it.",
             unit=Unit.RATIO,
             steps=_PROMISE,
             empty="nothing promised",
@@ -146,7 +145,7 @@ NOW = Row(
 )
 
 FELT = Row(
-    "What its clients feel",
+    "What clients measure",
     (
         _spread(
             "Time to the first token",
@@ -195,8 +194,8 @@ LOAD = Row(
                     "{{stage}} {{reason}}",
                 ),
             ),
-            "capacity: no KV cache or no place for them. deferred: an adapter or a cache on its "
-            "way.",
+            "capacity: no KV cache or no place is free. deferred: an adapter or a cache is being "
+            "loaded.",
             width=6,
         ),
         lines(
@@ -217,14 +216,14 @@ LOAD = Row(
                     "{{stage}}",
                 ),
             ),
-            "Work that is thrown away and done again.",
+            "This work is thrown away and done again.",
             width=6,
         ),
     ),
 )
 
 THROUGHPUT = Row(
-    "What it gets done",
+    "Throughput",
     (
         lines(
             "Tokens in",
@@ -235,7 +234,7 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Prompts, when they are through.",
+            "Prompt tokens, counted when the whole prompt is computed.",
             width=6,
             stacked=True,
         ),
@@ -248,7 +247,8 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "No tokens while requests run is a hang, for models that complete text: see the watchdog's page.",
+            "No tokens while requests run: a hang, for models that complete text. See the "
+            "watchdog's page.",
             width=6,
             stacked=True,
         ),
@@ -263,13 +263,14 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Low where prompts begin alike: the gateway sends a client's requests to any replica.",
+            "Low although prompts begin alike: the gateway spreads a client's requests over "
+            "replicas.",
             width=6,
             maximum=1,
             empty=_QUIET,
         ),
         lines(
-            "Requests that ended, by how",
+            "Ended requests, by reason",
             Unit.REQUESTS_PER_SECOND,
             (
                 Query(
@@ -303,13 +304,13 @@ ERRORS = Row(
                     "{{stage}} {{status}}",
                 ),
             ),
-            "4xx are the clients' mistakes; 5xx are ours: read the unit's journal.",
+            "4xx: mistakes of clients. 5xx: errors of the server, read the unit's journal.",
             width=8,
             height=7,
             empty="every answer was 2xx",
         ),
         lines(
-            "Server errors, of all answers",
+            "Server errors, share of all answers",
             Unit.RATIO,
             (
                 Query(
@@ -337,7 +338,7 @@ ERRORS = Row(
                     "{{stage}}, by the watchdog",
                 ),
             ),
-            "Again and again is a restart loop: its journal has the same last lines each time.",
+            "Many in a row: a restart loop. The journal shows the same last lines each time.",
             width=8,
             height=7,
         ),
@@ -356,7 +357,7 @@ GATEWAY = Row(
                     "{{code}}",
                 ),
             ),
-            "5xx of which the servers know nothing are the gateway's own: its log has why.",
+            "5xx that no server has sent come from the gateway: its log has the reason.",
             width=8,
             height=7,
             stacked=True,
@@ -372,7 +373,7 @@ GATEWAY = Row(
                 ),
                 Query('sum(haproxy_backend_current_queue{proxy="$model"})', "waiting for any"),
             ),
-            "Waiting: all servers have as many as they may. Add a replica.",
+            "Waiting: all servers have as many requests as they may have. Add a replica.",
             width=8,
             height=7,
             empty=_NO_GATEWAY,
@@ -386,7 +387,7 @@ GATEWAY = Row(
                     "{{instance}}",
                 ),
             ),
-            "Fewer than replicas: drained, or down for the gateway.",
+            "If fewer than replicas, some are drained, or down for the gateway.",
             width=8,
             height=7,
             empty=_NO_GATEWAY,
@@ -395,7 +396,7 @@ GATEWAY = Row(
 )
 
 SHAPE = Row(
-    "What it is asked",
+    "What clients ask",
     (
         heatmap(
             "Time to the first token",
@@ -412,7 +413,7 @@ SHAPE = Row(
             width=8,
         ),
         heatmap(
-            "Tokens generated for a request",
+            "Generated tokens of a request",
             Unit.COUNT,
             f"sum by (le) (increase({metric(Measure.GENERATED_TOKENS, _OF)}{_RATE}))",
             "Longer than it was: whole requests take longer, and the KV cache fills.",
@@ -440,7 +441,7 @@ REPLICAS = Row(
                 Query(f"sum by (stage) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))"),
                 Query(f"max by (stage) ({_of_this(_STALLED)})"),
             ),
-            "One that differs from the others is the one to look at.",
+            "Look first at a replica that differs from the others.",
             24,
             6,
             columns=(
@@ -463,7 +464,7 @@ REPLICAS = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-model",
     title="gpufleet: model",
-    question="Does a model keep its promises, and if not, why?",
+    question="Does a model keep its promises, and if not, why not?",
     variables=(MODEL, STAGE),
     rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, GATEWAY, REPLICAS, SHAPE),
 )

@@ -1,4 +1,4 @@
-"""One node: what it is, what it runs, and what it is short of. Pure."""
+"""The dashboard of one node: its hardware, what it runs, and which resources are short. Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from gpufleet.monitoring.dashboards.panel import (
 _ON = 'instance="$instance"'
 _RATE = "[$__rate_interval]"
 _NEARLY_FULL = (Step(None, Colour.GOOD), Step(0.85, Colour.LOOK), Step(0.95, Colour.BAD))
-# What a filesystem is on; the rest is memory, or another machine's.
+# The devices of local file systems; others are in memory, or on another machine.
 _DISKS = f'{_ON},fstype=~"ext[234]|xfs|btrfs|zfs|f2fs|overlay"'
 _CARDS = f'{_ON},device!~"lo|veth.*|docker.*|br-.*"'
 
@@ -48,14 +48,14 @@ NOW = Row(
         stat(
             "Findings that block",
             f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
-            "Run `gpufleet check`: it says what to do about each.",
+            "Run `gpufleet check`: it tells how to fix each.",
             steps=ANY_IS_BAD,
             empty="no check was recorded",
         ),
         stat(
             "GPUs missing",
             f'max(gpufleet_gpus{{state="expected",{_ON}}}) - max(gpufleet_gpus{{state="present",{_ON}}})',
-            "Run `gpufleet check`; a reboot brings it back, or nothing does.",
+            "Run `gpufleet check`; a reboot brings the GPU back, or nothing does.",
             steps=ANY_IS_BAD,
             empty="not a GPU node",
         ),
@@ -70,15 +70,14 @@ NOW = Row(
         stat(
             "Not checked",
             f"max(gpufleet_node_unchecked{{{_ON}}})",
-            "Its driver was touched and no check has passed since: its units do not start until "
-            "a check has passed.",
+            "Its driver was touched: its units do not start until a check has passed.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
         ),
         stat(
             "Drift",
             f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
-            "Run `gpufleet drift`, then deploy, or declare what is there.",
+            "Run `gpufleet drift`; then deploy, or change the settings to what the node has.",
             steps=ANY_IS_TO_LOOK_AT,
             empty="no drift was recorded",
         ),
@@ -137,7 +136,7 @@ RUNS = Row(
                     f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
                 ),
             ),
-            "A unit that is active and does not answer is starting, or hangs.",
+            "A stage whose unit is active, but that does not answer, starts or hangs.",
             10,
             4,
             columns=(
@@ -153,7 +152,7 @@ RUNS = Row(
 )
 
 LOAD = Row(
-    "What it is short of",
+    "Short resources",
     (
         lines(
             "Processors",
@@ -166,9 +165,8 @@ LOAD = Row(
                     "{{mode}}",
                 ),
             ),
-            "iowait is waiting for disks. Much system time beside busy GPUs: look for a copy in "
-            "the "
-            "way.",
+            "iowait: waiting for disks. Much system time while GPUs are busy: look for an "
+            "unneeded copy of data.",
             maximum=1,
             stacked=True,
         ),
@@ -183,10 +181,10 @@ LOAD = Row(
                 ),
                 Query(f"max(node_memory_MemTotal_bytes{{{_ON}}})", "all there is", limit=True),
             ),
-            "Near the dashed line the kernel begins to kill: look at the stage's `MemoryMax`.",
+            "Near the dashed line the kernel kills processes: look at the stage's `MemoryMax`.",
         ),
         lines(
-            "Time in which work waited for",
+            "Time in which work waited, by resource",
             Unit.RATIO,
             (
                 Query(
@@ -214,8 +212,7 @@ LOAD = Row(
                     "{{mountpoint}}",
                 ),
             ),
-            "A full disk stops deploys and downloads; old releases and model files are the "
-            "first to go.",
+            "A full disk stops deploys and downloads; remove old releases and model files first.",
             steps=_NEARLY_FULL,
             maximum=1,
         ),
@@ -232,7 +229,7 @@ LOAD = Row(
                     "{{device}} written",
                 ),
             ),
-            "Reading is at its height while a model is loaded.",
+            "Most is read while a model is loaded.",
         ),
         lines(
             "Network",
@@ -259,7 +256,7 @@ HEALTH = Row(
             "Clock, off by",
             Unit.SECONDS,
             (Query(f"max(node_timex_offset_seconds{{{_ON}}})", "offset"),),
-            "More than 50 ms: logs of nodes cannot be compared. Is chrony running?",
+            "Above 50 ms, logs of nodes cannot be compared. Is chrony running?",
             width=6,
             height=7,
             minimum=None,
@@ -268,7 +265,7 @@ HEALTH = Row(
             "Killed for lack of memory",
             Unit.COUNT,
             (Query(f"max(increase(node_vmstat_oom_kill{{{_ON}}}[10m]))", "processes"),),
-            "`journalctl -k` says which, and which cgroup was full.",
+            "`journalctl -k` shows which process was killed, and which cgroup was full.",
             width=6,
             height=7,
         ),
@@ -280,7 +277,7 @@ HEALTH = Row(
                     "{{name}}",
                 ),
             ),
-            "`systemctl status` and the unit's journal.",
+            "Look at `systemctl status` and the unit's journal.",
             shown=YES_STANDS_OUT,
             width=12,
             height=7,
@@ -292,7 +289,7 @@ HEALTH = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-node",
     title="gpufleet: node",
-    question="May this node serve, what does it run, and what is it short of?",
+    question="May this node serve, what does it run, and which resources are short?",
     variables=(NODE,),
     marks=(DEPLOYS,),
     rows=(NOW, RUNS, LOAD, HEALTH),

@@ -1,7 +1,8 @@
 """Parts of a dashboard as values: panels, their queries, and the colours' meanings. Pure.
 
-`monitoring/dashboards/grafana.py` makes Grafana's JSON of them. Ids of units and colours are Grafana's own
-(@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
+`monitoring/dashboards/grafana.py` makes Grafana's JSON of them. Ids of units and colours are
+Grafana's own (@grafana/data 13.2.3, valueFormats/categories and
+themes/createVisualizationColors).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ class Unit(StrEnum):
     REQUESTS_PER_SECOND = "reqps"
     TOKENS_PER_SECOND = "suffix: tok/s"
     AGO = "dateTimeFromNow"  # takes milliseconds since 1970
-    STATE = "none"  # the mappings say what a number means
+    STATE = "none"  # the mappings give each number a word
 
 
 class Kind(StrEnum):
@@ -49,7 +50,7 @@ class Colour(StrEnum):
     LOOK = "orange"
     BAD = "red"
     NEUTRAL = "blue"
-    QUIET = "super-light-green"  # good, where there is so much of it that the bad would drown
+    QUIET = "super-light-green"  # good, but pale: a strong colour would hide the few bad values
     NONE = "transparent"
     PLAIN = "text"
 
@@ -79,7 +80,7 @@ class Query:
     Attributes:
         expr: PromQL, with the dashboard's variables as `$instance`.
         legend: a series' name, with its labels as `{{gpu}}`.
-        limit: the others are compared with it; drawn dashed and red.
+        limit: whether this query is a limit for the others; drawn dashed and red.
     """
 
     expr: str

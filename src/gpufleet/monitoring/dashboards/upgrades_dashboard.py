@@ -39,7 +39,7 @@ def _versions(title: str, label: str, what_to_do: str, info: str = "gpufleet_nod
         ),
         what_to_do,
         height=6,
-        empty="no node says it",
+        empty="no node reports it",
     )
 
 
@@ -49,8 +49,8 @@ RAN = Row(
         _versions(
             "Driver, loaded",
             "driver_loaded",
-            "A band that ends where another begins is an upgrade. A gap: the node, or its driver, was "
-            "gone.",
+            "One band ends and another begins: an upgrade. A gap: the node, or its driver, was "
+            "missing.",
         ),
         timeline(
             "vLLM, by stage",
@@ -60,17 +60,21 @@ RAN = Row(
                     "{{instance}}  {{stage}}  {{release}}",
                 ),
             ),
-            "Two releases of one model side by side: a roll-out is on its way, or has stopped.",
+            "Two releases of one model: a roll-out is running, or has stopped half-way.",
             height=6,
             empty="no node has a stage",
         ),
         _versions("Kernel", "kernel", "A new kernel needs the driver's module built for it."),
-        _versions("Lock", "lock", "Nodes of one group have one lock; two are a group half done."),
+        _versions(
+            "Lock",
+            "lock",
+            "All nodes of a group have one lock; two locks: the group is half upgraded.",
+        ),
     ),
 )
 
 FORCE = Row(
-    "Is it in force?",
+    "Is the new version active?",
     (
         timeline(
             "Driver parts that differ",
@@ -80,8 +84,8 @@ FORCE = Row(
                     "{{instance}}  {{part}}",
                 ),
             ),
-            "Red between installing and reload is expected, minutes long; longer is an upgrade that "
-            "stopped.",
+            "Red for minutes, between installation and reload, is expected; longer: the upgrade "
+            "has stopped.",
             shown=YES_STANDS_OUT,
             width=8,
             height=6,
@@ -95,15 +99,15 @@ FORCE = Row(
                     "{{instance}}  {{reason}}",
                 ),
             ),
-            "Plan it, or let the next driver upgrade do it.",
+            "Plan a reboot, or let the next driver upgrade reboot the node.",
             shown=(ValueDisplay(0, " ", Colour.QUIET), ValueDisplay(1, "yes", Colour.LOOK)),
             width=8,
             height=6,
         ),
         timeline(
-            "Not checked since its driver",
+            "No check passed since driver work",
             (Query(f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})", "{{instance}}"),),
-            "Nothing starts there until a check has passed: `gpufleet deploy check INVENTORY`.",
+            "No unit starts there until a check has passed: `gpufleet deploy check INVENTORY`.",
             shown=YES_STANDS_OUT,
             width=8,
             height=6,
@@ -118,7 +122,7 @@ COST = Row(
             "Stages running",
             Unit.COUNT,
             (Query(f"sum by (instance) (gpufleet_stage_active{{{_ON}}})", "{{instance}}"),),
-            "A step down that does not come back is a stage that did not start again.",
+            "If the number stays lower, a stage did not start again.",
             width=8,
             stacked=True,
             empty="no node has a stage",
@@ -132,7 +136,7 @@ COST = Row(
                     "{{model}}",
                 ),
             ),
-            "The dent is what clients lost.",
+            "The gap is what clients lost.",
             width=8,
             stacked=True,
             empty="no model is served",
@@ -150,7 +154,7 @@ COST = Row(
                     "{{instance}} {{stage}}, watchdog",
                 ),
             ),
-            "After an upgrade none are expected: the new release does not hold.",
+            "None are expected after an upgrade; if there are any, the new release is unstable.",
             width=8,
             empty="no node has a stage",
         ),
@@ -190,7 +194,8 @@ DONE = Row(
             "Silences",
             Unit.COUNT,
             (Query("max by (state) (alertmanager_silences)", "{{state}}"),),
-            "An upgrade opens one for its nodes and closes it; one that stays hides what follows.",
+            "An upgrade opens a silence for its nodes and closes it; one that stays open "
+            "hides later alerts.",
             width=10,
             height=6,
         ),
