@@ -21,9 +21,9 @@ SELDOM_SECONDS = 30
 # The last three looks, 5 s apart: short enough to follow a line that becomes slow, and long enough
 # that the gap between two files is no standstill.
 WINDOW_SECONDS = 15
-# Of things that may take a minute each.
+# The window for counts of steps that may take a minute each.
 COUNT_WINDOW_SECONDS = 120
-# Over less a rate tells nothing.
+# Over a shorter time, a rate means nothing.
 RATE_SECONDS = 1
 
 UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))

@@ -20,7 +20,8 @@ from gpufleet.artifacts.release import pinned
 from gpufleet.errors import FleetError
 
 SBOM_SUFFIX = ".cdx.json"
-# Of serial numbers: the same lock has the same one, so the file changes with it alone.
+# The namespace of serial numbers: the same lock gives the same number, so the file changes only
+# with the lock.
 _NAMESPACE = uuid.UUID("6f0f2a63-3c3f-5c52-9d0c-7c1d2c0f5a11")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re.MULTILINE)

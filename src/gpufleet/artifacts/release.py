@@ -160,7 +160,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     )
 
 
-# Of every node of a run it is the same few locks, of some thousand lines each.
+# All nodes of a run have the same few locks, of some thousand lines each.
 @lru_cache(maxsize=16)
 def _pins(lock: bytes) -> dict[str, None]:
     """Return the first word of each line of a lock, without local versions, in its order."""

@@ -275,7 +275,7 @@ def _pins(sources: Sequence[Source]) -> Iterator[str]:
     hosts = [urlsplit(source.url).hostname for source in sources]
     for source, host in zip(sources, hosts, strict=True):
         if source.packages and hosts.count(host) == 1:
-            # Of records that match, the first decides.
+            # apt uses the first record that matches.
             names = " ".join(source.packages)
             yield f'Package: {names}\nPin: origin "{host}"\nPin-Priority: 500\n'
             yield f'Package: *\nPin: origin "{host}"\nPin-Priority: -1\n'

@@ -93,7 +93,11 @@ def _names(model: Model, token: str | None) -> tuple[str, ...]:
         info = HfApi(endpoint=model.endpoint, token=token or False).model_info(
             model.repository, revision=model.revision, timeout=60
         )
-    except (HTTPError, OSError, ValueError) as error:  # of a name that is none, or of no JSON
+    except (
+        HTTPError,
+        OSError,
+        ValueError,
+    ) as error:  # for an invalid name, or an answer that is not JSON
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FleetError(
             f"{model.repository} at {model.revision}: the Hub does not list its files: {said}; "

@@ -62,7 +62,7 @@ def lock(
     gpufleet packages lock vllm 0.32.0 --also ray==2.60.0
     gpufleet packages lock litellm 1.106.2 --python 3.10
 
-    Exit status: 0 written or as it is, 1 with --dry: it would be written, 2 refused.
+    Exit status: 0 written or unchanged, 1 with --dry: it would be written, 2 refused.
     """
     from gpufleet.bundle.package_resolution import resolve
 

@@ -151,7 +151,7 @@ def explain(
 
 
 class _Clock:
-    """Times in UTC, of stamps that may have neither a year nor a zone."""
+    """Times in UTC, computed from stamps that may lack the year and the zone."""
 
     def __init__(self, seen: Seen, year: int | None) -> None:
         places = [place for tally in seen.tallies.values() for place in (tally.first, tally.last)]

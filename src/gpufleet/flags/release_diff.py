@@ -449,7 +449,7 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
             continue
         known = changes.removal_reason(name, new.version)
         if known is None and name not in old.environment:
-            continue  # not vLLM's, or not known to be
+            continue  # not a variable of vLLM, or not known as one
         said = known.why if known else "the release does not read the variable"
         yield Difference(
             Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,

@@ -394,7 +394,9 @@ def _default(value: Any) -> Any:
 def _packaged(name: str) -> Mapping[str, str]:
     """Return every release's part of a packaged file, unparsed, oldest release first."""
     text = lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()
-    parts = (line.partition(":") for line in text.splitlines()[1:-1])  # between the braces
+    parts = (
+        line.partition(":") for line in text.splitlines()[1:-1]
+    )  # the lines between the braces
     found = {json.loads(version): part.removesuffix(",") for version, _, part in parts}
     return {
         version: found[json.loads(part)] if part.startswith('"') else part

@@ -84,8 +84,7 @@ class TrialPlans:
         node = self.running.node
         answers = {name: self.documents.get(name, "it does not answer") for name in self.declared}
         return plan_fleet(
-            # Without the node's cordon: a cordon that a killed run left is lifted before its
-            # deploys.
+            # Ignore the node's cordon: if a killed run left one, it is removed before the deploys.
             {**answers, node: {**self.documents[node], "cordon": None}},
             {
                 name: replace(each, settings=each.settings.with_serving(change))

@@ -18,8 +18,8 @@ from gpufleet.settings.node_settings import NodeSettings
 
 STATE = node_paths.STATE
 MARK = f"{STATE}/unchecked"
-# A drop-in of the prefix is one of every unit whose name begins so: systemd.unit(5), "foo-.service
-# .d/", since 239. ConditionPathExists= of a running unit is not looked at again.
+# A drop-in in "vllm-.service.d/" applies to every unit whose name begins with "vllm-"
+# (systemd.unit(5), since 239). systemd does not check ConditionPathExists= of a running unit again.
 GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
 
 # Findings while a GPU registers with the NVLink fabric, which takes a minute after the driver is

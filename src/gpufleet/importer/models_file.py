@@ -72,7 +72,7 @@ def _launch(
     try:
         text = "" if said is None else _text(said)
         more = _text(_first(model, _ARGUMENTS) or "")
-        if started_engine(text):  # its arguments, too, are in its own words
+        if started_engine(text):  # its arguments are another engine's, too
             text, more = f"{text} {more}", ""
         started = shell.launches(text, name)
         argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone

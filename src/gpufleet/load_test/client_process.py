@@ -104,7 +104,7 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Beat:
-    """The progress of a level."""
+    """A heartbeat: the progress of a level."""
 
     now: float
     """Seconds since the level began; all requests due until then are known."""

@@ -169,7 +169,7 @@ def _guidellm(report: Mapping[str, Any], of: Mapping[str, Any]) -> ForeignResult
 
 def _guidellm_times(metrics: Mapping[str, Any], name: str, per_second: int) -> dict[str, float]:
     found = read_object(metrics, name, "successful")
-    # Of no values it writes percentiles of 0.
+    # Without values, the tool writes percentiles of 0.
     if not read_count(found.get("count")):
         return {}
     return read_times(read_object(found, "percentiles"), per_second)

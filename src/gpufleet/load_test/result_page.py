@@ -359,7 +359,7 @@ def _client(found: Measurement) -> Iterator[str]:
 def _unknown(found: Measurement) -> Iterator[str]:
     of, most = found.client, _highest_rate(found)
     unit = _unit(found)
-    # Of a level that was tried twice the last try counts.
+    # If a level was tried twice, the last try counts.
     for level in {each.load: each for each in found.levels}.values():
         if level.verdict == "not known":
             yield f"{level.load:.4g} {unit}: {level.why}"

@@ -8,8 +8,8 @@ Four corrections that keep a verdict about a level of load valid:
 - **Queues.** Requests that share a queue miss together. Wilson's interval uses the number of
   independent requests that these are worth, with Student's t. Plain Wilson errs grossly: one look
   at 300 to 10,000 requests of a simulated M/D/c queue, exactly at its limit, calls it kept or
-  missed in 26 to 100 % of runs, at a confidence of 99.4 %. Here all looks together do so in 1 to 3
-  %.
+  missed in 26 to 100 % of runs, at a confidence of 99.4 %. Here, all looks together call it so in 1
+  to 3 %.
 - **Each promise by itself.** Trends and correlation are sought in the strain of each promise. In
 their maximum, a constant strain would hide the others: with ITL at 94 % of its limit, a queue that
   was still filling up looked steady, and searches with a small budget were wrong in 11 %.
@@ -139,7 +139,7 @@ def fewest_requests(contract: Contract) -> int:
 
 def fewest_seconds(contract: Contract, rate: float, request_seconds: float) -> float:
     """
-    Return the seconds of arrivals that show that a level far below the limit is kept.
+    Return how many seconds of arrivals are enough to show that a level far below the limit is kept.
 
     `rate` in arrivals per second; `request_seconds` is one request's time in the server. Give a
     level at least twice as much: estimating the correlation costs part of it.

@@ -53,8 +53,8 @@ def has_profiling(wanted: Dcgm, machine: Machine) -> bool:
     """Return whether the exporter may read profiling counters of every GPU of a machine."""
     if wanted.profiling is not None:
         return wanted.profiling
-    # By the PCI bus, as both deploys see it: one that asked the driver would write another file
-    # while that is broken.
+    # By the PCI bus, which every deploy can read: the driver's answer would change the file while
+    # the driver is broken.
     return bool(machine.gpus) and all(generation(each) in _PROFILED for each in machine.gpus)
 
 

@@ -57,8 +57,8 @@ _UNITS = (
     "|ssh|openibd|opensm|nvlsm|nfs|lustre|docker|containerd|kubelet).*[.](service|timer|socket)"
 )
 
-# What no disk is behind. An overlay may be the root of a node that boots from an image; those of
-# containers are left out by where they lie. /dev/shm stays: vLLM's ranks talk through it.
+# File systems without a disk. Overlays stay: one may be the root of a node that boots from an
+# image; overlays of containers are left out by their paths. /dev/shm stays: vLLM's ranks use it.
 _FILE_SYSTEMS = (
     "^(autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fuse[.].+|fusectl|"
     "hugetlbfs|iso9660|mqueue|nsfs|proc|procfs|pstore|ramfs|rpc_pipefs|securityfs|selinuxfs|"

@@ -215,7 +215,10 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """Yield the same for running stages, from their units' lines (`multinode.launch.command`)."""
+    """
+    Yield the peer addresses of running stages, from their units' lines
+    (`multinode.launch.command`).
+    """
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")

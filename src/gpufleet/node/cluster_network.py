@@ -93,7 +93,7 @@ class _Interface:
         return self.virtual
 
     @property
-    def order(self) -> tuple[object, ...]:
+    def sort_key(self) -> tuple[object, ...]:
         """Return the sort key of interfaces: the best is the smallest."""
         return (not self.rdma, -self.speed, self.name)
 
@@ -280,7 +280,7 @@ def _names(members: Mapping[str, _Interface]) -> list[str]:
 
 
 def _order(each: _Interface) -> tuple[object, ...]:
-    return each.order
+    return each.sort_key
 
 
 def _speed(members: Mapping[str, _Interface]) -> str:

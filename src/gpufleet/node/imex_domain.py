@@ -15,7 +15,7 @@ from gpufleet.node.topology import node_from_probe
 
 def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tuple[str, ...]:
     """
-    Return the addresses of a node's IMEX domain, its own among them, sorted by nodes' names.
+    Return the addresses of all nodes of a node's IMEX domain, itself included, sorted by node name.
 
     `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError` if
     its members are unknown, because a file that lacks a node excludes it.

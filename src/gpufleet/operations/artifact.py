@@ -31,7 +31,7 @@ T = TypeVar("T")
 MANIFESTS = node_paths.MANIFESTS
 """Where nodes cache the manifests of trees that they have hashed."""
 COMING = ".gpufleet-coming-"
-"""As in on_node/transfer/store.py."""
+"""The prefix of folders that on_node/transfer/store.py fills."""
 
 
 @dataclass(frozen=True)

@@ -173,7 +173,7 @@ def _checked_candidates(
             sizing = sizer(description, sizing_options(served, kind, division))
         except NotKnownError:
             raise
-        except FleetError as error:  # what no release takes, or what this model cannot have
+        except FleetError as error:  # no release accepts it, or this model does not allow it
             return Candidate(division, Verdict.NO, "; ".join(error.problems), replicas=replicas)
         verdict, reason = _verdict(served, division, sizing)
         return Candidate(division, verdict, reason, sizing, replicas)

@@ -57,7 +57,7 @@ are checked only by their readers.
 """
 
 
-# By pydantic's names of what it finds.
+# Messages by pydantic's types of errors.
 _KINDS = {
     "bool_type": "it must be true or false",
     "dict_type": "it must be an object",

@@ -124,7 +124,7 @@ def local_command(command: str) -> Iterator[Streams]:
         )
     finally:
         if process.poll() is None:
-            with suppress(ProcessLookupError, PermissionError):  # sudo's are not ours to end
+            with suppress(ProcessLookupError, PermissionError):  # processes of sudo cannot be ended
                 os.killpg(process.pid, signal.SIGKILL)
         for pipe in pipes:
             pipe.close()

@@ -52,7 +52,7 @@ _IMPORTS = re.compile(
 _REMARKS = re.compile(r"#.*| as \w+")
 _NAMES = re.compile(r"\w+")
 
-# Of zlib. The binding takes 7 ms at 6 and 20 ms at 9, for 2 % less.
+# zlib's level. Compressing the binding takes 7 ms at 6; at 9 it takes 20 ms and saves 2 %.
 _LEVEL = 6
 
 # With these a program ends, before it has done anything, that was sent without its source (`brief`)

@@ -178,9 +178,9 @@ class Plan(Form):
     """The present plan: a place for each replica, and why."""
 
     unknown: Texts = ()
-    """Why it is not known whether there is one; with it there is nothing else."""
+    """Why it is unknown whether there is a plan; if set, all other values are empty."""
     refused: Texts = ()
-    """Why there is none; with it there is nothing else."""
+    """Why there is no plan; if set, all other values are empty."""
     rows: tuple[PlanRow, ...] = ()
     reasons: Texts = ()
     candidates: tuple[Candidate, ...] = ()

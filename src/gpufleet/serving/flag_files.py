@@ -80,7 +80,7 @@ def _is_marked(said: Any) -> bool:
     return isinstance(said, Mapping) and said.get("marked") is True
 
 
-_PUT_IT_THERE = "put it there, or write a path that every node that serves this has"
+_PUT_IT_THERE = "put it there, or write a path that exists on every node that serves this model"
 
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:

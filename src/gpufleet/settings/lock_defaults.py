@@ -32,7 +32,7 @@ _SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
 # The toolkit of the CUDA that vLLM's torch is built for (13.0 in vLLM 0.32 and 0.33).
 TOOLKIT = "13-0"
 
-# An interpreter's path that says its version; /usr/bin/python3 and those of environments do not.
+# An interpreter's path with its version; /usr/bin/python3 and the paths of environments have none.
 _PYTHON = re.compile(r"/python(3\.\d+)$")
 
 

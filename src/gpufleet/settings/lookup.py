@@ -27,7 +27,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 _DATA = Path(__file__).with_name("data")
 
-# By the end of a key's last part, the longest first.
+# The unit by the ending of a key's last part, the longest ending first.
 _UNITS = (
     ("_seconds", "seconds"),
     ("_minutes", "minutes"),

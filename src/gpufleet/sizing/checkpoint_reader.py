@@ -349,7 +349,7 @@ def _read_front(
         raise TimeoutError("the Hub is too slow")
     with get_session().stream("GET", url, headers=headers, timeout=10) as response:
         hf_raise_for_status(response)
-        # As the bytes come: of pieces of one size the first might take hours.
+        # Take the bytes as they come: the first piece of a fixed size might take hours.
         for chunk in response.iter_bytes():
             got += chunk
             if time.monotonic() > until:

@@ -172,7 +172,8 @@ def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
 
 def _split_evenly(vllm: tuple[int, ...], layers: Layers) -> tuple[Group, ...]:
     """
-    Return groups with about as many layers each, of one kind of page each.
+    Return groups of about the same number of layers; all layers of a group have the same kind of
+    page.
 
     As many as the rarest kind has, or as the commonest has where that is less than 1.25 times as
     many (0.12) or 1.5 times (0.18). A stage's layers are dealt out over the groups.

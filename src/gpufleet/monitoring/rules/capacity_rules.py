@@ -20,10 +20,10 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 REPLICA = ("stage", "model")
 _BY_REPLICA = f"by ({', '.join(REPLICA)})"
 
-# Of a measured rate. A measurement brackets the limit to 10 % at best (docs/operate/measure.md):
-# nearer than that it is not known on which side of it a model is.
+# A share of the measured rate. A measurement finds the limit to within 10 % at best
+# (docs/operate/measure.md): closer to it, it is unknown whether a model is above or below.
 FULL = 0.9
-# At one request a second 600 requests, of which the count is known to 4 %: arrivals are random.
+# At one request per second these are 600 requests; random arrivals vary their number by 4 %.
 WINDOW = "10m"
 # With the window 10 to 20 minutes: a burst is over sooner, and what lasts is not of this minute.
 FULL_SECONDS = 600

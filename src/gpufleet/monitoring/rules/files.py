@@ -23,7 +23,7 @@ from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 
-# With these every alert is made, those that need a promise or a measurement too.
+# With these, every alert exists, also those that need a promise or a measurement.
 _ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1, e2e_p99_seconds=1)}
 _ALL_MEASURED = (MeasuredReplica("any", "any-0", "any", "any", 1.0, dt.date(1970, 1, 1)),)
 

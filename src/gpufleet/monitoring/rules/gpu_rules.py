@@ -317,7 +317,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="GpuLost",
-        # With its labels where it was there in the last 6 hours, else by node alone.
+        # With the labels of a GPU that was seen in the last 6 hours, else only by node.
         expr=(
             f"(max {BY_GPU} (last_over_time(gpu:temperature_celsius[6h]))\n"
             "  unless gpu:temperature_celsius)\n"

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
-# Not what is of another machine, which says so itself, nor images that are full by their nature. An
-# overlay may be the root of a node that boots from an image; a full /dev/shm ends vLLM's ranks.
+# Leave out file systems of other machines, which report them themselves, and images, which are
+# always full. An overlay may be the root of a node that boots from an image; a full /dev/shm ends
+# vLLM's ranks.
 _LOCAL = (
     'fstype!~"nfs.*|lustre|gpfs|beegfs.*|ceph.*|wekafs|cifs|smb.*|9p|virtiofs|fuse.*'
     '|squashfs|erofs|iso9660"'

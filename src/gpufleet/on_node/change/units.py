@@ -24,7 +24,7 @@ from gpufleet.on_node.common.change_files import RefusedError
 from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.on_node.serving import endpoints
 
-# Of a unit that did not start: a flag that is refused, a file that is missing, stands in the last.
+# Lines of a unit that did not start: the last ones name a refused flag or a missing file.
 LINES = 40
 # TimeoutStopSec= of a stage is its drain and half a minute (units.stop_seconds): what stops sooner
 # is not killed.

@@ -23,7 +23,7 @@ METRICS_BYTES = 16 << 20
 POLL_SECONDS = 1.0
 # Looks in a row that find nothing: between two a balancer may hand over what it had in its hands.
 QUIET_LOOKS = 2
-# Of a server that comes: what a look at one that is not there yet costs is some 30 ms.
+# How often a starting server is looked at; a look at one that is not up yet costs some 30 ms.
 READY_POLL_SECONDS = 0.5
 
 

@@ -25,7 +25,7 @@ SERVERS = ("sshd", "dropbear")
 # A connection whose controller has just ended takes this long to end here, on a busy node.
 ENDS_SECONDS = 3
 POLL_SECONDS = 0.1
-# As remote/ssh.py has the controller's end: 30 s of silence, and the connection is dead.
+# The same as at the controller's end (remote/ssh.py): after 30 s of silence the connection ends.
 KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 UNACKED_MS = 30000
 # The same on every architecture (Linux 5.3 and 5.6).
@@ -115,7 +115,7 @@ def watch_connection(pid: int) -> None:
     5.6, or in a sandbox that forbids it, sshd's own interval remains.
     """
     with contextlib.suppress(Exception):
-        import ctypes  # Debian's python3-minimal has none
+        import ctypes  # Debian's python3-minimal has no ctypes
 
         call = ctypes.CDLL(None, use_errno=True).syscall
         process = call(PIDFD_OPEN, pid, 0)

@@ -41,7 +41,7 @@ SECONDS = 20
 MESSAGE_CHARACTERS = 4000
 # What is printed is below the 8 MiB that a node is listened to, also when JSON escapes all of it.
 ALL_CHARACTERS = 1 << 20
-# Of what journalctl prints: a field is at most 64 MB there, and without --all 4 KB.
+# The longest line of journalctl that is read: a field has up to 64 MB, without --all up to 4 KB.
 LINE_BYTES = 1 << 20
 KEPT_BYTES = 16 << 20
 FIELDS = "MESSAGE,PRIORITY,_PID"
@@ -56,8 +56,8 @@ WRITTEN = (
     re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
     re.compile(r"(?:^|\s)--(api-key)[\s=]+[\"']?([^\s\"']+)"),
 )
-# Of others, that the unit does not know: a header that a server logs, tokens of the Hugging Face
-# Hub, keys of model services.
+# Secrets that are not in the unit: a header that a server logs, tokens of the Hugging Face Hub,
+# keys of model services.
 KNOWN_SECRETS = (
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/-]{8,}=*"), r"\1<hidden>"),
     (re.compile(r"\b(hf_|sk-)[A-Za-z0-9_-]{16,}"), r"\1<hidden>"),

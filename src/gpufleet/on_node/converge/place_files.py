@@ -36,7 +36,7 @@ PARAMETERS = globals().get("PARAMETERS") or {}
 HOME = "/var/lib/gpufleet"
 JOURNAL = HOME + "/placing"
 LOCK = HOME + "/lock"
-# Another run's placing takes milliseconds; one that lasts longer is stuck, and we must not be.
+# Another run holds the lock for milliseconds; if it holds the lock longer, it is stuck.
 LOCK_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 

@@ -26,7 +26,7 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 CHARACTERS = 2000
 # What a program may print in another way than it stands in a file.
 ESCAPED = re.compile(r"[^\x21-\x7e]+|[\"'\\\\%&<>]")
-# Less of a secret is none, and may be a word of the sentence.
+# Shorter parts of a secret are not hidden: they may be a word of the message.
 SHORTEST = 4
 
 

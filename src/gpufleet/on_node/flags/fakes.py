@@ -186,7 +186,7 @@ class _CudaPlatform:
         return make_placeholder("platform." + name)
 
 
-# Names of vLLM's own that are not to be what they are there.
+# Names of vLLM that get another value here.
 REPLACED: "dict[tuple[str, str], Any]" = {
     ("vllm.platforms", "current_platform"): _CudaPlatform(),
     # They look for other packages' entry points, and import those.

@@ -13,7 +13,7 @@ from gpufleet.on_node.flags.source import Release
 
 PREFIX = "vllm:"
 _KINDS = ("counter", "gauge", "histogram", "summary", "info")
-# They read metrics of a server that they are pointed at.
+# These files name metrics that they read from another server.
 _READERS = ("vllm/benchmarks/", "vllm/v1/metrics/reader.py")
 
 

@@ -4,8 +4,8 @@ Takes (`PARAMETERS`): tokens, of each answer; answer: a document that is all of 
 stream of tokens. Prints {"port": N}, a port on loopback, and ends with its input.
 
 It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
-costs the client as much as with vLLM: a shared wake-up, and a read of its own. Python 3.8, standard
-library.
+costs the client as much as with vLLM: one read for each request, and one wake-up for all requests
+of a step. Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -74,7 +74,7 @@ once would get thousands of requests a second.
 DRAIN_SECONDS = 60.0
 """Seconds for the controller to read the last lines."""
 
-# Prompt tokens, answer tokens, blocks of the prompt that others have too; None: as the next draw.
+# Prompt tokens, answer tokens, blocks that other prompts have too; None: the next draw decides.
 _Entry = Optional[Tuple[int, int, List[int]]]
 
 

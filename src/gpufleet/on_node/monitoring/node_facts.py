@@ -56,7 +56,7 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 DECLARED = "/etc/gpufleet/facts.json"
 FILE = "facts.prom"
 MARK = "/var/lib/gpufleet/unchecked"
-# What was found before, with what it was found by; gone with a reboot. The unit makes it.
+# The cached answers and their keys; a reboot removes them. The unit creates the directory.
 MEMORY = "/run/gpufleet-facts"
 # From 2023's R535 on: "nvidia-fabricmanager-570", Red Hat's "nvidia-fabric-manager".
 FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
@@ -215,7 +215,7 @@ def uuid_of(bus_id: str) -> str:
     text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
     if is_missing(text):
         return ""
-    # Of a GPU that it lost it says "GPU-????????-....".
+    # For a GPU that the driver lost, the file has "GPU-????????-....".
     found = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
     return found.group(1) if found else ""
 

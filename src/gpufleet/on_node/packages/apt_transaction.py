@@ -23,7 +23,7 @@ STATE = "/var/lib/gpufleet/packages"
 CACHE = "/var/cache/gpufleet/apt"
 # Above 1000: apt also goes back to such a version from a newer one (apt_preferences(5)).
 EXACT_PRIORITY = 1001
-# As any ordinary repository; and never.
+# Pin priorities: that of an ordinary repository, and "never install".
 SOURCE_PRIORITY, NEVER = 500, -1
 # dpkg unpacks a package beside the one before; an initramfs is rebuilt. Bytes.
 MARGIN_BYTES = 64 << 20

@@ -55,7 +55,7 @@ def read(
             "packages_like": dict.fromkeys(patterns, problem),
             "dpkg_unfinished": problem,
         }
-    # With what is there of a foreign architecture alone: it may be what has to go.
+    # Also packages that exist only for a foreign architecture: they may have to be removed.
     plain = {name.partition(":")[0] for name in known}
     return {
         **found,

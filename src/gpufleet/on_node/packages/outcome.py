@@ -87,7 +87,8 @@ def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str,
         for name in (change.name, *same):
             if change.after:
                 after[name] = change.after
-                # Of several versions side by side (kernel-devel) each is asked for by its own.
+                # Several versions may be installed side by side (kernel-devel): each gets its own
+                # key.
                 after["%s-%s" % (name, change.after.rpartition(":")[2])] = change.after
             else:
                 after.pop(name, None)

@@ -25,7 +25,7 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 # No reader waits longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
 SECONDS = 10
 PACKAGES = (".deb", ".rpm")
-# Of the log its end: a line is no longer than that.
+# Bytes read from the end of the log: no line is longer.
 _END = 4096
 # apt's bar and dnf's, and the colours of either.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")

@@ -53,7 +53,7 @@ REQUEST_SECONDS = 6
 FILES_SECONDS = 15
 FIREWALL_SECONDS = 5
 BODY_BYTES = 1 << 20
-# Of a model: its configuration, tokenizer and code. Weights are hashed when they are placed.
+# Larger files of a model (weights) are not hashed here: they are hashed when they are placed.
 HASHED_BYTES = 16 << 20
 NAMED = 20  # files of a kind that are named
 # X509_V_FLAG_PARTIAL_CHAIN of OpenSSL (x509_vfy.h): a named certificate is an anchor, signed by

@@ -184,7 +184,8 @@ class Exchange:
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             datagrams.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
-            # Of eighteen nodes, full ones: the default holds twenty of 9000 bytes.
+            # Room for full-size datagrams of eighteen nodes: the default holds twenty of 9000
+            # bytes.
             datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
             datagrams.bind((address, self.given["udp"]))
         except OSError as error:

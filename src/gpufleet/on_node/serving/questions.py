@@ -48,7 +48,7 @@ PLAIN = re.compile(
 BLIND, LIMIT = "--language-model-only", "--limit-mm-per-prompt"
 TEMPLATE = "--chat-template"
 DENSE, POOLING, NORMALIZE = "Dense", "Pooling", "Normalize"
-# Of a vector that is normalised, in the precision of a server's answer.
+# Tolerance for the length of a normalised vector, in the precision of a server's answer.
 LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
 PIXELS = 64

@@ -45,7 +45,7 @@ ALERTS_SECONDS = 10
 # Of an answer's text or an error. A journal keeps as much of a text, and no more: two texts that
 # were cut at different places would not be the same.
 CHARACTERS = 1900
-# Of a vector: the largest of today have 8192.
+# The most numbers of a vector: today's largest vectors have 8192.
 NUMBERS = 16384
 # vLLM writes a token so where it is asked for numbers in place of texts.
 NUMBERED = "token_id:"

@@ -64,9 +64,9 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 STAGE_SECONDS = 25
 GPU_SECONDS = 10
 HEALTH_SECONDS = 2  # of up to eight engines, one after another
-# Of a server that starts or that died: its first error may be some hundred lines back.
+# Log lines of a server that starts or has died: its first error may be some hundred lines back.
 LINES = 300
-# Of a line. Two lives of eight stages stay below the 8 MiB that a node is listened to.
+# Characters of a line. Two lives of eight stages stay below 8 MiB, the most read from a node.
 CHARACTERS = 1000
 # Starts and ends of a unit that are looked at. A start and a failed end are six lines.
 EVENTS = 40

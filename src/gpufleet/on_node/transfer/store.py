@@ -196,7 +196,7 @@ class IncomingTree:
             os.close(folder)
 
     def _sync(self) -> None:
-        # Of the file system: tens of thousands of files one by one would take minutes.
+        # Sync the whole file system: tens of thousands of files one by one would take minutes.
         subprocess.run(
             ["sync", "-f", "/proc/self/fd/%d" % self.root],
             pass_fds=[self.root],

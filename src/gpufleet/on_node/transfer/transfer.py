@@ -67,7 +67,7 @@ LOCK_SECONDS = 60.0
 PATIENT_SECONDS = 3.0
 # It was of no use before; if it is dead, no peer waits.
 RELEASE_SECONDS = 1.0
-# Of the interpreter, to say its own version.
+# Deadline for the interpreter to print its version.
 PYTHON_SECONDS = 10.0
 
 
@@ -320,7 +320,7 @@ class Fetching:
 
 
 class Progress:
-    """Prints progress to standard error; ends the program if nobody reads it."""
+    """Prints progress to standard error; ends the program if no process reads it."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()

@@ -84,7 +84,7 @@ class Server:
         )
         if life and self.looking is None and now >= self._next_look:
             self._next_look = now + min(LOOK_SECONDS, self.about["seconds"] / 4)
-            # Long: a server that has much to do answers late, and is none that is frozen.
+            # A long deadline: a busy server answers late, but is not frozen.
             patience = max(5.0, self.about["seconds"] / 2)
             self.looking = self._begin("/metrics", now + patience)
 

@@ -18,7 +18,7 @@ The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"addre
 Its metrics are in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; its state is in
 its state directory. Both are written atomically.
 
-Python 3.8, standard library; one thread; nothing in its loop blocks. Its own pauses it notices.
+Python 3.8, standard library; one thread; nothing in its loop blocks. It notices its own pauses.
 """
 
 from __future__ import annotations

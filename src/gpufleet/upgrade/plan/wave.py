@@ -44,7 +44,7 @@ class Group(JsonValue):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of the models of its replicas."""
+        """The names of the models whose replicas the wave changes."""
         return tuple(sorted({model_of(each) for each in self.replicas}))
 
 

@@ -49,7 +49,9 @@ class NodeQuestion:
 
 
 def look() -> NodeQuestion:
-    """Query everything on a node that concerns a change: `NodeLook`. Changes nothing."""
+    """
+    Query everything on a node that concerns a change; the answer is `NodeLook`. Changes nothing.
+    """
     return _question("look", SHORT_SECONDS, "the query of changes")
 
 
@@ -57,7 +59,8 @@ def lock(
     upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False, look: bool = False
 ) -> NodeQuestion:
     """
-    Lock the node for an upgrade, unless another upgrade or a deploy holds it: `LockAnswer`.
+    Lock the node for an upgrade, unless another upgrade or a deploy holds it. The
+    answer is `LockAnswer`.
 
     `owner` is the person (`ann@laptop`), `origin` the place (a directory, a host), `what` the
     purpose in words. Locking again by the same upgrade changes nothing. `steal` takes the lock over
@@ -77,13 +80,15 @@ def lock(
 
 
 def unlock(upgrade: str) -> NodeQuestion:
-    """Unlock the node if this upgrade holds the lock: `LockAnswer`. Other locks stay."""
+    """
+    Unlock the node if this upgrade holds the lock; the answer is `LockAnswer`. Other locks stay.
+    """
     return _question("unlock", SHORT_SECONDS, "the lock", id=upgrade)
 
 
 def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     """
-    Cordon the node, so that no new replica is placed there: `Marks`.
+    Cordon the node, so that no new replica is placed there; the answer is `Marks`.
 
     `by` is `user@host`. `upgrade` None: a person cordons. An existing mark stays unchanged,
     whatever its owner; only a person's mark replaces an upgrade's, which the upgrade then cannot
@@ -106,8 +111,8 @@ def drain(
     replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = None
 ) -> NodeQuestion:
     """
-    Mark replicas (`tiny-0`) as drained: `Marks`. It only sets marks; the rules are those of
-    `cordon`.
+    Mark replicas (`tiny-0`) as drained; the answer is `Marks`. It only sets marks; the rules of
+    `cordon` apply.
     """
     return _question(
         "drain",
@@ -123,7 +128,7 @@ def drain(
 def undrain(
     replicas: Iterable[str], *, upgrade: str | None = None, force: bool = False
 ) -> NodeQuestion:
-    """Remove drain marks: `Marks`. The rules are those of `uncordon`."""
+    """Remove drain marks; the answer is `Marks`. The rules of `uncordon` apply."""
     return _question(
         "undrain",
         SHORT_SECONDS,
@@ -136,7 +141,7 @@ def undrain(
 
 def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
-    Wait until the servers of these units have no request, at most `seconds`: `RequestsLeft`.
+    Wait at most `seconds` until these units' servers have no request; the answer is `RequestsLeft`.
 
     Where they answer is in the units' files. Quiet means that no request runs or waits in two
     looks, a second apart: a balancer may still be sending one. A unit that does not run has none.
@@ -152,7 +157,10 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 
 def stop(units: Iterable[str], *, stop_seconds: float) -> NodeQuestion:
-    """Stop units in parallel: `SwitchAnswer`. `stop_seconds`: their longest TimeoutStopSec."""
+    """
+    Stop units in parallel; the answer is `SwitchAnswer`. `stop_seconds`: their longest
+    TimeoutStopSec.
+    """
     return _question(
         "stop",
         2 * stop_seconds + 2 * SHORT_SECONDS,
@@ -166,7 +174,8 @@ def switch(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units to the files that `deploys/prepare.py` has put into `next/`: `SwitchAnswer`.
+    Switch units to the files that `deploys/prepare.py` has put into `next/`; the answer
+    is `SwitchAnswer`.
 
     The first switch keeps their previous state for `upgrade`; later switches, also after a kill, do
     not overwrite it. `units` None: all of `next/`, and those that it lists for removal. A unit that
@@ -188,7 +197,8 @@ def restore(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units back to their state before `switch`: `SwitchAnswer`. Needs no network.
+    Switch units back to their state before `switch`; the answer is `SwitchAnswer`. Needs no
+    network.
 
     `units` None: all units that are kept for `upgrade`. Units that were not kept because their
     switch never began are `unchanged`.
@@ -206,7 +216,7 @@ def restore(
 
 def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
-    Wait until each unit's server completes a prompt, at most `seconds`: `ReadyAnswer`.
+    Wait at most `seconds` until each unit's server completes a prompt; the answer is `ReadyAnswer`.
 
     It ends early when a unit has died. A rank without a server is ready when it runs with its
     file's configuration.
@@ -223,9 +233,9 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 def collect(keep: int, days: float) -> NodeQuestion:
     """
-    Remove unused releases and kept units: `CollectAnswer`. Releases that a unit, a kept set or
-    `next/` names are never removed. Of the others, the `keep` newest and those younger than `days`
-    stay.
+    Remove unused releases and kept units; the answer is `CollectAnswer`. Releases that a unit, a
+    kept set or `next/` names are never removed. Of the others, the `keep` newest and those younger
+    than `days` stay.
     """
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days

@@ -94,7 +94,7 @@ class Step:
     group: Group
     wave: int
     back: bool = False
-    """On its way to what it was."""
+    """Whether it is being rolled back."""
     why: tuple[str, ...] = ()
 
 
@@ -247,7 +247,7 @@ def _stop_reasons(state: State) -> tuple[str, ...]:
 
 # -- the steps, each written before it is made -----------------------------------------------------
 
-# Of each step: the word before it, and the one after it.
+# For each step: the word that is written before it, and the word that is written after it.
 _BEFORE: Mapping[str, str] = {
     "drain": "draining",
     "change": "changing",

@@ -1,9 +1,9 @@
 """The journal of an upgrade: every step is written to it before it is made.
 
 One JSON object a line, in a file that only its owner can read, and each line is on the disk
-(`fsync`) before the step that it announces begins. So a reader after a `kill -9` knows at
-most too much: that something had begun, never that something is missing. `upgrade_state.fold` makes
-of it what the fleet is left in; what is done next is `state_machine`'s.
+(`fsync`) before the step that it announces begins. So a reader after a `kill -9` knows at most too
+much: that something had begun, never that something is missing. `upgrade_state.fold` turns it into
+the fleet's last known state; `state_machine` decides what is done next.
 
 A line that was being written when the machine went down has no end and announces nothing: its step
 was not made. There is one writer at a time, held by `flock`, which dies with its process. No secret

@@ -21,7 +21,7 @@ class GroupState:
     since: float = 0
     """When that was."""
     undoing: bool = False
-    """It failed, and goes back to what it was."""
+    """It failed, and is being rolled back."""
     marked: bool = False
     """Its nodes may have marks of this upgrade, and gateways may send it nothing."""
     open: bool = True

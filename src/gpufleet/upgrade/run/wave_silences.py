@@ -37,7 +37,7 @@ class OpenSilences:
     ids: tuple[str, ...] = ()
     """The silences of this upgrade that are open now."""
     problems: tuple[str, ...] = ()
-    """A sentence for each Alertmanager that did not do it."""
+    """A sentence for each Alertmanager that did not open the silence."""
 
 
 def alertmanagers(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
