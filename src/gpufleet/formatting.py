@@ -49,7 +49,7 @@ def node_ranges(names: Iterable[str]) -> str:
 
 def join_names(names: Iterable[str], limit: int = 4) -> str:
     """
-    Join names with commas; of many only the first, so that a sentence stays readable.
+    Join names with commas; of many, show only the first ones, so that a sentence stays readable.
 
     >>> join_names(["d", "a", "c", "e", "b"])
     'a, b, c and 2 more'

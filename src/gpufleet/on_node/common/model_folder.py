@@ -37,7 +37,7 @@ def shards(directory: str) -> Iterator[str]:
 
 def lost_weights(directory: str) -> List[str]:
     """
-    Return which files of a checkpoint's tensors cannot be loaded: `name: why` each.
+    Return the files of a checkpoint's tensors that cannot be loaded, each as `name: why`.
 
     Those of its index, or the only one. A file is cut off if it ends before the last tensor that
     its header names (format of safetensors: 8 bytes of the header's length, the header, data).

@@ -39,7 +39,7 @@ class UpgradeRequest:
     by: str
     """user@host"""
     origin: str
-    """The directory in which it was typed."""
+    """The directory in which the command was typed."""
     limit: tuple[str, ...] = ()
     """Names of nodes; empty: all."""
     edits: tuple[Edit, ...] = ()
