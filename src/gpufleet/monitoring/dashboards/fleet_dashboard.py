@@ -258,7 +258,7 @@ CAPACITY = Row(
             "Requests that wait",
             Unit.COUNT,
             (Query(f"sum by (model) ({metric(Measure.WAITING, _ON)})", "{{model}}"),),
-            "A queue that does not empty is a replica too few.",
+            "If the queue does not empty, add a replica.",
             width=6,
             empty="no model is served",
         ),

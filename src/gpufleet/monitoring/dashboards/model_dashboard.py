@@ -84,7 +84,7 @@ NOW = Row(
         stat(
             "Replicas down",
             f"sum(1 - up{{{JOBS},{_OF}}})",
-            "See below which; its unit's journal says why.",
+            "They are listed below; the journal of the unit has the reason.",
             steps=ANY_IS_BAD,
         ),
         stat(
@@ -108,7 +108,7 @@ NOW = Row(
         stat(
             "Waiting",
             f"sum({metric(Measure.WAITING, _OF)})",
-            "See below why they wait.",
+            "The reasons are shown below.",
             steps=(Step(None, Colour.GOOD), Step(10, Colour.LOOK), Step(100, Colour.BAD)),
         ),
         stat(
@@ -130,13 +130,13 @@ NOW = Row(
         stat(
             "Tokens out",
             f"sum(rate({metric(Measure.GENERATED, _OF)}{_RATE}))",
-            "Zero while requests run is a hang, except of a model that does not complete text.",
+            "Zero while requests run: a hang, unless the model does not complete text.",
             unit=Unit.TOKENS_PER_SECOND,
         ),
         stat(
             "Preempted, 10 min",
             f"sum(increase({metric(Measure.PREEMPTED, _OF)}[10m]))",
-            "Each one is computed again: fewer requests at once (`max_num_seqs`), or more KV "
+            "Each is computed again: allow fewer parallel requests (`max_num_seqs`), or more KV "
             "cache.",
             steps=ANY_IS_TO_LOOK_AT,
             decimals=0,
@@ -163,14 +163,14 @@ FELT = Row(
         _spread(
             "A whole request",
             Measure.E2E,
-            "Follows from both and from how much is generated. Of embeddings and rerank this one "
-            "counts.",
+            "Follows from both, and from the number of generated tokens. For embeddings and "
+            "rerank, this is the value that counts.",
             "model:objective_e2e_p99_seconds",
         ),
         _spread(
             "In the queue",
             Measure.QUEUE_TIME,
-            "Long times here are not the model's: add a replica.",
+            "This is time in the queue, not in the model: add a replica.",
         ),
     ),
 )
@@ -182,7 +182,7 @@ LOAD = Row(
             "Requests running",
             Unit.COUNT,
             (Query(f"sum by (stage) ({metric(Measure.RUNNING, _OF)})", "{{stage}}"),),
-            "Very different replicas: the gateway does not spread.",
+            "If replicas differ much, the gateway does not spread requests.",
             width=6,
         ),
         lines(
@@ -402,21 +402,21 @@ SHAPE = Row(
             "Time to the first token",
             Unit.SECONDS,
             f"sum by (le) (increase({metric(Measure.TTFT, _OF)}{_RATE}))",
-            "Two bands are two kinds of requests, or one slow replica.",
+            "Two bands: two kinds of requests, or one slow replica.",
             width=8,
         ),
         heatmap(
             "Lengths of prompts",
             Unit.COUNT,
             f"sum by (le) (increase({metric(Measure.PROMPT_TOKENS, _OF)}{_RATE}))",
-            "With longer prompts first tokens take longer, and fewer requests fit.",
+            "With longer prompts, first tokens take longer, and fewer requests fit.",
             width=8,
         ),
         heatmap(
             "Generated tokens of a request",
             Unit.COUNT,
             f"sum by (le) (increase({metric(Measure.GENERATED_TOKENS, _OF)}{_RATE}))",
-            "Longer than it was: whole requests take longer, and the KV cache fills.",
+            "If it grows, whole requests take longer, and the KV cache fills.",
             width=8,
         ),
     ),
