@@ -19,6 +19,7 @@ from gpufleet.flags.conflict_rule import Conflict, Settings
 from gpufleet.flags.conflicts import conflicts
 from gpufleet.flags.json_values import field_faults, type_faults
 from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
+from gpufleet.flags.remarks import remarks
 from gpufleet.flags.schema import Field, Flag, Limits, Schema, sort_key
 
 _YAML = (".yaml", ".yml")
@@ -127,9 +128,7 @@ def check(
     found += _repeated(line)
     found += _model(schema, line)
     found += _config(line)
-    found += _no_key(line)
-    found += _unlimited(settings)
-    found += _without_server(settings)
+    found += _remarks(settings, found)
     found.sort(key=lambda problem: problem.at[:1] or (len(argv),))
     fatal = settings.on("--fail-on-environ-validation")
     return (*found, *environment.environment_problems(schema, variables, fatal=fatal))
@@ -462,6 +461,14 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
         )
 
 
+def _remarks(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
+    """Yield the remarks, except those on options that are refused."""
+    refused = {place for problem in found if problem.refuses for place in problem.at}
+    for given, text, kind in remarks(settings):
+        if not refused & set(given.at):
+            yield _remark(settings.line, given, text, kind)
+
+
 def _named_uses(line: CommandLine, rule: Conflict, name: str) -> tuple[GivenFlag, ...]:
     """
     Return the last use of a flag; for a flag that collects values, the uses that break the rule.
@@ -550,40 +557,6 @@ def _config(line: CommandLine) -> Iterator[Problem]:
         severity, by = Severity.REFUSE, JudgedBy.PARSER
         found = f"`{given.values[-1]}` must end in .yaml or .yml"
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
-
-
-def _no_key(line: CommandLine) -> Iterator[Problem]:
-    """Yield the remark on an empty key, the result of an unset shell variable."""
-    given = line.last("--api-key")
-    if given is not None and not any(given.values):
-        yield _remark(line, given, "the key is empty, and vLLM then serves clients without a key")
-
-
-_LIMIT, _SERVERS = "--limit-mm-per-prompt", "--api-server-count"
-_ITEMS = ("image", "video", "audio", "vision_chunk")
-"""What models of 0.32.0 name in `get_supported_mm_limits`; vLLM takes any name."""
-
-
-def _unlimited(settings: Settings) -> Iterator[Problem]:
-    """Yield the remark on limits of unknown items: "images" does not limit images."""
-    given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
-    if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
-        found = (
-            f"{', '.join(map(repr, unknown))} limits nothing: write {', '.join(_ITEMS[:-1])} or "
-            f"{_ITEMS[-1]}"
-        )
-        yield _remark(settings.line, given, found)
-
-
-def _without_server(settings: Settings) -> Iterator[Problem]:
-    """Yield the remark on no API servers: vLLM then starts headless (entrypoints/cli/serve.py)."""
-    given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
-    if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
-        found = (
-            f"{servers} API servers: vLLM starts headless and answers no requests; leave the flag "
-            "out, or write 1 or more"
-        )
-        yield _remark(settings.line, given, found)
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:

@@ -56,6 +56,10 @@ class Settings:
             return int(value)
         return value if isinstance(value, int) and not isinstance(value, bool) else otherwise
 
+    def texts(self, name: str) -> list[str]:
+        """Return the words of all uses of a flag."""
+        return [text for use in self.line.by_name.get(name, ()) for text in use.values]
+
     def key(self, name: str, key: str) -> Any:
         """Return one member of a given JSON flag; None: missing."""
         value = self.value(name)

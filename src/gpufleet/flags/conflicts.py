@@ -13,9 +13,10 @@ from gpufleet.flags.conflict_rule import Conflict, Settings
 from gpufleet.flags.option_conflicts import OPTIONS
 from gpufleet.flags.parallel_conflicts import PARALLEL
 from gpufleet.flags.schema import sort_key
+from gpufleet.flags.server_conflicts import SERVER
 
-RULES = (*PARALLEL, *OPTIONS)
-"""All rules. Conflicts that depend on a model or a GPU are left to the plan and the node."""
+RULES = (*PARALLEL, *OPTIONS, *SERVER)
+"""All rules. Facts that a model or a GPU decides are left to the plan and to the node."""
 
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:

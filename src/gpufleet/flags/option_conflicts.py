@@ -8,15 +8,12 @@ from collections.abc import Callable
 from gpufleet.flags.conflict_rule import Conflict, Settings
 
 _TP = "--tensor-parallel-size"
-_PORTS = "--data-parallel-multi-port-external-lb"
-_HEADLESS = "--headless"
 _ASYNC = "--async-scheduling"
 _SPEC = "--speculative-config"
 _COMPILE = "--compilation-config"
 _SEQS = "--max-num-seqs"
 _TOKENS = "--max-num-batched-tokens"
 _LENGTH = "--max-model-len"
-_GRPC_PORT = "--grpc-port"
 _GROUP = "--offload-group-size"
 _OF_GROUP = "--offload-num-in-group"
 _PARTIAL = "--max-num-partial-prefills"
@@ -136,15 +133,6 @@ def _adapters_beside_drafts(s: Settings) -> bool:
 
 def _offload_is_grouped(s: Settings) -> bool:
     return s.number(_GROUP, 0) > 0 or s.value("--offload-backend") == "prefetch"
-
-
-def _texts(s: Settings, name: str) -> list[str]:
-    """Return the words of all uses of a flag."""
-    return [text for use in s.line.by_name.get(name, ()) for text in use.values]
-
-
-def _is_no_path(text: str) -> bool:
-    return "." not in text
 
 
 _KV = "--kv-transfer-config"
@@ -272,66 +260,6 @@ OPTIONS: tuple[Conflict, ...] = (
         "config/vllm.py VllmConfig",
         until="0.33.0",
         leave_out=_ASYNC,
-    ),
-    Conflict(
-        ("--enable-auto-tool-choice",),
-        "0.6.0",
-        lambda s: s.on("--enable-auto-tool-choice") and not s.value("--tool-call-parser"),
-        "`--enable-auto-tool-choice` needs `--tool-call-parser`",
-        "entrypoints cli_args.py validate_parsed_serve_args",
-    ),
-    Conflict(
-        ("--enable-log-outputs",),
-        "0.11.0",
-        lambda s: s.on("--enable-log-outputs") and not s.on("--enable-log-requests"),
-        "`--enable-log-outputs` needs `--enable-log-requests`",
-        "entrypoints cli_args.py validate_parsed_serve_args",
-    ),
-    Conflict(
-        ("--sse-keep-alive-interval",),
-        "0.29.0",
-        lambda s: s.number("--sse-keep-alive-interval", 0) < 0,
-        "`--sse-keep-alive-interval` is in seconds and must be 0 (off) or more",
-        "entrypoints cli_args.py validate_parsed_serve_args",
-    ),
-    Conflict(
-        ("--enable-per-request-metrics", "--disable-log-stats"),
-        "0.25.0",
-        lambda s: s.on("--enable-per-request-metrics") and s.on("--disable-log-stats"),
-        "`--enable-per-request-metrics` conflicts with `--disable-log-stats`",
-        "entrypoints cli_args.py validate_parsed_serve_args",
-        leave_out="--disable-log-stats",
-    ),
-    Conflict(
-        (_GRPC_PORT,),
-        "0.32.0",
-        lambda s: (
-            s.value(_GRPC_PORT) is not None
-            and s.environment.get("VLLM_USE_RUST_FRONTEND", "0").strip() in {"", "0"}
-        ),
-        "`--grpc-port` needs VLLM_USE_RUST_FRONTEND=1",
-        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
-    ),
-    Conflict(
-        (_GRPC_PORT, "--grpc", _HEADLESS, _PORTS),
-        "0.32.0",
-        lambda s: (
-            s.value(_GRPC_PORT) is not None and (s.on("--grpc") or s.on(_HEADLESS) or s.on(_PORTS))
-        ),
-        "`--grpc-port` is for one Rust frontend: neither `--grpc`, `--headless` nor "
-        "`--data-parallel-multi-port-external-lb` can be combined with it",
-        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
-    ),
-    Conflict(
-        (_GRPC_PORT, "--port"),
-        "0.32.0",
-        lambda s: (
-            s.value(_GRPC_PORT) not in {None, 0}
-            and s.value(_GRPC_PORT) == s.value("--port")
-            and not s.value("--uds")
-        ),
-        "`--grpc-port` must differ from `--port`",
-        "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
     ),
     Conflict(
         ("--attention-backend", "--attention-config"),
@@ -575,17 +503,9 @@ OPTIONS: tuple[Conflict, ...] = (
     Conflict(
         ("--logits-processors",),
         "0.12.0",
-        lambda s: any(":" not in text for text in _texts(s, "--logits-processors")),
+        lambda s: any(":" not in text for text in s.texts("--logits-processors")),
         "`--logits-processors` names classes, each as module:Class",
         "v1/sample/logits_processor/__init__.py _load_logitsprocs_by_fqcns",
-    ),
-    Conflict(
-        ("--middleware",),
-        "0.12.0",
-        lambda s: any(map(_is_no_path, _texts(s, "--middleware"))),
-        "`--middleware` names a class or a function, as module.name",
-        "entrypoints/openai/api_server.py build_app",
-        wrong=_is_no_path,
     ),
     Conflict(
         ("--seed",),
@@ -593,17 +513,6 @@ OPTIONS: tuple[Conflict, ...] = (
         lambda s: not 0 <= s.number("--seed", 0) < 1 << 32,
         "`--seed` must be from 0 to 4294967295, NumPy's range",
         "platforms/interface.py Platform.seed_everything",
-    ),
-    Conflict(
-        ("--port",),
-        "0.12.0",
-        lambda s: (
-            not 0 <= s.number("--port", 0) < 1 << 16
-            and not s.on(_HEADLESS)
-            and not s.value("--uds")
-        ),
-        "`--port` is from 0 to 65535",
-        "entrypoints/openai/api_server.py create_server_socket",
     ),
     Conflict(
         (_KV,),

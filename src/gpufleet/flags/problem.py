@@ -24,8 +24,9 @@ class Kind(StrEnum):
     MODEL = "model"  # the model is missing, or is not where the release takes it
     CONFLICT = "conflict"  # valid separately, refused together
     ENVIRONMENT = "environment"  # of a variable
-    MEANING = "meaning"  # accepted, with another effect than in older releases
-    DEPRECATED = "deprecated"  # accepted, without effect or deprecated
+    MEANING = "meaning"  # accepted, and does something else than it once did
+    DEPRECATED = "deprecated"  # accepted, and without effect or on its way out
+    UNREAD = "unread"  # accepted, and without effect: the option that it belongs to is off
     REPEATED = "repeated"  # given twice, and only the last one counts
     HELP = "help"  # prints help and serves nothing
 

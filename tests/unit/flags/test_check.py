@@ -582,6 +582,15 @@ def test_an_empty_key_is_a_warning() -> None:
         ("--seed 4294967295", True),
         ("--port 65536 --uds /run/vllm.sock", True),
         ("--port 65535", True),
+        ("--host http://0.0.0.0", False),
+        ("--host http://gpu1:8000/v1", False),
+        ("--host 0.0.0.0:8000", False),
+        ("--host [::]", False),
+        ("--host gpu1/", False),
+        ("--host ::", True),
+        ("--host fe80::1%eth0", True),
+        ("--host gpu1.example.org", True),
+        ("--host http://0.0.0.0 --uds /run/vllm.sock", True),
     ],
 )
 def test_what_the_start_cannot_do_with_a_value(line: str, accepted: bool) -> None:
@@ -628,7 +637,9 @@ def test_a_model_flag_that_is_refused_is_one_sentence(version: str) -> None:
 
 
 def test_a_parser_that_no_request_will_use_is_a_warning() -> None:
-    assert "has no tool call parser `mine`" in warned("0.33.0", "M --tool-call-parser mine").found
+    unknown, unread = verdict("0.33.0", "M --tool-call-parser mine").problems
+    assert "has no tool call parser `mine`" in unknown.found
+    assert (unread.kind, unread.severity) == (Kind.UNREAD, Severity.WARN)
 
 
 def test_a_release_without_a_kind_of_parallelism_has_one_rank_of_it() -> None:
@@ -846,6 +857,41 @@ def test_no_api_servers_are_a_warning() -> None:
     assert found.startswith("0 API servers: vLLM starts headless and answers no requests")
     assert verdict("0.32.0", ["M", "--api-server-count", "0", "--headless"]).problems == ()
     assert verdict("0.32.0", ["M", "--api-server-count", "1"]).problems == ()
+
+
+@each_row(
+    ("version", "line", "switch"),
+    [
+        ("0.33.0", "--tool-call-parser hermes", "--enable-auto-tool-choice"),
+        ("0.8.5", "--tool-call-parser hermes", "--enable-auto-tool-choice"),
+        ("0.33.0", "--max-loras 4", "--enable-lora"),
+        ("0.8.5", "--max-lora-rank 64", "--enable-lora"),
+        ("0.32.0", "--fully-sharded-loras", "--enable-lora"),
+        ("0.32.0", "--max-log-len 100", "--enable-log-requests"),
+        ("0.32.0", "--cpu-offload-params experts", "--cpu-offload-gb"),
+        ("0.32.0", "--offload-num-in-group 1", "--offload-group-size"),
+        ("0.32.0", "--kv-offloading-backend lmcache", "--kv-offloading-size"),
+    ],
+)
+def test_an_option_that_is_read_only_beside_another_is_a_warning(
+    version: str, line: str, switch: str
+) -> None:
+    problem = warned(version, f"M {line}")
+    option = line.partition(" ")[0]
+    assert problem.found == f"`{option}` has no effect without `{switch}`"
+    assert problem.kind is Kind.UNREAD
+    value = "" if switch.startswith("--enable") else " 1"
+    assert verdict(version, f"M {line} {switch}{value}").problems == ()
+
+
+def test_requests_are_logged_by_default_where_a_release_has_no_switch_for_it() -> None:
+    assert schema.load("0.9.0").flag("--enable-log-requests") is None
+    assert verdict("0.9.0", "M --max-log-len 100").problems == ()
+
+
+def test_an_option_that_is_refused_gets_no_remark_that_it_has_no_effect() -> None:
+    line = "M --offload-backend prefetch --offload-num-in-group 1"
+    assert refused("0.32.0", line).kind is Kind.CONFLICT
 
 
 @each_row(

@@ -68,13 +68,6 @@ M --max-model-len 0
 M --speculative-config {"method":"ngram"}
 M --async-scheduling --speculative-config {"method":"medusa","model":"d","num_speculative_tokens":2}
 M --async-scheduling --speculative-config {"method":"eagle","disable_padded_drafter_batch":true}
-M --enable-auto-tool-choice
-M --enable-log-outputs
-M --sse-keep-alive-interval -1
-M --enable-per-request-metrics --disable-log-stats
-M --grpc-port 5000
-VLLM_USE_RUST_FRONTEND=1 M --grpc-port 5000 --grpc
-VLLM_USE_RUST_FRONTEND=1 M --grpc-port 8000 --port 8000
 M --attention-backend FLASHINFER --attention-config {"backend":"FLASHINFER"}
 M --cudagraph-capture-sizes 1 --compilation-config {"cudagraph_capture_sizes":[1]}
 M --max-cudagraph-capture-size 8 --compilation-config {"max_cudagraph_capture_size":8}
@@ -106,15 +99,23 @@ PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True M --kv-transfer-config {KV}
 M --speculative-config {"method":"eagle3","num_speculative_tokens":3}
 M --limit-mm-per-prompt {"image":-1}
 M --logits-processors my.module.Class
-M --middleware auth
 M --seed -1
-M --port 70000
 M --kv-transfer-config {"kv_connector":"NixlConector","kv_role":"kv_both"}
 M --show-hidden-metrics-for-version abc
 M --compilation-config {"cudagraph_capture_sizes":[]}
 M --max-cudagraph-capture-size -1
 M --worker-cls nope
 M --optimization-level 4
+M --enable-auto-tool-choice
+M --enable-log-outputs
+M --sse-keep-alive-interval -1
+M --enable-per-request-metrics --disable-log-stats
+M --grpc-port 5000
+VLLM_USE_RUST_FRONTEND=1 M --grpc-port 5000 --grpc
+VLLM_USE_RUST_FRONTEND=1 M --grpc-port 8000 --port 8000
+M --middleware auth
+M --port 70000
+M --host http://0.0.0.0
 """.replace("{SPEC}", '{"model":"m","num_speculative_tokens":1}')
     .replace("{KV}", '{"kv_connector":"NixlConnector","kv_role":"kv_both"}')
     .strip()

@@ -1,0 +1,100 @@
+"""Options that the server starts with, and that do not do what was asked.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from gpufleet.flags.command_line import GivenFlag
+from gpufleet.flags.conflict_rule import Settings
+from gpufleet.flags.problem import Kind
+
+Remark = tuple[GivenFlag, str, Kind]
+"""The option, a sentence about it without a full stop, and the kind of problem."""
+
+_LIMIT, _SERVERS = "--limit-mm-per-prompt", "--api-server-count"
+_ITEMS = ("image", "video", "audio", "vision_chunk")
+"""What models of 0.32.0 name in `get_supported_mm_limits`; vLLM takes any name."""
+
+_UNREAD: Mapping[str, tuple[str, ...]] = {
+    # engine/arg_utils.py creates `LoRAConfig` only under this switch; 0.8.5 and 0.32.0 were read.
+    "--enable-lora": (
+        "--max-loras",
+        "--max-lora-rank",
+        "--max-cpu-loras",
+        "--lora-dtype",
+        "--lora-extra-vocab-size",
+        "--long-lora-scaling-factors",
+        "--fully-sharded-loras",
+        "--lora-target-modules",
+        "--default-mm-loras",
+        "--enable-tower-connector-lora",
+        "--specialize-active-lora",
+        "--enable-mixed-moe-lora-format",
+        "--enable-moe-shared-loras",
+        "--max-lora-cls-labels",
+    ),
+    # parser/parser_manager.py `get_tool_parser` returns none without the switch.
+    "--enable-auto-tool-choice": ("--tool-call-parser",),
+    # entrypoints/launchers/api_server/app_state.py creates `RequestLogger` only under the switch.
+    "--enable-log-requests": ("--max-log-len",),
+    # model_executor/offloader/base.py `create_offloader`.
+    "--cpu-offload-gb": ("--cpu-offload-params",),
+    "--offload-group-size": (
+        "--offload-num-in-group",
+        "--offload-prefetch-step",
+        "--offload-params",
+    ),
+    # config/vllm.py `VllmConfig`: "KV offloading is only activated when kv_offloading_size is set".
+    "--kv-offloading-size": ("--kv-offloading-backend",),
+}
+"""What a release reads only where another option is on, by that option."""
+
+
+def remarks(settings: Settings) -> Iterator[Remark]:
+    """Yield every remark on a command line."""
+    yield from _no_key(settings)
+    yield from _unlimited(settings)
+    yield from _without_server(settings)
+    yield from _unread(settings)
+
+
+def _no_key(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on an empty key, the result of an unset shell variable."""
+    given = settings.line.last("--api-key")
+    if given is not None and not any(given.values):
+        found = "the key is empty, and vLLM then serves clients without a key"
+        yield given, found, Kind.VALUE
+
+
+def _unlimited(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on limits of unknown items: "images" does not limit images."""
+    given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
+    if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
+        found = (
+            f"{', '.join(map(repr, unknown))} limits nothing: write {', '.join(_ITEMS[:-1])} or "
+            f"{_ITEMS[-1]}"
+        )
+        yield given, found, Kind.VALUE
+
+
+def _without_server(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on no API servers: vLLM then starts headless (entrypoints/cli/serve.py)."""
+    given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
+    if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
+        found = (
+            f"{servers} API servers: vLLM starts headless and answers no requests; leave the flag "
+            "out, or write 1 or more"
+        )
+        yield given, found, Kind.VALUE
+
+
+def _unread(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on each option that is read only beside one that is off."""
+    for switch, options in _UNREAD.items():
+        if settings.schema.flag(switch) is None or settings.on(switch):
+            continue
+        for option in options:
+            given = settings.line.last(option)
+            if given is not None and settings.value(option):
+                found = f"`{option}` has no effect without `{switch}`"
+                yield given, found, Kind.UNREAD
