@@ -8,6 +8,7 @@ import click
 
 from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
+    StrictCommand,
     json_option,
     limit_option,
     print_json,
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
     from rich.table import Table
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument(
     "inventory_file",
     metavar="[INVENTORY]",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.errors import FleetError
 
 # The names that click uses (click/shell_completion.py).
@@ -12,7 +13,7 @@ SHELLS = ("bash", "fish", "zsh")
 VARIABLE = "_GPUFLEET_COMPLETE"
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("shell", type=click.Choice(SHELLS))
 @click.pass_context
 def completion(ctx: click.Context, shell: str) -> None:

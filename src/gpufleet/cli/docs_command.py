@@ -6,12 +6,13 @@ from pathlib import Path
 
 import click
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("page", required=False)
 def docs(page: str | None) -> None:
     """

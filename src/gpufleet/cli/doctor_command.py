@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
@@ -23,7 +23,7 @@ STDIN = "-"
 LONGEST_NAME = 200
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("logs", metavar="[INVENTORY] [NAME] | LOGFILE...", nargs=-1)
 @click.option(
     "--bundle",

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.sanitize import printable
@@ -33,7 +34,7 @@ def flags() -> None:
     """Look up vLLM's flags, and check a command line."""
 
 
-@flags.command()
+@flags.command(cls=StrictCommand)
 @click.argument("source")
 @click.option(
     "--python",
@@ -74,7 +75,7 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
     )
 
 
-@flags.command(context_settings={"ignore_unknown_options": True})
+@flags.command(cls=StrictCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="FLAG|VARIABLE|WORD", type=click.UNPROCESSED)
 @click.option("--vllm", "version", metavar="VERSION", help="vLLM release; default: the lock's.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -111,7 +112,7 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
         click.echo(printable(explanation_page(found, width)))
 
 
-@flags.command()
+@flags.command(cls=StrictCommand)
 @click.argument("old")
 @click.argument("new")
 @click.argument("argv", metavar="[-- MODEL --flag ...]", nargs=-1, type=click.UNPROCESSED)
@@ -187,7 +188,7 @@ def diff(
     return int(any(one.breaks for _, found in changed for one in found))
 
 
-@flags.command()
+@flags.command(cls=StrictCommand)
 @click.argument("argv", metavar="-- MODEL [--flag ...]", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--vllm",

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import click
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import default_release
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
@@ -20,7 +21,7 @@ _MOST = 1 << 24
 """Most characters to read, far more than `detect` accepts: it refuses a file that is too long."""
 
 
-@click.command("import")
+@click.command("import", cls=StrictCommand)
 @click.argument("file")
 @click.option(
     "--vllm",

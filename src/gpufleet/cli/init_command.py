@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import SHIPPED
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
     from gpufleet.setup.kinds import Findings
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("words", metavar="[HOST]...", nargs=-1)
 @click.option("--ansible", metavar="FILE", help="Take the hosts of an Ansible inventory.")

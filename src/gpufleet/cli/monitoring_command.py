@@ -15,6 +15,7 @@ import click
 from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
     FleetCommand,
+    StrictCommand,
     inventory_argument,
     json_option,
     operator_name,
@@ -43,7 +44,7 @@ def monitoring() -> None:
     """Write rules and dashboards, and silence alerts."""
 
 
-@monitoring.command()
+@monitoring.command(cls=StrictCommand)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument(
     "inventory_file",

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from gpufleet.artifacts import package_lock
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of, suggestion
 from gpufleet.paths import write_whole
@@ -26,7 +26,7 @@ def packages() -> None:
     """Lock the packages of nodes, and look up advisories."""
 
 
-@packages.command("lock")
+@packages.command("lock", cls=StrictCommand)
 @click.argument("program")
 @click.argument("version")
 @click.option("--also", multiple=True, metavar="NAME==VERSION", help="Additional package to lock.")
@@ -99,7 +99,7 @@ def lock(
     return 0
 
 
-@packages.command("audit")
+@packages.command("audit", cls=StrictCommand)
 @click.argument("lock_file", metavar="LOCK")
 @click.option("--advisories", required=True, metavar="URL", help="Advisory source with OSV's API.")
 @json_option

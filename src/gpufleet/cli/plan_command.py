@@ -11,6 +11,7 @@ import click
 
 from gpufleet.cli import completers
 from gpufleet.cli.common_options import (
+    StrictCommand,
     hardware_option,
     json_option,
     models_option,
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.node_variables import NodeVars
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("targets", metavar="[INVENTORY]", nargs=-1, shell_complete=completers.inventories)
 @hardware_option
 @click.option(

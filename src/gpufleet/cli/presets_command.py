@@ -8,10 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import (
-    json_option,
-    print_json,
-)
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.console import add_row, display, new_table, show_value
 
 if TYPE_CHECKING:
@@ -20,7 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.catalog.presets import Choice, Preset
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("name", required=False, shell_complete=completers.presets)
 @json_option
 def presets(name: str | None, as_json: bool) -> None:

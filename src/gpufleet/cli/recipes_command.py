@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.cli.default_release import default_release
 from gpufleet.console import add_row, display, new_table
 from gpufleet.errors import FleetError
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from gpufleet.catalog.recipes import Recipe, Variant
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("model", required=False)
 @click.option(
     "--gpu", metavar="NAME", help="Include the recipe's settings for this GPU, such as H100."

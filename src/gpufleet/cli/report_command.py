@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
@@ -27,7 +27,7 @@ MOST_BYTES = 64 << 20
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument(
     "inventory_file", metavar="[INVENTORY]", required=False, shell_complete=completers.inventories
 )

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.console import add_row, display, new_table
 
 if TYPE_CHECKING:
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.lookup import SettingEntry
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("key", required=False, shell_complete=completers.setting_keys)
 @click.option("--schema", "as_schema", is_flag=True, help="Print the JSON Schema, for editors.")
 @json_option

@@ -7,20 +7,20 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import click
-from click.core import ParameterSource
 
 from gpufleet.cli import completers
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import default_release
+from gpufleet.cli.size_flags import judge_flags
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 
 if TYPE_CHECKING:
-    from gpufleet.flags.problem import Problem
     from gpufleet.sizing.architectures.description import Description
     from gpufleet.sizing.options import Options, Sizing
 
@@ -76,7 +76,7 @@ class _Object(click.ParamType[dict[str, Any]]):
 _PARALLEL = click.IntRange(min=1)
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("model", required=False)
 @click.option(
     "--gpu",
@@ -211,7 +211,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     from gpufleet.sizing.not_counted import BLOCK, odd_block
 
     options = _options(given)
-    _refuse_flags(given, ".".join(map(str, options.vllm)))
+    unread = judge_flags(given, ".".join(map(str, options.vllm)))
     if given["gpu_share"] is not None:
         _require_one_gpu(given)
         options = _with_share(options, given["gpu_share"])
@@ -233,8 +233,11 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
         except FleetError as error:
             description = replace(description, draft="; ".join(error.problems))
     if given["gpus"]:
+        for note in unread:
+            click.echo(f"note: {note}", err=True)
         return _divisions(files.origin, description, options, given["gpus"], as_json=as_json)
     found = fit.size(description, options)
+    found = replace(found, notes=(*found.notes, *unread))
     if given["gpu_share"] is not None and not found.fits:
         found = replace(found, remedy=_least_share(description, options))
     if options.device == "cuda" and options.block_size and options.block_size % BLOCK:
@@ -429,74 +432,6 @@ def _options(given: dict[str, Any]) -> Options:
         device=given["device"],
         gpu=product,
     )
-
-
-_NOT_OF_VLLM = frozenset(
-    {
-        "gpu",
-        "gpu_memory_gib",
-        "gpu_share",
-        "gpus",
-        "vllm",
-        "device",
-        "num_speculative_tokens",
-        "hf_endpoint",
-        "hf_token_file",
-        "offline",
-        "seconds",
-        "revision",
-    }
-)
-_NEWER_NAMES = {"--runner": "--task", "--convert": "--task"}
-"""Options of `size` for which some releases have an older flag."""
-
-
-def _refuse_flags(given: Mapping[str, Any], release: str) -> None:
-    """Raise `FleetError` where the release refuses an option that was given, whatever the model."""
-    from gpufleet.flags import schema
-    from gpufleet.flags.check import check
-    from gpufleet.flags.problem import Kind
-
-    if release not in schema.versions():
-        return
-    known = schema.load(release)
-    context = click.get_current_context()
-    words = ["MODEL"]
-    for option in context.command.params:
-        name = option.name or ""
-        source = context.get_parameter_source(name)
-        if source is not ParameterSource.COMMANDLINE or name in _NOT_OF_VLLM or name not in given:
-            continue
-        flag = max(option.opts, key=len)
-        if known.flag(flag) is not None or known.flag(_NEWER_NAMES.get(flag, "")) is None:
-            automatic = name == "max_model_len" and given[name] == -1
-            words += _option_words(
-                flag, option.secondary_opts, "auto" if automatic else given[name]
-            )
-    problems = [each for each in check(known, words) if each.refuses]
-    if given["gpus"]:  # conflicts depend on the division: each division's sizing finds them
-        problems = [each for each in problems if each.kind is not Kind.CONFLICT]
-    if problems:
-        raise FleetError(*(_sentence(each, release) for each in problems))
-
-
-def _sentence(problem: Problem, release: str) -> str:
-    instead = f"; instead: {problem.replacement}" if problem.replacement else ""
-    if written := " ".join(problem.rewritten or ()):
-        instead = f"; write {written}"
-    return f"{problem.argument}: {problem.found} (vLLM {release}){instead}"
-
-
-def _option_words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
-    """
-    Return command line arguments equivalent to an option's value.
-
-    >>> _option_words("--enforce-eager", (), True), _option_words("--hf-overrides", (), {"a": 1})
-    (['--enforce-eager'], ['--hf-overrides', '{"a": 1}'])
-    """
-    if isinstance(value, bool):
-        return [flag] if value else [*negations[:1]]
-    return [flag, json.dumps(value) if isinstance(value, dict) else str(value)]
 
 
 def _redundant_experts(given: Mapping[str, Any]) -> int | None:

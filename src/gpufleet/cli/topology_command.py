@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.common_options import StrictCommand, json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
 from gpufleet.console import display
 from gpufleet.errors import FleetError
@@ -34,7 +34,7 @@ _WANTED = (
 )
 
 
-@click.command()
+@click.command(cls=StrictCommand)
 @click.argument("source", shell_complete=completers.inventories)
 @click.argument("node", required=False)
 @click.option("--svg", "svg_file", metavar="FILE", help="Also draw it to this file.")

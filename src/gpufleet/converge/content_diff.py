@@ -39,8 +39,11 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     `found` is its entry from on_node/converge/read_files.py, None if it is missing, or why it is
     unknown.
     """
+    if file.secret:
+        yield f"{file.path}: not shown: its content is a secret"
+        return
     if not is_readable(file):
-        yield f"{file.path}: not shown: the file is not world-readable"
+        yield f"{file.path}: not shown: its mode is to be {file.mode:04o}, not readable by all"
         return
     before = _before(found)
     if isinstance(before, str):
@@ -70,7 +73,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
     if not isinstance(found, Mapping):
         return "the node's answer is not valid"
     if "hidden" in found:
-        return "the file is not world-readable"
+        return "its mode does not let all users read it"
     if "content" not in found:
         return str(found.get("error") or f"it has {found.get('bytes')} bytes")
     try:

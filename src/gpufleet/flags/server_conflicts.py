@@ -6,7 +6,7 @@ import ipaddress
 import re
 from typing import Any
 
-from gpufleet.flags.conflict_rule import Conflict, Settings
+from gpufleet.flags.conflict_rule import Conflict
 
 _PORTS = "--data-parallel-multi-port-external-lb"
 _HEADLESS = "--headless"

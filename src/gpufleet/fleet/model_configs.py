@@ -31,11 +31,12 @@ from gpufleet.settings.server_sandbox import absolute_paths
 from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.sizing import adapter_config
 from gpufleet.sizing.adapter_config import AdapterConfig, parse_adapter
-from gpufleet.sizing.architectures.description import Described, ModelFiles, describe
+from gpufleet.sizing.architectures.description import Described, HubSilence, ModelFiles, describe
 from gpufleet.sizing.architectures.overrides import with_overrides
 from gpufleet.sizing.checkpoint_reader import (
     CONFIG,
     Hub,
+    HubSilentError,
     read,
     read_adapter,
     read_adapter_file,
@@ -153,6 +154,8 @@ def _describe_one(
         files = with_overrides(files, config_overrides(served))
         kind = read_kind(files.config, files.modules)
         found = describe(files)
+    except HubSilentError as error:
+        return KnownModel(HubSilence("; ".join(error.problems)), kind)
     except FleetError as error:
         return KnownModel("; ".join(error.problems), kind)
     adapters = {

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 from gpufleet.formatting import count_of, join_names
 from gpufleet.node.cordon import uncordon_command
@@ -24,14 +24,25 @@ from gpufleet.planning.ports import Endpoint
 from gpufleet.planning.stage import Balancing, ReplicaMove, Running, Stage
 from gpufleet.planning.too_large import SizeRefusal
 from gpufleet.settings.serving_settings import Served
+from gpufleet.sizing.architectures.description import HubSilence
 
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
-UNSIZED = "its memory is unknown"
-"""The beginning of the reason why a model cannot be planned without its files."""
 _NODES_NAMED = 4
 """Most nodes whose GPUs a refusal lists."""
+
+
+class UnsizedModel(str):
+    """The problem of a model that is not planned because the Hub, which has its size, is silent."""
+
+    __slots__ = ("model",)
+
+    def __new__(cls, sentence: str, model: str) -> Self:
+        """`model` is its name in `serving`."""
+        problem = super().__new__(cls, sentence)
+        problem.model = model
+        return problem
 
 
 @dataclass(eq=False)
@@ -296,17 +307,9 @@ class ModelAllocation:
         description = self.description
         judged = [each for each in self.considered.values() if each.candidates]
         if description is None or isinstance(description, str) or not judged:
-            why = f" ({description})" if isinstance(description, str) else ""
-            if self.share:
-                return (
-                    f"serving.{self.name}: {UNSIZED}{why}, so whether it fits into "
-                    f"`gpu_share: {self.served.gpu_share:g}` is not known: set `tensor_parallel: "
-                    "1` beside it, and the plan does not check it, or remove `gpu_share`"
-                )
-            return (
-                f"serving.{self.name}: {UNSIZED}{why}, so the number of GPUs cannot "
-                "be planned: set `tensor_parallel` to that number"
-            )
+            sentence = self._unsized(description)
+            silent = isinstance(description, HubSilence)
+            return UnsizedModel(sentence, self.name) if silent else sentence
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
         last = max(best.candidates, key=_nearest)
         if last.verdict is Verdict.UNKNOWN:
@@ -331,6 +334,17 @@ class ModelAllocation:
             f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the closest, "
             f"{last.division}, {verdict}: {last.reason}; {write}"
         )
+
+    def _unsized(self, description: Description | str | None) -> str:
+        why = f" ({description})" if isinstance(description, str) else ""
+        start = f"serving.{self.name}: its memory is unknown{why}, so "
+        if self.share:
+            return (
+                f"{start}whether it fits into `gpu_share: {self.served.gpu_share:g}` is not known: "
+                "set `tensor_parallel: 1` beside it, and the plan does not check it, or remove "
+                "`gpu_share`"
+            )
+        return f"{start}the number of GPUs cannot be planned: set `tensor_parallel` to that number"
 
     @property
     def shortfall(self) -> str:

@@ -8,12 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from gpufleet.errors import FleetError
 from gpufleet.fleet.inventory_check import Validation
 from gpufleet.formatting import count_of, join_names, node_ranges
-from gpufleet.planning.replica_allocation import UNSIZED
+from gpufleet.planning.replica_allocation import UnsizedModel
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.preflight.line import Line, Status, Verdict, unknown
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.sizing.checkpoint_reader import UNANSWERED
 from gpufleet.upgrade.plan.replica_load import ReplicaLoad
 from gpufleet.upgrade.plan.required_replicas import required_replicas
 from gpufleet.upgrade.plan.wave import Group
@@ -89,11 +88,10 @@ def plan_lines(
 
 def _no_plan(problem: str, see: str) -> Verdict:
     """Return FAIL, or UNKNOWN where only the Hub could tell how large a model is."""
-    model = problem.removeprefix("serving.").partition(":")[0]
-    if UNSIZED in problem and any(each in problem for each in UNANSWERED):
+    if isinstance(problem, UnsizedModel):
         remedy = (
-            f"let this machine reach the Hub (HF_ENDPOINT: a mirror), or write "
-            f"`serving.{model}.tensor_parallel`, the number of GPUs, which is then not checked"
+            f"let this machine reach the Hub (HF_ENDPOINT: a mirror), or write the number of GPUs "
+            f"as `serving.{problem.model}.tensor_parallel`, which is then not checked"
         )
         return Verdict(Status.UNKNOWN, "whether there is a plan is not known", problem, remedy)
     return Verdict(Status.FAIL, "there is no plan", problem, see)

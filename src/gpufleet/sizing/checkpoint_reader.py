@@ -60,8 +60,8 @@ class Hub:
     """Read from the cache alone."""
 
 
-UNANSWERED = ("cannot be reached", "the Hub has not sent its files within")
-"""In sentences about models of which the Hub said nothing."""
+class HubSilentError(FleetError):
+    """The Hub does not answer, so nothing is known of a model's name and files."""
 
 
 def read(
@@ -396,8 +396,8 @@ def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> 
         )
     if isinstance(error, errors.HFValidationError):
         return FleetError(f"{model}: not a model name on the Hub (owner/name)")
-    return FleetError(
-        f"{model}: {endpoint} {UNANSWERED[0]}: {_first_line(error)}; if this machine has no "
+    return HubSilentError(
+        f"{model}: {endpoint} cannot be reached: {_first_line(error)}; if this machine has no "
         "access to the Hub, set HF_ENDPOINT to a mirror, or give a directory with the model's "
         "config.json"
     )
@@ -499,8 +499,8 @@ def _run_within(seconds: float, work: Callable[[], _Found], model: str) -> _Foun
     if failed:
         raise failed[0]
     if not found:
-        raise FleetError(
-            f"{model}: {UNANSWERED[1]} {seconds:g} s; try again, or give a directory with the "
-            "model's config.json"
+        raise HubSilentError(
+            f"{model}: the Hub has not sent its files within {seconds:g} s; try again, or give a "
+            "directory with the model's config.json"
         )
     return found[0]

@@ -8,12 +8,14 @@ import signal
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from importlib import import_module
 from pathlib import Path
 
 import click
 import pytest
 
+from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.main import COMMANDS
 from tests.support import warm_command
 from tests.support.checkout import ROOT
@@ -251,3 +253,50 @@ def test_the_labs_commands_are_there():
 
     assert run.returncode == 0, run.stderr
     assert "status" in run.stdout
+
+
+# -- options that are given twice ------------------------------------------------------------------
+
+
+def _leaves(command: click.Command) -> Iterator[click.Command]:
+    if isinstance(command, click.Group):
+        for each in command.commands.values():
+            yield from _leaves(each)
+    else:
+        yield command
+
+
+def test_no_command_takes_the_last_of_two_values_in_silence():
+    """But those of the lab, which are a checkout's and change its simulated nodes alone."""
+    loose = set()
+    for module, _ in COMMANDS.values():
+        name, _, attribute = module.partition(":")
+        if attribute == "lab":
+            continue
+        for leaf in _leaves(getattr(import_module(name), attribute)):
+            single = [
+                each
+                for each in leaf.params
+                if isinstance(each, click.Option) and not (each.is_flag or each.multiple)
+            ]
+            if single and not isinstance(leaf, StrictCommand):
+                loose.add(leaf.name)
+    assert loose == set()
+
+
+@each_row(
+    ("words", "option"),
+    [
+        (("size", "m", "--gpu", "H100", "--gpu", "L4"), "--gpu"),
+        (("size", "m", "-tp", "2", "--tensor-parallel-size=4"), "--tensor-parallel-size"),
+        (("plan", PROD, "--models", ".", "--models", "/tmp"), "--models"),
+    ],
+)
+def test_an_option_that_is_given_twice_is_refused(words, option):
+    problems = refused(gpufleet(*words))
+    assert problems[-1] == f"Error: {option} is given 2 times: write it once"
+
+
+def test_a_switch_and_an_option_that_collects_may_be_given_twice():
+    run = gpufleet("plan", PROD, "--as", "h100x8", "--as", "gpu_a100=a100x8", "--json", "--json")
+    assert "is given" not in run.stderr

@@ -293,3 +293,20 @@ def test_an_encoder_has_no_cache_in_the_table(tmp_path):
     assert " remain unused, +/- " in shown
     assert "KV per token" not in shown
     assert "the remainder" not in shown
+
+
+def test_an_option_without_its_switch_is_not_counted_and_that_is_said(llama):
+    alone = run(llama, "--gpu", "H100", "--max-loras", "8", "--json")
+    plain = run(llama, "--gpu", "H100", "--json")
+
+    without = json.loads(plain.stdout)
+    said = "`--max-loras` has no effect without `--enable-lora`: it is not counted"
+    assert json.loads(alone.stdout) == {**without, "reasons": [*without["reasons"], said]}
+    together = run(llama, "--gpu", "H100", "--max-loras", "8", "--enable-lora", "--json")
+    assert said not in json.loads(together.stdout)["reasons"]
+
+
+def test_the_division_of_gpus_also_says_what_has_no_effect(llama):
+    found = run(llama, "--gpu", "H100", "--gpus", "2", "--max-lora-rank", "64")
+
+    assert "`--max-lora-rank` has no effect without `--enable-lora`" in found.stderr

@@ -49,19 +49,22 @@ def test_a_new_file_is_shown_as_a_whole() -> None:
 
 
 @pytest.mark.parametrize(
-    ("found", "more"),
+    ("found", "more", "why"),
     [
-        ({"hidden": True}, {}),
-        (None, {"mode": 0o600}),
-        (said(b"hunter2\n"), {"mode": 0o640}),
-        (said(b"hunter2\n"), {"mode": 0o600, "secret": True}),
+        ({"hidden": True}, {}, "its current content is not shown: its mode does not let all users"),
+        (None, {"mode": 0o600}, "not shown: its mode is to be 0600, not readable by all"),
+        (said(b"hunter2\n"), {"mode": 0o640}, "not shown: its mode is to be 0640"),
+        (said(b"hunter2\n"), {"mode": 0o600, "secret": True}, "not shown: its content is a secret"),
+        ({"hidden": True}, {"mode": 0o600, "secret": True}, "not shown: its content is a secret"),
     ],
 )
-def test_what_not_everybody_may_read_is_not_shown(found: Any, more: dict[str, Any]) -> None:
+def test_what_not_everybody_may_read_is_not_shown(
+    found: Any, more: dict[str, Any], why: str
+) -> None:
     """Neither what is there nor what will be: a password may have got into any file."""
     (line,) = shown(b"hunter2-new\n", found, **more)
     assert "hunter2" not in line
-    assert "the file is not world-readable" in line
+    assert line.startswith(f"{PATH}: {why}")
 
 
 @each_row(

@@ -11,6 +11,7 @@ import pytest
 from gpufleet.fleet.model_configs import describe_models, local_directory
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
+from gpufleet.sizing.architectures.description import HubSilence
 from tests.support.fleet_folder import REVISION, VLLM, write_models
 
 SLOW_SECONDS = 3
@@ -78,3 +79,13 @@ def test_a_models_directory_is_found_by_its_whole_name_or_its_last_part(tmp_path
         (tmp_path / name / "config.json").write_text("{}")
 
     assert local_directory(model, tmp_path) == (tmp_path / at if at else None)
+
+
+def test_a_silent_hub_is_told_from_a_file_that_says_nothing(tmp_path):
+    """A plan is unknown then, and not refused (preflight)."""
+    (tmp_path / "a" / "broken").mkdir(parents=True)
+    (tmp_path / "a" / "broken" / "config.json").write_text("{}")
+    found = describe_models(declared(silent="a/model", broken="a/broken"), {}, tmp_path)
+    assert isinstance(found["silent"].described, HubSilence)
+    assert isinstance(found["broken"].described, str)
+    assert not isinstance(found["broken"].described, HubSilence)

@@ -35,7 +35,8 @@ from gpufleet.preflight.rehearsal_lines import GitState
 from gpufleet.preflight.storage_lines import WantedModel
 from gpufleet.preflight.tls_lines import TlsServer
 from gpufleet.settings.upgrade_settings import Upgrade
-from gpufleet.sizing.checkpoint_reader import Hub, read
+from gpufleet.sizing.architectures.description import HubSilence
+from gpufleet.sizing.checkpoint_reader import Hub, HubSilentError, read
 from gpufleet.upgrade.run.journal_entry import Entry
 from tests.unit.load_test.sample_results import measurement
 from tests.unit.preflight import sound_fleet as fleet
@@ -135,9 +136,9 @@ def test_a_model_that_falls_below_the_number_to_keep_when_a_node_is_lost_fails()
 
 
 def test_a_plan_is_unknown_where_only_the_hub_could_tell_the_size_of_a_model():
-    with pytest.raises(FleetError) as unread:
+    with pytest.raises(HubSilentError) as unread:
         read("org/model", hub=Hub(endpoint="http://127.0.0.1:9", cache="/nonexistent"), seconds=30)
-    described = "; ".join(unread.value.problems)
+    described = HubSilence("; ".join(unread.value.problems))
     nodes = [node_from_probe(name, fleet.probe(name)) for name in GPU_NODES]
     settings = dict.fromkeys(GPU_NODES, fleet.gpu_settings())
 
@@ -151,6 +152,8 @@ def test_a_plan_is_unknown_where_only_the_hub_could_tell_the_size_of_a_model():
     assert "`serving.qwen.tensor_parallel`" in found[0].verdict.remedy
     missing = problems("org/model: not found at https://hub.example")
     assert by_check(planned(missing))["plan"] is FAIL, "a wrong name is a mistake"
+    alike = problems(str(described))
+    assert by_check(planned(alike))["plan"] is FAIL, "the kind of problem decides, not its words"
 
 
 def test_a_load_that_is_unknown_is_no_spare_capacity():

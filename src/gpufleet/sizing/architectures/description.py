@@ -40,6 +40,12 @@ class Description:
     """LoRA adapters by their names in `adapters`, or a sentence that says why one is not known."""
 
 
+class HubSilence(str):
+    """Why a model is not described: the Hub does not answer, which is no mistake in settings."""
+
+    __slots__ = ()
+
+
 Described: TypeAlias = Description | str
 """A description, or a sentence that says why there is none."""
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 
 import gevent
 from gevent.lock import BoundedSemaphore
-from paramiko import SSHException
+from paramiko import ChannelException, SSHException
 from pyinfra.api import Host, State
 from pyinfra.api.exceptions import PyinfraError
 
@@ -35,6 +35,11 @@ T = TypeVar("T")
 CONNECT_SECONDS = 40
 # Between two questions to a node that does not answer.
 AGAIN_SECONDS = 3
+_NO_SESSION = (2, 4)
+"""
+RFC 4254 "connect failed", with which OpenSSH answers a session beyond its MaxSessions, and
+"resource shortage", the code that is meant for it.
+"""
 _NOTHING = """print('{"schema": 1}')"""
 
 
@@ -135,11 +140,7 @@ class Nodes:
                     open_command(self._state, self._hosts[name], command)
                 )
             except (PyinfraError, SSHException, OSError, EOFError) as problem:
-                said = printable(str(problem)) or type(problem).__name__
-                raise FleetError(
-                    f"{name}: sshd refuses another session ({said}): set its MaxSessions to 3 or "
-                    "more"
-                ) from None
+                raise FleetError(f"{name}: {command_error(problem)}") from None
             yield streams
 
     def is_any_reachable(self) -> bool:
@@ -182,6 +183,17 @@ class Nodes:
     def _drop(self, name: str) -> None:
         if self._hosts[name].connected:
             gevent.spawn(self._hosts[name].disconnect).join(timeout=2)
+
+
+def command_error(problem: Exception) -> str:
+    """Return why a command on a connected node was not started, and what to write if known."""
+    if isinstance(problem, ChannelException) and problem.code in _NO_SESSION:
+        return (
+            f"sshd refuses another session ({printable(problem.text)}): set its MaxSessions to 3 "
+            "or more"
+        )
+    text = problem.text if isinstance(problem, ChannelException) else str(problem)
+    return f"the command was not started: {printable(text) or type(problem).__name__}"
 
 
 @contextmanager

@@ -6,13 +6,15 @@ import os
 from pathlib import Path
 
 import pytest
+from paramiko import ChannelException, SSHException
 from pyinfra.api import Config, Inventory, State
 from pyinfra.context import ctx_state
 
 from gpufleet.errors import FleetError
 from gpufleet.upgrade.run import node_questions
-from gpufleet.upgrade.run.connections import Nodes
+from gpufleet.upgrade.run.connections import Nodes, command_error
 from gpufleet.upgrade.run.node_answers import NodeLook
+from tests.support.rows import each_row
 
 MALFORMED = (
     '{"schema": 1, "problem": null, "clock": "abc"}',
@@ -63,3 +65,27 @@ def test_a_command_stays_open_beside_questions_as_the_connections_own_user() -> 
             while not printed.endswith(b"said\n"):
                 printed += streams.read(100)
     assert printed.split() == [str(os.getuid()).encode(), b"said"]
+
+
+@each_row(
+    ("problem", "said"),
+    [
+        (ChannelException(2, "Connect failed"), "sshd refuses another session (Connect failed)"),
+        (ChannelException(4, "Resource shortage"), "set its MaxSessions to 3 or more"),
+        (
+            ChannelException(1, "Administratively prohibited"),
+            "the command was not started: Administratively prohibited",
+        ),
+        (
+            EOFError("the connection is closed"),
+            "the command was not started: the connection is closed",
+        ),
+        (OSError(32, "Broken pipe"), "the command was not started: [Errno 32] Broken pipe"),
+        (SSHException(), "the command was not started: SSHException"),
+    ],
+)
+def test_only_a_refused_session_is_said_to_be_sshds_limit(problem: Exception, said: str) -> None:
+    found = command_error(problem)
+    assert said in found
+    refused = isinstance(problem, ChannelException) and problem.code != 1
+    assert ("MaxSessions" in found) is refused
