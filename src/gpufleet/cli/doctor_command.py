@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +77,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     if as_json:
         print_json(in_json(findings))
     else:
-        for line in text_lines(findings):
+        for line in text_lines(findings, dt.datetime.now(dt.UTC)):
             click.echo(line)
     return 2 if findings.unknown else 0 if findings.healthy else 1
 

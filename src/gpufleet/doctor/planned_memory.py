@@ -51,5 +51,5 @@ def size_sentence(size: Sizing) -> str:
     return (
         f"as planned, on each GPU: weights {gib(size.weights_bytes_per_gpu)}; a context of "
         f"{size.max_model_len:,} tokens needs {gib(size.kv_bytes_for_max_model_len_per_gpu)}, "
-        f"{gib(size.kv_cache_bytes_per_gpu)} are there: {fits}"
+        f"{gib(size.kv_cache_bytes_per_gpu)} are available: {fits}"
     )

@@ -109,7 +109,10 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     ]
     if not alike or (own := speed.itl.mean) < STRAGGLES * (theirs := median(alike)):
         return ""
-    return f"a token takes {_time(own)}, on its siblings with as many requests {_time(theirs)}"
+    return (
+        f"a token takes {_time(own)}, on its siblings under a like load {_time(theirs)} (median; "
+        f"they run between half and twice as many requests)"
+    )
 
 
 @dataclass(frozen=True)
@@ -131,8 +134,8 @@ def _problem(
     if behind and not because:
         causes.append(
             (
-                "this replica alone is slow: its GPUs, its PCIe or network path, or another "
-                "program on its node",
+                "it is slower than siblings under a like load, and no check of its node says why: "
+                "its GPUs, its PCIe or network path, or another program may be the cause",
                 f"`gpufleet check {inventory} --limit {nodes[0]}`; compare clocks and power with a "
                 "sibling's node (`nvidia-smi -q -d CLOCK,POWER`)",
             )
@@ -173,14 +176,15 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
     elif speed.waiting:
         yield (
             (
-                "more requests arrive than max-num-seqs lets it run at once, and its KV cache "
-                "has room"
+                "requests wait while its KV cache has room: max-num-seqs may limit how many run at "
+                "once"
             ),
             f"Raise serving.{model}.replicas; where ITL has room, raise max-num-seqs ({flags}).",
         )
     if (share := speed.prompts.share_above(LONG_TOKENS)) > LONG_SHARE:
         yield (
-            f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens; others wait for them",
+            f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens: others may wait for "
+            "them",
             f"Lower max-num-batched-tokens ({flags}), or serve long prompts from a separate entry "
             "of `serving`.",
         )

@@ -84,6 +84,19 @@ class Unknown:
 
 
 @dataclass(frozen=True)
+class Waiting:
+    """A program that waits for another one, in a log without any error."""
+
+    last: Place
+    """The log's last line."""
+    last_at: datetime | None
+    """In UTC; None: the log has no times."""
+    served: bool
+    """Whether the server had begun to answer before; otherwise it starts, or hangs."""
+    fix: str
+
+
+@dataclass(frozen=True)
 class Findings:
     """The result of `explain`. Without causes and unknown lines, nothing is wrong."""
 
@@ -92,7 +105,9 @@ class Findings:
     notes: tuple[Finding, ...]
     unknown: Unknown | None
     lines: Mapping[str, int]
-    """The number of lines of each log."""
+    """Lines of each log that was read."""
+    waiting: Waiting | None = None
+    """Set where `unknown` is a wait that has not ended, and no error."""
     unordered: bool = False
     """Whether some of several logs had no times, so that the order is unknown."""
 
@@ -146,8 +161,18 @@ def explain(
         notes=tuple(each for each in found if each.rule.kind is Kind.NOTE),
         unknown=unknown,
         lines=seen.lines,
+        waiting=_waiting(consequences, seen, clock) if unknown else None,
         unordered=len(seen.lines) > 1 and any(each.first_at is None for each in found),
     )
+
+
+def _waiting(consequences: Sequence[Finding], seen: Seen, clock: _Clock) -> Waiting | None:
+    """Return the wait of a server; None: there is an error, or something else than waiting."""
+    if seen.first_error or not all(each.rule.until for each in consequences):
+        return None
+    wait = max(consequences, key=lambda each: clock.key(each.last, EARLIEST))
+    last = seen.ended[wait.last.source]
+    return Waiting(last, clock.time(last), wait.last.source in seen.started, wait.rule.advice.fix)
 
 
 class _Clock:

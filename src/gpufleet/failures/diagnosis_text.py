@@ -6,21 +6,23 @@ from collections.abc import Iterator, Sequence
 from datetime import datetime
 from typing import Any
 
-from gpufleet.failures.diagnosis import Finding, Findings
+from gpufleet.failures.diagnosis import Finding, Findings, Waiting
 from gpufleet.failures.rule_file import Advice
 from gpufleet.failures.tallies import Place
-from gpufleet.formatting import count_of, join_names
+from gpufleet.formatting import count_of, format_duration, join_names
 from gpufleet.sanitize import printable
 
 SCHEMA = 1
 """The version of `as_json`."""
 
 
-def text_lines(findings: Findings) -> Iterator[str]:
-    """Yield the lines to print, without terminal control characters."""
+def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]:
+    """Yield the lines to print, without terminal control characters; `now`: for a line's age."""
     for at, finding in enumerate(findings.causes):
         yield from _cause(finding, "cause" if at == 0 else "also")
-    if findings.unknown:
+    if findings.waiting:
+        yield from _wait(findings.waiting, findings, now)
+    elif findings.unknown:
         yield "unknown: something failed, and no rule explains it"
         for name, place in (
             ("first error", findings.unknown.first_error),
@@ -46,6 +48,22 @@ def text_lines(findings: Findings) -> Iterator[str]:
         yield "note: a log without times was read: its order relative to other logs is unknown"
     if findings.healthy:
         yield f"nothing found in {_read(findings)}"
+
+
+def _wait(waiting: Waiting, findings: Findings, now: datetime | None) -> Iterator[str]:
+    if waiting.served:
+        what = "the server waits for a worker, which works long or hangs"
+    else:
+        what = "the server still starts, or hangs"
+    yield f"unknown: {what}; no line has an error"
+    age = ""
+    if now and waiting.last_at and now >= waiting.last_at:
+        age = f", {format_duration((now - waiting.last_at).total_seconds())} old"
+    yield f"  last line: {_where(waiting.last, waiting.last_at)}{age}"
+    yield f"    {_quoted(waiting.last)}"
+    yield "  looked at: " + _read(findings)
+    yield f"  what to do: read the log again in some minutes; if it has no new line: {waiting.fix}"
+    yield ""
 
 
 def _cause(finding: Finding, label: str) -> Iterator[str]:
@@ -124,6 +142,11 @@ def as_json(findings: Findings) -> dict[str, Any]:
         and {
             "first_error": _place(findings.unknown.first_error),
             "exception": _place(findings.unknown.exception),
+        },
+        "waiting": findings.waiting
+        and {
+            "last": _place(findings.waiting.last, findings.waiting.last_at),
+            "served": findings.waiting.served,
         },
         "read": dict(findings.lines),
         "order_known": not findings.unordered,

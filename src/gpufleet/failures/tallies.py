@@ -91,6 +91,8 @@ class Seen:
     """The end of the first traceback."""
     started: dict[str, Place] = field(default_factory=dict)
     """The last line of each log in which a server began to answer."""
+    ended: dict[str, Place] = field(default_factory=dict)
+    """The last line of each log."""
     offset: int | None = None
     """The first zone other than UTC that a line has, in minutes: that of times without one."""
 
@@ -131,9 +133,11 @@ class _Counter:
 
     def count(self, lines: Iterable[LogLine]) -> Seen:
         seen, stamped, needles = self._seen, self._stamped, self._needles
+        last: dict[str, tuple[LogLine, int]] = {}
         for order, line in enumerate(lines):
             source, number, raw = line
             seen.lines[source] = number
+            last[source] = (line, order)
             if any(each in raw for each in _SKIPPED):
                 continue
             if _CLOCK.search(raw, 0, _PREFIX_LENGTH):
@@ -147,6 +151,9 @@ class _Counter:
                 or any(needle in raw for needle in needles)
             ):
                 self._take(line, order)
+        seen.ended = {
+            source: self._place(line, line.split(), order) for source, (line, order) in last.items()
+        }
         return seen
 
     def _learn_zone(self, line: LogLine) -> None:

@@ -13,6 +13,8 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
 
+NO_ARGUMENT = "its environment or start program"
+"""What differs of a process that has its arguments."""
 # Tells that something else differs; alone, that it is no argument.
 _FINGERPRINT = "--same fingerprint="
 
@@ -53,7 +55,7 @@ def _changes(changes: Iterable[str]) -> Iterable[str]:
     """Return each change once."""
     every = dict.fromkeys(changes)
     arguments = [each for each in every if not each[2:].startswith(_FINGERPRINT)]
-    return arguments or ["its environment or start program"]
+    return arguments or [NO_ARGUMENT]
 
 
 def partial_restarts(

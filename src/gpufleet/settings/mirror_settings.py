@@ -26,7 +26,7 @@ class Archive(Setting):
 
     url: Address
     suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
-    components: Annotated[tuple[str, ...], Field(description="Leave it out if the suite is /")] = (
+    components: Annotated[tuple[str, ...], Field(description="None where suites end in /")] = (
         "main",
     )
     key_file: Annotated[
@@ -41,10 +41,15 @@ class Archive(Setting):
     @model_validator(mode="after")
     def _is_flat_or_not(self) -> Archive:
         flat = {suite.endswith("/") for suite in self.suites}
-        if len(flat) > 1 or (flat == {False} and not self.components):
+        if len(flat) > 1:
             raise ValueError(
-                "`suites` are names with `components`, or only / without: write two archives if "
-                "you need both"
+                "`suites` has names that end in / (a flat archive) and names that do not: write "
+                "two archives"
+            )
+        if flat == {False} and not self.components:
+            raise ValueError(
+                "`components` is empty: write at least one, as main; only suites that end in / (a "
+                "flat archive) have none"
             )
         return self
 

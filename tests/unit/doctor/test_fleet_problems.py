@@ -603,8 +603,9 @@ def test_the_plans_numbers_stand_beside_a_log_that_reports_memory_missing():
         seen = observed(DOWN, OTHER, logs={"llama-0": [log]}, sizes=sizes)
         return " ".join(found(seen).problems[0].evidence)
 
-    assert "a context of 32,768 tokens needs 4.80 GiB, 3.10 GiB are there: 20,000 tokens fit" in (
-        evidence()
+    assert (
+        "a context of 32,768 tokens needs 4.80 GiB, 3.10 GiB are available: 20,000 tokens fit"
+        in (evidence())
     )
     assert "weights 12.00 GiB" in evidence()
     assert "no context fits" in evidence(planned(largest_max_model_len=0))

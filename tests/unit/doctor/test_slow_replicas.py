@@ -92,7 +92,11 @@ def test_a_replica_within_its_objectives_is_no_problem():
     [
         (text(SLOW_ITL, preempted=3, waiting=2), "KV cache is too small", "max-num-seqs"),
         (text(SLOW_ITL, kv=0.97, waiting=2), "KV cache is too small", "serving.tiny.context"),
-        (text(SLOW_ITL, waiting=40), "more requests arrive", "serving.tiny.replicas"),
+        (
+            text(SLOW_ITL, waiting=40),
+            "requests wait while its KV",
+            "serving.tiny.replicas",
+        ),
         (text(SLOW_ITL, prompts=(40, 50)), "20% of the prompts", "max-num-batched-tokens"),
         (text(ttft=(0, 0, 0, 0), waiting=40), "", ""),
         (text(ttft=(0, 0, 0, 50), waiting=40), "", ""),
@@ -153,7 +157,7 @@ def test_one_that_is_slower_than_its_siblings_under_a_like_load_is_named():
     known = speeds(tiny_0=text(SLOW_ITL), tiny_1=good, tiny_2=good)
     (one,) = problems(known, objectives=Objectives()).problems
     assert one.subject == "tiny-0 (slow)"
-    assert "this replica alone is slow" in one.cause
+    assert "slower than siblings under a like load, and no check of its node says why" in one.cause
     busier = speeds(tiny_0=text(SLOW_ITL, running=40), tiny_1=good, tiny_2=good)
     assert problems(busier, objectives=Objectives()).problems == ()
 

@@ -7,6 +7,7 @@ import json
 import random
 import re
 from collections.abc import Iterable
+from datetime import UTC, datetime
 
 from hypothesis import given
 from hypothesis import strategies as st
@@ -232,6 +233,45 @@ def test_a_wait_that_ended_is_no_finding() -> None:
     assert explain(log(wait, started)).healthy
     assert explain(log(started, wait)).unknown
     assert explain([*log(wait), *log(started, source="b.log")]).unknown
+
+
+RING = (
+    "(EngineCore pid=2) INFO 11-20 10:01:30 [shm.py:1] No available shared memory broadcast block "
+    "found in 60 seconds."
+)
+
+
+def test_a_start_that_has_not_ended_is_said_to_start_or_hang_with_its_last_lines_age() -> None:
+    later = "(EngineCore pid=2) INFO 11-20 10:02:00 [core.py:9] Loading weights"
+    found = explain(log(BEGINS, RING, later), year=2026)
+    assert found.waiting
+    assert (found.waiting.last.number, found.waiting.served) == (3, False)
+    text = "\n".join(text_lines(found, datetime(2026, 11, 20, 10, 5, tzinfo=UTC)))
+    assert "something failed" not in text
+    assert "unknown: the server still starts, or hangs; no line has an error" in text
+    assert "last line: a.log:3, 2026-11-20 10:02:00Z, EngineCore, 3 min old" in text
+    assert "Loading weights" in text
+    value = as_json(found)
+    assert value["unknown"] == {"first_error": None, "exception": None}
+    assert value["waiting"]["last"]["line"] == 3
+
+
+def test_a_wait_of_a_server_that_served_is_not_called_a_start() -> None:
+    text = "\n".join(text_lines(explain(log(BEGINS, SERVES, RING))))
+    assert "unknown: the server waits for a worker, which works long or hangs" in text
+    assert " old" not in text
+
+
+def test_a_wait_beside_an_error_is_a_failure() -> None:
+    error = "(Worker pid=3) ERROR 11-20 10:00:00 [w.py:1] bad"
+    found = explain(log(BEGINS, RING, error))
+    assert (found.waiting, bool(found.unknown)) == (None, True)
+    assert explain(log(BEGINS, RING, ENGINE_INIT)).waiting is None
+
+
+def test_a_clock_that_is_behind_gives_no_age() -> None:
+    found = explain(log(BEGINS, RING), year=2026)
+    assert " old" not in "\n".join(text_lines(found, datetime(2026, 11, 20, tzinfo=UTC)))
 
 
 DEAD = (

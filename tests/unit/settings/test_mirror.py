@@ -192,3 +192,26 @@ def test_file_and_line_are_named(tmp_path):
 
     with pytest.raises(FleetError, match=r"group_vars/prod.yml:9: vllm.environment.A: names https"):
         node_variables.check({"gpu-01": given}, {"gpu-01": ()})
+
+
+@each_row(
+    ("archive", "said"),
+    [
+        ({"suites": ["/"]}, ""),
+        ({"suites": ["stable/"], "components": []}, ""),
+        ({"suites": ["bookworm"]}, ""),
+        ({"suites": ["bookworm", "stable/"]}, "has names that end in / (a flat archive) and names"),
+        ({"suites": ["bookworm"], "components": []}, "`components` is empty: write at least one"),
+    ],
+)
+def test_an_archive_is_flat_by_the_slash_at_the_end_of_its_suites(
+    archive: dict[str, Any], said: str
+) -> None:
+    whole = {"url": "https://debian.example", "key_file": "debian.asc", **archive}
+    mirror = {"url": BASE, "archives": [whole]}
+    if not said:
+        assert parse_settings(written(mirror=mirror)).mirror
+        return
+    ((where, what),) = mistakes(mirror=mirror).items()
+    assert where.startswith("mirror.archives.0")
+    assert said in what

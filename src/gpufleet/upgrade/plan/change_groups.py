@@ -24,13 +24,9 @@ from gpufleet.planning.explanation import Action, Change
 from gpufleet.planning.multinode.rank_ports import PORTS
 from gpufleet.planning.planner import FleetPlan
 from gpufleet.planning.stage import Running, Stage
+from gpufleet.serving.restarts import NO_ARGUMENT
 from gpufleet.upgrade.plan.wave import Group, Kind
 
-UNTOLD = "its environment, or what starts it"
-"""
-The reason for a process whose environment or start program changed, not its arguments
-(`restarts.py`).
-"""
 STOPPED = "it does not run, or its start parameters are unknown"
 
 
@@ -54,7 +50,7 @@ def groups(
             why[change.replica] += [change.why or _sentence(change)]
     for name, said in restarts.items():
         # What starts, moves or makes way has been started with something else in any case.
-        if not (why[name] and said in {UNTOLD, STOPPED}):
+        if not (why[name] and said in {NO_ARGUMENT, STOPPED}):
             why[name] += [said]
     found = _Fleet(plan.stages, tuple(running), why, dict(node_changes or {}))
     return tuple(sorted(found.groups(), key=lambda each: natural_key(each.id)))
@@ -76,7 +72,7 @@ def changed_replicas(
     for key, fingerprint in sorted(wanted.items()):
         runs = started.get(key)
         if runs != fingerprint:
-            found[key[1]] = UNTOLD if runs else found.get(key[1], STOPPED)
+            found[key[1]] = NO_ARGUMENT if runs else found.get(key[1], STOPPED)
     return {**found, **restarts}
 
 

@@ -32,7 +32,7 @@ def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
         for key, value in _leaves(each.settings.upgrade):
             values.setdefault(key, {}).setdefault(repr(value), []).append(node)
     problems = [
-        f"{KEY}.{key} is not the same on all nodes of this upgrade: "
+        f"{KEY}.{key} differs between nodes of this upgrade: "
         + "; ".join(
             f"{value} on {node_ranges(nodes)} ({_places(key, nodes, declared)})"
             for value, nodes in said.items()

@@ -6,9 +6,9 @@ import pytest
 
 from gpufleet.planning.explanation import plan_changes
 from gpufleet.planning.stage import Handover
+from gpufleet.serving.restarts import NO_ARGUMENT
 from gpufleet.upgrade.plan.change_groups import (
     STOPPED,
-    UNTOLD,
     changed_replicas,
     groups,
     without_cordoned,
@@ -181,7 +181,7 @@ def test_another_fingerprint_is_a_change_although_no_argument_differs():
 
     found = changed_replicas({"tiny-1": "+ --seed 1"}, wanted, started)
 
-    assert found == {"tiny-1": "+ --seed 1", "tiny-2": STOPPED, "tiny-3": UNTOLD}
+    assert found == {"tiny-1": "+ --seed 1", "tiny-2": STOPPED, "tiny-3": NO_ARGUMENT}
     assert [each.id for each in grouped(STAGES, RUNNING, found)] == ["tiny-1", "tiny-2", "tiny-3"]
 
 
@@ -193,6 +193,15 @@ def test_a_replica_that_is_new_has_that_as_its_only_reason():
 
     assert (found.comes, len(found.why)) == (("tiny-4",), 1)
     assert found.why[0].startswith("start: nothing -> gpu-02 GPU 0")
+
+
+def test_a_replica_that_moves_is_not_also_said_to_differ_in_its_environment():
+    planned = plan(*STAGES.stages, stage("tiny-4", "gpu-02", "GPU-4"))
+
+    (found,) = grouped(planned, RUNNING, {"tiny-4": NO_ARGUMENT})
+
+    assert found.why == (found.why[0],)
+    assert NO_ARGUMENT not in found.why
 
 
 @pytest.mark.parametrize("nodes", [("gpu-01",), ("gpu-00", "gpu-01")])
