@@ -42,6 +42,7 @@ class Card:
     """Whether NVML has the same name for cards with another memory."""
 
 
+_WITH_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)
 _COUNTED = re.compile(r"(?:(?P<first>\d+)\s*[x*]\s*)?(?P<name>.+?)(?:\s*[x*:]\s*(?P<last>\d+))?")
 
 
@@ -86,6 +87,23 @@ def card(name: str) -> Card:
         f"--gpu {name}: the memory of this GPU is unknown; {hint} (`gpufleet size --gpu list` has "
         "all); or give --gpu-memory-gib with the GiB that CUDA reports "
         "(torch.cuda.mem_get_info()[1] / 2**30)"
+    )
+
+
+def namesakes(name: str) -> tuple[str, ...]:
+    """
+    Return the cards of other memory that a short name may mean as well.
+
+    >>> namesakes("A100"), namesakes("A100-80GB"), namesakes("H100")
+    (('A100-40GB',), (), ())
+    """
+    found = _by_key().get(_key(name))
+    if found is None or _key(name) != _key(found.name) or _WITH_SIZE.search(name):
+        return ()
+    return tuple(
+        one.name
+        for one in cards()
+        if one is not found and _WITH_SIZE.sub("", one.name) == found.name
     )
 
 

@@ -255,6 +255,9 @@ def _accepted(found: Finding, settings: NodeSettings | None, today: dt.date) -> 
             until = f"until {acceptance.until}"
             why = f"{acceptance.reason}, {until}" if acceptance.reason else until
             return Finding(**{**vars(found), "accepted": why})
+    if ended := [each.until for each in settings.checks.accept if _covers(each, found)]:
+        text = f"{found.found}; it was accepted until {max(ended)} (checks.accept)"
+        return Finding(**{**vars(found), "found": text})
     return found
 
 

@@ -7,13 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import (
-    StrictCommand,
-    json_option,
-    limit_option,
-    print_json,
-    record_option,
-)
+from gpufleet.cli.common_options import json_option, limit_option, print_json, record_option
 from gpufleet.cli.fleet_inputs import (
     load_probes,
     load_variables,
@@ -21,6 +15,7 @@ from gpufleet.cli.fleet_inputs import (
     select_names,
     write_records,
 )
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.console import add_row, display, new_table
 from gpufleet.inventory.pyinfra_command import default_inventory
 

@@ -6,7 +6,6 @@ import getpass
 import json
 import signal
 import socket
-from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from typing import Any
 import click
 
 from gpufleet.cli import completers
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 from gpufleet.sanitize import printable
@@ -61,24 +61,6 @@ models_option = click.option(
 record_option = click.option(
     "--record", is_flag=True, help="Write each node's results to that node, for alerts."
 )
-
-
-class StrictCommand(click.Command):
-    """A command that takes an option's value once: of two, click would silently use the last."""
-
-    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an option that is given twice and takes one value."""
-        if not ctx.resilient_parsing:
-            _, _, order = self.make_parser(ctx).parse_args(list(args))
-            for param, times in Counter(order).items():
-                if isinstance(param, click.Option) and times > 1 and _takes_one_value(param):
-                    name = max(param.opts, key=len)
-                    raise click.UsageError(f"{name} is given {times} times: write it once", ctx)
-        return super().parse_args(ctx, args)
-
-
-def _takes_one_value(option: click.Option) -> bool:
-    return not (option.is_flag or option.multiple or option.count)
 
 
 class FleetCommand(StrictCommand):

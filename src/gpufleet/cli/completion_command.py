@@ -5,7 +5,7 @@ from __future__ import annotations
 import click
 from click.shell_completion import get_completion_class
 
-from gpufleet.cli.common_options import StrictCommand
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 
 # The names that click uses (click/shell_completion.py).

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from gpufleet.cli.common_options import StrictCommand
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT

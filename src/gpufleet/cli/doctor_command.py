@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, BinaryIO
 
 import click
 
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
 from gpufleet.redact import hide_in_value, hide_secrets

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import default_release
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.sanitize import printable
 

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import SHIPPED
 from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
 

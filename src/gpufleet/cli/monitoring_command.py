@@ -13,14 +13,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import (
-    FleetCommand,
-    StrictCommand,
-    inventory_argument,
-    json_option,
-    operator_name,
-)
+from gpufleet.cli.common_options import FleetCommand, inventory_argument, json_option, operator_name
 from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 
 if TYPE_CHECKING:

@@ -11,7 +11,8 @@ from pathlib import Path
 import click
 
 from gpufleet.artifacts import package_lock
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import count_of, suggestion
 from gpufleet.paths import write_whole

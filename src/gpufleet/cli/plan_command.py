@@ -10,19 +10,14 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import (
-    StrictCommand,
-    hardware_option,
-    json_option,
-    models_option,
-    print_json,
-)
+from gpufleet.cli.common_options import hardware_option, json_option, models_option, print_json
 from gpufleet.cli.fleet_inputs import (
     load_probes,
     load_variables,
     probe_live,
     read_saved,
 )
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.console import add_row, display, new_table, show_value
 from gpufleet.formatting import ranges
 from gpufleet.inventory.pyinfra_command import default_inventory

@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.console import add_row, display, new_table, show_value
 
 if TYPE_CHECKING:

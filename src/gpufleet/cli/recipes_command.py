@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING
 
 import click
 
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.default_release import default_release
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.console import add_row, display, new_table
 from gpufleet.errors import FleetError
 

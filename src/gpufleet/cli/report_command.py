@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, TypeVar
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError, file_fault
 from gpufleet.inventory.pyinfra_command import default_inventory
 from gpufleet.sanitize import printable

@@ -14,9 +14,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.default_release import default_release
 from gpufleet.cli.size_flags import judge_flags
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 
@@ -237,7 +237,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
             click.echo(f"note: {note}", err=True)
         return _divisions(files.origin, description, options, given["gpus"], as_json=as_json)
     found = fit.size(description, options)
-    found = replace(found, notes=(*found.notes, *unread))
+    found = replace(found, notes=(*found.notes, *_other_cards(given), *unread))
     if given["gpu_share"] is not None and not found.fits:
         found = replace(found, remedy=_least_share(description, options))
     if options.device == "cuda" and options.block_size and options.block_size % BLOCK:
@@ -255,6 +255,14 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     else:
         _print(files.origin, description, options, found, kind)
     return 0 if found.fits else 1
+
+
+def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the remark on a name that cards with different memory share."""
+    from gpufleet.catalog.gpu_models import namesakes
+
+    if given["gpu"] and not given["gpu_memory_gib"] and (others := namesakes(given["gpu"])):
+        yield f"--gpu {given['gpu']}: is not {join_names(others)}: write that if you have it"
 
 
 def _require_one_gpu(given: Mapping[str, Any]) -> None:

@@ -14,8 +14,9 @@ from typing import Any
 import click
 
 from gpufleet.cli import completers
-from gpufleet.cli.common_options import StrictCommand, json_option, print_json
+from gpufleet.cli.common_options import json_option, print_json
 from gpufleet.cli.fleet_inputs import use_gevent
+from gpufleet.cli.strict_command import StrictCommand
 from gpufleet.console import display
 from gpufleet.errors import FleetError
 from gpufleet.formatting import suggestion

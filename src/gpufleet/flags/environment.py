@@ -29,10 +29,45 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 }
 
 
-# Accepted words of variables that libraries read, and the effect of other words. NCCL:
-# src/debug.cc, ncclDebugInit; OpenMP: libgomp/env.c; vLLM's level: logging.config.dictConfig of
-# Python.
+# Words of variables that libraries read, and what happens with others. NCCL: src/debug.cc,
+# ncclDebugInit, and src/misc/param.cc, ncclLoadParam; OpenMP: libgomp/env.c; vLLM's level:
+# logging.config.dictConfig of Python; PyTorch 2.4 to 2.11: c10/cuda/CUDAAllocatorConfig.cpp.
+_NUMBER = (
+    re.compile(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)\s*"),
+    Severity.WARN,
+    "is not a number, and NCCL then uses its default: write 1 or 0, or the number",
+)
+_ALLOCATOR = (
+    re.compile(
+        r"\s*|(\s*(backend|expandable_segments|garbage_collection_threshold|max_split_size_mb"
+        r"|graph_capture_record_stream_reuse|large_segment_size_mb|max_non_split_rounding_mb"
+        r"|per_process_memory_fraction|pinned_\w+|release_lock_on_(cuda|hip|device_)malloc"
+        r"|roundup_power2_divisions|throw_on_cudamalloc_oom|use_\w+)\s*:[^:].*)",
+        re.DOTALL,
+    ),
+    Severity.WARN,
+    "does not begin with an option of PyTorch's allocator, as expandable_segments:True, and a "
+    "start ends on an option that its PyTorch does not know",
+)
 _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
+    "PYTORCH_CUDA_ALLOC_CONF": _ALLOCATOR,
+    "PYTORCH_ALLOC_CONF": _ALLOCATOR,
+    **dict.fromkeys(
+        (
+            "NCCL_BUFFSIZE",
+            "NCCL_CUMEM_ENABLE",
+            "NCCL_IB_DISABLE",
+            "NCCL_IB_GID_INDEX",
+            "NCCL_IB_TC",
+            "NCCL_IB_TIMEOUT",
+            "NCCL_MAX_NCHANNELS",
+            "NCCL_MIN_NCHANNELS",
+            "NCCL_NVLS_ENABLE",
+            "NCCL_P2P_DISABLE",
+            "NCCL_SHM_DISABLE",
+        ),
+        _NUMBER,
+    ),
     "NCCL_DEBUG": (
         re.compile("NONE|VERSION|WARN|INFO|ABORT|TRACE", re.IGNORECASE),
         Severity.WARN,
@@ -68,8 +103,25 @@ def environment_problems(
             yield from _of_words(name, value)
         if known is not None:
             yield from _of_known(schema, known, value)
+        elif name.upper() != name and name.upper().startswith(_CAPITALS):
+            yield _in_small_letters(name, value)
         elif name.startswith(_PREFIX) and not _is_read_beside(schema, name):
             yield _of_unknown(schema, name, value, JudgedBy.START if fatal else JudgedBy.ADVICE)
+
+
+_CAPITALS = (_PREFIX, "NCCL_", "CUDA_", "HF_", "OMP_", "PYTORCH_", "TORCH_")
+"""Beginnings of variables that programs read in capital letters only."""
+
+
+def _in_small_letters(name: str, value: str) -> Problem:
+    return Problem(
+        Kind.ENVIRONMENT,
+        Severity.WARN,
+        JudgedBy.ADVICE,
+        f"{name}={value}",
+        f"no program reads {name}: names of variables differ by capital letters",
+        replacement=name.upper(),
+    )
 
 
 def _of_words(name: str, value: str) -> Iterator[Problem]:

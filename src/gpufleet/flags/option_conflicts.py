@@ -75,10 +75,12 @@ _WITHOUT_MODEL = {
 
 
 def _item_limit_is_impossible(s: Settings) -> bool:
-    """Return whether a number of items is negative, or a size of them is not above 0."""
+    """Return whether a number of items is none or negative, or a size of them is not above 0."""
     given = s.value("--limit-mm-per-prompt")
     limits = given.values() if isinstance(given, dict) else ()
     for limit in limits:
+        if not isinstance(limit, int | dict):  # vLLM unpacks it as a mapping
+            return True
         sizes = limit if isinstance(limit, dict) else {"count": limit}
         for key, size in sizes.items():
             if isinstance(size, int) and size < (0 if key == "count" else 1):

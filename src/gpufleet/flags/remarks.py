@@ -56,6 +56,8 @@ def remarks(settings: Settings) -> Iterator[Remark]:
     yield from _unlimited(settings)
     yield from _without_server(settings)
     yield from _unread(settings)
+    yield from _unread_graphs(settings)
+    yield from _rope_type(settings)
 
 
 def _no_key(settings: Settings) -> Iterator[Remark]:
@@ -98,3 +100,35 @@ def _unread(settings: Settings) -> Iterator[Remark]:
             if given is not None and settings.value(option):
                 found = f"`{option}` has no effect without `{switch}`"
                 yield given, found, Kind.UNREAD
+
+
+def _unread_graphs(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on sizes of CUDA graphs that eager execution does not capture."""
+    for option in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size"):
+        given = settings.line.last(option)
+        if given is not None and settings.on("--enforce-eager"):
+            yield given, f"`{option}` has no effect beside `--enforce-eager`", Kind.UNREAD
+
+
+_ROPE_TYPES = frozenset(
+    {"bailing_mrope", "deepseek_llama_scaling", "deepseek_yarn", "default", "dynamic", "linear"}
+    | {"llama3", "longrope", "mllama4", "mrope", "ntk", "openpangu", "proportional", "su", "yarn"}
+)
+"""
+What `get_rope` of vLLM 0.32.0 takes (model_executor/layers/rotary_embedding/__init__.py), and the
+names that older releases and configs have. A model's own class may take others.
+"""
+
+
+def _rope_type(settings: Settings) -> Iterator[Remark]:
+    """Yield the remark on a type of RoPE scaling that ends the start of most models."""
+    given = settings.line.last("--hf-overrides")
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = settings.key("--hf-overrides", key)
+        name = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
+        if given and isinstance(name, str) and name not in _ROPE_TYPES:
+            found = (
+                f"`{key}` has the type `{name}`, which vLLM does not know and most models do not "
+                f"start with: it knows {', '.join(sorted(_ROPE_TYPES))}"
+            )
+            yield given, found, Kind.JSON

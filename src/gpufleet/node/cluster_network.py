@@ -141,6 +141,18 @@ def networks(
     }
 
 
+def interface_addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return every address of a node's interfaces that its probe has; (): it has none."""
+    nics = value_or(document.get("nics"))
+    found: dict[str, None] = {}
+    for each in value_or(nics.get("net"), []) if isinstance(nics, Mapping) else ():
+        written = [*(value_or(each.get("networks")) or ()), *(value_or(each.get("ipv6")) or ())]
+        first = value_or(each.get("ipv4"))
+        for text in [first, *written] if isinstance(first, str) else written:
+            found[str(text).partition("/")[0]] = None
+    return tuple(found)
+
+
 def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
     """Return a node's candidate addresses, in the order of its interfaces."""
     found = (str(each.own.ip) for each in _interfaces(document) if each.own and not each.flaw)

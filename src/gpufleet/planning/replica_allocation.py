@@ -36,7 +36,7 @@ _NODES_NAMED = 4
 class UnsizedModel(str):
     """The problem of a model that is not planned because the Hub, which has its size, is silent."""
 
-    __slots__ = ("model",)
+    model: str
 
     def __new__(cls, sentence: str, model: str) -> Self:
         """`model` is its name in `serving`."""

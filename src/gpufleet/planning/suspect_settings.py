@@ -7,14 +7,16 @@ from __future__ import annotations
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
-from itertools import combinations
 from typing import Any
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import join_names, ranges
+from gpufleet.node.cluster_network import interface_addresses
 from gpufleet.node.topology import Node, value_or
 from gpufleet.planning.flag_layers import requested_context
 from gpufleet.planning.stage import Stage
+from gpufleet.planning.suspect_variables import variable_remarks
+from gpufleet.settings.base import LOOPBACK
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.not_counted import BLOCK, odd_block
@@ -42,12 +44,18 @@ def remarks(
     found = (
         *_one_name_for_several(declared),
         *(each for model, served in sorted(declared.items()) for each in _parsers(model, served)),
-        *(each for stage in stages for each in _nvlink_unused(stage, settings, nodes)),
+        *(
+            each
+            for model, served in sorted(declared.items())
+            for each in _objectives(model, served)
+        ),
+        *(each for stage in stages for each in variable_remarks(stage, settings, nodes, documents)),
+        *(each for name, served in sorted(declared.items()) for each in _staged(name, served)),
+        *_foreign_addresses(settings, documents),
         *_reserved_that_are_not_there(settings, nodes),
         *(each for stage in stages for each in _odd_block(stage, settings)),
         *(each for stage in stages for each in _offload(stage, settings, documents)),
         *_longest_answers(settings, declared),
-        *(each for stage in stages for each in _unknown_adapters(stage, settings, documents)),
     )
     return tuple(dict.fromkeys(found))
 
@@ -79,11 +87,6 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
     )
     flags = served.flags
-    if flags.get("tool-call-parser") and flags.get("enable-auto-tool-choice") is not True:
-        yield (
-            f"serving.{model}.flags.tool-call-parser: has no effect without "
-            "`enable-auto-tool-choice: true`: add that, or remove the parser"
-        )
     for flag, field in _PARSERS.items():
         own = getattr(family, field, None)
         known = (own, *family.also) if family else ()
@@ -96,37 +99,56 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
             )
 
 
-def _nvlink_unused(
-    stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
-) -> Iterator[str]:
-    """
-    Yield variables that disable NVLink and PCIe's P2P: NCCL_P2P_DISABLE, NCCL_P2P_LEVEL=LOC (NCCL's
-    manual).
-    """
-    here, node = settings[stage.node], nodes.get(stage.node)
-    if stage.tensor_parallel < 2 or node is None or here.vllm is None:
-        return
-    places = (
-        (f"serving.{stage.model}.environment", here.serving[stage.model].environment),
-        ("vllm.environment", here.vllm.environment),
-    )
-    key = next((f"{at}.{name}" for at, each in places for name in _p2p_off(each)), None)
-    linked = [pair for pair in combinations(sorted(stage.gpus), 2) if node.nvlink.get(pair)]
-    if key and linked:
-        gpus = sorted({gpu for pair in linked for gpu in pair})
+_LONGEST = {"ttft_p99_seconds": 100.0, "itl_p99_seconds": 5.0, "e2e_p99_seconds": 7200.0}
+"""Seconds from which an objective is taken for one in milliseconds (own choice)."""
+
+
+def _objectives(model: str, served: Served) -> Iterator[str]:
+    """Without a promise that can be broken an alert never fires, and `measure` finds no limit."""
+    promised = served.objectives
+    for name, most in _LONGEST.items():
+        seconds = getattr(promised, name)
+        if seconds is not None and seconds >= most:
+            yield (
+                f"serving.{model}.objectives.{name}: {seconds:g} are seconds, an objective that "
+                f"no server misses: for milliseconds write {seconds / 1000:g}"
+            )
+    ttft, itl = promised.ttft_p99_seconds, promised.itl_p99_seconds
+    if ttft and itl and itl > ttft:
         yield (
-            f"{key}: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
-            "keeps NCCL from using it: every layer's traffic goes through host memory; remove "
-            "it, unless you are debugging"
+            f"serving.{model}.objectives: itl_p99_seconds is {itl:g}, the time between two tokens, "
+            f"and more than ttft_p99_seconds, {ttft:g}, the time to the first one: they may be "
+            "swapped"
         )
 
 
-def _p2p_off(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the variables that forbid direct transfers between GPUs; 0 is LOC in older files."""
-    if variables.get("NCCL_P2P_DISABLE", "0") != "0":
-        yield "NCCL_P2P_DISABLE"
-    if variables.get("NCCL_P2P_LEVEL", "").strip().upper() in {"LOC", "0"}:
-        yield "NCCL_P2P_LEVEL"
+def _staged(model: str, served: Served) -> Iterator[str]:
+    """Servers read a directory of their node, whose files were staged at `revision`."""
+    for flag, instead in (
+        ("revision", "write `revision` beside `model`, and remove the flag"),
+        ("download-dir", "remove it"),
+    ):
+        if served.flags.get(flag):
+            yield (
+                f"serving.{model}.flags.{flag}: has no effect, because the server reads the files "
+                f"that were staged on its node: {instead}"
+            )
+
+
+_ANY = frozenset({*LOOPBACK, "0.0.0.0", "::"})  # noqa: S104
+
+
+def _foreign_addresses(
+    settings: Mapping[str, NodeSettings], documents: Mapping[str, Mapping[str, Any]]
+) -> Iterator[str]:
+    for name, here in sorted(settings.items()):
+        own = interface_addresses(documents.get(name, {}))
+        if here.vllm and here.serving and own and here.vllm.listen not in {*_ANY, *own}:
+            yield (
+                f"vllm.listen: {here.vllm.listen} is not an address of {name}, which has "
+                f"{join_names(own)}: its servers cannot listen there and do not start; write one "
+                "of these in host_vars, or 0.0.0.0"
+            )
 
 
 def _reserved_that_are_not_there(
@@ -196,39 +218,3 @@ def _longest_answers(
                         "request that states no `max_tokens` of its own; write less, or leave it "
                         "out"
                     )
-
-
-def _unknown_adapters(
-    stage: Stage,
-    settings: Mapping[str, NodeSettings],
-    documents: Mapping[str, Mapping[str, Any]],
-) -> Iterator[str]:
-    """
-    Yield NCCL_IB_HCA with unknown adapters (NCCL's manual: prefixes of names, `=` for exact names,
-    `^` to exclude).
-    """
-    here = settings[stage.node]
-    nics = value_or(documents.get(stage.node, {}).get("nics"))
-    if here.vllm is None or not isinstance(nics, Mapping):
-        return
-    there = [str(each["name"]) for each in value_or(nics.get("infiniband")) or ()]
-    for at, variables in (
-        (f"serving.{stage.model}.environment", here.serving[stage.model].environment),
-        ("vllm.environment", here.vllm.environment),
-    ):
-        text = variables.get("NCCL_IB_HCA", "")
-        if not text or text.startswith("^"):
-            continue
-        exact = text.startswith("=")
-        names = [name.partition(":")[0].strip() for name in text.lstrip("=").split(",")]
-        if gone := [
-            name
-            for name in names
-            if not any(each == name if exact else each.startswith(name) for each in there)
-        ]:
-            has = f"has {join_names(there)}" if there else "has no RDMA adapter"
-            yield (
-                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: "
-                "NCCL uses whichever adapters it finds, or TCP if it finds none; write names "
-                "that `ibdev2netdev` prints there, or remove it"
-            )

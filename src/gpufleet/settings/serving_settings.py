@@ -238,7 +238,11 @@ class Vllm(Setting):
         str,
         Field(description="Hashes of models' files: `gpufleet lock --models` writes it"),
     ] = "models.lock.json"
-    hf_endpoint: Annotated[str | None, Field(description="A mirror of the Hugging Face Hub")] = None
+    hf_endpoint: Annotated[
+        str | None,
+        pattern_rule(r"https?://\S+", "an address that starts with https:// or http://"),
+        Field(description="A mirror of the Hugging Face Hub"),
+    ] = None
     distribution: Distribution = Distribution()
     environment: Annotated[dict[str, str], Field(description="For every stage")] = {}
     environment_files: Annotated[

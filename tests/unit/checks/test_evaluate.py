@@ -139,6 +139,18 @@ def test_an_acceptance_covers_what_it_names_until_its_day_ends(document, change,
     assert finding.accepted in {None, f"known, until {(ACCEPT | change)['until']}"}
 
 
+@pytest.mark.parametrize(("until", "ended"), [("2025-12-31", True), (str(TODAY), False)])
+def test_a_finding_whose_acceptance_has_ended_says_so(document, until, ended):
+    found = document("t4x1")
+    found["gpus"][0]["persistence_mode"] = 0
+    settings = parse_settings({"checks": {"accept": [ACCEPT | {"until": until}]}})
+
+    report = evaluate({"gpu-01": found}, {"gpu-01": settings}, TODAY)
+
+    (finding,) = [each for each in report.findings if each.check == "persistence"]
+    assert (f"; it was accepted until {until} (checks.accept)" in finding.found) is ended
+
+
 def test_an_acceptance_of_no_check_is_refused_with_the_nearest_name():
     with pytest.raises(SettingsError, match=r"no check 'persistance'; did you mean 'persistence'"):
         parse_settings({"checks": {"accept": [ACCEPT | {"check": "persistance"}]}})

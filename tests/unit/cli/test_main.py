@@ -15,8 +15,8 @@ from pathlib import Path
 import click
 import pytest
 
-from gpufleet.cli.common_options import StrictCommand
 from gpufleet.cli.main import COMMANDS
+from gpufleet.cli.strict_command import StrictCommand
 from tests.support import warm_command
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row

@@ -310,3 +310,11 @@ def test_the_division_of_gpus_also_says_what_has_no_effect(llama):
     found = run(llama, "--gpu", "H100", "--gpus", "2", "--max-lora-rank", "64")
 
     assert "`--max-lora-rank` has no effect without `--enable-lora`" in found.stderr
+
+
+def test_a_name_that_boards_of_other_memory_share_is_said(llama):
+    said = "--gpu a100: is not A100-40GB: write that if you have it"
+    assert said in json.loads(run(llama, "--gpu", "a100", "--json").stdout)["reasons"]
+    for sure in (("--gpu", "A100-40GB"), ("--gpu", "A100-80GB"), ("--gpu", "H100")):
+        reasons = json.loads(run(llama, *sure, "--json").stdout)["reasons"]
+        assert not any("write that if" in each for each in reasons)

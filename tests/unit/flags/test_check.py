@@ -573,6 +573,7 @@ def test_an_empty_key_is_a_warning() -> None:
         ("--spec-tokens 3 --spec-model d", True),
         ("--spec-tokens 3 --spec-method ngram", True),
         ('--limit-mm-per-prompt {"video":{"count":1,"num_frames":0}}', False),
+        ('--limit-mm-per-prompt {"image":"4"}', False),
         ('--limit-mm-per-prompt {"image":0,"video":{"count":1,"num_frames":32}}', True),
         ("--distributed-executor-backend my_module.Executor", True),
         ("--middleware auth.Check --middleware other", False),
@@ -913,3 +914,70 @@ def test_an_option_that_is_refused_gets_no_remark_that_it_has_no_effect() -> Non
 )
 def test_what_is_like_a_refused_value_and_starts_is_accepted(words: list[str]) -> None:
     assert verdict("0.32.0", ["M", *words]).accepted
+
+
+@each_row(
+    ("line", "said"),
+    [
+        (
+            "--enforce-eager --cudagraph-capture-sizes 1 2",
+            "`--cudagraph-capture-sizes` has no effect beside `--enforce-eager`",
+        ),
+        ("--enforce-eager --max-cudagraph-capture-size 8", "has no effect beside"),
+        (
+            '--hf-overrides {"rope_scaling":{"rope_type":"yarm","factor":4}}',
+            "`rope_scaling` has the type `yarm`, which vLLM does not know",
+        ),
+        ('--hf-overrides {"rope_parameters":{"rope_type":"YARN"}}', "has the type `YARN`"),
+    ],
+)
+def test_what_does_nothing_or_ends_most_starts_is_a_warning(line: str, said: str) -> None:
+    assert said in warned("0.32.0", f"M {line}").found
+
+
+@each_row(
+    "line",
+    [
+        '--hf-overrides {"rope_scaling":{"rope_type":"yarn","factor":4}}',
+        '--hf-overrides {"rope_parameters":{"full_attention":{"rope_type":"linear"}}}',
+        '--hf-overrides {"rope_scaling":null}',
+        "--cudagraph-capture-sizes 1 2",
+    ],
+)
+def test_what_vllm_does_with_these_is_what_was_asked(line: str) -> None:
+    assert verdict("0.32.0", f"M {line}").problems == ()
+
+
+@each_row(
+    ("name", "value", "said"),
+    [
+        ("NCCL_IB_DISABLE", "yes", "is not a number, and NCCL then uses its default"),
+        ("NCCL_P2P_DISABLE", "true", "is not a number, and NCCL then uses its default"),
+        ("nccl_debug", "INFO", "no program reads nccl_debug"),
+        ("vllm_use_modelscope", "1", "no program reads vllm_use_modelscope"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "max_split=128", "an option of PyTorch's allocator"),
+    ],
+)
+def test_a_variable_that_its_library_does_not_read_so_is_a_warning(
+    name: str, value: str, said: str
+) -> None:
+    found = check_command_line(schema.load("0.33.0"), ["M"], {name: value})
+    (problem,) = found.problems
+    assert said in problem.found
+    assert problem.severity is Severity.WARN
+
+
+@each_row(
+    ("name", "value"),
+    [
+        ("NCCL_IB_DISABLE", "1"),
+        ("NCCL_IB_TC", "0x6a"),
+        ("NCCL_MIN_NCHANNELS", " 8 "),
+        ("http_proxy", "http://proxy:3128"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True,max_split_size_mb:128"),
+        ("PYTORCH_CUDA_ALLOC_CONF", "backend:cudaMallocAsync"),
+        ("PYTORCH_ALLOC_CONF", ""),
+    ],
+)
+def test_a_variable_that_its_library_reads_is_not_remarked_on(name: str, value: str) -> None:
+    assert check_command_line(schema.load("0.33.0"), ["M"], {name: value}).problems == ()

@@ -15,10 +15,22 @@ from tests.unit.planning.test_planner import VLLM, machine, model
 CALLS = {"enable-auto-tool-choice": True}
 
 
-def reasons(serving: dict[str, Any], *islands: int, **others: Any) -> list[str]:
+NET = {
+    "nics": {
+        "infiniband": [],
+        "net": [{"name": "eth0", "ipv4": "10.0.0.1", "ipv6": ["fd00::1"], "networks": None}],
+    }
+}
+"""What a probe has of a node with one interface."""
+
+
+def reasons(
+    serving: dict[str, Any], *islands: int, probe: dict[str, Any] | None = None, **others: Any
+) -> list[str]:
     nodes = {"gpu-01": machine("gpu-01", *(islands or (2, 2)))}
     settings = {"gpu-01": NodeSettings.model_validate({"vllm": VLLM, "serving": serving, **others})}
-    return [*suspect_settings.remarks(plan(nodes.values(), settings).stages, settings, nodes, {})]
+    stages = plan(nodes.values(), settings).stages
+    return [*suspect_settings.remarks(stages, settings, nodes, {"gpu-01": probe or {}})]
 
 
 def about(found: list[str], key: str) -> list[str]:
@@ -80,13 +92,6 @@ def test_a_parser_that_the_family_can_write_for_is_not_remarked_on(name: str, pa
 def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
     own = model(model="/srv/ours", flags={**CALLS, "tool-call-parser": "hermes"})
     assert reasons({"m": own}) == []
-
-
-def test_a_parser_that_nothing_switches_on_is_said() -> None:
-    flags = {"tool-call-parser": "hermes"}
-    (said,) = about(reasons({"m": model(flags=flags)}), "serving.m.flags.tool-call-parser")
-    assert "has no effect without `enable-auto-tool-choice: true`" in said
-    assert reasons({"m": model(flags={**flags, **CALLS})}) == []
 
 
 def test_a_reserved_gpu_that_is_not_there_is_said() -> None:
@@ -157,3 +162,74 @@ def test_an_answer_that_fills_the_context_is_said(tokens: int, *, is_said: bool)
     said = about(found, "litellm.models.chat.parameters.max_tokens")
     assert bool(said) == is_said
     assert all("the context of m, 8192 tokens" in each for each in said)
+
+
+@each_row(
+    ("variable", "value", "said"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "1", "the host waits for every kernel"),
+        ("VLLM_PORT", "8000", "write `serving.m.port`, and remove the variable"),
+        ("PATH", "/opt/cuda/bin", "lacks /usr/bin"),
+        ("HF_HOME", "/root/.cache", "is hidden from servers (ProtectHome= of their unit)"),
+        ("LD_PRELOAD", "/opt/x.so", "which no lock holds and no rollback brings back"),
+        ("NCCL_SOCKET_IFNAME", "eth9", "gpu-01 has no interface eth9, it has eth0, lo"),
+        ("GLOO_SOCKET_IFNAME", "eth", "gpu-01 has no interface eth, it has eth0, lo"),
+    ],
+)
+def test_a_variable_that_works_against_the_server_or_its_node_is_said(
+    variable: str, value: str, said: str
+) -> None:
+    (found,) = reasons({"m": model(environment={variable: value})}, probe=NET)
+    assert found.startswith(f"serving.m.environment.{variable}: ")
+    assert said in found
+
+
+@each_row(
+    ("variable", "value"),
+    [
+        ("CUDA_LAUNCH_BLOCKING", "0"),
+        ("VLLM_PORT", "23000"),
+        ("PATH", "/opt/cuda/bin:/usr/bin"),
+        ("HF_HOME", "/srv/cache"),
+        ("NCCL_SOCKET_IFNAME", "eth"),
+        ("NCCL_SOCKET_IFNAME", "=eth0"),
+        ("NCCL_SOCKET_IFNAME", "^docker"),
+        ("NCCL_SOCKET_IFNAME", "ib0,eth0"),
+    ],
+)
+def test_a_variable_that_fits_the_node_is_not_remarked_on(variable: str, value: str) -> None:
+    assert reasons({"m": model(environment={variable: value})}, probe=NET) == []
+    assert reasons({"m": model()}, vllm={**VLLM, "environment": {variable: value}}, probe=NET) == []
+
+
+@each_row(
+    ("objectives", "said"),
+    [
+        ({"ttft_p99_seconds": 500}, "ttft_p99_seconds: 500 are seconds"),
+        ({"itl_p99_seconds": 50}, "for milliseconds write 0.05"),
+        ({"ttft_p99_seconds": 0.05, "itl_p99_seconds": 1}, "they may be swapped"),
+        ({"ttft_p99_seconds": 20, "itl_p99_seconds": 0.05, "e2e_p99_seconds": 600}, ""),
+    ],
+)
+def test_an_objective_in_milliseconds_is_said(objectives: dict[str, float], said: str) -> None:
+    found = reasons({"m": model(objectives=objectives)})
+    assert len(found) == bool(said)
+    assert not said or said in found[0]
+
+
+@pytest.mark.parametrize("flag", ["revision", "download-dir"])
+def test_flags_of_a_download_have_no_effect_on_staged_files(flag: str) -> None:
+    (said,) = reasons({"m": model(flags={flag: "x"})})
+    assert said.startswith(f"serving.m.flags.{flag}: has no effect")
+
+
+def test_an_address_that_the_node_lacks_is_said() -> None:
+    def said(listen: str, probe: dict[str, Any]) -> list[str]:
+        others = {"vllm": {**VLLM, "listen": listen, "allow_unauthenticated": True}}
+        return about(reasons({"m": model()}, probe=probe, **others), "vllm.listen")
+
+    (found,) = said("10.9.9.9", NET)
+    assert "10.9.9.9 is not an address of gpu-01, which has 10.0.0.1, fd00::1" in found
+    for listen in ("10.0.0.1", "fd00::1", "0.0.0.0", "::", "127.0.0.1", "localhost"):
+        assert said(listen, NET) == []
+    assert said("10.9.9.9", {}) == []

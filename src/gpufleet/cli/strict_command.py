@@ -1,0 +1,25 @@
+"""The class of all commands whose options take a value. It imports nothing that is slow to load."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import click
+
+
+class StrictCommand(click.Command):
+    """A command that takes an option's value once: of two, click would silently use the last."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an option that is given twice and takes one value."""
+        if not ctx.resilient_parsing:
+            _, _, order = self.make_parser(ctx).parse_args(list(args))
+            for param, times in Counter(order).items():
+                if isinstance(param, click.Option) and times > 1 and _takes_one_value(param):
+                    name = max(param.opts, key=len)
+                    raise click.UsageError(f"{name} is given {times} times: write it once", ctx)
+        return super().parse_args(ctx, args)
+
+
+def _takes_one_value(option: click.Option) -> bool:
+    return not (option.is_flag or option.multiple or option.count)

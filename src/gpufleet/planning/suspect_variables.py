@@ -1,0 +1,150 @@
+"""Remarks on environment variables that work against the node or the server.  Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import combinations
+from typing import Any
+
+from gpufleet.formatting import join_names, ranges
+from gpufleet.node.topology import Node, value_or
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.node_settings import NodeSettings
+
+_HIDDEN = ("/root/", "/home/", "/run/user/")
+_OTHER_CODE = ("LD_PRELOAD", "LD_LIBRARY_PATH", "PYTHONPATH")
+
+
+def variable_remarks(
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    nodes: Mapping[str, Node],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """Yield a sentence for each variable of a stage, with its key, its effect, what to write."""
+    yield from _nvlink_unused(stage, settings, nodes)
+    yield from _unknown_adapters(stage, settings, documents)
+    yield from _unknown_interfaces(stage, settings, documents)
+    model = settings[stage.node].serving[stage.model].model
+    for at, variables in _places(stage, settings[stage.node]):
+        if variables.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"}:
+            yield (
+                f"{at}.CUDA_LAUNCH_BLOCKING: the host waits for every kernel, which slows each "
+                "token down: remove it, unless you are debugging"
+            )
+        if variables.get("VLLM_PORT") == str(stage.port):
+            yield (
+                f"{at}.VLLM_PORT: is where vLLM looks for ports of its own processes, and not the "
+                f"server's: write `serving.{stage.model}.port`, and remove the variable"
+            )
+        if (path := variables.get("PATH")) and "/usr/bin" not in path.split(":"):
+            yield (
+                f"{at}.PATH: replaces the whole path of the server, and {path!r} lacks /usr/bin: "
+                "vLLM's kernels are compiled with the gcc that is there; add /usr/bin, or remove it"
+            )
+        for name, value in variables.items():
+            if value.startswith(_HIDDEN) and not model.startswith("/home/"):
+                yield (
+                    f"{at}.{name}: {value} is hidden from servers (ProtectHome= of their unit): "
+                    "write a directory outside of /root and /home that their user may write to"
+                )
+        for name in _OTHER_CODE:
+            if variables.get(name):
+                yield (
+                    f"{at}.{name}: the server loads code from there before its release's, which "
+                    "no lock holds and no rollback brings back: remove it, or keep it if you have "
+                    "tested it"
+                )
+
+
+def _places(stage: Stage, here: NodeSettings) -> Iterator[tuple[str, Mapping[str, str]]]:
+    """Yield the variables of a stage with the key of each group of them, the stronger first."""
+    yield f"serving.{stage.model}.environment", here.serving[stage.model].environment
+    if here.vllm:
+        yield "vllm.environment", here.vllm.environment
+
+
+def _nvlink_unused(
+    stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
+) -> Iterator[str]:
+    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink and PCIe's P2P."""
+    here, node = settings[stage.node], nodes.get(stage.node)
+    if stage.tensor_parallel < 2 or node is None:
+        return
+    key = next(
+        (f"{at}.{name}" for at, each in _places(stage, here) for name in _p2p_off(each)), None
+    )
+    linked = [pair for pair in combinations(sorted(stage.gpus), 2) if node.nvlink.get(pair)]
+    if key and linked:
+        gpus = sorted({gpu for pair in linked for gpu in pair})
+        yield (
+            f"{key}: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
+            "keeps NCCL from using it: every layer's traffic goes through host memory; remove "
+            "it, unless you are debugging"
+        )
+
+
+def _p2p_off(variables: Mapping[str, str]) -> Iterator[str]:
+    """Yield the variables that forbid direct transfers between GPUs; 0 is LOC in older files."""
+    if variables.get("NCCL_P2P_DISABLE", "0") != "0":
+        yield "NCCL_P2P_DISABLE"
+    if variables.get("NCCL_P2P_LEVEL", "").strip().upper() in {"LOC", "0"}:
+        yield "NCCL_P2P_LEVEL"
+
+
+def _unknown_adapters(
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """NCCL_IB_HCA (NCCL's manual): names or their beginnings, `=` for whole ones, `^` for not."""
+    here = settings[stage.node]
+    nics = value_or(documents.get(stage.node, {}).get("nics"))
+    if not isinstance(nics, Mapping):
+        return
+    there = [str(each["name"]) for each in value_or(nics.get("infiniband")) or ()]
+    for at, variables in _places(stage, here):
+        text = variables.get("NCCL_IB_HCA", "")
+        if not text or text.startswith("^"):
+            continue
+        exact = text.startswith("=")
+        names = [name.partition(":")[0].strip() for name in text.lstrip("=").split(",")]
+        if gone := [
+            name
+            for name in names
+            if not any(each == name if exact else each.startswith(name) for each in there)
+        ]:
+            has = f"has {join_names(there)}" if there else "has no RDMA adapter"
+            yield (
+                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: "
+                "NCCL uses whichever adapters it finds, or TCP if it finds none; write names "
+                "that `ibdev2netdev` prints there, or remove it"
+            )
+
+
+def _unknown_interfaces(
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    documents: Mapping[str, Mapping[str, Any]],
+) -> Iterator[str]:
+    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: as NCCL_IB_HCA; Gloo takes one whole name."""
+    nics = value_or(documents.get(stage.node, {}).get("nics"))
+    net = value_or(nics.get("net")) if isinstance(nics, Mapping) else None
+    if not net:
+        return
+    there = [*(str(each["name"]) for each in net), "lo"]
+    for at, variables in _places(stage, settings[stage.node]):
+        for variable in ("NCCL_SOCKET_IFNAME", "GLOO_SOCKET_IFNAME"):
+            text = variables.get(variable, "")
+            if not text or text.startswith("^"):
+                continue
+            exact = text.startswith("=") or variable.startswith("GLOO")
+            names = [name.strip() for name in text.lstrip("=").split(",")]
+            if not any(
+                each == name if exact else each.startswith(name) for name in names for each in there
+            ):
+                yield (
+                    f"{at}.{variable}: {stage.node} has no interface {join_names(names)}, it has "
+                    f"{join_names(there)}: ranks that talk over the network do not start; write a "
+                    "name that `ip link` prints there, or remove it"
+                )
