@@ -18,6 +18,7 @@ _ITEMS = ("image", "video", "audio", "vision_chunk")
 _UNREAD: Mapping[str, tuple[str, ...]] = {
     # engine/arg_utils.py creates `LoRAConfig` only under this switch; 0.8.5 and 0.32.0 were read.
     "--enable-lora": (
+        "--enable-lora-bias",
         "--max-loras",
         "--max-lora-rank",
         "--max-cpu-loras",
@@ -33,18 +34,19 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
         "--enable-moe-shared-loras",
         "--max-lora-cls-labels",
     ),
-    # parser/parser_manager.py `get_tool_parser` returns none without the switch.
+    # parser/parser_manager.py `get_tool_parser` of 0.32.0 returns none without the switch;
+    # entrypoints/openai/serving_chat.py of 0.8.5 calls its parser only with it.
     "--enable-auto-tool-choice": ("--tool-call-parser",),
-    # entrypoints/launchers/api_server/app_state.py creates `RequestLogger` only under the switch.
+    # 0.32.0, entrypoints/launchers/api_server/app_state.py: `RequestLogger` is created only then.
     "--enable-log-requests": ("--max-log-len",),
-    # model_executor/offloader/base.py `create_offloader`.
+    # 0.32.0, model_executor/offloader/base.py `create_offloader`.
     "--cpu-offload-gb": ("--cpu-offload-params",),
     "--offload-group-size": (
         "--offload-num-in-group",
         "--offload-prefetch-step",
         "--offload-params",
     ),
-    # config/vllm.py `VllmConfig`: "KV offloading is only activated when kv_offloading_size is set".
+    # 0.32.0, config/vllm.py: "KV offloading is only activated when kv_offloading_size is set".
     "--kv-offloading-size": ("--kv-offloading-backend",),
 }
 """What a release reads only where another option is on, by that option."""

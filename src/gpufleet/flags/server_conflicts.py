@@ -112,7 +112,7 @@ SERVER: tuple[Conflict, ...] = (
     ),
     Conflict(
         ("--host",),
-        "0.12.0",
+        "0.8.5",
         lambda s: (
             _is_no_address(s.value("--host")) and not s.on(_HEADLESS) and not s.value("--uds")
         ),
