@@ -26,9 +26,7 @@ class Archive(Setting):
 
     url: Address
     suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
-    components: Annotated[tuple[str, ...], Field(description="None where suites end in /")] = (
-        "main",
-    )
+    components: Annotated[tuple[str, ...], Field(description="`[]` if suites end in /")] = ("main",)
     key_file: Annotated[
         str, Field(description="Public keys of its signers: a file on the bundling machine")
     ]
