@@ -65,7 +65,7 @@ def main(arguments: Sequence[str]) -> int:
     return 0
 
 
-def pack(documents: Mapping[str, Any]) -> bytes:
+def pack(documents: Mapping[str, Any], engine: str = "vllm") -> bytes:
     """
     Return the documents as one compressed JSON object with one release a line.
 
@@ -78,7 +78,7 @@ def pack(documents: Mapping[str, Any]) -> bytes:
         if isinstance(document, str):
             lines.append(f"{_json(version)}:{_json(document)}")
             continue
-        content = _json({key: value for key, value in document.items() if key != "vllm"})
+        content = _json({key: value for key, value in document.items() if key != engine})
         owner = first.setdefault(content, version)
         lines.append(f"{_json(version)}:{_json(document if owner == version else owner)}")
     text = "{\n" + ",\n".join(lines) + "\n}\n"

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from gpufleet.errors import FleetError
+from gpufleet.flags.schema import TITLES
 from gpufleet.remote import payload
 
 INSTALLED = "installed"
@@ -28,13 +29,14 @@ _GRACE = 10.0  # seconds; the program ends itself, and answers, before it has to
 def program(
     source: str = INSTALLED,
     *,
+    engine: str = "vllm",
     seconds: float = SECONDS,
     helps: bool = False,
     metrics: bool = False,
     models: bool = False,
 ) -> payload.Payload:
     """
-    Return the program that prints the document of the release at `source` on a node.
+    Return the program that prints the document of the release of `engine` at `source` on a node.
 
     It is for the Python of the release (3.10 or newer), not for the node's own. Without a readable
     release it prints {"refused": SENTENCE} and exits with 1.
@@ -42,6 +44,7 @@ def program(
     return payload.program(
         "flags/schema",
         source=source,
+        engine=engine,
         seconds=seconds,
         helps=helps,
         metrics=metrics,
@@ -52,6 +55,7 @@ def program(
 def flag_document(
     source: str,
     *,
+    engine: str = "vllm",
     python: str = sys.executable,
     seconds: float = SECONDS,
     helps: bool = False,
@@ -59,13 +63,15 @@ def flag_document(
     models: bool = False,
 ) -> dict[str, Any]:
     """
-    Return the document of the release at `source`, which `schema.from_document` reads.
+    Return the document of the release of `engine` at `source`; `schema.from_document` reads it.
 
     `source` is a source tree, a source distribution (.tar.gz), a wheel, or "installed" for what
     `python` would import. Raises `FleetError` with the reason when there is no such release.
     """
     place = source if source == INSTALLED else str(Path(source).absolute())
-    text = program(place, seconds=seconds, helps=helps, metrics=metrics, models=models)
+    text = program(
+        place, engine=engine, seconds=seconds, helps=helps, metrics=metrics, models=models
+    )
     environment = {"PATH": os.environ.get("PATH", os.defpath), "PYTHONHASHSEED": "0"}
     try:
         done = subprocess.run(
@@ -81,10 +87,11 @@ def flag_document(
         raise FleetError(f"{python} does not exist: give the Python of a release") from error
     except subprocess.TimeoutExpired as error:
         raise FleetError(f"{source} was not read within {seconds:g} s") from error
-    return answer(done.stdout.decode(errors="replace"), done.stderr.decode(errors="replace"))
+    output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
+    return answer(output, errors, engine)
 
 
-def answer(output: str, errors: str = "") -> dict[str, Any]:
+def answer(output: str, errors: str = "", engine: str = "vllm") -> dict[str, Any]:
     """
     Return the document that the program printed.
 
@@ -96,7 +103,7 @@ def answer(output: str, errors: str = "") -> dict[str, Any]:
         refused = found.get("refused")
     except (ValueError, AttributeError) as error:
         last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        raise FleetError(f"the flags of vLLM could not be read: {last}") from error
+        raise FleetError(f"the flags of {TITLES[engine]} could not be read: {last}") from error
     if refused is not None:
         raise FleetError(str(refused))
     return dict(found)

@@ -88,11 +88,19 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
     """Return `argv`, the arguments of `vllm serve`, as argparse sees it."""
     words = [ArgvWord(text, (at,)) for at, text in enumerate(argv)]
     unparsed: list[Unparsed] = []
+    words = _with_named_model(words, syntax)
     words = _with_model_in_front(words, syntax, unparsed)
     words = list(_with_dashes(words, syntax))
     if syntax.dotted:
         words = _gathered(words, syntax, unparsed)
     return Rewritten(tuple(words), tuple(unparsed))
+
+
+def _with_named_model(words: list[ArgvWord], syntax: Syntax) -> list[ArgvWord]:
+    """Give a model in front the option that the release gives it (sglang/cli/serve.py)."""
+    if syntax.leading_model is None or not words or words[0].text.startswith("-"):
+        return words
+    return [ArgvWord(syntax.leading_model, words[0].at), *words]
 
 
 def _with_model_in_front(

@@ -30,6 +30,9 @@ Version of the document that `extract` writes; increased when a key changes its 
 removed.
 """
 
+TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
+"""The names of engines in messages, by their packages."""
+
 UNKNOWN = "unknown"
 """The version of a release that does not state one: a checkout of vLLM that was not built."""
 
@@ -126,6 +129,7 @@ class Flag:
     positional: bool = False
     help: str = ""
     limits: Limits | None = None
+    required: bool = False
 
     @property
     def options(self) -> tuple[str, ...]:
@@ -185,7 +189,7 @@ class Syntax:
     there (`dotted_suffixes`), or in JSON that is given whole (`json_suffixes`). `model` and
     `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
     flags. `model_first`: --served-model-name is refused without the model in front. `optimization`:
-    the option that -O3 becomes.
+    the option that -O3 becomes. `leading_model`: the option that a model in front becomes.
     """
 
     underscores: bool = True
@@ -198,6 +202,7 @@ class Syntax:
     model_equals: str = "plain"
     model_first: bool = False
     optimization: str | None = None
+    leading_model: str | None = None
 
 
 @dataclass(frozen=True)
@@ -276,13 +281,13 @@ def load(version: str) -> Schema:
     one parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
     naming its neighbours.
     """
-    release = _release(version)
+    release = release_name(version)
     return from_document({**json.loads(packaged("schemas", release)), "vllm": release})
 
 
-def from_document(document: Mapping[str, Any]) -> Schema:
+def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
     """
-    Return the schema that `extract` wrote.
+    Return the schema that `extract` wrote of a release of `engine`.
 
     Raises `FleetError` if the document is invalid, or has another format.
     """
@@ -293,7 +298,7 @@ def from_document(document: Mapping[str, Any]) -> Schema:
         )
     try:
         return Schema(
-            version=document["vllm"] or UNKNOWN,
+            version=document[engine] or UNKNOWN,
             flags=tuple(_flag(entry) for entry in document["flags"]),
             syntax=Syntax(**document.get("syntax", {})),
             classes={
@@ -307,8 +312,8 @@ def from_document(document: Mapping[str, Any]) -> Schema:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FleetError(
-            f"this is not a schema of vLLM's flags ({answer_fault(error)}): extract it again with "
-            "`gpufleet flags extract`"
+            f"this is not a schema of {TITLES[engine]}'s flags ({answer_fault(error)}): extract it "
+            "again with `gpufleet flags extract`"
         ) from error
 
 
@@ -334,6 +339,7 @@ def _flag(entry: Mapping[str, Any]) -> Flag:
         positional=entry.get("positional", False),
         help=entry.get("help", ""),
         limits=_limits(entry.get("limits")),
+        required=entry.get("required", False),
     )
 
 
@@ -390,13 +396,15 @@ def _default(value: Any) -> Any:
     return value
 
 
-@cache
 def _packaged(name: str) -> Mapping[str, str]:
+    return read_packed(_DATA / f"{name}.json.xz")
+
+
+@cache
+def read_packed(path: Path) -> Mapping[str, str]:
     """Return every release's part of a packaged file, unparsed, oldest release first."""
-    text = lzma.decompress((_DATA / f"{name}.json.xz").read_bytes()).decode()
-    parts = (
-        line.partition(":") for line in text.splitlines()[1:-1]
-    )  # the lines between the braces
+    text = lzma.decompress(path.read_bytes()).decode()
+    parts = (line.partition(":") for line in text.splitlines()[1:-1])  # between the braces
     found = {json.loads(version): part.removesuffix(",") for version, _, part in parts}
     return {
         version: found[json.loads(part)] if part.startswith('"') else part
@@ -411,7 +419,7 @@ def packaged_releases(name: str) -> tuple[str, ...]:
 
 def packaged_part(name: str, version: str) -> str | None:
     """Return one release's part of a packaged file, unparsed; None: it has none."""
-    return _packaged(name).get(_release(version))
+    return _packaged(name).get(release_name(version))
 
 
 def packaged(name: str, version: str) -> str:
@@ -423,7 +431,7 @@ def packaged(name: str, version: str) -> str:
     part = packaged_part(name, version)
     if part is not None:
         return part
-    release = _release(version)
+    release = release_name(version)
     known = versions()
     extract = "extract its flags with `gpufleet flags extract SOURCE`"
     if not release[:1].isdigit():
@@ -439,7 +447,7 @@ def packaged(name: str, version: str) -> str:
     )
 
 
-def _release(version: str) -> str:
+def release_name(version: str) -> str:
     """Return the release that a version is a build of: `v0.33` and `0.33.0+cpu` are 0.33.0."""
     release = version.strip().removeprefix("v").partition("+")[0]
     return f"{release}.0" if re.fullmatch(r"\d+\.\d+", release) else release

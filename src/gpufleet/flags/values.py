@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import Any
 
 from gpufleet.errors import json_fault
@@ -172,6 +173,31 @@ def _human(text: str) -> int:
     return number
 
 
+_SI = {"k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
+_IEC = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
+_SI_OR_IEC = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)")
+
+
+def _si(text: str) -> int:
+    """Read a number as SGLang does (`human_readable_int` of sglang/srt/utils/common.py)."""
+    match = _SI_OR_IEC.fullmatch(text.strip())
+    if match is None:
+        try:
+            return int(text)
+        except ValueError:
+            raise InvalidValue(
+                Kind.VALUE,
+                f"`{text}` is not a whole number, with or without one of k M G T (thousands) or "
+                "Ki Mi Gi Ti (1024s, no decimals)",
+            ) from None
+    number, suffix = match.groups()
+    if suffix in _SI:
+        return int(Decimal(number) * _SI[suffix])
+    if "." in number:
+        raise InvalidValue(Kind.VALUE, f"`{text}` has decimals, which {suffix} does not take")
+    return int(number) * _IEC[suffix]
+
+
 def _human_or_auto(text: str) -> int:
     return -1 if text.strip().lower() in {"-1", "auto"} else _human(text)
 
@@ -247,6 +273,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
     "human_readable_int": _human,
     "human_readable_int_or_auto": _human_or_auto,
     "lower_underscored": _lower,
+    "si_int": _si,
     "nullable_kvs": _pairs,
 }
 

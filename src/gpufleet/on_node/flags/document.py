@@ -64,7 +64,7 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
     entry: Dict[str, Any] = {
         "name": name,
         "dest": action.dest,
-        "kind": "bool_pair" if pair else _KINDS.get(kind, "value"),
+        "kind": "bool_pair" if pair else _KINDS.get(kind) or _other_kind(action),
         "aliases": [one for one in action.option_strings if one != name and one not in off],
         "negations": sorted(off),
         "hidden": sorted(set(accepted) - set(action.option_strings)),
@@ -84,6 +84,11 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
         "help_hidden": action.help is argparse.SUPPRESS,
     }
     return {key: value for key, value in entry.items() if value not in (None, [], False)}
+
+
+def _other_kind(action: argparse.Action) -> str:
+    """Return the kind of a flag whose action is the engine's own: a switch takes no value."""
+    return "store_true" if action.nargs == 0 else "value"
 
 
 def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":

@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: import names of vLLM by running only the statements that they need.
+"""RUNS ON THE NODE: import names of an engine by running only the statements that they need.
 
-Importing vLLM's argument parser imports torch and most of vLLM. But one name needs only a few
-statements: those at the module's top level that bind it, and those that bind the names they use.
-Every module is a scope that runs them at a name's first use, so that the release's own code builds
-the parser, and nothing else of the release runs.
+Importing vLLM's or SGLang's argument parser imports torch and most of the engine. But one name
+needs only a few statements: those at the module's top level that bind it, and those that bind the
+names they use. Every module is a scope that runs them at a name's first use, so that the release's
+own code builds the parser, and nothing else of the release runs.
 
-That code's imports come here, too: vLLM's modules are lazy, the standard library is real, and all
-other packages are fakes or placeholders (`fakes`). No package is imported for real.
+That code's imports come here, too: the engine's modules are lazy, the standard library is real, and
+all other packages are fakes or placeholders (`fakes`). No package is imported for real.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import inspect
 import sys
 import types
 import warnings
-from typing import Any, Dict, Iterator, List, Optional
+from typing import Any, Dict, Iterator, List, Mapping, Optional, Tuple
 
 from gpufleet.on_node.flags.bindings import Bindings, bound_names
 from gpufleet.on_node.flags.fakes import REPLACED, module_for_import
@@ -44,18 +44,25 @@ class Modules:
     All modules of one release, by name.
 
     `unresolved` collects what could not be run, as "module:line name: reason"; the name is then
-    absent. `replaced` are names that get a value instead of their own statements.
+    absent. `replaced` are names that get a value instead of their own statements, `packages` what
+    stands for other packages besides the fakes of all engines.
     """
 
-    def __init__(self, release: Release) -> None:
+    def __init__(
+        self,
+        release: Release,
+        replaced: Mapping[Tuple[str, str], Any] = REPLACED,
+        packages: Optional[Mapping[str, Any]] = None,
+    ) -> None:
         self.release = release
-        self.replaced: Dict[Any, Any] = dict(REPLACED)
+        self.replaced: Dict[Any, Any] = dict(replaced)
+        self._packages = packages or {}
         self.unresolved: List[str] = []
         self.builtins = {**vars(builtins), "__import__": self._import}
         self._scopes: Dict[str, Optional[Scope]] = {}
 
     def get(self, name: str) -> Optional[Scope]:
-        """Return the scope of vLLM's module `name`, None if the release has no such module."""
+        """Return the scope of the module `name`, None if the release has no such module."""
         if name not in self._scopes:
             self._scopes[name] = self._read(name)
         return self._scopes[name]
@@ -82,17 +89,23 @@ class Modules:
         return UNBOUND if scope is None else scope.lookup(name)
 
     def class_statement(self, cls: type) -> Optional[ast.ClassDef]:
-        """Return the statement that made a class of vLLM's, None for other classes."""
+        """Return the statement that made a class of the release, None for other classes."""
         scope = self._scopes.get(cls.__module__)
         statements = () if scope is None else scope.bindings.at_run_time.get(cls.__name__, ())
         return next((one for one in statements if isinstance(one, ast.ClassDef)), None)
 
+    def is_own(self, name: str) -> bool:
+        """Return whether a module is the release's own."""
+        return name.partition(".")[0] == self.release.package
+
     def import_module(self, name: str, package: Optional[str] = None) -> Any:
         """Return the result of `import name`: a lazy module, a real one, or a placeholder."""
         name = importlib.util.resolve_name(name, package)
-        if name.partition(".")[0] == "vllm":
+        if self.is_own(name):
             scope = self.get(name)
             return make_placeholder(name) if scope is None else scope.module
+        if name in self._packages:
+            return self._packages[name]
         return module_for_import(name, self.import_module)
 
     def _import(
@@ -119,7 +132,7 @@ class _Names(Dict[str, Any]):
 
 
 class Module:
-    """A module as vLLM's code sees it: its attributes are exactly its scope's names."""
+    """A module as the release's code sees it: its attributes are exactly its scope's names."""
 
     __slots__ = ("__file__", "__name__", "_scope")
 
@@ -227,7 +240,7 @@ class Scope:
         """Return `name` from a module imported with a star, else the submodule of that name."""
         for statement in self.bindings.stars:
             source = self._source(statement)
-            scope = self._modules.get(source) if source.partition(".")[0] == "vllm" else None
+            scope = self._modules.get(source) if self._modules.is_own(source) else None
             value = UNBOUND if scope is None else scope.resolve(name)
             if value is not UNBOUND:
                 self.names[name] = value

@@ -1,7 +1,8 @@
-"""RUNS ON THE NODE, or on the controller: the flags of one release's `vllm serve`, as one document.
+"""RUNS ON THE NODE, or on the controller: the flags of one release's server, as one document.
 
 Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
-`seconds` (the deadline), `helps`, `metrics` and `models` (whether those are wanted, too).
+`engine` ("vllm" or "sglang"), `seconds` (the deadline), `helps`, `metrics` and `models` (whether
+those are wanted, too; the last two of vLLM alone).
 Prints the document {"schema": 1, ...} that docs/configure/flags.md describes, or {"refused":
 SENTENCE} with status 1.
 
@@ -22,6 +23,8 @@ from typing import Any, Dict
 
 from gpufleet.on_node.flags import (
     environment,
+    sglang_environment,
+    sglang_parser,
     syntax,
     values,
 )
@@ -33,6 +36,7 @@ from gpufleet.on_node.flags.model_classes import model_classes
 from gpufleet.on_node.flags.parser import ParserError, parser_class, serve_parser
 from gpufleet.on_node.flags.partial_import import Modules
 from gpufleet.on_node.flags.source import SourceError, release
+from gpufleet.on_node.flags.structs import MSGSPEC
 
 FORMAT = 1
 _SECONDS = 60.0
@@ -54,14 +58,9 @@ class _NoPackages:
 def document(
     source: str, *, helps: bool = False, metrics: bool = False, models: bool = False
 ) -> Dict[str, Any]:
-    """Return the document of one release. Raises `SourceError` or `ParserError`."""
+    """Return the document of one release of vLLM. Raises `SourceError` or `ParserError`."""
     modules = Modules(release(source))
-    sys.modules["vllm"] = types.ModuleType("vllm")  # nothing may find the installed one
-    sys.meta_path.insert(0, _NoPackages)
-    sys.setrecursionlimit(_DEPTH)
-    order_literals()
-    for name in [name for name in os.environ if name.startswith("VLLM_")]:
-        del os.environ[name]
+    _isolate("vllm", "VLLM_")
     parser = serve_parser(modules)
     flags = document_flags(parser, helps)
     add_limits(modules, flags)
@@ -84,6 +83,34 @@ def document(
     return found
 
 
+def sglang_document(source: str, *, helps: bool = False) -> Dict[str, Any]:
+    """Return the document of one release of SGLang. Raises `SourceError` or `ParserError`."""
+    modules = Modules(release(source, sglang_parser.SGLANG), replaced={}, packages=MSGSPEC)
+    _isolate("sglang", "SGL")
+    environment_of = sglang_environment.variables(modules)  # before the parser reads some of them
+    return {
+        "schema": FORMAT,
+        "sglang": modules.release.version,
+        "syntax": sglang_parser.syntax(modules),
+        "flags": sglang_parser.flags(modules, helps),
+        "classes": {},
+        "enums": {},
+        "values": {},
+        "env": environment_of,
+        "unresolved": modules.unresolved,
+    }
+
+
+def _isolate(package: str, variables: str) -> None:
+    """Keep installed packages and the environment from changing what the release's code does."""
+    sys.modules[package] = types.ModuleType(package)  # nothing may find the installed one
+    sys.meta_path.insert(0, _NoPackages)
+    sys.setrecursionlimit(_DEPTH)
+    order_literals()
+    for name in [name for name in os.environ if name.startswith(variables)]:
+        del os.environ[name]
+
+
 def _end_in_time(source: str, seconds: float) -> None:
     """Print a refusal at the deadline, even while the release's code runs."""
 
@@ -100,15 +127,18 @@ def _answer(
     source: str,
     seconds: float = _SECONDS,
     *,
+    engine: str = "vllm",
     helps: bool = False,
     metrics: bool = False,
     models: bool = False,
 ) -> Dict[str, Any]:
     python = "Python %d.%d" % sys.version_info[:2]
     if sys.version_info < _PYTHON:
-        return {"refused": "%s is too old to read a release of vLLM" % python}
+        return {"refused": "%s is too old to read a release of %s" % (python, engine)}
     _end_in_time(source, seconds)
     try:
+        if engine == "sglang":
+            return sglang_document(source, helps=helps)
         return document(source, helps=helps, metrics=metrics, models=models)
     except (SourceError, ParserError) as error:
         return {"refused": str(error)}

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the Python files of one release of vLLM: tree, archive or installation.
+"""RUNS ON THE NODE: the Python files of one release of an engine: tree, archive or installation.
 
 A release is a source tree, a source distribution (.tar.gz), a wheel, or what is installed beside
 the Python that runs this. Nothing of it is imported.
@@ -16,65 +16,94 @@ from typing import Callable, NamedTuple, Optional
 
 INSTALLED = "installed"
 
-# What every release has had since 0.1: the engine's arguments.
-_LANDMARK = "vllm/engine/arg_utils.py"
-
 # The largest source file of 0.33.0 has 0.6 MB. A bigger one is not Python that an operator wrote.
 _FILE_LIMIT = 16 * 1024 * 1024
 
 
 class SourceError(Exception):
-    """There is no release of vLLM at that path; the text is a message for the operator."""
+    """There is no such release at that path; the text is a message for the operator."""
+
+
+class Package(NamedTuple):
+    """
+    The package of one engine.
+
+    `name` is imported, `title` is for messages. `landmark` is a file that every release has. A
+    build writes the version into `versions`: files, and patterns of which one group is the version.
+    """
+
+    name: str
+    title: str
+    landmark: str
+    versions: "tuple[tuple[str, str], ...]"
+
+
+VLLM = Package(
+    "vllm",
+    "vLLM",
+    "vllm/engine/arg_utils.py",  # since 0.1: the engine's arguments
+    (
+        ("PKG-INFO", r"^Version: (\S+)"),
+        ("vllm/_version.py", r"^(?:__version__ = )?version = ['\"]([^'\"]+)"),
+        ("vllm/_version.py", r"^__version__ = (?:version = )?['\"]([^'\"]+)"),
+        ("vllm/version.py", r"^__version__ = ['\"]([^'\"]+)"),
+    ),
+)
 
 
 class Release(NamedTuple):
     """
     One release's files.
 
-    `read` takes a path such as `vllm/envs.py` and returns its text, None if there is no such file;
-    `names` is every Python file there is. `version` is None where the place does not say.
+    `package` is its name in imports. `read` takes a path such as `vllm/envs.py` and returns its
+    text, None if there is no such file; `names` is every Python file there is. `version` is None
+    where the place does not say.
     """
 
+    package: str
     place: str
     read: Callable[[str], Optional[str]]
     names: Callable[[], "list[str]"]
     version: Optional[str]
 
 
-def release(place: str) -> Release:
+def release(place: str, package: Package = VLLM) -> Release:
     """Return the release at `place`: a path, or "installed". Raises `SourceError` with a reason."""
     if place == INSTALLED:
-        return _tree(_installed())
+        return _tree(_installed(package), package)
     if os.path.isdir(place):
-        return _tree(place)
+        return _tree(place, package)
     if not os.path.exists(place):
         raise SourceError("%s does not exist" % place)
     try:
         if zipfile.is_zipfile(place):
-            return _held(place, _unzipped(place))
+            return _held(place, _unzipped(place, package), package)
         if tarfile.is_tarfile(place):
-            return _held(place, _untarred(place))
+            return _held(place, _untarred(place, package), package)
     except (OSError, EOFError, zipfile.BadZipFile, tarfile.TarError) as error:
         raise SourceError("%s cannot be read (%s): fetch it again" % (place, error)) from error
     raise SourceError("%s is neither a directory, nor a wheel, nor a source distribution" % place)
 
 
-def _installed() -> str:
-    """Return the folder from which `import vllm` would import; find_spec imports nothing."""
+def _installed(package: Package) -> str:
+    """Return the folder from which the package would be imported; find_spec imports nothing."""
     try:
-        spec = importlib.util.find_spec("vllm")
+        spec = importlib.util.find_spec(package.name)
     except (ImportError, ValueError):
         spec = None
     if spec is None or not spec.origin:
-        raise SourceError("vllm is not installed beside this Python (%s)" % sys.executable)
+        raise SourceError(
+            "%s is not installed beside this Python (%s)" % (package.name, sys.executable)
+        )
     return os.path.dirname(os.path.dirname(spec.origin))
 
 
-def _tree(folder: str) -> Release:
-    if not os.path.isfile(os.path.join(folder, _LANDMARK)):
+def _tree(folder: str, package: Package) -> Release:
+    if not os.path.isfile(os.path.join(folder, package.landmark)):
         raise SourceError(
-            "%s holds no %s: give the folder in which vLLM's folder `vllm` lies, its source"
-            " distribution (.tar.gz) or its wheel" % (folder, _LANDMARK)
+            "%s holds no %s: give the folder in which %s's folder `%s` lies, its source"
+            " distribution (.tar.gz) or its wheel"
+            % (folder, package.landmark, package.title, package.name)
         )
 
     def read(path: str) -> Optional[str]:
@@ -86,56 +115,55 @@ def _tree(folder: str) -> Release:
 
     def names() -> "list[str]":
         found = []
-        for base, folders, files in os.walk(os.path.join(folder, "vllm")):
+        for base, folders, files in os.walk(os.path.join(folder, package.name)):
             folders[:] = [name for name in folders if name != "__pycache__"]
             at = os.path.relpath(base, folder)
             found += [at + "/" + name for name in files if name.endswith(".py")]
         return sorted(found)
 
-    return Release(folder, read, names, _version(read))
+    return Release(package.name, folder, read, names, _version(read, package))
 
 
-def _held(place: str, texts: "dict[str, str]") -> Release:
-    if _LANDMARK not in texts:
-        raise SourceError("%s holds no %s: it is no release of vLLM" % (place, _LANDMARK))
-    return Release(place, texts.get, lambda: sorted(texts), _version(texts.get))
+def _held(place: str, texts: "dict[str, str]", package: Package) -> Release:
+    if package.landmark not in texts:
+        raise SourceError(
+            "%s holds no %s: it is no release of %s" % (place, package.landmark, package.title)
+        )
+    version = _version(texts.get, package)
+    return Release(package.name, place, texts.get, lambda: sorted(texts), version)
 
 
-def _wanted(path: str, size: int) -> bool:
+def _wanted(path: str, size: int, package: Package) -> bool:
     return size <= _FILE_LIMIT and (
-        (path.startswith("vllm/") and path.endswith(".py")) or path == "PKG-INFO"
+        (path.startswith(package.name + "/") and path.endswith(".py")) or path == "PKG-INFO"
     )
 
 
-def _unzipped(place: str) -> "dict[str, str]":
+def _unzipped(place: str, package: Package) -> "dict[str, str]":
     with zipfile.ZipFile(place) as archive:
         return {
             entry.filename: archive.read(entry).decode("utf-8", "replace")
             for entry in archive.infolist()
-            if _wanted(entry.filename, entry.file_size)
+            if _wanted(entry.filename, entry.file_size, package)
         }
 
 
-def _untarred(place: str) -> "dict[str, str]":
+def _untarred(place: str, package: Package) -> "dict[str, str]":
     """Read the archive once, from front to end: going back in a compressed one is slow."""
     texts = {}
     with tarfile.open(place, "r|*") as archive:
         for entry in archive:
-            path = entry.name.partition("/")[2]  # below the folder vllm-VERSION
-            file = archive.extractfile(entry) if _wanted(path, entry.size) else None
+            path = entry.name.partition("/")[2]  # below the folder NAME-VERSION
+            wanted = _wanted(path, entry.size, package)
+            file = archive.extractfile(entry) if wanted else None
             if file is not None:
                 texts[path] = file.read().decode("utf-8", "replace")
     return texts
 
 
-def _version(read: Callable[[str], Optional[str]]) -> Optional[str]:
-    """Return the version that the build wrote down; a checkout of vLLM has none."""
-    for path, pattern in (
-        ("PKG-INFO", r"^Version: (\S+)"),
-        ("vllm/_version.py", r"^(?:__version__ = )?version = ['\"]([^'\"]+)"),
-        ("vllm/_version.py", r"^__version__ = (?:version = )?['\"]([^'\"]+)"),
-        ("vllm/version.py", r"^__version__ = ['\"]([^'\"]+)"),
-    ):
+def _version(read: Callable[[str], Optional[str]], package: Package) -> Optional[str]:
+    """Return the version that the build wrote down; a checkout that was not built has none."""
+    for path, pattern in package.versions:
         found = re.search(pattern, read(path) or "", re.MULTILINE)
         if found:
             return found.group(1)

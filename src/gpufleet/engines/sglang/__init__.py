@@ -1,0 +1,1 @@
+"""SGLang: its releases' flags."""

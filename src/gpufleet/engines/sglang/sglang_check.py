@@ -1,0 +1,141 @@
+"""Judge the arguments of `sglang serve` by the release that will run it.  Pure.
+
+Contract: `check` never raises for an operator's mistakes. The release's parser accepts the
+arguments exactly if no problem is `JudgedBy.PARSER`, except for abbreviated names, which argparse
+accepts and gpufleet never does. The file of `--config` is not read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from difflib import get_close_matches
+
+from gpufleet.engines.sglang import sglang_schemas
+from gpufleet.flags import values
+from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason, parse
+from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
+from gpufleet.flags.schema import Schema, sort_key
+
+_KINDS = {
+    UnparsedReason.UNKNOWN: Kind.UNKNOWN,
+    UnparsedReason.PREFIX: Kind.PREFIX,
+    UnparsedReason.AMBIGUOUS: Kind.AMBIGUOUS,
+    UnparsedReason.NO_VALUE: Kind.VALUE,
+    UnparsedReason.SURPLUS_VALUE: Kind.FORM,
+    UnparsedReason.STRAY: Kind.STRAY,
+    UnparsedReason.MODEL: Kind.MODEL,
+    UnparsedReason.HELP: Kind.HELP,
+}
+_NEAR = 0.75  # how much alike two names have to be, as difflib counts
+
+
+def check(schema: Schema, argv: Sequence[str]) -> tuple[Problem, ...]:
+    """Return every problem of the arguments of `sglang serve`, in their order."""
+    line = parse(schema, argv)
+    found = [_unparsed(schema, line, one) for one in line.unparsed]
+    for given in line.given:
+        found += _faults(schema, line, given)
+        found += _remarks(line, given)
+    found += _repeated(line)
+    found += _required(schema, line)
+    return tuple(sorted(found, key=lambda problem: problem.at[:1] or (len(argv),)))
+
+
+def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
+    found, by, replacement = one.found, JudgedBy.PARSER, None
+    if one.trouble is UnparsedReason.HELP:
+        found = f"`{one.argument}` prints SGLang's help and exits"
+    elif one.trouble is UnparsedReason.PREFIX:
+        by, replacement = JudgedBy.ADVICE, one.candidates[0]
+    elif one.trouble is UnparsedReason.UNKNOWN:
+        found, replacement = _unknown(schema, one)
+    return Problem(
+        _KINDS[one.trouble],
+        Severity.REFUSE,
+        by,
+        _written(line, one.at),
+        found,
+        replacement=replacement,
+        at=one.at,
+    )
+
+
+def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:
+    """Return where else the option is, or what is written like it."""
+    name = one.argument.partition("=")[0]
+    dashed = "--" + name[2:].replace("_", "-")
+    if dashed != name and dashed in schema.by_option:
+        return f"SGLang does not read `{name}`: it writes `{dashed}`", dashed
+    having = sglang_schemas.releases_with(name)
+    newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
+    if newer:
+        return f"`{name}` was added in SGLang {newer[0]} or shortly before", None
+    if having:
+        return f"`{name}` was removed: SGLang {having[-1]} is the last known release with it", None
+    near = get_close_matches(name, schema.by_option, n=3, cutoff=_NEAR)
+    return one.found, " or ".join(near) or None
+
+
+def _faults(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
+    """Yield what the parser refuses in one flag."""
+    for fault in values.read(schema, given)[1]:
+        yield _problem(line, given, Kind(fault.kind), fault.found)
+
+
+def _remarks(line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
+    """Yield what the parser accepts, and the server reads otherwise than it was meant."""
+    if given.flag.deprecated:
+        yield _problem(
+            line,
+            given,
+            Kind.DEPRECATED,
+            f"`{given.option}` is deprecated",
+            severity=Severity.WARN,
+            by=JudgedBy.ADVICE,
+        )
+    if given.flag.name == "--config" and line.argv[given.at[0]].startswith("--config="):
+        # prepare_server_args looks for the word `--config` alone.
+        yield _problem(
+            line,
+            given,
+            Kind.FORM,
+            "SGLang reads the file of `--config FILE` only: of `--config=FILE` it reads nothing",
+            by=JudgedBy.ADVICE,
+        )
+
+
+def _repeated(line: CommandLine) -> Iterator[Problem]:
+    for name, uses in line.by_name.items():
+        if len(uses) > 1 and uses[-1].flag.takes_value:
+            found = f"`{name}` is given {len(uses)} times, and only the last one counts"
+            yield _problem(
+                line, uses[0], Kind.REPEATED, found, severity=Severity.WARN, by=JudgedBy.ADVICE
+            )
+
+
+def _required(schema: Schema, line: CommandLine) -> Iterator[Problem]:
+    """Yield the flags without which the parser refuses; a file of --config may have them."""
+    if "--config" in line.by_name:
+        return
+    for flag in schema.flags:
+        if flag.required and flag.name not in line.by_name:
+            kind = Kind.MODEL if flag.dest == "model_path" else Kind.VALUE
+            found = f"`{flag.name}` is not given, and SGLang does not start without it"
+            yield Problem(kind, Severity.REFUSE, JudgedBy.PARSER, flag.name, found)
+
+
+def _problem(
+    line: CommandLine,
+    given: GivenFlag,
+    kind: Kind,
+    found: str,
+    *,
+    severity: Severity = Severity.REFUSE,
+    by: JudgedBy = JudgedBy.PARSER,
+) -> Problem:
+    return Problem(kind, severity, by, _written(line, given.at), found, at=given.at)
+
+
+def _written(line: CommandLine, at: Sequence[int]) -> str:
+    """Return the words at these places of argv, as the operator wrote them."""
+    return " ".join(line.argv[place] for place in at)

@@ -1,0 +1,68 @@
+"""RUNS ON THE NODE: the environment variables of one release of SGLang, with types and defaults.
+
+SGLang declares them as attributes of one class, `SGLANG_X = EnvBool(False)`. Values that cannot be
+read make it warn and take the default (`EnvField.get`): no text stops it, so there is no `form`.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Dict
+
+from gpufleet.on_node.flags.document import to_json_types
+from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
+from gpufleet.on_node.flags.placeholder import Decisions, is_absent
+
+_MODULE = "sglang.srt.environ"
+# What the classes of declarations read.
+_TYPES = {
+    "EnvBool": "bool",
+    "EnvInt": "int",
+    "EnvFloat": "float",
+    "EnvStr": "str",
+    "EnvTuple": "tuple",
+    "EnvJSON": "json",
+}
+_HOME = "/root"  # as for vLLM's variables: paths are to be the same on every machine
+
+
+def variables(modules: Modules) -> Dict[str, Dict[str, Any]]:
+    """Return every declared variable: `type`, `default`, and `also`, older names of it."""
+    field = modules.value(_MODULE, "EnvField")
+    if field is not UNBOUND and not is_absent(field):
+        # SGLang clears it behind the class whose fields it names.
+        field._allow_set_name = True  # noqa: SLF001
+    declared = modules.value(_MODULE, "Envs")
+    if declared is UNBOUND or is_absent(declared):
+        return {}
+    outside, os.environ["HOME"] = os.environ.get("HOME"), _HOME
+    try:
+        return {
+            name: _variable(field)
+            for name, field in vars(declared).items()
+            if hasattr(field, "default") and hasattr(field, "parse")
+        }
+    finally:
+        os.environ.pop("HOME")
+        if outside is not None:
+            os.environ["HOME"] = outside
+
+
+def _variable(field: Any) -> Dict[str, Any]:
+    types = [_TYPES[one.__name__] for one in type(field).__mro__ if one.__name__ in _TYPES]
+    entry: Dict[str, Any] = {"type": types[0] if types else None, "default": _default(field)}
+    if hasattr(field, "deprecated_name"):
+        entry["also"] = [field.deprecated_name]
+    return entry
+
+
+def _default(field: Any) -> Any:
+    """Return a variable's default; {"$runtime": ...} where the machine or a package decides."""
+    before = Decisions.count
+    try:
+        value = field.default() if callable(field.default) else field.default
+    except Exception:
+        return {"$runtime": getattr(field.default, "__name__", None)}
+    if Decisions.count != before:
+        return {"$runtime": getattr(field.default, "__name__", None)}
+    return to_json_types(value)

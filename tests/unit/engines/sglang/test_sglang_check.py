@@ -1,0 +1,104 @@
+"""The verdict on command lines of `sglang serve`."""
+
+from __future__ import annotations
+
+import pytest
+
+from gpufleet.engines.sglang import sglang_check, sglang_schemas
+from gpufleet.flags.problem import JudgedBy, Kind, Severity
+
+NEWEST = "0.5.23"
+
+
+def problems(*argv: str, version: str = NEWEST):
+    return sglang_check.check(sglang_schemas.load(version), argv)
+
+
+def only(*argv: str, version: str = NEWEST):
+    (found,) = problems(*argv, version=version)
+    return found
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
+        ("--model-path", "/m", "--port", "30000", "--tp-size", "2", "--nnodes", "2"),
+        ("/m", "--tensor-parallel-size", "2"),
+        ("--model", "/m", "--enable-metrics", "--device", "cpu"),
+        ("--model-path=/m", "--max-total-tokens", "4Ki", "--lora-paths", "a=/a", "b=/b"),
+        ("--config", "/etc/sglang.yaml"),
+    ],
+)
+def test_what_the_release_takes_has_no_problem(argv):
+    assert problems(*argv) == ()
+
+
+def test_a_model_is_required():
+    found = only("--port", "30000")
+
+    assert (found.kind, found.by) == (Kind.MODEL, JudgedBy.PARSER)
+
+
+def test_a_leading_model_is_refused_by_a_release_that_does_not_take_it():
+    kinds = {one.kind for one in problems("/m", version="0.5.10")}
+
+    assert kinds == {Kind.STRAY, Kind.MODEL}
+
+
+def test_underscores_are_named_with_the_right_spelling():
+    found = only("--model-path", "/m", "--tp_size", "2")
+
+    assert (found.kind, found.replacement) == (Kind.UNKNOWN, "--tp-size")
+
+
+def test_a_flag_of_vllm_is_unknown_and_its_neighbours_are_named():
+    found = only("--model-path", "/m", "--max-model-len", "4096")
+
+    assert (found.kind, found.by) == (Kind.UNKNOWN, JudgedBy.PARSER)
+
+
+def test_a_flag_of_a_newer_release_is_named_with_that_release():
+    found = only("--model-path", "/m", "--attn-dp-size", "2", version="0.5.10")
+
+    assert "was added in SGLang" in found.found
+
+
+def test_an_abbreviation_is_refused_although_argparse_takes_it():
+    found = only("--model-path", "/m", "--enable-metric")
+
+    assert found.kind in {Kind.PREFIX, Kind.AMBIGUOUS}
+    assert found.refuses
+
+
+@pytest.mark.parametrize(
+    ("flag", "value"),
+    [("--port", "x"), ("--mem-fraction-static", "much"), ("--max-total-tokens", "4K")],
+)
+def test_a_value_of_another_type_is_refused_by_the_parser(flag, value):
+    found = only("--model-path", "/m", flag, value)
+
+    assert (found.kind, found.by) == (Kind.VALUE, JudgedBy.PARSER)
+
+
+def test_a_value_outside_the_choices_is_refused_by_the_parser():
+    found = only("--model-path", "/m", "--attention-backend", "fastest")
+
+    assert (found.kind, found.by) == (Kind.CHOICE, JudgedBy.PARSER)
+
+
+def test_a_config_file_behind_an_equals_sign_is_never_read():
+    found = problems("--model-path", "/m", "--config=/etc/sglang.yaml")
+
+    assert [(one.kind, one.by) for one in found] == [(Kind.FORM, JudgedBy.ADVICE)]
+
+
+def test_a_deprecated_flag_is_a_remark():
+    found = only("--model-path", "/m", "--disable-cuda-graph")
+
+    assert (found.kind, found.severity) == (Kind.DEPRECATED, Severity.WARN)
+
+
+def test_a_repeated_value_is_a_remark():
+    found = only("--model-path", "/m", "--port", "1", "--port", "2")
+
+    assert (found.kind, found.severity) == (Kind.REPEATED, Severity.WARN)
