@@ -1,0 +1,70 @@
+"""RUNS ON THE LAB'S NODES: what lets SGLang run on CPUs without its kernels, in its releases.
+
+SGLang imports packages for GPUs on every platform, and calls nothing of them with PyTorch's own
+attention and sampling (measured with 0.5.23). They are not installed: importing one gives a module
+in which every name is there and does nothing (`on_node/flags/placeholder.py` of gpufleet, which
+travels in the wheel).
+
+A line of `gpufleet_lab_sglang.pth` imports this at each start of the release's Python.
+"""
+
+from __future__ import annotations
+
+import importlib.abc
+import importlib.machinery
+import sys
+import types
+from typing import Any
+
+from gpufleet_lab_sglang.placeholder import make_placeholder
+
+ABSENT = (
+    "cutlass",
+    "decord",
+    "flashinfer",
+    "quack",
+    "sgl_kernel",
+    "tilelang",
+    "timm",
+    "torchaudio",
+    "torchcodec",
+    "torchvision",
+    "triton",
+)
+"""The packages that a release has no real one of."""
+
+
+MISSING = frozenset({"triton.runtime", "triton.runtime.driver"})
+"""Names that are not there: SGLang takes the processor where Triton has no driver."""
+
+
+class _Module(types.ModuleType):
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__") or f"{self.__name__}.{name}" in MISSING:
+            raise AttributeError(name)
+        found = make_placeholder(f"{self.__name__}.{name}")
+        setattr(self, name, found)
+        return found
+
+
+class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
+    """Finds absent packages and all modules below them; asked last, so a real one comes first."""
+
+    def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
+        """Return the specification of a module of an absent package."""
+        if name.partition(".")[0] in ABSENT:
+            return importlib.machinery.ModuleSpec(name, self, is_package=True)
+        return None
+
+    def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
+        """Make a module without content."""
+        module = _Module(spec.name)
+        module.__path__ = []
+        vars(module)["__version__"] = "0.0"
+        return module
+
+    def exec_module(self, module: types.ModuleType) -> None:
+        """Run nothing: there is no code."""
+
+
+sys.meta_path.append(Finder())
