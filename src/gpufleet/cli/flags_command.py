@@ -196,17 +196,24 @@ def diff(
     metavar="VERSION",
     help="vLLM release, or a file written by `extract`; default: the lock's.",
 )
+@click.option("--sglang", metavar="VERSION", help="SGLang release, for a line of SGLang's.")
 @_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
-    argv: tuple[str, ...], version: str | None, *, environment: tuple[str, ...], as_json: bool
+    argv: tuple[str, ...],
+    version: str | None,
+    *,
+    sglang: str | None,
+    environment: tuple[str, ...],
+    as_json: bool,
 ) -> int:
     """
-    Check whether a vLLM release accepts a command line, and how it reads it.
+    Check whether a release of vLLM or SGLang accepts a command line, and how it reads it.
 
     \b
     gpufleet flags check --vllm 0.33.0 -- meta-llama/Llama-3.3-70B-Instruct -tp 4 --swap-space 4
     gpufleet flags check --vllm 0.33.0 --env VLLM_USE_V1=1 -- MODEL --max-model-len 32k
+    gpufleet flags check --sglang 0.5.23 -- sglang serve --model-path MODEL --tp-size 4
 
     Exit status: 0 accepted, 1 refused, 2 no such release.
     """
@@ -215,11 +222,23 @@ def check(
     from gpufleet.flags import pages
     from gpufleet.flags.check import check_command_line
 
-    words = argv[1:] if argv[:1] == ("vllm",) else argv
-    words = words[1:] if words[:1] == ("serve",) and len(words) > 1 else words
-    verdict = check_command_line(
-        _schema(version or default_release()), words, _variables(environment)
-    )
+    command = argv[:1] and argv[0].rpartition("/")[2]
+    if sglang or "sglang.launch_server" in argv or command == "sglang":
+        from gpufleet.engines.sglang import sglang_check
+
+        if not sglang:
+            raise click.UsageError(
+                f"This line starts SGLang: say which release, as --sglang {sglang_check.newest()}."
+            )
+        if version or environment:
+            raise click.UsageError("--vllm and --env are for vLLM: leave them out with --sglang.")
+        verdict = sglang_check.verdict(sglang, argv)
+    else:
+        words = argv[1:] if argv[:1] == ("vllm",) else argv
+        words = words[1:] if words[:1] == ("serve",) and len(words) > 1 else words
+        verdict = check_command_line(
+            _schema(version or default_release()), words, _variables(environment)
+        )
     if as_json:
         click.echo(json.dumps(verdict.as_json(), indent=2))
     else:

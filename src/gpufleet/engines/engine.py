@@ -141,9 +141,14 @@ class Engine:
 
 
 def engines() -> tuple[Engine, ...]:
-    """Return every engine, by name."""
+    """
+    Return every engine that runs models, by name.
+
+    A folder without an `ENGINE` knows flags alone.
+    """
     found = sorted(each.name for each in pkgutil.iter_modules(room.__path__) if each.ispkg)
-    return tuple(import_module(f"{room.__name__}.{name}").ENGINE for name in found)
+    modules = [import_module(f"{room.__name__}.{name}") for name in found]
+    return tuple(module.ENGINE for module in modules if hasattr(module, "ENGINE"))
 
 
 def engine(name: str = DEFAULT) -> Engine:

@@ -67,6 +67,8 @@ class Verdict:
     argv: tuple[str, ...]
     problems: tuple[Problem, ...]
     rewritten: tuple[str, ...] | None
+    engine: str = "vllm"
+    """The package of the release."""
 
     @property
     def accepted(self) -> bool:
@@ -81,7 +83,7 @@ class Verdict:
     def as_json(self) -> dict[str, Any]:
         """Return it as JSON values."""
         return {
-            "vllm": self.version,
+            self.engine: self.version,
             "accepted": self.accepted,
             "parser_accepts": self.parser_accepts,
             "problems": [problem.as_json() for problem in self.problems],

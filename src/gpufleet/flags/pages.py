@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from gpufleet.flags.check import Verdict
 from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.problem import JudgedBy, Problem
+from gpufleet.flags.schema import TITLES
 
 if TYPE_CHECKING:
     # It reads settings, which takes longer than a verdict does.
@@ -23,8 +24,8 @@ _QUOTED = re.compile(f"`([^`]{{{_LONGEST + 1},}})`")
 
 _REFUSED_BY = {
     JudgedBy.PARSER: "the parser refuses it",
-    JudgedBy.START: "vLLM ends while it starts",
-    JudgedBy.ADVICE: "vLLM starts, but the flag has no effect",
+    JudgedBy.START: "the server ends while it starts",
+    JudgedBy.ADVICE: "the server starts, but may not do what the flag asks for",
 }
 
 
@@ -33,10 +34,11 @@ def verdict_page(verdict: Verdict, width: int) -> str:
     refused = [problem for problem in verdict.problems if problem.refuses]
     remarks = [problem for problem in verdict.problems if not problem.refuses]
     blocks = ["\n".join(_lines(problem, width)) for problem in (*refused, *remarks)]
+    release = f"{TITLES[verdict.engine]} {verdict.version}"
     if refused:
-        last = f"refused: {_counted(len(refused), 'problem')} with vLLM {verdict.version}"
+        last = f"refused: {_counted(len(refused), 'problem')} with {release}"
     else:
-        last = f"accepted by vLLM {verdict.version}"
+        last = f"accepted by {release}"
     if remarks:
         last += f", {_counted(len(remarks), 'remark')}"
     if verdict.rewritten is not None:

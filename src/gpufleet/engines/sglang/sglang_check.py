@@ -12,6 +12,7 @@ from difflib import get_close_matches
 
 from gpufleet.engines.sglang import sglang_schemas
 from gpufleet.flags import values
+from gpufleet.flags.check import Verdict
 from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason, parse
 from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from gpufleet.flags.schema import Schema, sort_key
@@ -27,6 +28,31 @@ _KINDS = {
     UnparsedReason.HELP: Kind.HELP,
 }
 _NEAR = 0.75  # how much alike two names have to be, as difflib counts
+
+
+_COMMANDS = (("sglang", "serve"), ("-m", "sglang.launch_server"))
+
+
+def newest() -> str:
+    """Return the newest release whose flags are known."""
+    return sglang_schemas.versions()[-1]
+
+
+def verdict(version: str, words: Sequence[str]) -> Verdict:
+    """
+    Return the verdict on a command line, with or without the command that starts the server.
+
+    Raises `FleetError` for a release that is not known.
+    """
+    begin = next((at + 2 for at in range(len(words)) if _is_start(words, at)), 0)
+    argv = tuple(words[begin:])
+    schema = sglang_schemas.load(version)
+    return Verdict(schema.version, argv, check(schema, argv), None, sglang_schemas.ENGINE)
+
+
+def _is_start(words: Sequence[str], at: int) -> bool:
+    command = words[at].rpartition("/")[2]
+    return (command, *words[at + 1 : at + 2]) in _COMMANDS
 
 
 def check(schema: Schema, argv: Sequence[str]) -> tuple[Problem, ...]:

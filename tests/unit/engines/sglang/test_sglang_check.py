@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
-import pytest
+import json
 
+import pytest
+from click.testing import CliRunner
+
+from gpufleet.cli.flags_command import flags
 from gpufleet.engines.sglang import sglang_check, sglang_schemas
 from gpufleet.flags.problem import JudgedBy, Kind, Severity
 
@@ -102,3 +106,39 @@ def test_a_repeated_value_is_a_remark():
     found = only("--model-path", "/m", "--port", "1", "--port", "2")
 
     assert (found.kind, found.severity) == (Kind.REPEATED, Severity.WARN)
+
+
+def run(*arguments: str) -> tuple[int, str]:
+    done = CliRunner().invoke(flags, ["check", *arguments], standalone_mode=False)
+    if done.exception is not None:
+        return 2, str(getattr(done.exception, "message", done.exception))
+    return int(done.return_value), done.output
+
+
+def test_the_command_judges_a_line_of_sglangs_by_its_release() -> None:
+    line = ("sglang", "serve", "--model-path", "m")
+    assert run("--sglang", NEWEST, "--", *line, "--tp-size", "4") == (
+        0,
+        "accepted by SGLang 0.5.23\n",
+    )
+
+    status, said = run("--sglang", NEWEST, "--", "python3", "-m", "sglang.launch_server", "--tp=x")
+    assert status == 1
+    assert said.endswith("refused: 2 problems with SGLang 0.5.23\n")
+
+    told = json.loads(run("--sglang", NEWEST, "--json", "--", *line)[1])
+    assert (told["sglang"], told["accepted"]) == (NEWEST, True)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--", "/opt/bin/sglang", "serve", "--tp", "2"), "say which release, as --sglang 0."),
+        (("--sglang", NEWEST, "--vllm", "0.32.0", "--", "--tp", "2"), "leave them out"),
+        (("--sglang", NEWEST, "--env", "A=1", "--", "--tp", "2"), "leave them out"),
+        (("--sglang", "9.9", "--", "--tp", "2"), "SGLang 9.9: unknown release"),
+    ],
+)
+def test_a_line_without_its_release_is_refused(words: tuple[str, ...], said: str) -> None:
+    status, found = run(*words)
+    assert (status, said in found) == (2, True), found
