@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 SECONDS, REPORT = "PACED_STEP_SECONDS", "PACED_STEP_REPORT"
-"""Environment variables: the time of a step, and the file."""
+"""Environment variables: the time of a step, and the file: steps, late ones, their lateness."""
 LATE_PARTS = 0.1
 """Of a step's time: beyond it a step is counted as late."""
 REPORT_STEPS = 100
@@ -26,22 +26,24 @@ def register() -> None:
     step = EngineCore.step
     if getattr(step, "is_paced", False):
         return
-    last, steps, late = float("-inf"), 0, 0
+    ended: float | None = None
+    steps, late, lateness = 0, 0, 0.0
 
     def paced(self: Any) -> Any:
-        nonlocal last, steps, late
-        now = time.monotonic()
-        # The engine's own time between two steps is part of the step.
-        begin = last if now - last < seconds / 2 else now
-        answer = step(self)
+        nonlocal ended, steps, late, lateness
+        # The engine's own time between two steps is part of the later one, unless it was idle.
+        begin = time.monotonic() if ended is None else ended
+        answer, ended = step(self), None
         if not answer[1]:
             return answer
         due, now = begin + seconds, time.monotonic()
         steps, late = steps + 1, late + (now > due + LATE_PARTS * seconds)
+        lateness += max(0.0, now - due)
         if steps % REPORT_STEPS == 0:
-            Path(os.environ[REPORT]).write_text(f"{steps} {late}", encoding="ascii")
+            Path(os.environ[REPORT]).write_text(f"{steps} {late} {lateness:.3f}", encoding="ascii")
         time.sleep(max(0.0, due - now))
-        last = max(due, now)
+        if self.scheduler.has_unfinished_requests():
+            ended = max(due, now)
         return answer
 
     paced.is_paced = True  # type: ignore[attr-defined]

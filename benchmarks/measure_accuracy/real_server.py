@@ -1,45 +1,90 @@
 """
 Does `gpufleet measure` find the capacity of a real vLLM whose steps take a fixed time?
 
-    python -m benchmarks.measure_accuracy.real_server ENVIRONMENT/bin/vllm [SEARCHES]
+    python -m benchmarks.measure_accuracy.real_server ENVIRONMENT/bin/vllm [SEARCHES] [--first N]
 
-ENVIRONMENT has the CPU build of a release, as lab/metrics_recording.py takes it. Server and load
-clients are processes of their own, over HTTP and in real time: a search takes 10 to 20 minutes.
-The true rate is that of a simulation of the steps alone (`true_rate`), without vLLM, HTTP, clients
-or verdicts. It holds as long as steps are on time: those that were not are counted by the server.
+ENVIRONMENT has the CPU build of a release, as lab/metrics_recording.py takes it. One server and its
+load clients are processes of their own, over HTTP and in real time. The true rate is that of a
+simulation of the steps alone (`true_rate`), without vLLM, HTTP, clients or verdicts; before the
+searches a closed loop shows what the server carries at most. Both hold as long as steps are on
+time: the server counts those that were not. `--simulated` puts such a simulation in the server's
+place: only search and verdicts.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import os
 import random
 import shutil
 import sys
 import tempfile
-from dataclasses import replace
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.measure_accuracy import paced_steps
 from benchmarks.measure_accuracy.run import Searched, run_search
-from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.level_runs import LevelRuns
+from gpufleet.load_test.arrivals import ClosedLoop
+from gpufleet.load_test.client_process import LoadSpec, run_level
+from gpufleet.load_test.level import Level, LevelSummary
+from gpufleet.load_test.level_runs import LevelRuns, give_up_seconds
 from gpufleet.load_test.load_target import Target
-from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from lab.metrics_recording import running_server
+from tests.support.simulated_queue import run_level as simulated_level
 
-STEP_SECONDS = 0.25
-SLOTS, TOKENS, PROMPT = 16, 4, 32
+STEP_SECONDS = 0.1
+SLOTS, TOKENS, PROMPT = 8, 2, 32
 SATURATION = SLOTS / (TOKENS * STEP_SECONDS)
-CONTRACT = Contract(ttft_seconds=3.0, e2e_seconds=4.0)
-"""A queue of some 2.5 s breaks it: the true rate lies close to saturation, so that levels 10 % from
-it are decided within minutes."""
-LEVEL_SECONDS = 300.0
+CONTRACT = Contract(ttft_seconds=0.57, e2e_seconds=0.57 + (TOKENS - 1) * STEP_SECONDS, share=0.8)
+"""A share at which a level 10 % from the true rate is decided with some thousand requests."""
+WORK = Workload("paced", fixed_length(PROMPT), fixed_length(TOKENS), "two steps")
+IDS = TokenRange(10, 200)
+LEVEL_SECONDS = 45.0
+SATURATION_SECONDS = 30.0
 SIMULATED_REQUESTS = 400_000
 BISECTIONS = 10
 ENTRY = "[vllm.general_plugins]\npaced_steps = paced_steps:register\n"
+# The worker runs in the engine's process: a process less that waits for the other one.
+UNI = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}
+ARGUMENTS = (
+    f"--max-num-seqs={SLOTS}", f"--max-num-batched-tokens={4 * SLOTS * PROMPT}",
+    "--no-async-scheduling", "--distributed-executor-backend=uni",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Steps:
+    """The steps of a server until now."""
+
+    count: int
+    late: int
+    seconds: float
+    """By which all of them together were late."""
+
+    def since(self, before: Steps) -> str:
+        """Return those since then in words."""
+        count = self.count - before.count
+        mean = STEP_SECONDS + (self.seconds - before.seconds) / max(1, count)
+        return f"{self.late - before.late} of {count} steps late, {1000 * mean:.1f} ms in the mean"
+
+
+@dataclass(frozen=True)
+class PacedServer:
+    """A server that runs."""
+
+    url: str
+    report: Path
+
+    def steps(self) -> Steps:
+        """Return its steps so far."""
+        count, late, seconds = self.report.read_text().split()
+        return Steps(int(count), int(late), float(seconds))
 
 
 def true_rate(seed: int = 20_331_106, requests: int = SIMULATED_REQUESTS) -> float:
@@ -55,90 +100,104 @@ def true_rate(seed: int = 20_331_106, requests: int = SIMULATED_REQUESTS) -> flo
 
 
 def share_kept(rate: float, seed: int, requests: int) -> float:
-    """Return the share that keeps the contract where free slots are filled before each step."""
-    draw = random.Random(seed)
-    arrivals = iter(_arrivals(draw, rate, requests))
-    waiting: list[float] = []
-    running: list[tuple[float, int]] = []
-    upcoming, now, kept = next(arrivals), 0.0, 0
-    while upcoming is not None or waiting or running:
-        if not waiting and not running and upcoming is not None:
-            now = max(now, upcoming)
-        while upcoming is not None and upcoming <= now:
-            waiting.append(upcoming)
-            upcoming = next(arrivals, None)
-        free = SLOTS - len(running)
-        running += [(due, 0) for due in waiting[:free]]
-        del waiting[:free]
-        now += STEP_SECONDS
-        stay = []
-        for due, steps in running:
-            if steps == 0 and now - due <= (CONTRACT.ttft_seconds or 0.0):
-                # The rest of its time is known: no request leaves its slot before its end.
-                kept += now + (TOKENS - 1) * STEP_SECONDS - due <= (CONTRACT.e2e_seconds or 0.0)
-            if steps + 1 < TOKENS:
-                stay.append((due, steps + 1))
-        running = stay
+    """Return the share that keeps the contract."""
+    kept = 0
+    for each in itertools.islice(served(rate, random.Random(seed)), requests):
+        ttft, e2e = each.ttft or 0.0, each.e2e or 0.0
+        kept += ttft <= (CONTRACT.ttft_seconds or 0.0) and e2e <= (CONTRACT.e2e_seconds or 0.0)
     return kept / requests
 
 
-def _arrivals(draw: random.Random, rate: float, requests: int) -> list[float | None]:
-    due, found = 0.0, []
-    for _ in range(requests):
-        due += draw.expovariate(rate)
-        found.append(due)
-    return [*found, None]
+def served(rate: float, draw: random.Random) -> Iterator[Outcome]:
+    """Yield requests by due times where free slots are filled before each step."""
+    waiting: list[float] = []
+    running: list[int] = []
+    now, upcoming = 0.0, draw.expovariate(rate)
+    while True:
+        if not waiting and not running:
+            now = max(now, upcoming)
+        while upcoming <= now:
+            waiting.append(upcoming)
+            upcoming += draw.expovariate(rate)
+        free = SLOTS - len(running)
+        begun, waiting = waiting[:free], waiting[free:]
+        now += STEP_SECONDS
+        for due in begun:
+            # The rest of its time is known: no request leaves its slot before its end.
+            done = now + (TOKENS - 1) * STEP_SECONDS
+            gaps = (STEP_SECONDS,) * (TOKENS - 1)
+            yield Outcome(due, due, now, done, PROMPT, TOKENS, gaps, "")
+        running = [steps - 1 for steps in (*running, *[TOKENS] * len(begun)) if steps > 1]
 
 
 def main() -> int:
     """Search and print; status 1 if one is wrong or not within 10 %."""
     taken = argparse.ArgumentParser(description=__doc__.split("\n")[1])
-    taken.add_argument("vllm", type=Path)
+    taken.add_argument("vllm", type=Path, nargs="?")
     taken.add_argument("searches", type=int, nargs="?", default=20)
+    taken.add_argument("--first", type=int, default=1)
+    taken.add_argument("--simulated", type=int, metavar="SEARCHES")
     given = taken.parse_args()
     true = true_rate()
     print(f"truly {true:.3f} requests/s of {SATURATION:g} at saturation", flush=True)
-    found = []
-    for number in range(given.searches):
-        each, steps, late = search(given.vllm, 1000 * (1 + number))
-        found.append(each)
-        print(f"{each.line(true)}; {late} of {steps} steps late", flush=True)
+    found: list[Searched] = []
+    seeds = range(1000 * given.first, 1000 * (given.first + given.searches), 1000)
+    if given.simulated:
+        found = [simulated_search(1000 * (1 + number)) for number in range(given.simulated)]
+        print("\n".join(each.line(true) for each in found))
+    else:
+        with paced_server(given.vllm) as server:
+            print_saturation(server)
+            for seed in seeds:
+                before = server.steps()
+                found.append(search(server.url, seed))
+                late = server.steps().since(before)
+                print(f"{found[-1].line(true)}; {late}", flush=True)
     right = sum(each.is_right(true) for each in found)
     within = sum(each.is_within(true) for each in found)
     print(f"  {len(found) - right} wrong of {len(found)}; both ends within 10 %: {within}")
     return int(within < len(found) or right < len(found))
 
 
-def search(vllm: Path, seed: int) -> tuple[Searched, int, int]:
-    """Find the rate of a new server; return also its steps, and those that were late."""
+@contextmanager
+def paced_server(vllm: Path) -> Iterator[PacedServer]:
+    """Run a server whose steps take a fixed time."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-paced-") as folder:
         report = Path(folder) / "report"
-        report.write_text("0 0")
+        report.write_text("0 0 0")
         info = Path(folder) / "paced_steps-1.0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: paced-steps\nVersion: 1.0\n")
         (info / "entry_points.txt").write_text(ENTRY)
         shutil.copy(paced_steps.__file__, folder)
         environment = {
+            **UNI,
             "PYTHONPATH": folder,
             paced_steps.SECONDS: f"{STEP_SECONDS}",
             paced_steps.REPORT: str(report),
         }
-        arguments = (
-            f"--max-num-seqs={SLOTS}", f"--max-num-batched-tokens={4 * SLOTS * PROMPT}",
-            "--no-async-scheduling",
-        )  # fmt: skip
-        with running_server(vllm, *arguments, **environment) as (_, port):
-            found = _search(f"http://127.0.0.1:{port}", seed)
-        steps, late = map(int, report.read_text().split())
-    return found, steps, late
+        with running_server(vllm, *ARGUMENTS, **environment) as (_, port):
+            yield PacedServer(f"http://127.0.0.1:{port}", report)
 
 
-def _search(url: str, seed: int) -> Searched:
-    target = Target("replica tiny-0", url, "tiny", "tiny", ("tiny-0",), 1)
-    work = Workload("paced", fixed_length(PROMPT), fixed_length(TOKENS), "four steps")
-    runs = LevelRuns(target, CONTRACT, work, TokenRange(10, 200), seed, 1)
-    rates = RateSearch(random.Random(seed).uniform(4.0, 8.0), 4 * SATURATION)
+def print_saturation(server: PacedServer) -> None:
+    """Print what a closed loop of twice the slots gets: the server's highest rate."""
+    found, before = list[Outcome](), server.steps()
+    requests = WORK.requests("tiny", IDS, "saturation")
+    loop, seconds = ClosedLoop(2 * SLOTS), SATURATION_SECONDS
+    spec = LoadSpec(server.url, WORK.path, loop, requests, 1, seconds, give_up_seconds(CONTRACT))
+    run_level(spec, 1, found.append, lambda _now, _due: False)
+    done = sum(not each.error and (each.done or seconds) < seconds for each in found)
+    print(
+        f"closed loop of {2 * SLOTS}: {done / seconds:.2f} answers/s of {SATURATION:g}; "
+        f"{sum(bool(each.error) for each in found)} failed; {server.steps().since(before)}",
+        flush=True,
+    )
+
+
+def search(url: str, seed: int) -> Searched:
+    """Find the rate of a server that is idle."""
+    runs = _runs(url, seed)
 
     def level(rate: float, seconds: float) -> LevelSummary:
         found = runs.run(rate, seconds)
@@ -149,8 +208,30 @@ def _search(url: str, seed: int) -> Searched:
         )
         return found
 
-    found = run_search(rates, CONTRACT, LEVEL_SECONDS, runs.try_largest(), level)
+    found = run_search(_rates(seed), CONTRACT, LEVEL_SECONDS, runs.try_largest(), level)
     return replace(found, deviation=max(runs.lags))
+
+
+def simulated_search(seed: int) -> Searched:
+    """Find the rate where a simulation is in the server's place."""
+    numbers = itertools.count()
+
+    def level(rate: float, seconds: float) -> LevelSummary:
+        of = Level(CONTRACT, rate, seconds, give_up_seconds(CONTRACT))
+        return simulated_level(of, served(rate, random.Random(f"{seed}/{next(numbers)}")), 1.0)
+
+    return run_search(_rates(seed), CONTRACT, LEVEL_SECONDS, TOKENS * STEP_SECONDS, level)
+
+
+def _rates(seed: int) -> RateSearch:
+    # The command begins with 0.5: here other levels are tried in each search.
+    start = random.Random(seed).uniform(SATURATION / 4, SATURATION / 2)
+    return RateSearch(start, 4 * SATURATION)
+
+
+def _runs(url: str, seed: int) -> LevelRuns:
+    target = Target("replica tiny-0", url, "tiny", "tiny", ("tiny-0",), 1)
+    return LevelRuns(target, CONTRACT, WORK, IDS, seed, 1)
 
 
 if __name__ == "__main__":
