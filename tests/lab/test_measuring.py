@@ -8,10 +8,11 @@ it measured into docs/measured/measure-fleet.md.
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +62,13 @@ def measured(fleet: TlsFleet, *words: str, seconds: int = 900) -> dict[str, Any]
     return found
 
 
+def answered(fleet: TlsFleet, node: str) -> float:
+    """Return how many requests a node's server has finished, by its own counter."""
+    page = fleet.ssh(node, f"curl -sf http://{fleet.address(node)}:8000/metrics")
+    lines = [each for each in page.splitlines() if each.startswith("vllm:request_success_total{")]
+    return sum(float(each.rpartition(" ")[2]) for each in lines)
+
+
 def results(fleet: TlsFleet) -> list[Path]:
     """Return the stored results, the oldest first."""
     files = [*(fleet.project / "measurements").glob("*.json")]
@@ -70,14 +78,13 @@ def results(fleet: TlsFleet) -> list[Path]:
     )
 
 
-def late(requests: list[Request]) -> list[Request]:
-    """Return the requests that did not keep the model's objectives."""
+def late(requests: list[Request], objectives: Mapping[str, float] = OBJECTIVES) -> list[Request]:
+    """Return the requests that did not keep the model's objectives, as their client saw them."""
+    ttft, e2e = (objectives.get(f"{each}_p99_seconds", math.inf) for each in ("ttft", "e2e"))
     return [
         each
         for each in requests
-        if each.first is None
-        or each.first - each.asked > OBJECTIVES["ttft_p99_seconds"]
-        or each.ended - each.asked > OBJECTIVES["e2e_p99_seconds"]
+        if each.first is None or each.first - each.asked > ttft or each.ended - each.asked > e2e
     ]
 
 
@@ -123,6 +130,41 @@ def test_tune_gives_the_commands_of_the_page_and_puts_all_back(fleet: TlsFleet) 
     fleet.changes_nothing()
 
 
+def test_a_closed_loop_is_measured_beside_the_open_one(fleet: TlsFleet) -> None:
+    """
+    One sequence at a time, so that each loop has a limit within seconds.
+
+    The other routes: what the server counted, and Little's law. In a closed loop as many requests
+    are in the system as it has clients, and an open one keeps no rate far above the closed one's.
+    """
+    serve(fleet, 1)
+    before = answered(fleet, NODES[1])
+
+    found = measured(
+        fleet, "--replica", "tiny-1", "--closed-loop", "--seconds", "20", *SHORT, seconds=2400
+    )
+
+    counted = answered(fleet, NODES[1]) - before
+    opened, closed = found["levels"], found["closed"]["levels"]
+    print(found["found"], found["closed"]["found"])
+    assert found["loop"] == "open"
+    assert opened
+    assert all(each["concurrency"] is None for each in opened)
+    assert closed
+    assert all(each["rate"] is None for each in closed)
+    assert counted >= sum(each["requests"] for each in (*opened, *closed) if not each["errors"])
+    for each in closed:
+        clients = each["concurrency"]
+        assert each["mean_concurrency"] == pytest.approx(clients, rel=0.5, abs=1), each
+    kept, most = found["found"]["kept"], max(each["requests"] / each["seconds"] for each in closed)
+    assert kept is None or kept <= 2 * most
+    [file] = results(fleet)[-1:]
+    assert json.loads(file.read_text())["closed"] == found["closed"]
+    page = file.with_suffix(".html").read_text()
+    assert "requests/s" in page
+    assert "concurrent" in page
+
+
 def test_another_client_beside_a_guest_loses_nothing_and_keeps_its_objectives(
     fleet: TlsFleet,
 ) -> None:
@@ -157,6 +199,45 @@ def test_another_client_beside_a_guest_loses_nothing_and_keeps_its_objectives(
     assert beside.requests >= 60
     assert beside.failed == 0, beside.failures
     assert len(late(requests)) <= 0.01 * beside.requests, "its objectives are for 99 of 100"
+
+
+@pytest.mark.parametrize(
+    ("objectives", "said", "rate"),
+    [
+        # One of twenty of the users' requests has 240 tokens; the guest's have 8.
+        ({"e2e_p99_seconds": 1.5}, "requests took longer than 1.5 s", 2.0),
+        # Less than a step of these servers takes: everybody is late, most of them users.
+        ({"ttft_p99_seconds": 0.005}, "requests waited longer than 0.005 s", 4.0),
+    ],
+    ids=["end to end", "first token"],
+)
+def test_a_guest_stops_because_others_are_late_and_they_lose_nothing(
+    fleet: TlsFleet, objectives: dict[str, float], said: str, rate: float
+) -> None:
+    """By the servers' histograms; the users' own times are the other route."""
+    serve(fleet, 8)
+    fleet.declare_model(objectives=objectives)
+    try:
+        with fleet.load("late", rate=rate) as users:
+            until(lambda: len(users.requests()) >= 5, "users", 120)
+            began = time.time()
+            found = measured(
+                fleet, "tiny", "--gateway", GATEWAY, "--key-file", str(fleet.project / "bench-key"),
+                "--guest", "0.3", "--seconds", "60", "--most", "4", *SHORT,
+            )  # fmt: skip
+            ended = time.time()
+    finally:
+        fleet.declare_model(objectives=OBJECTIVES)
+    requests = users.requests(since=began, until=ended)
+    last = found["levels"][-1]
+    print(last["why"], summary(requests))
+
+    assert last["why"].startswith("stopped as a guest: ")
+    assert f"others' {said}" in last["why"]
+    assert found["found"]["why"] == last["why"]
+    assert found["found"]["missed"] is None
+    assert summary(requests).failed == 0, summary(requests).failures
+    assert len(late(requests, objectives)) > 1
 
 
 def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet: TlsFleet) -> None:
