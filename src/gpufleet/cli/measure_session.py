@@ -116,7 +116,7 @@ class Session:
             runs = LevelRuns(
                 target, contract, work, ids, wanted.seed, client.processes, trace, place
             )
-            search = LevelSearch(runs, float(wanted.seconds), runs.try_largest(), LevelLines())
+            search = LevelSearch(runs, float(wanted.seconds), self._try(runs), LevelLines())
             began, recorder = dt.datetime.now(dt.UTC), Recorder()
             runs.observers = [Progress(), recorder]
             watch: GuestWatch | LoadWatch = LoadWatch(look, recorder.load)
@@ -140,6 +140,13 @@ class Session:
         return self._measurement(
             began, fleet, runs, client, found=found, closed=closed, recorder=recorder, notes=notes
         )
+
+    def _try(self, runs: LevelRuns) -> float:
+        """Return the seconds of the largest request; refuse a search that can find no load."""
+        seconds = runs.try_largest()
+        if self.wanted.searches:
+            runs.check_alone()
+        return seconds
 
     def _check_place(self) -> None:
         """Refuse an unknown node in `--from`, before any node is asked."""

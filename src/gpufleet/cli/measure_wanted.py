@@ -85,6 +85,11 @@ class MeasureOptions:
         if self.tries and not self.tune:
             raise FleetError("--try gives values for --tune: add --tune, or remove --try")
 
+    @property
+    def searches(self) -> bool:
+        """Return whether the highest load is sought, and not one level measured."""
+        return self.rate is None and self.concurrency is None and self.trace is None
+
     def work(self, kind: ModelKind) -> Work:
         """Return the requests to send to a model of this kind."""
         if self.prompts and kind == "transcribe":

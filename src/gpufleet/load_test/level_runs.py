@@ -5,6 +5,7 @@ Border: it starts load clients and reads the key and certificate of the target.
 
 from __future__ import annotations
 
+import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
@@ -23,6 +24,7 @@ from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.media_work import PictureWork, SoundWork
 from gpufleet.load_test.outcomes import Contract, Outcome
 from gpufleet.load_test.pooled_work import PRESETS, PooledWork
+from gpufleet.load_test.verdicts import is_kept
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length, text_work
 from gpufleet.load_test.written_prompts import WrittenPrompts
 from gpufleet.on_node.load.failure_reasons import WRONG
@@ -46,6 +48,8 @@ Seconds after a verdict for requests in flight: they no longer count, but the se
 before the next level.
 """
 _TRY_SECONDS = 120.0
+ALONE_ERROR = 0.001
+"""The chance that a contract whose share is kept is refused by requests sent one at a time."""
 
 
 class LevelObserver:
@@ -126,6 +130,23 @@ class LevelRuns:
             place = f" from {self.place.name}" if self.place.is_node else ""
             raise FleetError(f"{self.target.url}{place}: {_explain(error, work)}")
         return found[0].e2e or 0.0
+
+    def check_alone(self) -> None:
+        """
+        Send requests of the workload one at a time, until one keeps the contract.
+
+        Raises `FleetError` with their latencies if so many miss it that its share is not kept.
+        """
+        most, give_up = fewest_alone(self.contract), give_up_seconds(self.contract)
+        found: list[Outcome] = []
+
+        def is_over(_now: float, _due: Sequence[float]) -> bool:
+            return len(found) >= most or any(is_kept(each, self.contract) for each in found)
+
+        spec = self._spec(self.work, ClosedLoop(1), most * give_up, give_up)
+        run_level(spec, 1, found.append, is_over, transport=self.place.transport, sleep=self.sleep)
+        if not any(is_kept(each, self.contract) for each in found):
+            raise FleetError(_say_missed(self.target.model, self.contract, found))
 
     def run(self, load: float, budget_seconds: float, *, closed: bool = False) -> LevelSummary:
         """Run one level of load: arrivals per second, or the concurrency of a closed loop."""
@@ -216,6 +237,35 @@ def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> Lev
         verdict="not known",
         why=f"the client was {lag_p99:.3f} s late (p99), so it was the bottleneck: use more "
         "--processes, or a machine with more idle cores",
+    )
+
+
+def fewest_alone(contract: Contract) -> int:
+    """
+    Return how many requests in a row, all missed, show that a share is not kept.
+
+    >>> fewest_alone(Contract(share=0.95)), fewest_alone(Contract(share=0.5))
+    (3, 10)
+    """
+    return math.ceil(math.log(ALONE_ERROR) / math.log(1 - contract.share))
+
+
+def _say_missed(model: str, contract: Contract, found: Sequence[Outcome]) -> str:
+    """Say that requests one at a time miss a contract, with the best of their latencies."""
+    errors = sorted({each.error for each in found if each.error})
+    said = [f"failures: {', '.join(errors)}"] if errors else []
+    for name, limit in (
+        ("ttft", contract.ttft_seconds),
+        ("itl", contract.itl_seconds),
+        ("e2e", contract.e2e_seconds),
+    ):
+        taken = [each for each in (getattr(one, name) for one in found) if each is not None]
+        if limit is not None and taken:
+            said.append(f"{name.upper()} at best {min(taken):.3g} s, {limit:g} s are promised")
+    return (
+        f"not even one request at a time meets the objectives of {model}: all of "
+        f"{count_of(len(found), 'request')} missed them ({'; '.join(said) or 'no answer'}): raise "
+        f"`serving.{model}.objectives`, or measure shorter requests with --lengths"
     )
 
 

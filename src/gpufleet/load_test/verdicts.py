@@ -103,6 +103,11 @@ def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
     return tuple(taken) or (MOST_STRAIN if failed else 0.0,)
 
 
+def is_kept(outcome: Outcome, contract: Contract) -> bool:
+    """Return whether a request kept the whole contract."""
+    return max(strains_of(outcome, contract)) <= 1
+
+
 def most_strains(contract: Contract) -> tuple[float, ...]:
     """Return the strains of a failed request."""
     promised = (contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds)

@@ -81,6 +81,12 @@ def test_lengths_stand_in_place_of_the_preset(lengths: str | None, most: int) ->
     assert MeasureOptions(**{**TYPED, "lengths": lengths}).work("generate").most_tokens == most
 
 
+@pytest.mark.parametrize("given", [{"rate": 2.0}, {"concurrency": 4}, {"trace": "trace.jsonl"}])
+def test_one_level_is_no_search(given: dict[str, Any]) -> None:
+    assert MeasureOptions(**TYPED).searches
+    assert not MeasureOptions(**{**TYPED, **given}).searches
+
+
 def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
     with pytest.raises(FleetError, match=r"--lengths 1000: write tokens .* as 1000,200"):
         MeasureOptions(**{**TYPED, "lengths": "1000"}).work("generate")

@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.measure_accuracy.virtual_time import VirtualClients, virtual_clients
 from gpufleet.errors import FleetError
 from gpufleet.load_test import workloads
 from gpufleet.load_test.arrivals import Trace, TraceEntry
-from gpufleet.load_test.client_places import this_machine
+from gpufleet.load_test.client_places import CONTROLLER, ClientPlace, this_machine
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.level_runs import (
     MOST_CLIENT_SHARE,
@@ -23,6 +24,7 @@ from gpufleet.load_test.level_runs import (
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract
 from tests.support.queue_server import QueueServer
+from tests.support.rows import each_row
 from tests.unit.load_test.sample_results import measurement
 
 IDS = workloads.TokenRange(100, 1000)
@@ -73,6 +75,53 @@ def test_a_rate_above_the_capacity_is_missed(key: str) -> None:
     # A busy machine may make the client late, which is no miss of the server's.
     assert level.verdict != "kept"
     assert level.kept < 0.5 * level.requests
+
+
+@each_row(
+    "contract, requests",
+    [
+        (Contract(ttft_seconds=0.005, e2e_seconds=0.5), 3),
+        (Contract(ttft_seconds=0.005, e2e_seconds=0.5, share=0.5), 10),
+    ],
+    ids=str,
+)
+def test_objectives_that_no_request_meets_alone_are_refused_with_the_numbers(
+    contract: Contract, requests: int
+) -> None:
+    with virtual_clients(QueueServer(slots=4, first_seconds=0.2, token_seconds=0.1)) as clients:
+        with pytest.raises(FleetError) as refused:
+            alone(clients, contract).check_alone()
+        sent = len(clients._server.record)
+
+    assert sent >= requests
+    assert str(refused.value).startswith(
+        "not even one request at a time meets the objectives of tiny: all of"
+    )
+    assert "TTFT at best 0.2 s, 0.005 s are promised; E2E at best 0.5 s" in str(refused.value)
+    assert "`serving.tiny.objectives`" in str(refused.value)
+
+
+def test_one_request_that_meets_them_is_enough() -> None:
+    contract = Contract(ttft_seconds=0.3)
+    with virtual_clients(QueueServer(slots=4, first_seconds=0.2, token_seconds=0.1)) as clients:
+        alone(clients, contract).check_alone()
+        # A client is asked once a second.
+        assert len(clients._server.record) <= 4
+
+
+def test_a_failure_of_every_request_is_named() -> None:
+    server = QueueServer(slots=4, faults=("500",) * 20)
+    with (
+        virtual_clients(server) as clients,
+        pytest.raises(FleetError, match=r"missed them \(failures: 500\)"),
+    ):
+        alone(clients, Contract(ttft_seconds=0.3)).check_alone()
+
+
+def alone(clients: VirtualClients, contract: Contract) -> LevelRuns:
+    target = Target("replica tiny-0", clients._server.url, "tiny", "tiny", ("tiny-0",), 1)
+    place = ClientPlace(CONTROLLER, 1, clients.start)
+    return LevelRuns(target, contract, WORK, IDS, 1, 1, place=place, sleep=clients.sleep)
 
 
 MISSED, KEPT = (
