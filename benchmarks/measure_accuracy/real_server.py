@@ -6,9 +6,9 @@ Does `gpufleet measure` find the capacity of a real vLLM whose steps take a fixe
 ENVIRONMENT has the CPU build of a release, as lab/metrics_recording.py takes it. One server and its
 load clients are processes of their own, over HTTP and in real time. The true rate is that of a
 simulation of the steps alone (`true_rate`), without vLLM, HTTP, clients or verdicts; before the
-searches a closed loop shows what the server carries at most. Both hold as long as steps are on
-time: the server counts those that were not. `--simulated` puts such a simulation in the server's
-place: only search and verdicts.
+searches a closed loop shows what the server carries at most. On a busy machine steps are late: the
+server states their mean time during each search, and the true rate is that of steps of that time.
+`--simulated` puts such a simulation in the server's place: only search and verdicts.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 
 from benchmarks.measure_accuracy import paced_steps
@@ -67,11 +68,19 @@ class Steps:
     seconds: float
     """By which all of them together were late."""
 
-    def since(self, before: Steps) -> str:
-        """Return those since then in words."""
-        count = self.count - before.count
-        mean = STEP_SECONDS + (self.seconds - before.seconds) / max(1, count)
-        return f"{self.late - before.late} of {count} steps late, {1000 * mean:.1f} ms in the mean"
+    def since(self, before: Steps) -> Steps:
+        """Return those since then."""
+        return Steps(
+            self.count - before.count, self.late - before.late, self.seconds - before.seconds
+        )
+
+    @property
+    def mean(self) -> float:
+        """Return the seconds of a step."""
+        return STEP_SECONDS + self.seconds / max(1, self.count)
+
+    def __str__(self) -> str:
+        return f"{self.late} of {self.count} steps late, {1000 * self.mean:.1f} ms in the mean"
 
 
 @dataclass(frozen=True)
@@ -87,28 +96,32 @@ class PacedServer:
         return Steps(int(count), int(late), float(seconds))
 
 
-def true_rate(seed: int = 20_331_106, requests: int = SIMULATED_REQUESTS) -> float:
+@cache
+def true_rate(
+    step: float = STEP_SECONDS, seed: int = 20_331_106, requests: int = SIMULATED_REQUESTS
+) -> float:
     """Return the highest arrivals per second at which the share keeps the contract."""
-    low, high = 0.5 * SATURATION, 1.1 * SATURATION
+    full = SLOTS / (TOKENS * step)
+    low, high = 0.5 * full, 1.1 * full
     for _ in range(BISECTIONS):
         middle = (low + high) / 2
-        if share_kept(middle, seed, requests) >= CONTRACT.share:
+        if share_kept(middle, step, seed, requests) >= CONTRACT.share:
             low = middle
         else:
             high = middle
     return low
 
 
-def share_kept(rate: float, seed: int, requests: int) -> float:
+def share_kept(rate: float, step: float, seed: int, requests: int) -> float:
     """Return the share that keeps the contract."""
     kept = 0
-    for each in itertools.islice(served(rate, random.Random(seed)), requests):
+    for each in itertools.islice(served(rate, random.Random(seed), step), requests):
         ttft, e2e = each.ttft or 0.0, each.e2e or 0.0
         kept += ttft <= (CONTRACT.ttft_seconds or 0.0) and e2e <= (CONTRACT.e2e_seconds or 0.0)
     return kept / requests
 
 
-def served(rate: float, draw: random.Random) -> Iterator[Outcome]:
+def served(rate: float, draw: random.Random, step: float = STEP_SECONDS) -> Iterator[Outcome]:
     """Yield requests by due times where free slots are filled before each step."""
     waiting: list[float] = []
     running: list[int] = []
@@ -121,12 +134,11 @@ def served(rate: float, draw: random.Random) -> Iterator[Outcome]:
             upcoming += draw.expovariate(rate)
         free = SLOTS - len(running)
         begun, waiting = waiting[:free], waiting[free:]
-        now += STEP_SECONDS
+        now += step
         for due in begun:
             # The rest of its time is known: no request leaves its slot before its end.
-            done = now + (TOKENS - 1) * STEP_SECONDS
-            gaps = (STEP_SECONDS,) * (TOKENS - 1)
-            yield Outcome(due, due, now, done, PROMPT, TOKENS, gaps, "")
+            done = now + (TOKENS - 1) * step
+            yield Outcome(due, due, now, done, PROMPT, TOKENS, (step,) * (TOKENS - 1), "")
         running = [steps - 1 for steps in (*running, *[TOKENS] * len(begun)) if steps > 1]
 
 
@@ -138,23 +150,20 @@ def main() -> int:
     taken.add_argument("--first", type=int, default=1)
     taken.add_argument("--simulated", type=int, metavar="SEARCHES")
     given = taken.parse_args()
-    true = true_rate()
-    print(f"truly {true:.3f} requests/s of {SATURATION:g} at saturation", flush=True)
-    found: list[Searched] = []
-    seeds = range(1000 * given.first, 1000 * (given.first + given.searches), 1000)
+    print(f"truly {true_rate():.3f} requests/s of {SATURATION:g} at saturation", flush=True)
     if given.simulated:
-        found = [simulated_search(1000 * (1 + number)) for number in range(given.simulated)]
-        print("\n".join(each.line(true) for each in found))
+        found = [
+            (simulated_search(1000 * (1 + each)), true_rate()) for each in range(given.simulated)
+        ]
     else:
         with paced_server(given.vllm) as server:
             print_saturation(server)
-            for seed in seeds:
-                before = server.steps()
-                found.append(search(server.url, seed))
-                late = server.steps().since(before)
-                print(f"{found[-1].line(true)}; {late}", flush=True)
-    right = sum(each.is_right(true) for each in found)
-    within = sum(each.is_within(true) for each in found)
+            found = [
+                real_search(server, 1000 * each)
+                for each in range(given.first, given.first + given.searches)
+            ]
+    right = sum(each.is_right(true) for each, true in found)
+    within = sum(each.is_within(true) for each, true in found)
     print(f"  {len(found) - right} wrong of {len(found)}; both ends within 10 %: {within}")
     return int(within < len(found) or right < len(found))
 
@@ -195,6 +204,16 @@ def print_saturation(server: PacedServer) -> None:
     )
 
 
+def real_search(server: PacedServer, seed: int) -> tuple[Searched, float]:
+    """Find the rate of a server; print and return it with the true one."""
+    before = server.steps()
+    found = search(server.url, seed)
+    steps = server.steps().since(before)
+    true = true_rate(steps.mean)
+    print(f"{found.line(true)}; {steps}, truly {true:.3f} requests/s", flush=True)
+    return found, true
+
+
 def search(url: str, seed: int) -> Searched:
     """Find the rate of a server that is idle."""
     runs = _runs(url, seed)
@@ -220,7 +239,9 @@ def simulated_search(seed: int) -> Searched:
         of = Level(CONTRACT, rate, seconds, give_up_seconds(CONTRACT))
         return simulated_level(of, served(rate, random.Random(f"{seed}/{next(numbers)}")), 1.0)
 
-    return run_search(_rates(seed), CONTRACT, LEVEL_SECONDS, TOKENS * STEP_SECONDS, level)
+    found = run_search(_rates(seed), CONTRACT, LEVEL_SECONDS, TOKENS * STEP_SECONDS, level)
+    print(found.line(true_rate()), flush=True)
+    return found
 
 
 def _rates(seed: int) -> RateSearch:
