@@ -69,6 +69,7 @@ FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
     (10, 3): (12, 9),
     (11, 0): (13, 0),
     (12, 0): (12, 8),
+    (12, 1): (12, 9),
 }
 
 

@@ -46,7 +46,6 @@ def rule_settings(
     }
     there = {
         "watchdog": any(served.watchdog.mode != "off" for served in models.values()),
-        "dcgm": any(each.settings.gpu_node and each.settings.dcgm for each in nodes.values()),
         "alertmanager": monitoring.alertmanager is not None,
     }
     return RuleSettings(

@@ -9,7 +9,7 @@ from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from tests.unit.monitoring.promtool import Case, Firing, run, too_early
 
 MINUTE = 60
-SETTINGS = frozenset({"gateway", "alertmanager"})
+SETTINGS = frozenset({"alertmanager"})
 MODEL = {"instance": "gw-01", "proxy": "tiny"}
 NODE = {"instance": "gpu-01"}
 MONITOR = {"instance": "mon-01"}
@@ -462,9 +462,9 @@ def test_every_alert_on_them_that_waits_has_a_case_before_it_fires() -> None:
     assert set(EARLY) == {alert.name for alert in alerts if alert.for_seconds}
 
 
-def test_rules_of_the_gateway_are_left_out_where_there_is_none() -> None:
+def test_rules_of_alertmanager_are_left_out_where_there_is_none() -> None:
     files = rule_files(RuleSettings())
 
-    assert "gateway.rules.yml" not in files
     assert "alert: AlertmanagerCannotSend" not in files["monitoring.rules.yml"]
     assert "alert: MonitoringBlind" in files["monitoring.rules.yml"]
+    assert "alert: GatewayDown" in files["gateway.rules.yml"]  # also of a HAProxy of your own

@@ -13,6 +13,7 @@ import pytest
 from gpufleet.converge.desired import File
 from gpufleet.monitoring import prometheus, render, server_files
 from gpufleet.monitoring.metrics.metric import Job
+from gpufleet.monitoring.rules.files import all_groups
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving import servers
 from gpufleet.settings.monitoring_settings import Monitoring
@@ -187,8 +188,17 @@ def test_a_password_goes_only_to_nodes_that_ask_for_it() -> None:
 
 def test_rules_are_those_of_the_parts_that_are_there() -> None:
     alone = render.rule_settings(Monitoring(alertmanager=None), FLEET)
-    assert alone.settings == {"dcgm"}
-    assert render.rule_settings(Monitoring(), FLEET).settings == {"dcgm", "alertmanager"}
+    assert alone.settings == set()
+    assert render.rule_settings(Monitoring(), FLEET).settings == {"alertmanager"}
+
+
+def test_a_fleet_that_has_every_part_gets_every_alert_that_needs_one() -> None:
+    """What an alert needs has to be known of fleets, or no fleet ever gets it."""
+    watched = {"llama": {"model": "/srv/llama", "watchdog": {"mode": "warn"}}}
+    whole = {**FLEET, "gpu-09": node("gpu-09", "192.0.2.19", cuda=CUDA, vllm=VLLM, serving=watched)}
+    there = render.rule_settings(Monitoring(), whole).settings
+    needed = {each for group in all_groups() for alert in group.alerts for each in alert.needs}
+    assert needed == there
 
 
 def test_a_servers_credentials_are_no_one_elses_and_in_no_diff() -> None:

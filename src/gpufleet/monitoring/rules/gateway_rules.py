@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
-_NEEDS = ("gateway",)
 _BACKEND = "by (instance, proxy)"
 # As long as a model may take to load (vllm_rules.LOADING_SECONDS): until then a server is down
 # because it starts.
@@ -18,7 +17,6 @@ _LOADING_SECONDS = 1800
 ERROR_RATIO = 0.05
 ERRORS_AT_LEAST = 10
 
-# None: they would be evaluated for nothing where there is no gateway.
 RECORDINGS: tuple[Recording, ...] = ()
 
 _ANSWERS = "haproxy_backend_http_responses_total"
@@ -33,7 +31,6 @@ ALERTS: tuple[Alert, ...] = (
         "{{ $labels.instance }}: the gateway does not answer",
         "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has "
         "all traffic.",
-        needs=_NEEDS,
     ),
     Alert(
         "GatewayNoServer",
@@ -45,7 +42,6 @@ ALERTS: tuple[Alert, ...] = (
         "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, its clients get 503",
         "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by an operator? "
         "haproxy_server_status tells DRAIN and MAINT from DOWN.",
-        needs=_NEEDS,
     ),
     Alert(
         "GatewayServerDown",
@@ -55,7 +51,6 @@ ALERTS: tuple[Alert, ...] = (
         "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} "
         "has been down for the gateway for half an hour",
         "If its stage is up, the gateway does not reach it: firewall, address, or its check.",
-        needs=_NEEDS,
     ),
     Alert(
         "GatewayErrors",
@@ -66,7 +61,6 @@ ALERTS: tuple[Alert, ...] = (
         "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers of "
         "{{ $labels.proxy }} are 5xx",
         "Where VllmErrors is silent they are the gateway's own: its log has why, in two letters.",
-        needs=_NEEDS,
     ),
     Alert(
         "GatewayQueue",
@@ -76,6 +70,5 @@ ALERTS: tuple[Alert, ...] = (
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait at the gateway for {{ $labels.proxy }}",
         "All its servers have as many requests as they may: add a replica.",
-        needs=_NEEDS,
     ),
 )
