@@ -75,7 +75,13 @@ def test_wheels_of_a_cuda_major_need_the_first_driver_of_it() -> None:
 
 
 def test_blackwell_needs_cuda_12_8_and_its_second_edition_12_9() -> None:
-    assert FIRST_CUDA == {(10, 0): (12, 8), (12, 0): (12, 8), (10, 3): (12, 9), (11, 0): (13, 0)}
+    assert FIRST_CUDA == {
+        (10, 0): (12, 8),
+        (12, 0): (12, 8),
+        (10, 3): (12, 9),
+        (11, 0): (13, 0),
+        (12, 1): (12, 9),
+    }
 
 
 def test_what_is_known_of_a_branch_cannot_be_changed() -> None:
