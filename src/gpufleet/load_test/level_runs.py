@@ -275,6 +275,11 @@ def give_up_seconds(contract: Contract) -> float:
     return max(FEWEST_GIVE_UP_SECONDS, GIVE_UP_TIMES * longest)
 
 
+def too_old_seconds(contract: Contract) -> float:
+    """Return after how many seconds a request that is not finished counts as missed."""
+    return min(give_up_seconds(contract), contract.e2e_seconds or math.inf)
+
+
 def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
     """Measure the rate that clients reach at a place with a workload's requests."""
     like: Workload | Made

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from gpufleet.load_test.level import LevelSummary
-from gpufleet.load_test.level_runs import LevelRuns
+from gpufleet.load_test.level_runs import LevelRuns, too_old_seconds
 from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.result import RateBracket, Searched
 from gpufleet.load_test.verdicts import fewest_seconds
@@ -79,10 +79,15 @@ class LevelSearch:
         )
 
     def _least_seconds(self, load: float, *, closed: bool) -> float:
-        """Return a level's time limit: at least twice the time for a verdict."""
+        """
+        Return a level's time limit: at least twice the time for a verdict.
+
+        Of a server that answers next to nothing in time, a request counts once it is too old.
+        """
+        contract = self.runs.contract
         rate = load / self.request_seconds if closed and self.request_seconds else load
-        least = fewest_seconds(self.runs.contract, rate, self.request_seconds)
-        return max(self.seconds, 2 * least)
+        least = fewest_seconds(contract, rate, self.request_seconds)
+        return max(self.seconds, 2 * max(least, too_old_seconds(contract)))
 
 
 def single_level(level: LevelSummary) -> RateBracket:

@@ -16,6 +16,7 @@ from gpufleet.load_test.level_runs import LevelObserver, LevelRuns
 from gpufleet.load_test.level_search import LevelSearch, interrupted_search, single_level
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.outcomes import Contract
+from gpufleet.load_test.rate_search import RateSearch
 from gpufleet.load_test.workloads import TokenRange, Workload, fixed_length
 from tests.support.queue_server import QueueServer
 from tests.support.rows import each_row
@@ -68,6 +69,16 @@ def test_a_closed_loop_ends_at_what_its_clients_can_send(clients: VirtualClients
     assert [each.load for each in found.levels] == [1.0, 2.0]
     assert (found.found.kept, found.found.missed, found.found.status) == (2.0, None, "ceiling")
     assert "2 concurrent requests were answered at" in found.found.why
+
+
+def test_a_load_far_above_a_servers_limit_is_missed_however_short_levels_are() -> None:
+    """It answers 5 of 64 a second; within 20 s all others are younger than their 30 s."""
+    with virtual_clients(QueueServer(slots=1, first_seconds=0.05, token_seconds=0.05)) as there:
+        slow = search(there)
+        slow.runs.contract = Contract(ttft_seconds=3.0, e2e_seconds=30.0, share=0.5)
+        found = slow._search(RateSearch(64.0, 256.0))
+
+    assert [(each.load, each.verdict) for each in found.levels] == [(64.0, "missed")]
 
 
 def test_a_search_says_which_levels_it_begins_and_ends(clients: VirtualClients) -> None:
