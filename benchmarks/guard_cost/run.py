@@ -23,6 +23,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from gpufleet.engines.vllm import launch_arguments
 from gpufleet.on_node.serving import guard
 from gpufleet.serving import unit
 from lab.metrics_recording import running_server
@@ -69,7 +70,7 @@ def main() -> int:
     with tempfile.TemporaryDirectory() as folder:
         shutil.copy(guard.__file__, Path(folder) / Path(unit.GUARD).name)
         costs = guard_seconds(vllm, folder, rounds)
-        flag = f"--middleware={unit.MIDDLEWARE}"
+        flag = f"--middleware={launch_arguments.MIDDLEWARE}"
         with running_server(vllm, flag, PYTHONPATH=folder, VLLM_API_KEY=KEY) as (_, port):
             requests = completions(port)
     cost, request = statistics.median(costs), min(requests)

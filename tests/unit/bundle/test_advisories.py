@@ -162,7 +162,7 @@ def test_each_advisory_is_named_with_what_mends_it(
         "jinja_2 3.1.4: GHSA-aaaa-bbbb-cccc (CVE-2026-1), fixed in 3.1.6",
         "torch 2.9.0+cu130: PYSEC-2026-2, no fix is known",
     ]
-    assert "4 packages asked about, 2 advisories" in result.stderr
+    assert "4 packages looked up, 2 advisories" in result.stderr
 
 
 def test_every_package_is_asked_about_by_its_plain_name_and_public_version(

@@ -238,7 +238,7 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
     )
 
     assert recording_too.returncode == plain.returncode == 1
-    assert "note: @local: what was found is not recorded there: it has no /var" in (
+    assert "note: @local: its findings are not recorded there: it has no /var" in (
         recording_too.stderr
     )
     assert not Path("/var/lib/gpufleet/textfile").exists()

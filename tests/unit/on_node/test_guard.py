@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet.engines.vllm import launch_arguments
 from gpufleet.network import haproxy
 from gpufleet.on_node.serving import status
 from gpufleet.on_node.serving.guard import BODY, Guard
@@ -193,7 +194,7 @@ def test_without_a_key_there_is_no_server(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_units_name_it_as_looks_at_nodes_do() -> None:
-    module, _, name = unit.MIDDLEWARE.rpartition(".")
-    assert status.GUARD == unit.MIDDLEWARE
+    module, _, name = launch_arguments.MIDDLEWARE.rpartition(".")
+    assert status.GUARD == launch_arguments.MIDDLEWARE
     assert unit.GUARD.endswith(f"/{module}.py")
     assert name == Guard.__name__

@@ -99,8 +99,9 @@ def test_the_document_names_the_program_that_wrote_it(probed):
     parts = (
         "probe/probe", "common/answers", "common/commands", "common/driver_files",
         "common/forked", "common/kernel_messages", "common/linux_facts", "common/model_folder",
-        "common/nvml", "common/package_facts", "common/processes", "common/stages", "common/system",
-        "common/systemctl", "probe/cordon_mark", "probe/nvml_gpus", "probe/nvml_links",
+        "common/nvml", "common/package_facts", "common/processes", "common/stage_units",
+        "common/stages", "common/system", "common/systemctl",
+        "probe/cordon_mark", "probe/nvml_gpus", "probe/nvml_links",
     )  # fmt: skip
     files = [ROOT / f"src/gpufleet/on_node/{part}.py" for part in parts]
     by_coreutils = subprocess.run(

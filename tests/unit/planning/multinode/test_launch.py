@@ -13,6 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from gpufleet.engines.vllm import launch_arguments
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.check import check
@@ -26,7 +27,6 @@ from gpufleet.planning.multinode.launch import (
     transfer_variables,
 )
 from gpufleet.planning.stage import Stage
-from gpufleet.serving import unit
 from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
 from tests.support.rows import each_row
 
@@ -97,7 +97,7 @@ def started(stage, model, rank, version=NEWEST, *, hcas=()):
         port=model.cluster_port,
         same={"release": "0.33.0-1f2e3d4c5b", "model": "9d1f62ac"},
         programs=f"{RELEASE}/bin",
-        serve=[line for _, line in unit.lines(stage, model, vllm(version))],
+        serve=[line for _, line in launch_arguments.lines(stage, model, vllm(version))],
     )
 
 
