@@ -121,7 +121,7 @@ def purge(ctx: click.Context) -> None:
 
 @lab.command()
 def clean() -> None:
-    """Purge the labs that this checkout has brought up; name those of others, and leave them."""
+    """Purge the labs of this checkout; list those of other checkouts, and keep them."""
     _require_root("gpufleet lab clean", "it removes mounts and the labs' files")
     for lab_id in lab_ids():
         owner = LabState.load(lab_id).checkout

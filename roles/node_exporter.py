@@ -38,7 +38,7 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
         DesiredState(*required_state(wanted), *services(rendered, access)), probed=False
     )
     check_exporter_flags(
-        node, rendered, wanted, access, name="it takes its flags", _timeout=CHECK_SECONDS
+        node, rendered, wanted, access, name="check the exporter's flags", _timeout=CHECK_SECONDS
     )
     node.files(name="unit and credentials")
     node.units(name="service")

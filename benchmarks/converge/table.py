@@ -100,7 +100,7 @@ def held(measured: Measured) -> Iterator[Held]:
                     what += ", controller's CPU"
                 yield Held(nodes, what, ratio, bounds[0] if bounds else None)
         if runs := ways.get("ours"):
-            yield Held(nodes, "the controller's MiB", max(r.peak_mib for r in runs), MOST_MIB)
+            yield Held(nodes, "the controller's peak, MiB", max(r.peak_mib for r in runs), MOST_MIB)
 
 
 def markdown(measured: Measured) -> str:

@@ -172,7 +172,7 @@ def uninstall(module: Module, kernel: str) -> None:
 
 
 def remove(module: Module, kernel: str | None) -> None:
-    """Forget the module for a kernel, or wholly."""
+    """Remove the module for a kernel, or for all kernels."""
     if not module.home.exists():
         fail(
             NOT_THERE,

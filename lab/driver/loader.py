@@ -213,7 +213,7 @@ def take_away(name: str, state: dict[str, Any]) -> None:
 
 
 def forget_settings() -> None:
-    """Forget what was set in the driver alone; what boards keep themselves stays."""
+    """Forget the settings that the driver holds; those that the boards store stay."""
     try:
         lines = NVML_STATE.read_text().splitlines(keepends=True)
     except FileNotFoundError:

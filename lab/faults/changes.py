@@ -64,7 +64,7 @@ def _renumbered(wiring: str, gone: int) -> str:
 
 
 def unprobed(machine: Machine, gpu: int) -> Machine:
-    """The driver gave up on one GPU while it was loaded: it stays on the bus, unbound."""
+    """While loading, the driver failed on one GPU, which stays on the bus without a driver."""
     function = machine.function(machine.gpu_bus_id(gpu))
     lost = with_function(without_gpu(machine, gpu), [replace(function, driver=None)])
     return logged(
@@ -288,7 +288,7 @@ def manager_stopped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     """
     The fabric manager does not run, and so no GPU has joined.
 
-    A tray of a rack has no manager of its own; before Hopper GPUs have no such state.
+    A rack's tray has no fabric manager of its own. GPUs before Hopper have no fabric state.
     """
     if machine.profile.registers:
         machine = with_nvml_lines(machine, "gpu.*.fabric.state = 1")

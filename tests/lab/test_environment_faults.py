@@ -183,7 +183,7 @@ def test_a_program_that_the_kernel_kills_is_back_and_nothing_is_lost(
 ) -> None:
     """SIGKILL is what the OOM killer sends."""
     with broken(fleet, f"`{unit}` is killed as by the OOM killer", lambda: None) as row:
-        row.said = f"nothing: systemd had it back after {killed(fleet, node, unit):.0f} s"
+        row.said = f"nothing: systemd restarted it after {killed(fleet, node, unit):.0f} s"
     assert row.clients.failed == 0
 
 
@@ -194,7 +194,7 @@ def test_a_gateway_that_the_kernel_kills_is_back_and_loses_what_was_under_way(
     unit = "gpufleet-gateway"
     with broken(fleet, f"the only `{unit}` is killed as by the OOM killer", lambda: None) as row:
         seconds = killed(fleet, GATEWAY, unit)
-        row.said = f"nothing: systemd had it back after {seconds:.0f} s"
+        row.said = f"nothing: systemd restarted it after {seconds:.0f} s"
     assert row.clients.failed <= (seconds + 2) * RATE, row.clients.failures
 
 

@@ -125,9 +125,7 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
 ) -> None:
     with relay(str(fleet.state.machine), fleet.state.mirror_url) as mirror:
         with (
-            broken(
-                fleet, f"a mirror {does} in the midst of a model's weights", lambda: None
-            ) as row,
+            broken(fleet, f"a mirror {does} while it sends a model's weights", lambda: None) as row,
             other_revision(fleet, mirror),
         ):
             mirror.does = does

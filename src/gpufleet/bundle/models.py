@@ -22,7 +22,7 @@ _DIGEST = {64: "sha256", 40: "git"}
 
 @dataclass(frozen=True)
 class Model:
-    """One model and its Hub; None: the Hub's client's configuration."""
+    """One model and its Hub. Without `endpoint` huggingface_hub uses its default."""
 
     repository: str
     revision: str

@@ -103,7 +103,7 @@ def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
     """
     Return the wheel of each package of a lock; folders of the nodes among its links are theirs.
 
-    Raises FleetError with every package that has none for this node, or no hash.
+    Raises FleetError with every package without a wheel for this node, or without a hash.
     """
     ranks = {tag: rank for rank, tag in enumerate(target.tags)}
     pages = [link for link in lock.find_links if link.startswith(("http://", "https://"))]

@@ -58,8 +58,8 @@ class Links:
     """
     One GPU's links, by number.
 
-    `peers` counts those that are up by the GPU at their other end; `version` is NVML's number of
-    their kind.
+    `peers` is the number of links that are up to each other GPU; `version` is the NVLink version
+    as NVML numbers it.
     """
 
     up: tuple[int, ...]

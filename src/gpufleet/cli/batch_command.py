@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     "--output",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write answers to this file; resumes an earlier run's.",
+    help="Write answers to this file, or continue that of an earlier run.",
 )
 @click.option("--replica", metavar="ID", help="Ask this replica's own server: tiny-0.")
 @click.option("--gateway", metavar="NODE", help="Ask through this node's gateway.")

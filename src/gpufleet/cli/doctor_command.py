@@ -49,7 +49,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     logs, what was changed before, and what to type next. NAME is a model, a replica or a node.
 
     With logs of vLLM, NCCL, the driver or the kernel (journal, Docker, Kubernetes or a file) it
-    needs no inventory; several logs, as of all ranks, are merged by time. `-` reads stdin.
+    needs no inventory. Several logs (for example of all ranks) are merged by time. `-` reads stdin.
 
     \b
     gpufleet doctor inventories/prod.py

@@ -122,7 +122,9 @@ def upgrade(
     Exit status: 0 done, 1 stopped, rolled back or paused, 2 error, 130 interrupted.
     """
     if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
-        raise click.UsageError("--resume, --abort, --dry, --report and --vllm: one at a time.")
+        raise click.UsageError(
+            "Give one of --resume, --abort, --dry and --report; --vllm goes only with --dry."
+        )
     if shown:
         return _show_report(inventory_file, folder, shown, html, as_json=as_json)
     use_gevent()

@@ -81,7 +81,7 @@ HISTOGRAMS = frozenset(
 @dataclass(frozen=True)
 class ProgressMetrics:
     """
-    The metrics by which the watchdog sees that a server gets on with its work.
+    The metrics by which the watchdog sees that a server makes progress.
 
     Attributes:
         marks: any change of one of them is progress. Each release has some.

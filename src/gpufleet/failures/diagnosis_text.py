@@ -54,7 +54,7 @@ def _wait(waiting: Waiting, findings: Findings, now: datetime | None) -> Iterato
     if waiting.served:
         what = "the server waits for a worker, which works long or hangs"
     else:
-        what = "the server still starts, or hangs"
+        what = "the server is still starting, or hangs"
     yield f"unknown: {what}; no line has an error"
     age = ""
     if now and waiting.last_at and now >= waiting.last_at:

@@ -1,7 +1,7 @@
 """
 Know the model classes for which a release of vLLM has code, with their tasks.
 
-Read from the releases' own lists (`on_node/flags/model_classes.py`) by tools/collect_flags.py. A
+tools/collect_flags.py reads the data from each release (`on_node/flags/model_classes.py`). A
 class that no packaged release lists is not judged: a publisher's own, or that of a plugin.
 Pure, but for reading its own data.
 """

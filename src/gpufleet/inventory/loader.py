@@ -167,7 +167,7 @@ def read(path: str | Path) -> Fleet:
         raise FleetError(f"{str(path)[:200]}: no such inventory file{others}")
     if file.suffix in invocation.NOT_PYTHON:
         raise FleetError(
-            f"{path}: is not Python, as inventories are: `gpufleet import {path} -o NAME.py` "
+            f"{path}: an inventory is a Python file: `gpufleet import {path} -o NAME.py` "
             "converts an Ansible inventory"
         )
     if str(Path.cwd()) not in sys.path:  # as pyinfra does, for what the inventory imports

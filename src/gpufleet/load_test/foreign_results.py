@@ -43,8 +43,8 @@ def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
     found = tuple(each for document in documents for each in _levels(document))
     if not found:
         raise FleetError(
-            f"{file}: is not a result of `vllm bench serve`, guidellm or aiperf: it has none of "
-            "their keys, or no level of load"
+            f"{file}: is not a result of `vllm bench serve`, guidellm or aiperf: it has other "
+            "keys, or no level of load"
         )
     return found
 

@@ -38,7 +38,7 @@ def alertmanager_yml(
     """
     Return alertmanager.yml.
 
-    `urls` maps files of `secret_files` with a webhook's URL to that URL. `folder` is where the
+    `urls` maps each secret file that holds a webhook URL to that URL. `folder` is where the
     configuration will lie, with a slash at its end: Alertmanager resolves file names from its
     working directory, which may differ.
     """

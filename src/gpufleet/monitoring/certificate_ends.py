@@ -15,11 +15,11 @@ EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
 """Uses of a certificate, the label `use`: they identify the setting that names the file."""
 
 
-def end_file(folder: str) -> str:
+def metrics_file(folder: str) -> str:
     """
     Return the file about the certificate in a folder of the node.
 
-    >>> end_file("/etc/gpufleet/gateway")
+    >>> metrics_file("/etc/gpufleet/gateway")
     '/var/lib/gpufleet/textfile/certificate-gateway.prom'
     """
     return f"{node_paths.TEXTFILES}/certificate-{folder.rpartition('/')[2]}.prom"
@@ -31,7 +31,7 @@ def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value
 
     `end` is in seconds since 1970; None: there is no such certificate, and the file is removed.
     """
-    path = end_file(folder)
+    path = metrics_file(folder)
     if end is None:
         return (Absent(path),)
     return (File(path, end_text(f"{folder}/{name}", use, end).encode()),)

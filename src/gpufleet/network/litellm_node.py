@@ -131,7 +131,7 @@ OURS = (
     f"{HOME}/front.json",
     f"{CREDENTIALS}/upstream-key",
     f"{CREDENTIALS}/tls-key",
-    certificate_ends.end_file(HOME),
+    certificate_ends.metrics_file(HOME),
 )
 """LiteLLM's files on a node besides `config.yaml`: unit, filter, secrets, a certificate's end."""
 

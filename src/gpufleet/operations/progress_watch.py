@@ -123,7 +123,7 @@ def show_transaction(seconds: float) -> Generator[None]:
 
 @contextmanager
 def show_build(wanted: Release) -> Generator[None]:
-    """Log the progress of the block's build of a release on the current node."""
+    """Log the progress of a release's build on the current node, while the block runs."""
     asked = payload.program("transfer/build_progress", said=wanted.build_log)
 
     def read(_now: float, seen: Mapping[str, Any]) -> str:

@@ -161,7 +161,7 @@ def gateway_state(do: str, **parameters: Any) -> GatewayState:
 
 @operation()
 def wait_for_nodes() -> Commands:
-    """Synchronize all nodes: every node has this operation before a gateway's next step."""
+    """Let a gateway continue only after every node has reached this operation."""
     host.noop("the next step waits for the other nodes")
     yield from ()
 

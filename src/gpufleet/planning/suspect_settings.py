@@ -1,5 +1,5 @@
 """
-Warn of settings with which servers start, but do not suit the nodes, models or clients.  Pure.
+Warn of settings that servers accept, but that do not suit nodes, models or clients.  Pure.
 """
 
 from __future__ import annotations

@@ -68,7 +68,7 @@ class LockedDcgm(Setting):
 
 
 class LockedVllm(Setting):
-    """The release that serves; `vllm.version` and `vllm.python`, if set, must be the same."""
+    """The vLLM release of the nodes; `vllm.version` and `vllm.python`, if set, must equal it."""
 
     version: PythonVersion
     python: Annotated[

@@ -1,5 +1,5 @@
 """
-Provide ranges of start-up memory that no config states, from recorded starts. Pure.
+Estimate the start-up memory that no config states, as ranges from recorded starts. Pure.
 
 A start has one or more of the `PARTS`, and the memory of each part is in a range: from the lowest
 to the highest measured value, with a margin. Ranges are added end to end, low to low and high to

@@ -248,7 +248,7 @@ def test_a_start_that_has_not_ended_is_said_to_start_or_hang_with_its_last_lines
     assert (found.waiting.last.number, found.waiting.served) == (3, False)
     text = "\n".join(text_lines(found, datetime(2026, 11, 20, 10, 5, tzinfo=UTC)))
     assert "something failed" not in text
-    assert "unknown: the server still starts, or hangs; no line has an error" in text
+    assert "unknown: the server is still starting, or hangs; no line has an error" in text
     assert "last line: a.log:3, 2026-11-20 10:02:00Z, EngineCore, 3 min old" in text
     assert "Loading weights" in text
     value = as_json(found)

@@ -261,7 +261,7 @@ def test_a_checkout_does_not_say_its_version(source):
         (lambda folder: _written(folder / "a.txt", b"text"), "neither a directory, nor a wheel"),
         (
             lambda folder: _written(folder / "a.whl", b"PK\5\6" + bytes(18)),
-            "it is no release of vLLM",
+            "it is not a release of vLLM",
         ),
         (lambda folder: _cut(small_release.sdist(folder)), "cannot be read|is no release"),
         (lambda folder: _cut(small_release.wheel(folder)), "neither|cannot be read"),

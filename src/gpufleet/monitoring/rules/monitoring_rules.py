@@ -41,7 +41,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         600,
         "Prometheus has no values of any node",
-        "Its disk, its list of targets (targets/node*.json), then its log.",
+        "On its node check the disk, the targets (targets/node*.json) and Prometheus' log.",
     ),
     Alert(
         "MonitoringTargetsUnreadable",

@@ -182,7 +182,7 @@ ALERTS: tuple[Alert, ...] = (
             f"{_ON}: {{{{ $labels.device }}}} has errors in "
             "{{ $value | humanizePercentage }} of its packets"
         ),
-        action="`ethtool -S` names the counter: cable, transceiver or the switch's port.",
+        action="`ethtool -S` names the counter. Check cable, transceiver and switch port.",
     ),
     Alert(
         name="LinkFlapping",

@@ -38,7 +38,7 @@ class Release(NamedTuple):
 
 
 class KeptUnits(NamedTuple):
-    """Kept units of an upgrade."""
+    """The former units that an upgrade has stored, and the releases that they use."""
 
     id: str
     at: float

@@ -53,7 +53,7 @@ def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
     return ask
 
 
-def ask_struct(function: str, structure: str) -> Ask:
+def get_struct(function: str, structure: str) -> Ask:
     """Return a question whose answer NVML writes into a versioned struct."""
 
     def ask(nvml: Any, gpu: Any) -> Any:

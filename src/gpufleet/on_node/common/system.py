@@ -207,7 +207,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 )
 
 
-def system() -> dict[str, Any]:
+def system_facts() -> dict[str, Any]:
     """Return facts from the operating system's files and the kernel."""
     return {name: read(function) for name, function in SYSTEM_FACTS}
 

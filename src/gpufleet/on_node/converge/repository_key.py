@@ -61,8 +61,8 @@ def main(asked: dict[str, Any]) -> str:
     found = fingerprints(key)
     if not found or (asked["fingerprint"] and found != [asked["fingerprint"]]):
         raise RefusedError(
-            "%s has %s instead of the key %s that %s names; nothing was changed. Compare it with "
-            "the vendor's, then correct the setting"
+            "%s has %s instead of the key %s that %s names; nothing was changed. Compare the key "
+            "with the vendor's, then correct the setting"
             % (
                 asked["url"],
                 "the key " + " and ".join(found) if found else "no public key",

@@ -32,10 +32,10 @@ SHORTEST = 4
 
 def main() -> None:
     """Print the document."""
-    sys.stdout.write(json.dumps({"error": error()}) + "\n")
+    sys.stdout.write(json.dumps({"error": config_error()}) + "\n")
 
 
-def error() -> "str | None":
+def config_error() -> "str | None":
     """Return why the configuration is refused; None if it is valid."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-", dir="/run") as folder:
         for path, content in PARAMETERS["files"].items():

@@ -127,7 +127,7 @@ def _tree(folder: str, package: Package) -> Release:
 def _held(place: str, texts: "dict[str, str]", package: Package) -> Release:
     if package.landmark not in texts:
         raise SourceError(
-            "%s holds no %s: it is no release of %s" % (place, package.landmark, package.title)
+            "%s holds no %s: it is not a release of %s" % (place, package.landmark, package.title)
         )
     version = _version(texts.get, package)
     return Release(package.name, place, texts.get, lambda: sorted(texts), version)

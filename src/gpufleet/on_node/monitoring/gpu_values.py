@@ -18,12 +18,12 @@ REMAPPED = get("RemappedRows", keys=("corrected", "uncorrected", "pending", "fai
 
 
 def memory(part: str) -> Ask:
-    """Return a question for a part of a GPU's memory, in bytes."""
+    """Return a function that reads a part of a GPU's memory, in bytes."""
     return lambda nvml, gpu: getattr(MEMORY(nvml, gpu), part)
 
 
 def remap_state(part: str) -> Ask:
-    """Return a question for a state of the row remapper, 0 or 1."""
+    """Return a function that reads a state of the row remapper, 0 or 1."""
     return lambda nvml, gpu: int(bool(REMAPPED(nvml, gpu)[part]))
 
 

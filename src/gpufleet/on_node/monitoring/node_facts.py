@@ -117,7 +117,7 @@ def module_on_disk(known: Any) -> Dict[str, Any]:
     return {"by": by, "version": read(lambda: driver_files.module(kernel)["version"])}
 
 
-def fabric_manager(known: Any) -> Dict[str, Any]:
+def fabric_manager_version(known: Any) -> Dict[str, Any]:
     """Return the version of the installed fabric manager, "" for none."""
     by = [file_stamp(path) for path in DATABASES]
     if any(by) and known and known["by"] == by:
@@ -359,7 +359,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
     if gpu_node:
         for name, function in (
             ("disk", partial(module_on_disk, facts.known.get("disk"))),
-            ("fabric_manager", partial(fabric_manager, facts.known.get("fabric_manager"))),
+            ("fabric_manager", partial(fabric_manager_version, facts.known.get("fabric_manager"))),
             ("library", library),
             ("gpus", partial(driver_gpus, facts.known.get("gpus"))),
         ):

@@ -67,7 +67,7 @@ def run(*argv: str, text: str = "") -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a program is in the path that is used here."""
+    """Return whether a program is in a directory of `PATH`."""
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
 

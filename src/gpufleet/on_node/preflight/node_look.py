@@ -69,7 +69,7 @@ def main() -> None:
     for name in given["names"]:
         questions["names", name] = (partial(resolve, name), NAME_SECONDS)
     for key, asked in given["pages"].items():
-        questions["pages", key] = (partial(page, asked), REQUEST_SECONDS + 1)
+        questions["pages", key] = (partial(fetch_page, asked), REQUEST_SECONDS + 1)
     for key, asked in given["tls"].items():
         questions["tls", key] = (partial(handshakes, asked), 2 * REQUEST_SECONDS + 1)
     for folder, files in given["models"].items():
@@ -100,7 +100,7 @@ def resolve(name: str) -> List[str]:
     return sorted({str(each[4][0]).partition("%")[0] for each in found})
 
 
-def page(asked: Dict[str, Any]) -> Dict[str, Any]:
+def fetch_page(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Return what a server answers to a request without a key or a password."""
     # Whose certificate it is, `handshakes` asks: no secret is sent here.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)

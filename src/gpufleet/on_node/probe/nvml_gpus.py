@@ -14,9 +14,9 @@ from gpufleet.on_node.common.answers import CannotRead, is_missing, missing, rea
 from gpufleet.on_node.common.nvml import (
     Ask,
     ask_all,
-    ask_struct,
     first_of,
     get,
+    get_struct,
     number,
     start_nvml,
     sysfs_bus_id,
@@ -140,7 +140,7 @@ def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
     """Return a question for the GPU's registration with the NVLink fabric."""
-    filled = ask_struct(function, structure)
+    filled = get_struct(function, structure)
 
     def ask(nvml: Any, gpu: Any) -> dict[str, Any]:
         info = filled(nvml, gpu)
@@ -192,7 +192,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("ecc_uncorrected_volatile", get("TotalEccErrors", 1, 0)),
     ("ecc_corrected_aggregate", get("TotalEccErrors", 0, 1)),
     ("ecc_uncorrected_aggregate", get("TotalEccErrors", 1, 1)),
-    ("ecc_sram", ask_struct("SramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")),
+    ("ecc_sram", get_struct("SramEccErrorStatus", "c_nvmlEccSramErrorStatus_v1_t")),
     (
         "remapped_rows",
         get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed")),

@@ -64,7 +64,7 @@ NAMED = tuple(PARAMETERS.get("files", []))
 # Files, which take a millisecond each:
 FILES: dict[str, Callable[[], Any]] = {
     "host": linux_facts.host,
-    "system": system.system,
+    "system": system.system_facts,
     "acs": system.acs,
     "library": driver_files.library,
     "stages": stages.stages,

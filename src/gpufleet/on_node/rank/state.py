@@ -66,7 +66,7 @@ class State:
         """The number of the last incarnation."""
         return int(self.document["counter"])
 
-    def pause(self) -> float:
+    def pause_seconds(self) -> float:
         """Return the pause after the last end in seconds: 0 at first, then increasing."""
         failures = int(self.document["short_lives"]) - 1
         if failures <= 0:
@@ -81,7 +81,7 @@ class State:
         now = time.time()
         if number(end.get("when")) > now:  # the clock was set back, and must not keep us for hours
             end["when"] = int(now)
-        return max(0.0, self.pause() - (now - number(end.get("when"))))
+        return max(0.0, self.pause_seconds() - (now - number(end.get("when"))))
 
     def phase(self, phase: str, why: str = "") -> None:
         """Record the phase; `since` stays when only the sentence changes."""

@@ -12,9 +12,9 @@
     transcribe   POST /v1/audio/transcriptions   a text, for a second of tone
 
 The kind is from the unit's file, so that a running server gets the right request; the default is
-`generate`. Answers are compared with the model's files on the node; what these do not state is not
-judged. A reranker's order is judged for the query and the documents of this file; that of others is
-compared by golden prompts. Python 3.8, standard library.
+`generate`. Answers are compared with the model's files on the node; properties that the files do
+not state are not judged. A reranker's order is judged for the query and the documents of this file;
+golden prompts compare the order of others. Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -156,7 +156,7 @@ def stage(unit: str) -> dict[str, Any]:
         "nodes": list(members(words)),
         "served_name": served_name,
         "adapters": adapters(server),
-        "adapters_named": not any(word.startswith("{") for word in modules(server)),
+        "adapters_named": not any(word.startswith("{") for word in lora_module_words(server)),
         "url": place,
         "keyed": key_file is not None,
         "fingerprint": next(iter(FINGERPRINT.findall(text)), None),
@@ -213,11 +213,11 @@ def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
 
 def adapters(server: list[str]) -> list[str]:
     """Return the names of the adapters that a server loads: `--lora-modules NAME=PATH ...`."""
-    pairs = [word.partition("=") for word in modules(server) if not word.startswith("{")]
+    pairs = [word.partition("=") for word in lora_module_words(server) if not word.startswith("{")]
     return [name for name, equals, _ in pairs if equals]
 
 
-def modules(server: list[str]) -> list[str]:
+def lora_module_words(server: list[str]) -> list[str]:
     """Return the words behind `--lora-modules`; an operator's own may be objects of JSON."""
     found: list[str] = []
     if "--lora-modules" in server:
@@ -293,7 +293,7 @@ def events(unit: str) -> list[dict[str, Any]]:
 
 
 def read_event(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return one of systemd's journal entries: `at` in seconds, `life` is one run of the unit."""
+    """Return a systemd journal entry: `at` in seconds, `life` is the id of the unit's run."""
     return {
         "at": int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
         "boot": entry.get("_BOOT_ID"),

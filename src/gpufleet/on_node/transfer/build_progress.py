@@ -33,11 +33,11 @@ _STEPS = (
 )
 
 
-def look(text: str) -> Dict[str, Any]:
+def parse_progress(text: str) -> Dict[str, Any]:
     """
     Return the document for uv's output so far.
 
-    >>> look("Downloading a (2.0MiB)\\nDownloading b (1.0MiB)\\n Downloaded b\\n")["left"]
+    >>> parse_progress("Downloading a (2.0MiB)\\nDownloading b (1.0MiB)\\n Downloaded b\\n")["left"]
     ['a']
     """
     text = "\n" + text
@@ -61,7 +61,7 @@ def main() -> None:
             text = file.read(MOST)
     except OSError:  # it has not come to uv yet, or is done
         text = ""
-    print(json.dumps(look(text)))
+    print(json.dumps(parse_progress(text)))
 
 
 if __name__ == "__main__":

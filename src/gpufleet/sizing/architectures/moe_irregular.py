@@ -1,5 +1,5 @@
 """
-Describe decoders with experts that no table of differences fits: one function for each.  Pure.
+Describe mixture-of-experts decoders that the table in moe.py cannot express.  Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """

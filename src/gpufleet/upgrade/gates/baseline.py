@@ -317,7 +317,7 @@ def read_answers(
 
 def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     """
-    Return what happened between two readings; without the first one, since each server's start.
+    Return the work between two readings; if `first` is None, the work since each server's start.
 
     A server started in between counted from 0: its value is the difference. A server that is only
     in the second reading was also started in between.

@@ -446,7 +446,7 @@ def alerts(
     """
     Return whether nothing fires about `nodes` that did not fire before.
 
-    `holds` has, by the name of the alert, how many seconds its condition holds before it fires. If
+    `holds` maps an alert's name to the seconds for which its condition holds before it fires. If
     an alert's condition began before the first reading, the change did not cause it. Without a
     monitoring node nothing is judged. If a declared Alertmanager does not answer before or after,
     the result is unknown.

@@ -201,10 +201,10 @@ class Report:
     def waves_seconds(self) -> float:
         """Return the seconds from the first wave's start to the last one's end."""
         began = [each.began for each in self.waves if each.began is not None]
-        return self.ended_waves - min(began) if began else 0.0
+        return self.waves_end - min(began) if began else 0.0
 
     @property
-    def ended_waves(self) -> float:
+    def waves_end(self) -> float:
         """Return the time of the last action on a group."""
         return max(
             (span.end for group in self.groups for span in group.spans), default=self.started
