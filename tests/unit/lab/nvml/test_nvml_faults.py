@@ -272,22 +272,26 @@ def test_retired_pages(machine):
 
 
 def test_foreign_processes(machine):
-    """They are listed with their memory and name, and their memory is used memory."""
+    """
+    They are listed with their memory and name, and their memory is used memory. No process of this
+    machine has their number: the kernel's highest is 4,194,304.
+    """
     answers = machine(
         "h100x8",
-        "gpu.0.proc.0 = 4242,30000,/opt/train.py",
-        "gpu.0.proc.1 = 4243,-",
+        "gpu.0.proc.0 = 4194342,30000,/opt/train.py",
+        "gpu.0.proc.1 = 4194343,-",
         f"gpu.1.graphics.0 = {os.getpid()},10",
     ).ask(
         "[(p.pid, p.usedGpuMemory) for p in nvmlDeviceGetComputeRunningProcesses(gpu(0))]",
         "nvmlDeviceGetMemoryInfo(gpu(0), version=nvmlMemory_v2).used >> 20",
-        "nvmlSystemGetProcessName(4242)",
-        "nvmlSystemGetProcessName(4243)",
+        "nvmlSystemGetProcessName(4194342)",
+        "nvmlSystemGetProcessName(4194343)",
         "[p.pid for p in nvmlDeviceGetGraphicsRunningProcesses(gpu(1))]",
     )
 
     assert answers == [
-        [[4242, 30000 << 20], [4243, None]], 30000, "/opt/train.py", {"error": 6}, [os.getpid()]
+        [[4194342, 30000 << 20], [4194343, None]],
+        30000, "/opt/train.py", {"error": 6}, [os.getpid()],
     ]  # fmt: skip
 
 
