@@ -12,8 +12,8 @@ class JsonValue:
     """
     Base of the dataclasses that a journal stores.
 
-    The keys of the JSON are its fields. A field with a default may be missing, and an unknown key
-    is ignored: journals of other releases stay readable.
+    The keys of the JSON are the names of the fields. A field with a default may be missing, and an
+    unknown key is ignored, so that journals of other releases stay readable.
     """
 
     def as_json(self) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The observed behaviour of a service, as values: answers, counters, alerts.  Pure.
+"""Values that describe a service's behaviour: answers, counters, alerts.  Pure.
 
 `on_node/serving/replica_answers.py` observes, `read_answers` parses its output, `gates.py` compares
 two observations. The baseline is stored in the journal (`JsonValue`), so that a resumed upgrade
@@ -47,16 +47,16 @@ class Answer(JsonValue):
     """Token ids in the model's vocabulary; None: the release does not return them."""
     error: str = ""
     asked: bool = True
-    """False: the node did not report an answer, so nothing is known of the server."""
+    """False: the node reported no answer, so the server's state is unknown."""
     kind: str = "generate"
     """The kind of the model, from its unit."""
     numbers: tuple[FiniteFloat, ...] | None = None
-    """An embedder's vector, or the scores from which `text` was made; None: neither."""
+    """An embedding vector, or the scores from which `text` was made; None: neither."""
 
 
 Answers: TypeAlias = Mapping[str, tuple[Answer, ...]]
 """
-{prompt: the answers of all servers of a replica, several from each if it was asked repeatedly}.
+Answers of all of a replica's servers, by prompt; several per server if the prompt was repeated.
 """
 
 
@@ -85,15 +85,15 @@ class Counters:
 
     started: float | None = None
     """
-    When the server started, in seconds since 1970; None: unknown (several API servers share their
+    Start time of the server, in seconds since 1970; None: unknown (several API servers share their
     metrics).
     """
     latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
     """Histograms by `TTFT` and `ITL`; a metric that the release lacks is left out."""
     finished: Mapping[str, float] | None = field(default=None, hash=False)
-    """Requests by the reason why they ended."""
+    """Number of finished requests by finish reason; None: not reported."""
     answered: Mapping[str, float] | None = field(default=None, hash=False)
-    """Requests to the API by class of status: 2xx, 4xx, 5xx."""
+    """Number of API requests by HTTP status class: 2xx, 4xx, 5xx; None: not reported."""
 
 
 @dataclass(frozen=True)
@@ -103,25 +103,28 @@ class Reading:
     at: float
     """Time of the reading, in seconds since 1970 by this machine's clock."""
     servers: Mapping[str, Counters | str] = field(hash=False)
-    """Counters by (node, address); a sentence if they could not be read."""
+    """
+    Counters by server, "NODE URL". Unread counters are a sentence; if a node gave no answer, its
+    name is the key.
+    """
 
 
 @dataclass(frozen=True)
 class Traffic(JsonValue):
-    """The work of a replica between two readings."""
+    """A replica's requests and latencies between two readings."""
 
     seconds: float
     latencies: Mapping[str, Histogram] = field(default_factory=dict, hash=False)
     finished: Mapping[str, float] | None = field(default=None, hash=False)
     answered: Mapping[str, float] | None = field(default=None, hash=False)
     restarted: tuple[str, ...] = ()
-    """Servers whose counters were reset in between."""
+    """Servers that restarted between the readings."""
     unread: tuple[str, ...] = ()
     """A sentence for each server whose counters are unknown."""
 
     @property
     def requests(self) -> float:
-        """Return the number of requests that began: each has one time to first token."""
+        """Return the number of requests, counted by their times to first token."""
         return max(self.latencies.get(TTFT, {}).values(), default=0.0)
 
 
@@ -131,23 +134,23 @@ def _sorted_pairs(labels: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True)
 class Alert(JsonValue):
-    """An alert that fires, as an Alertmanager lists it."""
+    """A firing alert from an Alertmanager."""
 
     name: str
     node: str
-    """The node in its label `instance`; "": the alert is not about a node."""
+    """Value of its label `instance`, the node's name; "": the alert is not about a node."""
     labels: Annotated[
         tuple[tuple[str, str], ...], BeforeValidator(_sorted_pairs), PlainSerializer(dict)
     ]
-    """All labels, sorted: they identify the alert."""
+    """All labels, sorted. They identify the alert."""
     summary: str = ""
     since: str = ""
-    """When it began to fire, in ISO 8601, from Alertmanager."""
+    """Start time of the alert (Alertmanager's `startsAt`), in ISO 8601."""
 
 
 @dataclass(frozen=True)
 class Alerts(JsonValue):
-    """The answers of Alertmanagers. Without alerts, problems and an address: none was queried."""
+    """Firing alerts of all Alertmanagers. With all fields empty, no Alertmanager was queried."""
 
     asked: tuple[str, ...] = ()
     """The monitoring nodes to query; empty: none is declared."""
@@ -167,12 +170,12 @@ class StoppingFinding:
     gpu: str
     """The GPU's UUID, or else its index; "": the whole node."""
     blocks: bool
-    """False: the check could not be made."""
+    """False: the check could not be run."""
     found: str = ""
 
     @property
     def key(self) -> tuple[str, str, str, bool]:
-        """Return the identity of the finding: its sentence without numbers."""
+        """Return the finding's identity: all fields except the sentence `found`."""
         return self.node, self.check, self.gpu, self.blocks
 
 
@@ -181,7 +184,7 @@ class Findings(JsonValue):
     """The node check's findings about nodes."""
 
     nodes: tuple[str, ...] = ()
-    """That were checked."""
+    """The checked nodes."""
     stops: tuple[StoppingFinding, ...] = ()
 
     @classmethod
@@ -210,14 +213,16 @@ class Findings(JsonValue):
 
 @dataclass(frozen=True)
 class Question:
-    """The questions about one replica."""
+    """The query about one replica."""
 
     replica: str
     nodes: tuple[str, ...]
     golden: Golden | None = None
     """Its golden prompts; None: only its counters are read."""
     times: int = 1
-    """How often each prompt is sent. Before a change twice, to see whether the answer is stable."""
+    """
+    Number of times each prompt is sent: twice before a change, to see whether the answer is stable.
+    """
 
 
 def program(
@@ -226,8 +231,8 @@ def program(
     """
     Return the query for a node's replicas and its Alertmanager; None: nothing to query.
 
-    `alertmanager` is its address there: `http://127.0.0.1:9093`. The program goes to
-    `fleet.live.connect(...)` with the deadline that `seconds` returns.
+    `alertmanager` is its address on the node: `http://127.0.0.1:9093`. The program is for
+    `fleet.live.connect(...)`, with the deadline that `seconds` returns.
     """
     wanted = [
         {
@@ -259,7 +264,7 @@ def program(
 
 def seconds(questions: Iterable[Question]) -> float:
     """
-    Return the deadline in seconds of a node's observation: its replicas are queried in parallel.
+    Return the deadline of a node's observation in seconds: its replicas are queried in parallel.
     """
     return max((_seconds(each) for each in questions), default=LOOK_SECONDS) + LOOK_SECONDS
 
@@ -276,7 +281,7 @@ def _seconds(question: Question) -> float:
 
 @dataclass(frozen=True)
 class Observation:
-    """The results of one observation."""
+    """Answers, counters and alerts from one observation."""
 
     answers: Mapping[str, Answers] = field(hash=False)
     """By replica."""
@@ -295,9 +300,9 @@ def read_answers(
     """
     Parse nodes' answers to `program`; `said` is the result of `fleet.live.connect`.
 
-    `homes` are the nodes with an Alertmanager to query; `ours` the ids of this upgrade's own
-    silences: alerts under them still count. No node's output raises an exception: an invalid answer
-    is unknown, with the reason.
+    `homes` are the nodes with an Alertmanager to query. `ours` are the ids of this upgrade's own
+    silences; an alert that only these silence still counts. An invalid answer raises no exception:
+    its results are unknown, with the reason.
     """
     answers: dict[str, Answers] = {}
     readings: dict[str, Reading] = {}
@@ -317,10 +322,10 @@ def read_answers(
 
 def traffic_between(first: Reading | None, last: Reading) -> Traffic:
     """
-    Return the work between two readings; if `first` is None, the work since each server's start.
+    Return a replica's traffic between two readings; without `first`, since each server's start.
 
-    A server started in between counted from 0: its value is the difference. A server that is only
-    in the second reading was also started in between.
+    The counters of a server that restarted in between began at 0, so their last values are the
+    difference. A server that is only in the last reading also started in between.
     """
     latencies: dict[str, dict[float, float]] = {}
     finished: dict[str, float] | None = None
@@ -359,9 +364,9 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
 
 def counters(text: str) -> Counters:
     """
-    Return what a server's /metrics says; raises `ValueError` for a text without any engine's.
+    Parse a server's /metrics page. Raises `ValueError` for a page without any engine's metrics.
 
-    Engines and models of one server are added up.
+    The counters of all engines and models of the server are summed.
     """
     page = read_page(text)
     if page.engine is None:
@@ -377,7 +382,9 @@ def counters(text: str) -> Counters:
 
 
 def _histogram(rows: Samples) -> dict[float, float]:
-    """Return the buckets of all series together; those of one server have the same bounds."""
+    """
+    Return the sum of all series' buckets, by bound; all series of a server have the same bounds.
+    """
     found: dict[float, float] = defaultdict(float)
     for labels, value in rows:
         found[float(labels["le"])] += value
@@ -396,7 +403,7 @@ def _by(
 
 
 def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
-    """Return answers by class of status; a class has no series before its first answer."""
+    """Return API requests by status class. A class has no series before its first response."""
     rows = series.get(ANSWERED)
     if rows is None:
         # If the server counts requests at all, there were none yet.
@@ -405,7 +412,7 @@ def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
 
 
 def _has_restarted(before: Counters, after: Counters) -> bool:
-    """Return whether a server's counters were reset: those of one process never fall."""
+    """Return whether a server restarted: its start time changed, or a counter fell."""
     if before.started is not None and after.started is not None:
         # The time is exact to a hundredth of a second, the kernel's clock tick; less than a second
         # is no restart.
@@ -517,7 +524,10 @@ def _alerts(
 
 
 def _alert(each: Mapping[str, Any], ours: Collection[str]) -> Alert | None:
-    """Return an alert of Alertmanager's API; None: silenced, or inhibited by another."""
+    """
+    Parse an alert of Alertmanager's API; None: it is inhibited, or silenced by a silence not in
+    `ours`.
+    """
     status = each["status"]
     if status["inhibitedBy"] or set(status["silencedBy"]) - set(ours):
         return None

@@ -2,7 +2,7 @@
 
 Each gate compares two observations (`baseline.py`) and returns a `Verdict`. An unknown result is
 not a pass; only a person can accept it. A gate that cannot judge for a reason outside the change
-(too few requests) passes, and reports that.
+(too few requests) passes, and its reasons name that.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gpufleet.upgrade.gates.baseline import (
 QUANTILE = 0.99
 _LEAST_SLOW = 2
 """
-The minimum of requests in slower buckets than the one after the baseline's p99 that shows a
-slowdown; a single one is no evidence.
+Minimum number of requests beyond the bucket after the baseline's p99 that shows a slowdown: a
+single slow request is no evidence.
 """
 _VECTORS = frozenset({"embed", "reward"})
-"""Kinds of models whose answers are numbers."""
+"""Kinds of models with vectors of numbers as answers."""
 _CHANGED = {
     "rerank": "has rank {} in the reranker's order, before it had {}",
     "classify": "has the label {}, before it had {}",
@@ -46,14 +46,14 @@ _SHOWN = 40
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict of a gate."""
+    """The result of a gate, with its reasons."""
 
     passed: bool | None
     """None: unknown, which is not a pass."""
     reasons: tuple[str, ...] = ()
-    """Sentences: why it failed; for a pass, what was not judged and why."""
+    """Sentences: why the gate failed; for a pass, which parts were not judged, and why."""
     seen: Mapping[str, float] = field(default_factory=dict, hash=False)
-    """The numbers behind it, for reports: `ttft_p99_before`, in seconds, and others."""
+    """Measured numbers for reports, for example `ttft_p99_before`, in seconds."""
 
 
 class _Case:
@@ -73,7 +73,7 @@ class _Case:
 
 def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
-    Return the worst of several verdicts; a failure counts before an unknown.
+    Combine verdicts: a failure outweighs an unknown, and an unknown a pass.
 
     If verdicts have numbers of the same name, the last one is kept.
     """
@@ -92,12 +92,14 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
 
 def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) -> Verdict:
     """
-    Return whether prompts are answered as before, in at least the share `same` of the tokens.
+    Judge the answers to golden prompts: their common beginning must have the share `same` of
+    tokens.
 
     The cosine of vectors before and after must be at least `cosine`; labels, ranks of a reranker
-    and transcribed words must be the same. A prompt whose answers differed before the change is
-    unknown, which is reported; the other prompts decide. Without other prompts the result is
-    unknown. With `same` 0 (for vectors `cosine` 0) any answer passes.
+    and transcribed words must be the same. A prompt without a stable answer before the change is
+    not judged, which is reported; the other prompts decide. Without other prompts the result is
+    unknown. With `same` 0 (for vectors `cosine` 0) any answer passes, except an empty one in place
+    of text.
     """
     case = _Case()
     if not before and not after:
@@ -168,7 +170,7 @@ def _share(one: Answer, other: Answer) -> float:
     >>> _share(Answer(tokens=(1, 2, 3, 4)), Answer(tokens=(1, 2, 9, 4)))
     0.5
 
-    For vectors it is the cosine, for answers without parts 1 or 0.
+    For vectors it is the cosine; for kinds other than `generate`, 1 for equal texts and else 0.
     """
     if one.kind in _VECTORS:
         return _cosine(one.numbers or (), other.numbers or ())
@@ -264,10 +266,12 @@ def _percent(share: float) -> str:
 
 def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
-    Return whether requests have the same latencies and errors as before. A p99 is as exact as the
-    histogram's buckets: the same bucket as before, or the next one, may be the same time and never
-    fails; nor does a single slow request. With few requests p99 is not judged, which is reported;
-    nor for a replica without a baseline (`Traffic` with empty counters). Errors are always judged.
+    Judge whether requests have the same latencies and errors as before.
+
+    A p99 is only as exact as the histogram's buckets, so the same bucket as before, or the next
+    one, passes; so does a single slow request. The p99 is not judged, which is reported, if there
+    were few requests or the replica has no baseline (`Traffic` with empty counters). Errors are
+    always judged.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
@@ -298,7 +302,7 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
 
 
 def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float) -> None:
-    """Judge one p99 by the bounds that both releases have."""
+    """Judge one p99 by the bucket bounds that both histograms have."""
     bounds = sorted(set(was) & set(now))
     one = quantile(QUANTILE, {at: was[at] for at in bounds})
     other = quantile(QUANTILE, {at: now[at] for at in bounds})
@@ -325,7 +329,7 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
 
 def quantile(q: float, histogram: Histogram) -> float:
     """
-    Return what Prometheus' `histogram_quantile(q, ...)` gives for these buckets, NaN for none.
+    Return a quantile as Prometheus' `histogram_quantile(q, ...)` does; NaN without observations.
 
     Values are assumed to be evenly distributed within a bucket; beyond the last finite bound the
     result is that bound. Source: prometheus.io/docs, "histogram_quantile"; verified against
@@ -346,7 +350,7 @@ def quantile(q: float, histogram: Histogram) -> float:
 
 
 def _bucket(bounds: Sequence[float], histogram: Histogram) -> int:
-    """Return the index, from 0, of the bucket that has the quantile."""
+    """Return the index, from 0, of the bucket that contains `QUANTILE`."""
     counts = _rising([histogram[at] for at in bounds])
     return _first_with(counts, QUANTILE * counts[-1])
 
@@ -413,7 +417,7 @@ def _seconds(value: float) -> str:
 
 def findings(before: Findings, after: Findings) -> Verdict:
     """
-    Return whether the node check finds no problem that it did not find before the change.
+    Judge the node check's findings: a problem that is new since the change fails.
 
     Earlier findings stay allowed. A check that worked before and now could not run is unknown.
     """
@@ -444,12 +448,12 @@ def alerts(
     before: Alerts, after: Alerts, nodes: Collection[str], holds: Mapping[str, float] | None = None
 ) -> Verdict:
     """
-    Return whether nothing fires about `nodes` that did not fire before.
+    Judge the alerts about `nodes`: an alert that is new since the change fails.
 
-    `holds` maps an alert's name to the seconds for which its condition holds before it fires. If
-    an alert's condition began before the first reading, the change did not cause it. Without a
-    monitoring node nothing is judged. If a declared Alertmanager does not answer before or after,
-    the result is unknown.
+    `holds` maps an alert's name to the seconds for which its condition holds before it fires. An
+    alert whose condition began before the first reading is only remarked: the change did not cause
+    it. Without a monitoring node nothing is judged. If a declared Alertmanager does not answer
+    before or after the change, the result is unknown.
     """
     case = _Case()
     if not after.asked:
@@ -475,7 +479,7 @@ def alerts(
 
 
 def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
-    """Return, before any change, why no wave could pass the gate on alerts; (): a wave may pass."""
+    """Return, before any change, why no wave can pass the alert gate; (): a wave may pass."""
     if not rules.alerts or not before.problems:
         return ()
     return (
@@ -491,7 +495,7 @@ def cannot_pass(
     """
     Return why a replica's gates cannot pass, whatever the change does; (): they may pass.
 
-    Its baseline is compared with itself, as if the change had changed nothing.
+    The replica's baseline is compared with itself, as if nothing had changed.
     """
     case = _Case()
     loose = [
@@ -509,14 +513,11 @@ def cannot_pass(
 
 
 WITHOUT_BASELINE = "so the gates of its wave will not pass, and the wave is changed and rolled back"
-"""The consequence, for the message, if `cannot_pass` returns reasons."""
+"""Message text: the consequence if `cannot_pass` returns reasons."""
 
 
 def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
-    """
-    Return a remark for the changed replicas that do not answer before the change, one for each
-    reason.
-    """
+    """Return a remark for each changed replica that does not answer before the change."""
     return tuple(
         f"{replica}: {why}: it has no answers and no counters of before to compare with, "
         f"{WITHOUT_BASELINE}: repair it first with deploys/vllm.py and the settings that it runs "
@@ -526,7 +527,9 @@ def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _epoch(moment: str) -> float:
-    """Return an ISO 8601 time in seconds since 1970; NaN for any other text."""
+    """
+    Return an ISO 8601 time in seconds since 1970; NaN for other texts, or without a UTC offset.
+    """
     try:
         found = dt.datetime.fromisoformat(moment)
     except ValueError:

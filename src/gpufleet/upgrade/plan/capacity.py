@@ -1,4 +1,4 @@
-"""Check whether the present load allows the waves; if not, say what to write.  Pure.
+"""Refuse waves that the present load does not allow, with the setting to change.  Pure.
 
 While a wave is changed, its replicas are missing. At least `Need.needed` replicas of each model
 must always serve: enough for its load (`upgrade.headroom`), and `upgrade.keep`. Waves without
@@ -73,7 +73,7 @@ class RemainingCapacity:
 
 @dataclass(frozen=True)
 class Recheck:
-    """Whether a wave may begin now."""
+    """The decision whether a wave may begin now."""
 
     verdict: Literal["proceed", "wait"]
     why: str
@@ -119,8 +119,9 @@ def refusals(
 ) -> tuple[str, ...]:
     """
     Return why these waves are refused, a sentence for each model; empty: they are allowed.
-    `accept_...` are the models that the operator has named. `load_seconds` has the last known load
-    time of a replica, by model.
+
+    `accept_outage` and `accept_unknown_load` are the models that the operator named in these
+    options. `load_seconds` has the last known load time of a replica, by model.
     """
     needs = required_replicas(loads, settings.headroom, settings.keep)
     touched = {model for wave in found for group in wave.groups for model in group.models}
@@ -158,9 +159,10 @@ def recheck(
     accept_unknown_load: Collection[str] = (),
 ) -> Recheck:
     """
-    Return whether a wave may begin under the current load. `loads` are the current ones of all
-    replicas of its models. The wave waits while the load is too high or unknown, because both are
-    temporary.
+    Return whether a wave may begin under the current load.
+
+    `loads` are the current loads of all replicas of the wave's models. The wave waits while the
+    load is too high or unknown, because both are temporary.
     """
     needs = required_replicas(loads, settings.headroom, settings.keep)
     most = _most([wave], loads)
@@ -182,7 +184,7 @@ def recheck(
 
 
 def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
-    """Return, for each model, the most replicas that one group takes."""
+    """Return, for each model, the maximum number of replicas that one group stops."""
     serve, most = serving(loads), Counter[str]()
     for wave in found:
         for group in wave.groups:
@@ -204,7 +206,7 @@ def _unknown(need: Need) -> str:
 
 
 def _part(lack: RemainingCapacity) -> str:
-    """Return a wave's part of a model."""
+    """Return, in words, the share of a model's replicas that a wave drains."""
     if lack.serving == 1:
         return "the only replica"
     return f"{lack.takes} of the {count_of(lack.serving, 'replica')}"
@@ -212,7 +214,7 @@ def _part(lack: RemainingCapacity) -> str:
 
 @dataclass(frozen=True)
 class _Request:
-    """The requested limits."""
+    """The requested waves, with the loads, the settings and the accepted outages."""
 
     waves: Sequence[Wave]
     loads: Sequence[ReplicaLoad]
@@ -222,8 +224,10 @@ class _Request:
 
     def refusal(self, need: Need, lacks: Sequence[RemainingCapacity], most: int) -> str:
         """
-        Return a sentence on the missing capacity of a model, with what to change. `lacks` are the
-        waves that take too much, `most` is the number of replicas in the largest group.
+        Return the refusal of a model's waves: the missing capacity, and the settings to change.
+
+        `lacks` are the waves that take too much, `most` is the number of replicas in the largest
+        group.
         """
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
@@ -268,8 +272,9 @@ class _Request:
 
     def _smaller(self, need: Need) -> str:
         """
-        Return the setting that leaves the model enough replicas; "": no size does. It is tried with
-        only this model's groups, as if its waves had no others.
+        Return the setting that leaves the model enough replicas; "": no wave size does.
+
+        Only this model's groups are tried, as if its waves had no other groups.
         """
         model = need.model
         groups = [each for wave in self.waves for each in wave.groups if model in each.models]

@@ -1,13 +1,13 @@
-"""Group the parts of a fleet that differ from the plan and change at once. Pure.
+"""Group the parts of a fleet that differ from the plan and must change together. Pure.
 
-What belongs into one group:
+A group consists of:
 
-1. A replica, on all of its nodes, those of before and those of after.
-2. Replicas of which one gets a GPU or port that the other frees: they must change together.
+1. A replica, on all of its present and planned nodes.
+2. Replicas of which one gets a GPU or port that another one frees.
 3. For software below vLLM (a driver): whole nodes, with every replica on them; a multi-node replica
    joins its nodes.
 
-Nothing else: groups are as small as that allows, and waves put them together.
+Groups are as small as these rules allow; waves combine them.
 """
 
 from __future__ import annotations
@@ -38,11 +38,12 @@ def groups(
     node_changes: Mapping[str, str] | None = None,
 ) -> tuple[Group, ...]:
     """
-    Return the changes in groups, each replica and each node in one of them.
+    Return the changes in groups; each replica and each node is in one group.
 
-    `restarts` is {replica's id: what differs} (`restarts.find_restarts`, `restarted`), `changes`
-    what `explanation.difference` says, `node_changes` {node: what differs below vLLM}. In the order
-    of their ids, numbers as numbers; which of them is first, `waves.waves` says.
+    `restarts` is {replica's id: difference} (`restarts.find_restarts`, `changed_replicas`),
+    `changes` is the result of `explanation.difference`, `node_changes` is {node: difference below
+    vLLM}. The groups are sorted by id, with numbers compared as numbers; `waves.waves` decides
+    which group changes first.
     """
     why: dict[str, list[str]] = defaultdict(list)
     for change in changes:
@@ -62,11 +63,11 @@ def changed_replicas(
     started: Mapping[tuple[str, str], str | None],
 ) -> dict[str, str]:
     """
-    Return `restarts`, and with them the replicas of which only the fingerprint differs.
+    Return `restarts`, and the replicas of which only the fingerprint differs.
 
-    `wanted` has the fingerprint of each unit as it was rendered, by (node, replica's id), `started`
-    that of what runs; None, or no entry: the unit is not running, or it is not known what it was
-    started with. Both are a reason to start it.
+    `wanted` has the fingerprint of each rendered unit, `started` that of each running unit, both by
+    (node, replica's id). None or no entry in `started`: the unit does not run, or its start
+    parameters are unknown. In both cases it must be started.
     """
     found: dict[str, str] = {}
     for key, fingerprint in sorted(wanted.items()):
@@ -80,10 +81,10 @@ def without_cordoned(
     found: Iterable[Group], cordoned: Mapping[str, str]
 ) -> tuple[tuple[Group, ...], tuple[Group, ...], tuple[str, ...]]:
     """
-    Return groups to change, groups left as they are, and a sentence for each of the latter.
+    Return groups to change, groups to leave unchanged, and a sentence for each unchanged group.
 
-    `cordoned` is {node: why} of nodes that a person has cordoned. An operator works there, or does
-    not trust the node: nothing is stopped or started on it, and its outdated replicas are reported.
+    `cordoned` is {node: why} for the nodes that a person has cordoned. Nothing is stopped or
+    started on these nodes, and their outdated replicas are reported.
     """
     on, off, sentences = [], [], []
     for group in found:
@@ -131,12 +132,12 @@ class _Fleet:
             self.after[stage.id].append(stage)
 
     def nodes(self, replica: str) -> set[str]:
-        """Those on which it has something to stop or to start."""
+        """Return the nodes on which a replica runs or is planned."""
         was, now = self.before.get(replica, ()), self.after.get(replica, ())
         return {each.node for each in was} | {each.node for each in now}
 
     def groups(self) -> Iterator[Group]:
-        """Yield the joined items as groups."""
+        """Yield the groups of all changes."""
         whole = set(self.node_why)
         while True:
             parts = self._joined(whole)
@@ -169,7 +170,7 @@ class _Fleet:
 
     @cached_property
     def _owners(self) -> Mapping[tuple[str, str | int], set[str]]:
-        """By node and GPU or port: the replicas that have it now."""
+        """Return the replicas that have each GPU or port now, by (node, GPU or port)."""
         found: dict[tuple[str, str | int], set[str]] = defaultdict(set)
         for each in self.running:
             for thing in _had(each):
@@ -177,7 +178,7 @@ class _Fleet:
         return found
 
     def _owners_before(self, replica: str) -> set[str]:
-        """Return the other replicas that have now what this one is to have."""
+        """Return the other replicas that now have a GPU or port planned for this replica."""
         return {
             owner
             for stage in self.after.get(replica, ())
@@ -210,13 +211,13 @@ class _Part:
 
 
 class _Parts:
-    """Things that are joined to each other (a union-find)."""
+    """A union-find of replicas and nodes."""
 
     def __init__(self) -> None:
         self._above: dict[tuple[str, str], tuple[str, str]] = {}
 
     def join(self, first: tuple[str, str], *others: tuple[str, str]) -> None:
-        """Merge items into the part of the first of them."""
+        """Merge the parts of all items into the first item's part."""
         root = self._root(first)
         for other in others:
             self._above[self._root(other)] = root
@@ -237,7 +238,7 @@ class _Parts:
 
 
 def _had(running: Running) -> set[str | int]:
-    """Return the GPUs and ports of a stage that runs."""
+    """Return the GPUs and ports of a running stage."""
     servers = running.servers
     # Behind several servers is the port of their supervisor (`Stage.ports`).
     supervisor = {servers[-1] + 1} if len(servers) > 1 else set()
@@ -247,7 +248,7 @@ def _had(running: Running) -> set[str | int]:
 
 
 def _gets(stage: Stage) -> set[str | int]:
-    """Return the GPUs and ports of a stage that is planned."""
+    """Return the GPUs and ports of a planned stage."""
     ports = set(stage.ports)
     if stage.group:
         ports |= _range(stage.group.cluster_port, PORTS)
@@ -258,7 +259,7 @@ def _gets(stage: Stage) -> set[str | int]:
 
 
 def _range(first: int, ports: int) -> set[int]:
-    """Return the ports of a range; none where it has no first one."""
+    """Return the ports of a range; empty if `first` is 0."""
     return set(range(first, first + ports)) if first else set()
 
 

@@ -57,8 +57,9 @@ class Edit(JsonValue):
 
 def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
     """
-    Return the edits that declare this version for `nodes`; an empty `nodes` means all. Raises
-    `FleetError` with every line for which the edit is ambiguous.
+    Return the edits that declare this version for `nodes`; an empty `nodes` means all.
+
+    Raises `FleetError` with every line for which the edit is ambiguous.
     """
     if not RELEASE.fullmatch(version):
         raise FleetError(f"--vllm {version}: a version has three numbers, as 0.32.0")
@@ -115,7 +116,7 @@ def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> F
 
 def write_down(root: Path, wanted: Iterable[Edit]) -> None:
     """
-    Write the lines, each file completely or not at all; lines with the new value stay.
+    Apply the edits, each file completely or not at all; lines with the new value stay unchanged.
 
     Raises `FleetError`, and writes nothing, if a line was changed meanwhile.
     """
@@ -146,8 +147,7 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
 
 def _lock(vllm: Vllm, version: str) -> str | None:
     """
-    Return the lock of a version, named like the present lock; None: the present name contains no
-    version.
+    Return the lock of a version, named like the present lock; None: its name contains no version.
     """
     folder, slash, name = vllm.lock.rpartition("/")
     if vllm.version not in name:
@@ -156,7 +156,9 @@ def _lock(vllm: Vllm, version: str) -> str | None:
 
 
 def _written_lock(node: NodeVars) -> str | None:
-    """Return the lock's path as written, which may begin at the project's root."""
+    """
+    Return the lock's path as written in the variables, possibly relative to the project's root.
+    """
     found = node.values.get("vllm", {}).get("lock")
     return found if isinstance(found, str) else None
 
@@ -197,7 +199,7 @@ def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) 
 
 
 def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> list[str]:
-    """Refuse lines that also apply to nodes outside the request."""
+    """Return a problem for each line that also applies to nodes outside the request."""
     problems = []
     for edit in found:
         others = [

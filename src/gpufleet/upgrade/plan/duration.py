@@ -1,8 +1,8 @@
 """Estimate each wave's duration from earlier measurements.  Pure.
 
-Unknown durations are not estimated: a group takes as long as in its last finished upgrade; a new
-group as long as the median of others with the same models and kind. Without a recorded upgrade a
-known start time is a lower bound, shown as "at least".
+A group takes as long as in its last finished upgrade. A new group takes the median of groups with
+the same models, kind and number of nodes. Without a recorded upgrade a known start time is a lower
+bound, shown as "at least"; otherwise the duration is unknown.
 
 The groups of a wave change at the same time, so a wave takes as long as its slowest group.
 """
@@ -19,7 +19,7 @@ from gpufleet.upgrade.plan.wave import Group, Wave, model_of
 
 
 class Entry(Protocol):
-    """A line of a journal, as `journal_entry.Entry` has it."""
+    """A journal entry, as in `journal_entry.Entry`."""
 
     @property
     def at(self) -> float: ...
@@ -67,8 +67,10 @@ def estimate(
     soak_seconds: float = 0,
 ) -> tuple[Estimate, ...]:
     """
-    Return the estimated duration of each wave. `journals` are those of earlier upgrades, the oldest
-    first; `starts` has the observed seconds from a replica's start to its first answer.
+    Return the estimated duration of each wave.
+
+    `journals` are the journals of earlier upgrades, the oldest first; `starts` has the observed
+    seconds from a replica's start to its first answer.
     """
     by_group: dict[str, float] = {}
     by_likeness: dict[tuple[object, ...], list[float]] = {}
@@ -98,7 +100,9 @@ def estimate(
 
 
 def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
-    """Return how long the slowest replica of each model took to load, in the last upgrade."""
+    """
+    Return the load time in seconds of each model's slowest replica, in its last recorded upgrade.
+    """
     found: dict[str, float] = {}
     for entries in journals:
         here: dict[str, float] = {}
@@ -119,7 +123,7 @@ def load_seconds(journals: Iterable[Sequence[Entry]]) -> dict[str, float]:
 
 
 def _took(entries: Sequence[Entry]) -> list[tuple[Group, float]]:
-    """Return the duration of each group that finished without an interruption."""
+    """Return the duration in seconds of each group that finished without an interruption."""
     groups = {group.id: group for group in _planned(entries)}
     began: dict[str, float] = {}
     found = []
@@ -154,7 +158,7 @@ def _likeness(group: Group) -> tuple[object, ...]:
 
 def _by_starts(group: Group, starts: Mapping[str, float], soak_seconds: float) -> float | None:
     """
-    Return a group's minimum duration; None: unknown.
+    Return a group's minimum duration in seconds; None: unknown.
 
     It is unknown for whole nodes, and if a model of its replicas has no recorded start.
     """

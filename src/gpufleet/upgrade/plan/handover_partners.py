@@ -10,10 +10,11 @@ from gpufleet.upgrade.plan.wave import Group, model_of
 
 def remarks(groups: Iterable[Group], settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     """
-    Yield a sentence for each pair of prefill and decode whose both sides are in `groups`.
-    `settings` is by node. The plan requires the same release and cache flags on both sides, so a
-    change that breaks the handover between old and new servers changes both sides. vLLM compares
-    them with `compute_nixl_compatibility_hash` (`planning.multinode.disaggregation`).
+    Yield a sentence for each pair of prefill and decode models that both change.
+
+    `settings` are the settings by node. The plan requires the same release and cache flags on both
+    sides, so a change that breaks the handover between old and new servers changes both sides. vLLM
+    compares them with `compute_nixl_compatibility_hash` (`planning.multinode.disaggregation`).
     """
     changed = {
         model_of(replica)

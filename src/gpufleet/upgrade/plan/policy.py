@@ -1,7 +1,7 @@
 """Resolve the fleet's `upgrade` settings.  Pure.
 
-How a fleet is changed is a matter of the fleet: canary, waves and capacity are counted over all of
-its nodes. Nodes that declare it differently are refused, with the places of the declarations.
+Canary, waves and capacity are counted over all nodes, so these settings belong to the fleet.
+Different settings on its nodes are refused, with the places of the declarations.
 """
 
 from __future__ import annotations
@@ -21,9 +21,10 @@ KEY = "upgrade"
 
 def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
     """
-    Return the `upgrade` settings of an upgrade's nodes, by name.
+    Return the `upgrade` settings that all nodes of an upgrade share.
 
-    Raises `FleetError` with a sentence for each key that they declare differently.
+    `declared` has the nodes by name. Raises `FleetError` with a sentence for each key that they
+    declare differently.
     """
     if not declared:
         return Upgrade()
@@ -47,7 +48,7 @@ def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
 
 
 def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield every key with its value: `gates.soak_seconds` is one."""
+    """Yield every dotted key, for example `gates.soak_seconds`, with its value."""
     for name in type(settings).model_fields:
         value = getattr(settings, name)
         if isinstance(value, BaseModel):
@@ -57,7 +58,7 @@ def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str:
-    """Return the places that set it; an unwritten value is a default."""
+    """Return the places that set a key on these nodes; "default" where no file sets it."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(
         str(origin.place_of(*key.split("."))) if origin else "default" for origin in origins

@@ -1,11 +1,10 @@
 """The load of each replica, from its servers' /metrics.  Pure.
 
-A server with several engines has one series for each: their requests are added, and their equally
-large KV caches averaged.
+A server with several engines has one series for each engine. Their requests are summed; the use of
+their equally large KV caches is averaged.
 
-How many requests a replica takes at once is `--max-num-seqs`, of each engine. vLLM does not serve
-that number as a metric: it is read from the unit's arguments, or, without that argument, computed
-as vLLM does.
+The limit of concurrent requests is `--max-num-seqs`, per engine. vLLM does not serve that number as
+a metric: it is read from the unit's arguments, or, without that argument, computed as vLLM does.
 
 `gpufleet measure` determines how many requests per second a replica carries within its objectives.
 If that rate is known for the running replica, its finished requests are compared with it, and the
@@ -65,9 +64,9 @@ class ReplicaLoad:
     node: str
     """The first of its nodes, by rank."""
     running: float | None
-    """Requests that its engines work on."""
+    """Requests that its engines process."""
     waiting: float | None
-    """Requests that wait for its engines."""
+    """Requests in its engines' queues."""
     most_running: int | None
     """The limit of concurrent requests, over all its engines; None: unknown."""
     kv_usage: float | None
@@ -90,11 +89,10 @@ class ReplicaLoad:
     @property
     def share(self) -> float | None:
         """
-        Return the share of the replica that its requests use: 1 is full, more is a queue. None:
-        unknown.
+        Return the replica's utilization: 1 is full, more is a queue; None: unknown.
 
         It is the highest of three: request slots, KV cache, and the measured rate. If the slots are
-        unknown, waiting requests mean that it is full.
+        unknown, waiting requests mean that it is full. A replica that does not serve has 0.
         """
         if not self.serves:
             return 0.0
@@ -125,7 +123,7 @@ class ReplicaLoad:
 
 
 def read(text: str) -> Sample | str:
-    """Parse a page of /metrics; return a sentence if it is no engine's."""
+    """Parse a page of /metrics; return a sentence if an engine's metrics are missing or invalid."""
     try:
         page = read_page(text)
     except ValueError as error:
@@ -243,7 +241,9 @@ def most_running(
 
 
 def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
-    """Return a sentence for each model whose load is uncertain, or rests on a measurement."""
+    """
+    Return sentences on replicas that do not serve, and on loads that are uncertain or measured.
+    """
     assumed: dict[tuple[str, int], list[str]] = {}
     blind: dict[str, list[str]] = {}
     idle: list[str] = []
@@ -284,9 +284,10 @@ def _samples(
     stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
 ) -> list[Sample] | str:
     """
-    Return for each moment a replica's requests, summed over its servers, and their mean KV usage;
-    or a sentence why they are unknown. If servers have different numbers of pages, their peaks
-    count.
+    Return a replica's samples, one for each moment; a sentence: why they are unknown.
+
+    Requests are summed and KV usage is averaged over its servers. If servers have different numbers
+    of pages, their peaks count.
     """
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
@@ -314,7 +315,9 @@ def _samples(
 
 
 def _finished_per_second(samples: Sequence[Sample], seconds: float | None) -> float | None:
-    """Return the finished requests per second; None: a server was started in between."""
+    """
+    Return the finished requests per second; None: unknown, or a server was started in between.
+    """
     if len(samples) < 2 or not seconds:
         return None
     first, last = samples[0].finished, samples[-1].finished

@@ -50,7 +50,7 @@ class Need:
 def required_replicas(
     loads: Iterable[ReplicaLoad], headroom: float, keep: int = 1
 ) -> dict[str, Need]:
-    """Return the need of each model, by its name. `headroom` and `keep` are those of `upgrade`."""
+    """Return the need of each model, by name. `headroom` and `keep` are the `upgrade` settings."""
     by_model: dict[str, list[ReplicaLoad]] = {}
     for each in loads:
         by_model.setdefault(each.model, []).append(each)
@@ -86,7 +86,7 @@ def stopped_replicas(groups: Iterable[Group], serve: frozenset[str]) -> Counter[
 
 
 def serving_after(groups: Iterable[Group], serve: frozenset[str]) -> frozenset[str]:
-    """Return which replicas serve after these groups are changed."""
+    """Return the ids of the replicas that serve after these groups are changed."""
     for group in (each for each in groups if each.goes or each.comes):
         serve = (serve - {*group.goes}) | {*group.comes}
     return serve

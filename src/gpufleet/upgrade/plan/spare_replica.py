@@ -1,7 +1,8 @@
 """
-Warn that a model with a single replica is unavailable while it loads: how long, and how to avoid
-it. Pure. The planner decides whether the present fleet has room for one more replica. It has room
-only if all running replicas keep their places.
+Warn that a model with a single replica is unavailable while it loads. Pure.
+
+The warning has the load time and a way to avoid the outage. The planner decides whether the present
+fleet has room for one more replica. It has room only if all running replicas keep their GPUs.
 """
 
 from __future__ import annotations
@@ -66,7 +67,9 @@ def _room(
     documents: Mapping[str, Mapping[str, Any]],
     declared: Mapping[str, NodeVars],
 ) -> str:
-    """Return a sentence: where one more replica has room, or why there is no room."""
+    """
+    Return a sentence with the nodes that have room for one more replica, or why there is no room.
+    """
     counts = {
         each.settings.serving[model].replicas
         for each in declared.values()
@@ -98,7 +101,7 @@ def _room(
 
 
 def _places(stages: Iterable[Stage]) -> dict[tuple[str, str], tuple[object, ...]]:
-    """Return the identity of a stage: its GPUs, its port, and its division."""
+    """Return each stage's GPUs, port and parallel sizes, by (node, id)."""
     return {
         (each.node, each.id): (
             each.gpu_uuids,

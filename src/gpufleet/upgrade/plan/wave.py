@@ -36,7 +36,7 @@ class Group(JsonValue):
     replicas: tuple[str, ...]
     """Ids of the replicas that do not serve during the change."""
     why: tuple[str, ...] = ()
-    """Differences, in the words of `gpufleet plan --diff`."""
+    """Differences, as `gpufleet plan --diff` prints them."""
     comes: tuple[str, ...] = ()
     """Replicas that do not run yet."""
     goes: tuple[str, ...] = ()
@@ -44,7 +44,7 @@ class Group(JsonValue):
 
     @property
     def models(self) -> tuple[str, ...]:
-        """The names of the models whose replicas the wave changes."""
+        """Return the names of its replicas' models."""
         return tuple(sorted({model_of(each) for each in self.replicas}))
 
 
@@ -59,10 +59,10 @@ class Wave:
 
     @property
     def nodes(self) -> tuple[str, ...]:
-        """All its nodes, by name."""
+        """Return the names of all its nodes."""
         return tuple(sorted({node for each in self.groups for node in each.nodes}))
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """All its replicas, by id."""
+        """Return the ids of all its replicas."""
         return tuple(sorted({replica for each in self.groups for replica in each.replicas}))

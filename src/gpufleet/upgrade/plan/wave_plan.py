@@ -1,6 +1,4 @@
-"""Plan or refuse an upgrade's waves, and describe the plan before the upgrade begins. Pure.
-`plan_waves` builds waves from groups for the code that runs them.
-"""
+"""Plan or refuse an upgrade's waves, and describe the plan before the upgrade begins. Pure."""
 
 from __future__ import annotations
 
@@ -40,13 +38,13 @@ class WavePlan:
 
     @property
     def seconds(self) -> float | None:
-        """Return the duration of all waves in seconds; None: that of one wave is unknown."""
+        """Return the duration of all waves in seconds; None: the duration of a wave is unknown."""
         known = [each.seconds for each in self.estimates if each.seconds is not None]
         return sum(known) if len(known) == len(self.estimates) else None
 
     @property
     def total(self) -> Estimate:
-        """Return the duration of all waves, in words."""
+        """Return the estimated duration of all waves together."""
         return Estimate(0, self.seconds, any(each.at_least for each in self.estimates))
 
     def as_json(self) -> dict[str, Any]:
@@ -84,12 +82,15 @@ def plan_waves(
     accept_unknown_load: Collection[str] = (),
 ) -> WavePlan:
     """
-    Return the waves in which all groups are changed. `cordoned` has the nodes that people have
-    cordoned, with their reasons; `journals` those of earlier upgrades, the oldest first; `starts`
-    the seconds that replicas took to start; `accept_...` the models that the operator has named.
+    Return the waves in which all groups are changed.
 
-    Raises `FleetError` with a sentence for each model that would lose more than its load allows,
-    or whose load is unknown.
+    `cordoned` has the nodes that people have cordoned, with their reasons. `journals` are the
+    journals of earlier upgrades, the oldest first. `starts` has the replicas' start times in
+    seconds. `accept_outage` and `accept_unknown_load` are the models that the operator named in
+    these options.
+
+    Raises `FleetError` with a sentence for each model that would lose more than its load allows, or
+    whose load is unknown.
     """
     before = tuple(journals)
     on, off, said = without_cordoned(groups, cordoned or {})
@@ -145,7 +146,7 @@ def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: s
 
 
 def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -> list[str]:
-    """Return a sentence on the cost of accepted outages, for each wave that has one."""
+    """Return a sentence on the cost of each accepted outage, by wave and model."""
     said = []
     for each in left:
         if each.enough:

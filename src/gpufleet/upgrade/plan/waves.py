@@ -1,6 +1,6 @@
 """Order groups into a canary and waves of the requested sizes. Pure.
 
-An explicit size is kept: a wave that takes more of a model than its load allows is refused
+The requested size is kept: a wave that takes more of a model than its load allows is refused
 (`capacity.refusals`), never silently made smaller. But a wave can mix models: its groups are
 chosen, if possible, so that no model loses more replicas than it can spare. The order:
 
@@ -38,9 +38,10 @@ def waves(
     accepted: Collection[str] = (),
 ) -> tuple[Wave, ...]:
     """
-    Return the waves in order; every group is in exactly one. `loads` determine what each model can
-    spare; without them nothing is held back. Models in `accepted` (`--accept-outage`) change one
-    group at a time, whatever their load.
+    Return the waves in order; every group is in exactly one wave.
+
+    `loads` determine how many replicas each model can spare; without loads there is no limit.
+    Models in `accepted` (`--accept-outage`) change one group at a time, whatever their load.
     """
     every = tuple(groups)
     queue = _Queue(
@@ -56,7 +57,7 @@ def waves(
 
 def size_of(size: int | str, groups: int) -> int:
     """
-    Return the number of groups of a wave's size: shares are rounded down, but not to 0.
+    Return a wave size as a number of groups: a percentage is rounded down, but not to 0.
 
     >>> size_of(2, 10), size_of("25%", 10), size_of("5%", 10)
     (2, 2, 1)
@@ -68,8 +69,10 @@ def size_of(size: int | str, groups: int) -> int:
 
 def spare(need: Need, serve: int, most: int, *, accepted: bool) -> int:
     """
-    Return how many of a model's replicas a wave may take while `serve` of them serve. `most` is the
-    number in its largest group, which a wave may take if the outage is accepted.
+    Return how many of a model's replicas a wave may take while `serve` of them serve.
+
+    `most` is the number of replicas in its largest group, which a wave may take if the outage is
+    accepted.
     """
     room = max(0, serve - need.needed)
     return max(room, most) if accepted else room
@@ -179,7 +182,7 @@ class _Queue:
 @dataclass(frozen=True)
 class _Kind:
     """
-    Groups that stop the same number of replicas of each model, each with its place in the order.
+    Groups that stop the same number of replicas of each model, each with its position in the order.
     """
 
     takes: Counter[str]

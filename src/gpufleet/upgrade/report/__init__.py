@@ -1,1 +1,1 @@
-"""Report an upgrade from its journal: as text, as a page, or as one line per step. Pure."""
+"""Report an upgrade from its journal: as text, as an HTML page, or as one line per step. Pure."""

@@ -1,7 +1,7 @@
 """Render the report of an upgrade as one HTML file: a timeline, tables, failures.
 
 The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
-Colours follow the reader's light or dark mode. Texts of nodes and operators are escaped.
+Colours follow the reader's light or dark mode. Text from nodes and operators is escaped.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ _WINDOWS = "Before the upgrade, and under load after the change."
 
 
 def report_html(found: Report) -> str:
-    """Return the page's text."""
+    """Return a report as an HTML page."""
     title = f"{found.kind} {found.id}"
     said = OUTCOMES[found.outcome] + (f": {'; '.join(found.why)}" if found.why else "")
     body = [
@@ -175,7 +175,7 @@ def _whys(found: Report) -> Iterator[str]:
 
 
 def _timeline(found: Report) -> str:
-    """Return the drawing: one row for each group, and below it one for each of its nodes."""
+    """Return the timeline as SVG: a row for each group, and below it the rows of its nodes."""
     rows: list[tuple[str, str, Sequence[Span]]] = []
     for group in found.groups:
         rows.append((group.group.id, "", group.spans))

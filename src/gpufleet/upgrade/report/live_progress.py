@@ -1,7 +1,7 @@
 """Live progress of an upgrade: one line per step, for terminals and logs.
 
-Takes the journal's entries as they are written. A line has the elapsed time, the wave, the group,
-the step, and the number of groups left:
+`Progress` takes the journal's entries as they are written. A line has the elapsed time, the wave,
+the group, the step, and the number of groups left:
 
     4 min 12 s  wave 2 of 3  tiny-1: drained in 3.2 s, 0 requests left  (2 of 4 groups to go)
 """
@@ -35,9 +35,9 @@ _STYLES = {
 
 class Progress:
     """
-    Lines for the entries of one journal.
+    Format the entries of one journal as lines.
 
-    `before` are the entries of earlier runs, for a resumed one: they are counted, but not printed
+    `before` are the entries of a resumed upgrade's earlier runs: they are counted, but not printed
     again.
     """
 
@@ -93,7 +93,7 @@ class Progress:
 
 
 def style(entry: Entry) -> str:
-    """Return rich's style for an entry's line; "" for none."""
+    """Return `rich`'s style for an entry's line; "": no style."""
     if entry.what == "judged":
         return "" if entry.said.get("passed") is True else "bold red"
     return _STYLES.get(entry.what, "")

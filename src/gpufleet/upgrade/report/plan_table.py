@@ -1,6 +1,6 @@
 """The plan of waves as a table, shown before confirmation.
 
-Takes values, returns what `rich` prints; JSON for programs is `WavePlan.as_json`.
+The functions return `rich` renderables; programs get JSON from `WavePlan.as_json`.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ def _needs(plan: WavePlan) -> Table:
 
 
 def _why(wave: Wave) -> list[str]:
-    """Return the reasons of all groups of a wave, each once."""
+    """Return the reasons of all groups of a wave, each once and at most `_REASONS`."""
     reasons = list(dict.fromkeys(reason for group in wave.groups for reason in group.why))
     more = len(reasons) - _REASONS
     return [*reasons[:_REASONS], *([f"and {more} more"] if more > 0 else [])]

@@ -1,10 +1,11 @@
-"""Read an upgrade's journal: each step's time and nodes, and the effect on clients.
+"""Build an upgrade's report from its journal: each step's time and nodes, the effect on clients.
 
-Pure: takes entries, returns a `Report`, which is JSON; `upgrade/report/text.py` and
-`upgrade/report/html.py` show it. The journal of a running upgrade gives the report up to now.
+Pure: takes entries, returns a `Report`; `upgrade/report/text.py` and `upgrade/report/html.py`
+render it. The journal of a running upgrade gives the report up to now.
 
-A replica is *away* from the time when gateways are told to stop sending requests until they are
-told to send again. This includes drain, load and judgement; the rest is gpufleet's overhead.
+A replica is *away* from the event `draining`, when gateways stop sending it requests, until the
+event `undrained`, when they send requests again. This includes drain, load and judgement; the rest
+is gpufleet's overhead.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ _AWAY_FROM, _AWAY_UNTIL = "draining", "undrained"
 
 @dataclass(frozen=True)
 class Span:
-    """A part of a group's time."""
+    """One phase of a group or a node."""
 
     phase: str
     """A key of `PHASES`."""
@@ -57,13 +58,13 @@ class Span:
 
     @property
     def seconds(self) -> float:
-        """The duration."""
+        """Return the duration in seconds."""
         return self.end - self.start
 
 
 @dataclass(frozen=True)
 class GateResult:
-    """The verdict of a gate."""
+    """The recorded verdict of a gate, with its time."""
 
     at: float
     gate: str
@@ -85,7 +86,7 @@ class Served:
 
     @classmethod
     def from_counters(cls, traffic: Traffic) -> Served:
-        """Return the requests from counters."""
+        """Return the requests, errors and latencies from counters."""
         errors = (
             (traffic.finished or {}).get("error", 0.0),
             (traffic.answered or {}).get("5xx", 0.0),
@@ -97,7 +98,7 @@ class Served:
 
 @dataclass(frozen=True)
 class ReplicaReport:
-    """One replica."""
+    """A replica's load time, and its requests before and after the change."""
 
     replica: str
     load_seconds: float | None
@@ -108,20 +109,23 @@ class ReplicaReport:
 
 @dataclass(frozen=True)
 class NodeReport:
-    """One node of a group."""
+    """One node of a group: its downtime, killed units and phases."""
 
     node: str
     gap_seconds: float | None
-    """Seconds from the first unit's stop to the last one's start, by the node's own clock."""
+    """
+    Seconds from the first unit's stop to the last one's start, by the node's own clock, summed over
+    all switches; None: unknown.
+    """
     cut: tuple[str, ...]
     """Units that were killed with running requests."""
     spans: tuple[Span, ...]
-    """The phases stopping, down and loading, converted to this machine's clock."""
+    """The phases stopping and down, converted to this machine's clock."""
 
 
 @dataclass(frozen=True)
 class GroupReport:
-    """The steps of one group, and their cost."""
+    """The phases, times, verdicts and failures of one group."""
 
     group: Group
     wave: int
@@ -131,7 +135,9 @@ class GroupReport:
     away_seconds: float
     drain_seconds: float
     load_seconds: float
-    """Load times in seconds of its slowest replica, including those of a rollback."""
+    """
+    Load times in seconds of the slowest replica, summed over all starts including a rollback's.
+    """
     left: int
     """Requests that had not finished when the drain ended."""
     judged: tuple[GateResult, ...]
@@ -147,7 +153,9 @@ class GroupReport:
 
     @property
     def judge_seconds(self) -> float:
-        """Return the seconds in which its answers were judged, before it got requests again."""
+        """
+        Return the seconds in which its answers were judged, before gateways sent it requests again.
+        """
         return sum(each.seconds for each in self.spans if each.phase == "ready")
 
     @property
@@ -159,12 +167,12 @@ class GroupReport:
 
 @dataclass(frozen=True)
 class WaveReport:
-    """One wave."""
+    """The times and groups of one wave."""
 
     wave: Wave
     began: float | None
     ended: float | None
-    """When it ended; None: it is not over."""
+    """Time of its last action; None: it is not over."""
     expected_seconds: float | None
     """The estimated duration in seconds."""
     groups: tuple[GroupReport, ...]
@@ -190,7 +198,7 @@ class Report:
     resumed: tuple[float, ...]
     """The times at which it was resumed."""
     declared: tuple[str, ...]
-    """Lines of variables that it rewrote and did not restore."""
+    """Lines of variables that the upgrade rewrote and did not restore."""
 
     @property
     def groups(self) -> tuple[GroupReport, ...]:
@@ -217,7 +225,7 @@ class Report:
 
     @property
     def left(self) -> int:
-        """Return how many requests had not finished when their drain ended."""
+        """Return the number of requests that had not finished when their drain ended."""
         return sum(each.left for each in self.groups)
 
     def as_json(self) -> dict[str, Any]:
@@ -354,7 +362,7 @@ def _spans(own: Sequence[Entry], ended: float) -> tuple[Span, ...]:
 
 
 def _away_seconds(own: Sequence[Entry], ended: float) -> float:
-    """Return the seconds in which gateways sent the group nothing because of this upgrade."""
+    """Return the seconds in which gateways sent the group no requests because of this upgrade."""
     total = 0.0
     since: float | None = None
     for entry in own:
@@ -367,7 +375,7 @@ def _away_seconds(own: Sequence[Entry], ended: float) -> float:
 
 
 def _loads(ready: Entry) -> Mapping[str, float]:
-    """Return how long each replica loaded: by replica, or one number for all of them."""
+    """Return load times in seconds by replica; the key "" has one number for all replicas."""
     said = ready.said.get("load_seconds", ready.said.get("seconds"))
     if isinstance(said, Mapping):
         return {str(name): float(value) for name, value in said.items()}
@@ -405,7 +413,9 @@ def _served(said: Mapping[str, Any], replica: str) -> Served | None:
 
 
 def _node(node: str, told: Iterable[Entry]) -> NodeReport:
-    """Return a node's answer about its units, with times converted to this machine's clock."""
+    """
+    Return a node's report from its journal entries, with times converted to this machine's clock.
+    """
     gaps: list[float] = []
     cut: list[str] = []
     spans: list[Span] = []

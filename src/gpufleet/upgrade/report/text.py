@@ -1,7 +1,4 @@
-"""Render the report of an upgrade for a terminal.
-
-Takes a `Report`, returns what `rich` prints.
-"""
+"""Render the report of an upgrade as a `rich` renderable, for a terminal."""
 
 from __future__ import annotations
 
@@ -64,7 +61,7 @@ def report_text(found: Report) -> RenderableType:
 
 
 def totals(found: Report) -> list[str]:
-    """Return the closing sentences of a report: times, and lost requests."""
+    """Return the closing sentences of a report: times, and unfinished requests."""
     said = [
         f"{iso(found.started)} to {iso(found.ended)}: "
         f"{format_duration(found.ended - found.started)}, of which "
@@ -115,7 +112,7 @@ def _replicas(found: Report) -> Table:
 
 
 def cells(each: ReplicaReport) -> list[str]:
-    """Return a replica's line: its values before and after the change."""
+    """Return the cells of a replica's row: its values before and after the change."""
     return [
         each.replica,
         _both(each, lambda served: f"{served.requests:g}"),

@@ -89,7 +89,7 @@ class FleetActions:
     servers: Mapping[str, Sequence[Mapping[str, Any]]]
     """Servers by replica, before and after the change."""
     found: Assessment
-    """The plan, and what ran at the time of planning."""
+    """The plan, and the replicas that ran at the time of planning."""
     accept_outage: Sequence[str] = ()
     accept_unknown_load: Sequence[str] = ()
     silent: frozenset[str] = frozenset()
@@ -108,13 +108,13 @@ class FleetActions:
 
     @property
     def back_to(self) -> str | None:
-        """Return, in a rollback, the upgrade whose kept units are restored; otherwise None."""
+        """Return the id of the upgrade that a rollback undoes; None: this is no rollback."""
         return self.journal.state.of
 
     @property
     def kept_upgrade(self) -> str:
         """
-        Return the upgrade under which the former units are kept: this one, or the one to undo.
+        Return the id under which the former units are kept: this upgrade's, or the undone one's.
         """
         return self.back_to or self.id
 
@@ -155,7 +155,9 @@ class FleetActions:
         self._warn_of_gates()
 
     def _warn_of_gates(self) -> None:
-        """Note which groups cannot pass their gates, before the first of them is drained."""
+        """
+        Write a note for each group that cannot pass its gates, before the first group is drained.
+        """
         for group in (each.group for each in self.journal.state.groups.values()):
             reasons = [
                 f"{replica}: {why}"
@@ -183,7 +185,11 @@ class FleetActions:
         )
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-        """Wait until the load allows this wave, then begin it."""
+        """
+        Wait until the load allows this wave, then silence its alerts.
+
+        Returns why the wave may not begin, and the load for the journal.
+        """
         end = time.monotonic() + QUIET_SECONDS
         while True:
             documents = observe.survey(self.nodes, self.declared)
@@ -221,10 +227,10 @@ class FleetActions:
 
     def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
         """
-        Return the groups that passed their gates and no longer answer.
+        Return the groups that passed their gates and no longer answer, with the reasons.
 
         Replicas that a person has taken out of service, and nodes without an answer, are not
-        judged: capacity without them is checked elsewhere.
+        judged: the capacity check covers them.
         """
         nodes = {name for each in groups for name in each.nodes}
         looks = {
@@ -444,8 +450,10 @@ class FleetActions:
 
     def golden(self, group: Group) -> Verdict:
         """
-        Compare the replicas' answers with their former ones, or with those of other replicas of the
-        model.
+        Judge the replicas' answers to golden prompts.
+
+        The answers are compared with those of the baseline: the replica's own, or another replica's
+        of the model.
         """
         replicas = self._replicas_after(group)
         settings = {name: each.settings for name, each in self.declared.gpu_nodes.items()}
@@ -501,15 +509,19 @@ class FleetActions:
 
     def _update_gateways(self, group: Group) -> None:
         """
-        Update the gateways if replicas or adapters are added or removed: they use only listed
-        replicas, and list an adapter once all servers of its model load it.
+        Update the gateways if replicas or adapters are added or removed.
+
+        Gateways use only listed replicas, and list an adapter once all servers of its model load
+        it.
         """
         before, after = self._adapters(group)
         if (group.comes or group.goes or before != after) and self.front.gateways:
             self._tell_gateways()
 
     def _adapters(self, group: Group) -> tuple[set[str], set[str]]:
-        """Return the adapters that the group's replicas load before and after, by name."""
+        """
+        Return the names of the adapters that the group's replicas load before and after the change.
+        """
         runs, planned = (
             {name for each in stages if each.id in group.replicas for name in each.adapters}
             for stages in (self.found.running, self.found.plan.stages)
@@ -581,8 +593,8 @@ class FleetActions:
 
     def _look(self, group: Group, patience: float) -> dict[str, NodeLook]:
         """
-        Query the state of a group's nodes. Raises `LostError` if another upgrade has taken them
-        over.
+        Query the state of a group's nodes. Raises `LostError` if this upgrade lost the lock of a
+        node.
         """
         found = observe.look(self.nodes, group.nodes, patience)
         for name, each in found.items():
@@ -593,7 +605,7 @@ class FleetActions:
         return found
 
     def _known_looks(self, group: Group) -> dict[str, NodeLook]:
-        """Return the node states from the drain just before; after a resume, query them again."""
+        """Return the node states of the preceding drain; after a resume, query them again."""
         if set(group.nodes) <= set(self.looks):
             return {name: self.looks[name] for name in group.nodes}
         return self._look(group, GONE_SECONDS)
@@ -620,7 +632,7 @@ class FleetActions:
         }
 
     def _baseline_of(self, what: str, replica: str) -> Any:
-        """Return the baseline of a replica, or else that of another replica of the model."""
+        """Return the baseline of a replica, or else of another replica of the model."""
         found = self.journal.state.baseline.get(what) or {}
         if replica in found:
             return found[replica]

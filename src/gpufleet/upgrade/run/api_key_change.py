@@ -1,9 +1,9 @@
 """
 Refuse an upgrade after which changed servers would require another API key than clients send.
 
-During the waves old and new servers run side by side, each with the key of its start, but the
-sender (a gateway, or clients if there is none) uses one key for all servers of a model. So a key
-cannot be changed in waves. `problems` is pure; `find_problems` queries gateways and nodes.
+During the waves old and new servers run side by side, each with the key that it was started with,
+but the sender (a gateway, or clients if there is none) uses one key for all servers of a model. So
+a key cannot be changed in waves. `problems` is pure; `find_problems` queries gateways and nodes.
 """
 
 from __future__ import annotations
@@ -47,8 +47,9 @@ def wanted_keys(
     groups: Iterable[Group], settings: Mapping[str, NodeSettings], hashes: Mapping[str, str]
 ) -> Iterator[WantedKey]:
     """
-    Yield the keys of the servers that `groups` start. Servers without a key are left out: they
-    accept any key. `hashes` are those of keys, by file.
+    Yield the keys of the servers that `groups` start. `hashes` has each key's SHA-256, by file.
+
+    Servers without a key are left out: they accept any key.
     """
     found: dict[tuple[str, str], set[str]] = {}
     for group in groups:
@@ -111,7 +112,7 @@ def find_problems(
     """
     Query the gateways, or the nodes if there is no gateway; return `problems`, each once.
 
-    Raises `FleetError` for gateways and nodes without an answer.
+    Raises `FleetError` if a gateway or a node gives no answer.
     """
     groups = tuple(groups)
     files = {each.vllm.api_key_file for each in settings.values() if each.vllm}

@@ -1,8 +1,8 @@
-"""The nodes of a fleet while it is changed, asked over connections that stay open.  Border.
+"""Query a fleet's nodes during an upgrade, over connections that stay open.  Border.
 
-As `fleet.live.connect`, with three differences: each node may be given a question of its own,
-several groups ask at the same time, and a node that has gone is asked again for a while: it may be
-rebooting, and every question of `node_questions` may be put twice.
+`Nodes` differs from `fleet.live.connect` in three points: each node may get its own query, several
+groups query at the same time, and a node without an answer, which may be rebooting, is queried
+again for a while. Every query of `node_questions` may be repeated.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ CONNECT_SECONDS = 40
 AGAIN_SECONDS = 3
 _NO_SESSION = (2, 4)
 """
-RFC 4254 "connect failed", with which OpenSSH answers a session beyond its MaxSessions, and
-"resource shortage", the code that is meant for it.
+Failure codes of RFC 4254 for a session beyond sshd's MaxSessions: "connect failed", which OpenSSH
+sends, and "resource shortage", the intended code.
 """
 _NOTHING = """print('{"schema": 1}')"""
 
@@ -54,11 +54,11 @@ class Nodes:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """All of them."""
+        """Return the names of all nodes."""
         return tuple(sorted(self._hosts))
 
     def connect(self) -> None:
-        """Open every connection, so that no step waits for one later."""
+        """Open every connection, so that later steps need not wait for it."""
         jobs = [gevent.spawn(self._connect, name) for name in self._hosts]
         gevent.joinall(jobs, timeout=CONNECT_SECONDS + 2)
 
@@ -84,7 +84,7 @@ class Nodes:
     def ask_each(
         self, program: Callable[[str], str | None], seconds: float, what: str
     ) -> live.Answers:
-        """Query each node, as `fleet.live.connect` does."""
+        """Query each node for which `program` returns a program, as `fleet.live.connect` does."""
         programs = {name: text for name in self._hosts if (text := program(name)) is not None}
         return self.ask(
             {
@@ -100,10 +100,10 @@ class Nodes:
         seconds: float,
     ) -> dict[str, T]:
         """
-        Query each node, and retry those without an answer for at most `seconds` more.
+        Query each node; retry nodes without an answer for at most `seconds` more.
 
-        Raises `FleetError` naming those that gave no answer, `LostError` where no node of the whole
-        inventory does.
+        Raises `FleetError` with the nodes that gave no answer, `LostError` if no node of the whole
+        inventory answers.
         """
         end = time.monotonic() + seconds
         left = dict(wanted)
@@ -127,9 +127,9 @@ class Nodes:
     @contextmanager
     def command(self, name: str, command: str) -> Iterator[Streams]:
         """
-        Run a command on a node for as long as the block, beside questions; see `open_command`.
+        Run a command on a node during the block, in parallel with queries; see `open_command`.
 
-        Raises `FleetError` where the node cannot be reached.
+        Raises `FleetError` if the node cannot be reached or does not start the command.
         """
         if isinstance(said := self._connect(name), str):
             self._drop(name)
@@ -186,7 +186,7 @@ class Nodes:
 
 
 def command_error(problem: Exception) -> str:
-    """Return why a command on a connected node was not started, and what to write if known."""
+    """Return why a command on a connected node was not started, and the fix if known."""
     if isinstance(problem, ChannelException) and problem.code in _NO_SESSION:
         return (
             f"sshd refuses another session ({printable(problem.text)}): set its MaxSessions to 3 "

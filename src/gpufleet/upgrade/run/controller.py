@@ -1,7 +1,7 @@
 """Run an upgrade from its lock to its end: `gpufleet upgrade` and `rollback`.
 
 Border. Before the first wave an interruption leaves only the journal. Later, `state_machine`
-determines the remaining steps from it, in any process.
+determines the remaining steps from the journal, in any process.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class DeclinedError(FleetError):
 
 @dataclass
 class UpgradeRun:
-    """One run of one upgrade, with the functions for questions to the operator."""
+    """One run of an upgrade, with callbacks that show the plan and ask the operator."""
 
     wanted: UpgradeRequest
     journal: Journal
@@ -116,7 +116,7 @@ class UpgradeRun:
             self._close(other)
 
     def _adopt(self, other: str) -> None:
-        """Remove the marks of an upgrade that was taken over: this run now judges its leftovers."""
+        """Remove the drain marks of an upgrade whose locks this run took over."""
         looks = observe.look(self.nodes, self.nodes.names)
         front = Frontends(self.nodes, self.wanted.declared)
         replicas = {
@@ -159,7 +159,7 @@ class UpgradeRun:
             self.journal.append("noted", text="; ".join(error.problems))
 
     def _begin(self) -> FleetActions | None:
-        """Plan, confirm, prepare and record the baseline; None: there is nothing to do."""
+        """Plan, confirm, prepare and record the baseline; None: nothing differs."""
         found, plan = (self._view_fleet(), None) if self.wanted.of else self._plan()
         if plan is None:
             plan = self._rollback_waves(found)
@@ -297,7 +297,7 @@ class UpgradeRun:
     # -- end
 
     def _end(self, end: Decision) -> int:
-        """Bring the fleet into its final state."""
+        """Finish, stop or pause the upgrade as decided; return the exit status."""
         match end.next:
             case "finish":
                 self._finish()
@@ -351,9 +351,7 @@ class UpgradeRun:
         }
 
     def _collect(self) -> None:
-        """
-        Remove unused releases. Failures are only reported: they cost nothing but disk space.
-        """
+        """Remove unused releases. Failures are only recorded, because they cost only disk space."""
         asked = {
             name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()

@@ -29,7 +29,7 @@ GATEWAY = "deploys/gateway.py"
 # Rendering and reloading a configuration, including the wait for nodes without an answer.
 GATEWAY_SECONDS = 1800
 _QUOTED = 6
-"""The most lines of a failed run that a message quotes; the file has all of them."""
+"""Maximum number of lines of a failed run that a message quotes; the file has all lines."""
 # The words of refusal.py; pyinfra 3's lines before an operation and after one that failed on a
 # node, "[node] words" (api/operations.py, api/util.py).
 _REFUSED = " is refused, "
@@ -39,7 +39,7 @@ _FAILED = "] Error: executed "
 
 @dataclass(frozen=True)
 class Deploy:
-    """The directory for deploys, and the file for their output."""
+    """Run deploy files for an inventory, with their output in `logs`."""
 
     inventory: str
     logs: Path
@@ -96,9 +96,11 @@ class Deploy:
 @dataclass
 class SharedDeploy:
     """
-    A deploy shared by several groups of a wave: only one runs at a time, and one run serves all
-    that wait. A deploy reads the fleet after its start, so a run that began before the request may
-    miss the groups' earlier steps.
+    A deploy that several groups of a wave share.
+
+    Only one run is active at a time, and one run serves all waiting groups. A deploy reads the
+    fleet after its start, so a run that began before the request may miss the groups' earlier
+    steps.
     """
 
     run: Callable[[], object]
@@ -142,8 +144,10 @@ def _failure(path: Path, begin: int) -> str:
 
 def failure_lines(text: str) -> str:
     """
-    Return the lines of a deploy's output that explain its failure: the reasons of a refusal, or
-    else the nodes' output in the first failed operation, each sentence once.
+    Return the lines of a deploy's output that explain its failure.
+
+    They are the reasons of a refusal, or else the nodes' output in the first failed operation, each
+    sentence once.
     """
     lines = [printable(unstyle(line)).strip() for line in text.splitlines()]
     lines = [line for line in lines if line and set(line) - set("-=─ ")]

@@ -1,4 +1,4 @@
-"""Find a group's units and replicas on a node, by the node's own report. Pure."""
+"""Find a group's units and replicas on a node, from the node's own report. Pure."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def is_out_of_service(look: NodeLook, unit: str) -> bool:
 
 
 def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
-    """Return which nodes people have cordoned since the plan was made."""
+    """Return a sentence for each node that a person has cordoned."""
     return [
         f"{name} was cordoned by {look.cordon}: its units are not stopped: run `gpufleet uncordon "
         f"INVENTORY {name}` when that is done"

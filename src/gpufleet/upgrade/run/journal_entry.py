@@ -55,7 +55,7 @@ WORDS: Mapping[str, str] = MappingProxyType(
         "stuck": "why: [sentences]: the group does not serve and stays drained; repair it by hand",
     }
 )
-"""The events, and the keys that each has in `said`."""
+"""The names of the events, with the keys of each event's `said`."""
 
 Phase: TypeAlias = Literal[
     "waiting",
@@ -81,12 +81,12 @@ Phase: TypeAlias = Literal[
 
 @dataclass(frozen=True)
 class Entry:
-    """One line of a journal."""
+    """One event in a journal."""
 
     at: float
     """Seconds since the epoch, by the controller's clock."""
     what: str
-    """One of `WORDS`."""
+    """The event's name, a key of `WORDS`."""
     wave: int | None = None
     group: str | None = None
     node: str | None = None
@@ -108,8 +108,8 @@ class Entry:
         """
         Parse `as_json`'s output.
 
-        Raises `FleetError` for an event that this release does not know, `ValueError` and the like
-        for anything else.
+        Raises `FleetError` for an unknown event, and `ValueError`, `KeyError` or `TypeError` for
+        malformed input.
         """
         if found["what"] not in WORDS:
             raise FleetError(f"unknown event {str(found['what'])[:40]!r}")
@@ -124,5 +124,5 @@ class Entry:
 
 
 def entries_of(entries: Iterable[Entry], group: str) -> Iterator[Entry]:
-    """Yield what a journal has about one group, in its order."""
+    """Return the journal entries of one group, in order."""
     return (each for each in entries if each.group == group)

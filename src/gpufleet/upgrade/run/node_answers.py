@@ -14,7 +14,7 @@ from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import readiness
 
 Answer: TypeAlias = Mapping[str, Any] | str
-"""A node's document, or why there is none, as from `fleet.live.connect`."""
+"""A node's document, or a sentence why there is none, as from `fleet.live.connect`."""
 
 SCHEMA = 1
 
@@ -34,14 +34,14 @@ def _named(read: Callable[[type[T], str, Answer], T]) -> Callable[[type[T], str,
 
 @dataclass(frozen=True)
 class UnitLook:
-    """A gpufleet unit on a node."""
+    """The state of a gpufleet unit on a node."""
 
     unit: str
     active: str
     """systemd's ActiveState: active, activating, failed, inactive ...; "": not reported."""
     sub: str
     since: float | None
-    """When it entered that state, in seconds since 1970; None: unknown."""
+    """Time at which it entered that state, in seconds since 1970; None: unknown."""
     started: str | None
     """The fingerprint with which its process was started."""
     fingerprint: str | None
@@ -49,11 +49,11 @@ class UnitLook:
     release: str
     """The release that its file starts; "": unknown."""
     restarts: int
-    """How often systemd restarted it (NRestarts)."""
+    """Number of restarts by systemd (NRestarts)."""
 
     @property
     def replica(self) -> str:
-        """The id of its replica: `tiny-0` of `vllm-tiny-0.service`."""
+        """Return the id of its replica, for example `tiny-0` for `vllm-tiny-0.service`."""
         return stage_of(self.unit)
 
     @property
@@ -69,7 +69,7 @@ class UnitLook:
 
 @dataclass(frozen=True)
 class NextUnits:
-    """Units that `deploys/prepare.py` has put on a node, to switch to."""
+    """Units on a node that `deploys/prepare.py` has prepared for a switch."""
 
     plan: str
     """Identifies the content: equal contents have equal values."""
@@ -85,7 +85,7 @@ class KeptUnits:
 
     id: str
     at: float
-    """When the first unit was kept, in seconds since 1970."""
+    """Time at which the first unit was kept, in seconds since 1970."""
     units: Mapping[str, str | None]
     """Fingerprints by unit; None: the unit did not exist."""
 
@@ -97,14 +97,14 @@ class ReleaseLook:
     id: str
     whole: bool
     built: float | None
-    """When it was complete, in seconds since 1970."""
+    """Time of its completion, in seconds since 1970."""
     users: tuple[str, ...]
     """References to it: units, `next/...`, `kept/ID/...`."""
 
 
 @dataclass(frozen=True)
 class NodeLook:
-    """Everything on a node that concerns a change."""
+    """The state of a node that matters for an upgrade."""
 
     node: str
     boot_id: str
@@ -112,7 +112,7 @@ class NodeLook:
     lock: Lock | None
     cordon: Mark | None
     drained: Mapping[str, Mark]
-    """The drain marks by replica."""
+    """The drain marks, by replica."""
     next: NextUnits | None
     kept: Mapping[str, KeptUnits]
     """Kept units by the upgrade's id, oldest first."""
@@ -188,9 +188,9 @@ class Marks:
     cordon: Mark | None
     drained: Mapping[str, Mark]
     changed: tuple[str, ...]
-    """`cordon`, or replicas, whose mark has changed since."""
+    """`cordon` and replicas whose marks the request changed."""
     problem: str | None = None
-    """Whose mark stays, and why."""
+    """The mark that stays, and why."""
 
     @classmethod
     @_named
@@ -208,12 +208,12 @@ class Marks:
 
 @dataclass(frozen=True)
 class RequestsLeft:
-    """The number of requests on servers at the end of the wait."""
+    """The number of requests left on servers at the end of `wait_quiet`."""
 
     left: Mapping[str, int | None]
     """Running and waiting requests, by the server's address; None: not reported."""
     seconds: float
-    """The duration of the wait."""
+    """The duration of the wait, in seconds."""
     problem: str | None = None
 
     @property
@@ -234,7 +234,7 @@ class RequestsLeft:
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> RequestsLeft:
-        """Parse a node's answer to `quiet`."""
+        """Parse a node's answer to `wait_quiet`."""
         said = _document(node, answer)
         return cls(said.get("left") or {}, said.get("seconds") or 0.0, said.get("problem"))
 
@@ -244,17 +244,17 @@ class SwitchAnswer:
     """The results of stopping, switching or restoring units."""
 
     changed: tuple[str, ...]
-    """Units that were stopped, and started again if they were to run."""
+    """Units that were stopped; units that must run were started again."""
     unchanged: tuple[str, ...]
     removed: tuple[str, ...]
     cut: tuple[str, ...]
     """Units that systemd killed at TimeoutStopSec=; their running requests were cut off."""
     stopped_at: float | None
-    """When the first unit was told to stop, in seconds since 1970 by the node's clock."""
+    """Time of the first unit's stop request, in seconds since 1970 by the node's clock."""
     down_at: float | None
-    """When the last unit had stopped."""
+    """Time at which the last unit had stopped."""
     started_at: float | None
-    """When the last unit was started. It loads from then on."""
+    """Start time of the last unit, which then loads its model."""
     clock: float
     """The time of the answer by the node's clock."""
     problem: str | None = None
@@ -295,18 +295,18 @@ class UnitReady:
     unit: str
     ready: bool
     seconds: float
-    """Seconds of the wait for it."""
+    """Duration of the wait for the unit, in seconds."""
     since: float | None
-    """When its process was started, in seconds since 1970 by the node's clock; None: unknown."""
+    """Start time of its process, in seconds since 1970 by the node's clock; None: unknown."""
     at: float | None
-    """When it had completed its first prompt, by the same clock; None: it completed none."""
+    """Time of its first completed prompt, by the same clock; None: it completed none."""
     why: str
     """Why it is not ready: a sentence with its likely cause, lines of its journal below."""
 
 
 @dataclass(frozen=True)
 class ReadyAnswer:
-    """The units that answer."""
+    """The result of `wait_ready` for a node's units."""
 
     units: Mapping[str, UnitReady] = field(default_factory=dict)
     problem: str | None = None
@@ -325,7 +325,7 @@ class ReadyAnswer:
     @classmethod
     @_named
     def read(cls, node: str, answer: Answer) -> ReadyAnswer:
-        """Parse a node's answer to `ready`."""
+        """Parse a node's answer to `wait_ready`."""
         said = _document(node, answer)
         units = {each["unit"]: _unit_ready(each) for each in said.get("units") or ()}
         return cls(units, said.get("problem"))
@@ -333,12 +333,12 @@ class ReadyAnswer:
 
 @dataclass(frozen=True)
 class CollectAnswer:
-    """The parts of a node's releases that were removed."""
+    """The releases that a node removed, and those that stay."""
 
     removed: tuple[str, ...]
-    """Ids of releases."""
+    """Ids of the removed releases."""
     stays: Mapping[str, str]
-    """Ids of releases, and why each stays."""
+    """Reasons why releases stay, by id."""
     freed_bytes: int
     problem: str | None = None
 

@@ -50,7 +50,7 @@ class NodeQuestion:
 
 def look() -> NodeQuestion:
     """
-    Query everything on a node that concerns a change; the answer is `NodeLook`. Changes nothing.
+    Query the state of a node that matters for an upgrade; the answer is `NodeLook`. Read-only.
     """
     return _question("look", SHORT_SECONDS, "the query of changes")
 
@@ -59,12 +59,12 @@ def lock(
     upgrade: str, owner: str, origin: str, what: str, *, steal: bool = False, look: bool = False
 ) -> NodeQuestion:
     """
-    Lock the node for an upgrade, unless another upgrade or a deploy holds it. The
-    answer is `LockAnswer`.
+    Lock the node for an upgrade, unless another upgrade or a deploy holds it.
 
-    `owner` is the person (`ann@laptop`), `origin` the place (a directory, a host), `what` the
-    purpose in words. Locking again by the same upgrade changes nothing. `steal` takes the lock over
-    from another upgrade, which the answer names. `look` only returns who has it.
+    The answer is `LockAnswer`. `owner` is the person (`ann@laptop`), `origin` the source (a
+    directory, a host), `what` the purpose in words. A second lock by the same upgrade changes
+    nothing. `steal` takes the lock over from another upgrade, which the answer names. With `look`
+    the lock's owner is only queried.
     """
     return _question(
         "lock",
@@ -90,19 +90,19 @@ def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     """
     Cordon the node, so that no new replica is placed there; the answer is `Marks`.
 
-    `by` is `user@host`. `upgrade` None: a person cordons. An existing mark stays unchanged,
-    whatever its owner; only a person's mark replaces an upgrade's, which the upgrade then cannot
-    remove.
+    `by` is `user@host`. `upgrade` is None if a person cordons. An existing mark stays unchanged,
+    with one exception: a person's mark replaces an upgrade's, and the upgrade then cannot remove
+    it.
     """
     return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
 
 def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion:
     """
-    Remove the cordon: `Marks`, with a `problem` if another owner set it.
+    Remove the cordon; the answer is `Marks`, with a `problem` if another owner set the cordon.
 
-    An upgrade removes only its own. A person (None) removes people's marks, and an upgrade's with
-    `force`.
+    An upgrade removes only its own mark. A person (`upgrade` None) removes people's marks, and with
+    `force` also an upgrade's.
     """
     return _question("uncordon", SHORT_SECONDS, "the cordon", upgrade=upgrade, force=force)
 
@@ -111,8 +111,9 @@ def drain(
     replicas: Iterable[str], by: str, why: str, *, upgrade: str | None = None
 ) -> NodeQuestion:
     """
-    Mark replicas (`tiny-0`) as drained; the answer is `Marks`. It only sets marks; the rules of
-    `cordon` apply.
+    Mark replicas (`tiny-0`) as drained; the answer is `Marks`.
+
+    The request only sets marks; the rules of `cordon` apply.
     """
     return _question(
         "drain",
@@ -143,8 +144,9 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait at most `seconds` until these units' servers have no request; the answer is `RequestsLeft`.
 
-    Where they answer is in the units' files. Quiet means that no request runs or waits in two
-    looks, a second apart: a balancer may still be sending one. A unit that does not run has none.
+    The servers' addresses are read from the units' files. A server is quiet if two queries, a
+    second apart, find no running or waiting request, because a balancer may still be sending one. A
+    stopped unit has no requests.
     """
     return _question(
         "quiet",
@@ -158,8 +160,9 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 def stop(units: Iterable[str], *, stop_seconds: float) -> NodeQuestion:
     """
-    Stop units in parallel; the answer is `SwitchAnswer`. `stop_seconds`: their longest
-    TimeoutStopSec.
+    Stop units in parallel; the answer is `SwitchAnswer`.
+
+    `stop_seconds` is the units' longest TimeoutStopSec.
     """
     return _question(
         "stop",
@@ -174,13 +177,12 @@ def switch(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units to the files that `deploys/prepare.py` has put into `next/`; the answer
-    is `SwitchAnswer`.
+    Switch units to the files of `deploys/prepare.py` in `next/`; the answer is `SwitchAnswer`.
 
-    The first switch keeps their previous state for `upgrade`; later switches, also after a kill, do
-    not overwrite it. `units` None: all of `next/`, and those that it lists for removal. A unit that
-    already runs with the fingerprint in `next/` is left alone. `stop_seconds`: the longest
-    TimeoutStopSec= of the running units, `units.stop_seconds`.
+    The first switch keeps the units' previous state for `upgrade`; later switches, also after a
+    kill, do not overwrite it. `units` None selects all units of `next/`, and those that it lists
+    for removal. A unit that already runs with the fingerprint in `next/` is left unchanged.
+    `stop_seconds` is the longest TimeoutStopSec= of the running units (`units.stop_seconds`).
     """
     return _question(
         "switch",
@@ -197,11 +199,10 @@ def restore(
     upgrade: str, units: Iterable[str] | None = None, *, stop_seconds: float
 ) -> NodeQuestion:
     """
-    Switch units back to their state before `switch`; the answer is `SwitchAnswer`. Needs no
-    network.
+    Switch units back to their state before `switch`; the answer is `SwitchAnswer`.
 
-    `units` None: all units that are kept for `upgrade`. Units that were not kept because their
-    switch never began are `unchanged`.
+    The node needs no network for it. `units` None selects all units that are kept for `upgrade`.
+    Units that were not kept because their switch never began are `unchanged`.
     """
     return _question(
         "restore",
@@ -218,7 +219,7 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait at most `seconds` until each unit's server completes a prompt; the answer is `ReadyAnswer`.
 
-    It ends early when a unit has died. A rank without a server is ready when it runs with its
+    The wait ends early if a unit has died. A rank without a server is ready when it runs with its
     file's configuration.
     """
     return _question(
@@ -233,9 +234,10 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
 
 def collect(keep: int, days: float) -> NodeQuestion:
     """
-    Remove unused releases and kept units; the answer is `CollectAnswer`. Releases that a unit, a
-    kept set or `next/` names are never removed. Of the others, the `keep` newest and those younger
-    than `days` stay.
+    Remove unused releases and kept units; the answer is `CollectAnswer`.
+
+    Releases that a unit, a kept set or `next/` names are never removed. Of the others, the `keep`
+    newest and those younger than `days` stay.
     """
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days

@@ -59,11 +59,11 @@ class FleetView:
     """Differences below vLLM, by node."""
     remarks: tuple[str, ...] = ()
     documents: Mapping[str, Any] = field(default_factory=dict, repr=False)
-    """Each node's probe."""
+    """The nodes' probe documents."""
 
     @property
     def cordoned(self) -> dict[str, str]:
-        """Nodes that people have cordoned, and why."""
+        """Return the nodes that people have cordoned, with the reasons."""
         return {
             name: str(look.cordon)
             for name, look in self.looks.items()
@@ -84,7 +84,7 @@ class FleetView:
         )
 
     def servers(self) -> dict[str, list[dict[str, Any]]]:
-        """Return each replica's servers before and after, in the journals' form."""
+        """Return each replica's servers before and after the change, in the journal's form."""
         every: dict[str, dict[str, dict[str, Any]]] = {}
         both = {
             *servers.running_servers(self.found.running),
@@ -95,7 +95,7 @@ class FleetView:
         return {replica: list(servers.values()) for replica, servers in every.items()}
 
     def nodes_of(self) -> dict[str, tuple[str, ...]]:
-        """Return the nodes of each replica, as it runs."""
+        """Return the nodes of each running replica."""
         found: dict[str, set[str]] = {}
         for each in self.found.running:
             found.setdefault(each.id, set()).add(each.node)
@@ -120,10 +120,10 @@ def view_fleet(
     below: Mapping[str, str] | None = None,
 ) -> FleetView:
     """
-    Probe all nodes, and plan.
+    Probe all nodes, and plan the fleet.
 
-    `below` is what differs below vLLM, by node. Raises `FleetError` for nodes that give no answer,
-    and whatever `assessment.plan_fleet` refuses.
+    `below` has the differences below vLLM, by node. Raises `FleetError` for nodes that give no
+    answer, and with the refusals of `assessment.plan_fleet`.
     """
     documents = survey(nodes, declared)
     looks = look(nodes, declared.gpu_nodes)
@@ -142,7 +142,7 @@ def survey(nodes: Nodes, declared: Fleet) -> dict[str, Answer]:
 
 
 def survey_questions(declared: Fleet, seconds: float = SECONDS) -> dict[str, NodeQuestion]:
-    """Return the probe of each GPU node, which looks for what is declared there."""
+    """Return the probe request of each GPU node, with the paths declared there."""
     return {
         name: NodeQuestion(probe_program(paths), seconds, "the probe")
         for name, paths in probe_paths(declared.gpu_nodes).items()
@@ -200,9 +200,9 @@ def loads(
     samples: int = SAMPLES,
 ) -> tuple[ReplicaLoad, ...]:
     """
-    Return how busy each replica is, over some seconds.
+    Return each replica's load, observed over some seconds.
 
-    What replicas were measured to carry is read from the project of the inventory file.
+    The measured rates of replicas are read from the project of the inventory file.
     """
     running = tuple(running)
     pages, seconds = read_metrics(nodes, running, samples=samples)
@@ -218,7 +218,9 @@ def loads(
 
 
 Pages: TypeAlias = dict[tuple[str, int], tuple[str, ...] | str]
-"""The /metrics of servers, by node and port, one page a moment; a sentence: why there are none."""
+"""
+The /metrics of servers by (node, port), one page per moment; or a sentence why there are none.
+"""
 
 
 def read_metrics(
@@ -227,7 +229,7 @@ def read_metrics(
     """
     Return the /metrics of all servers, `samples` times, and the seconds from the first to the last.
 
-    `families` are beginnings of lines that are wanted besides those of the load.
+    `families` are beginnings of further lines to read, besides those of the load.
     """
     running = tuple(running)
     replicas: dict[str, list[str]] = {}
@@ -272,7 +274,7 @@ def _collect_pages(
     running: Iterable[Running],
     pages: dict[tuple[str, int], list[str] | str],
 ) -> None:
-    """Put a node's report about its servers into `pages`; what is missing, as a sentence."""
+    """Add the pages of a node's servers to `pages`; a missing page replaces them by a sentence."""
     here = [each for each in running if each.node == node]
     for each in here:
         for port in each.servers:
@@ -297,7 +299,7 @@ def _metrics(said: Answer, replica: str, port: int) -> Mapping[str, Any]:
 
 
 def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) -> dict[str, str]:
-    """Return the replicas that get no requests, and why."""
+    """Return the replicas without requests, and the reasons."""
     found = {}
     for each in running:
         seen = looks.get(each.node)
@@ -312,14 +314,16 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
 
 
 def without_drain(look: NodeLook, replica: str | None) -> NodeLook:
-    """Return a node's observation without the drain mark of one replica."""
+    """Return a node's state without the drain mark of one replica."""
     return replace(look, drained={n: mark for n, mark in look.drained.items() if n != replica})
 
 
 def questions(
     replicas: Mapping[str, Iterable[str]], settings: Mapping[str, NodeSettings], times: int
 ) -> list[Question]:
-    """Return the questions for replicas: golden prompts, `times` each; 0: counters alone."""
+    """
+    Return a question for each replica: golden prompts, each sent `times` times; 0: counters only.
+    """
     found = []
     for replica, names in sorted(replicas.items()):
         nodes = tuple(sorted(names))

@@ -12,16 +12,18 @@ from gpufleet.serving import servers
 
 @dataclass(frozen=True)
 class Rotation:
-    """A model's replicas, as a gateway has them at a moment."""
+    """The use of a model's replicas by a gateway at one moment."""
 
     serving: frozenset[str]
     """Replicas that get requests."""
     out: Mapping[str, str]
-    """Replicas that get none, and why."""
+    """Replicas without requests, with the reasons."""
     remarks: tuple[str, ...]
-    """What is not as it should be, as sentences: replicas of which some servers get requests."""
+    """
+    Sentences on replicas of which only some servers get requests, and on marked replicas in use.
+    """
     unknown: tuple[str, ...] = ()
-    """Servers that get requests, and of which no node that answered has one."""
+    """Servers that get requests, but run on no node that answered."""
 
     def lines(self) -> tuple[str, ...]:
         """Return the replicas without requests and the reasons, as sentences."""
@@ -38,10 +40,10 @@ def model_rotation(
     marked: Mapping[str, str],
 ) -> Rotation:
     """
-    Return which replicas of a model the gateway on a node sends requests to.
+    Return the rotation of a model's replicas at a gateway.
 
-    HAProxy's answer counts, not marks on nodes: `marked` has replicas that should get no requests,
-    with reasons, to explain HAProxy's answer.
+    HAProxy's answer decides, not the marks on nodes: `marked` has replicas that should get no
+    requests, with the reasons that explain HAProxy's answer.
     """
     running = tuple(running)
     states = {each.name: each for each in state.servers}
@@ -76,7 +78,7 @@ def model_rotation(
 
 
 def _why_out(state: haproxy.ServerState | None) -> str:
-    """Return why a server gets no requests; "": it gets some."""
+    """Return why a server gets no requests; "": it gets requests."""
     if state is None:
         return "does not have it: run the gateway's deploy"
     if state.drained:

@@ -27,10 +27,10 @@ def next_files(
     units: Iterable[UnitFile], remove: Iterable[str], beside: Iterable[File]
 ) -> DesiredState:
     """
-    Return the files of `next/`.
+    Return the files of `next/`; equal plans give equal bytes.
 
-    `remove` are units that the plan has no place for here, `beside` files that units read when they
-    start, as they are to lie where these look for them. The same plan is the same bytes.
+    `remove` are units that the plan does not place on this node. `beside` are the files that units
+    read at start, with their final paths.
     """
     units = sorted(units, key=lambda each: each.unit)
     beside = sorted(beside, key=lambda each: each.path)

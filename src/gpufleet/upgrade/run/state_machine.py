@@ -1,16 +1,17 @@
 """Decide an upgrade's next step from its journal.  Pure: only `Actions` change the fleet.
 
 The same state machine serves a first run and a resumed one after `kill -9`: its only memory is the
-journal, and each step may be repeated. A group goes
+journal, and each step may be repeated. A group passes these steps:
 
     waiting - drain - switch - ready - golden answers - undrain - soak - judged - done
 
-and, as soon as something of that fails, back:
+If one of them fails, the group is rolled back:
 
     failed - drain - restore - ready - undrain - returned
 
-Software below vLLM is changed between drain and switch (`change`), and cannot be rolled back: such
-a group that fails stays drained with its reason (stuck), as does one whose rollback fails.
+Software below vLLM is changed between drain and switch (`change`), and cannot be rolled back: a
+group that fails after it stays drained, with its reason (stuck), and so does a group whose rollback
+fails.
 
 Beyond the allowed failures the whole wave is rolled back, and the upgrade stops. A group that
 passed its gates and no longer serves before the next wave or the end has also failed.
@@ -46,7 +47,9 @@ Do: TypeAlias = Literal[
 
 
 class LostError(FleetError):
-    """No node answers any more: not a group's fault. The run ends, to be resumed."""
+    """
+    No node answers, or this upgrade lost a lock; the run ends and can be resumed. No group failed.
+    """
 
 
 class GateVerdict(Protocol):
@@ -63,17 +66,15 @@ class Actions(Protocol):
     """
     The interface that changes the fleet. Each call may be repeated, also after an interruption.
 
-    They return the data for the journal, and raise `FleetError` with the reason for a failure,
-    `LostError` when no node answers.
+    The methods return the data for the journal. They raise `FleetError` with the reason for a
+    failure, `LostError` if no node answers.
     """
 
     def check_load(self, wave: Wave) -> tuple[tuple[str, ...], Mapping[str, Any]]:
-        """
-        Return why this wave would leave too little capacity for the present load; and that load.
-        """
+        """Return why this wave would leave too little capacity, and the present load."""
 
     def find_fallen(self, groups: Sequence[Group]) -> Mapping[str, Sequence[str]]:
-        """Return those, by id, that passed their gates and no longer serve, and why."""
+        """Return why groups that passed their gates no longer serve, by the group's id."""
 
     def drain(self, group: Group) -> Mapping[str, Any]: ...
     def change(self, group: Group) -> Mapping[str, Any]: ...
@@ -107,11 +108,11 @@ class Decision:
 
     next: Next
     groups: tuple[str, ...] = ()
-    """work: those that have steps left, at once."""
+    """For `work`: the groups with steps left, which run in parallel."""
     wave: Wave | None = None
-    """ask, begin: which one."""
+    """For `ask` and `begin`: the wave."""
     why: tuple[str, ...] = ()
-    """stop, pause."""
+    """For `stop` and `pause`: the reasons."""
 
 
 # -- decisions -------------------------------------------------------------------------------------
@@ -145,12 +146,12 @@ def decide(state: State) -> Decision:
 
 
 def has_to_go_back(state: State) -> bool:
-    """Return whether more has failed than was allowed, or a rollback was requested."""
+    """Return whether more groups failed than allowed, or a rollback was requested."""
     return state.aborting or state.failures > int(state.settings.get("failures") or 0)
 
 
 def next_step(state: State, name: str) -> Step | None:
-    """Return the next action on a group; None: nothing now."""
+    """Return the next action on a group; None: there is none now."""
     each = state.groups[name]
     if each.phase == "waiting" and (has_to_go_back(state) or state.paused):
         return None
@@ -220,8 +221,7 @@ def _step_back(each: GroupState) -> Do | None:
 
 def _has_begun(each: GroupState, state: State) -> bool:
     """
-    Return whether a group's wave was begun; one of an earlier wave may still be stuck or rolled
-    back.
+    Return whether a group's wave was begun; a group of an earlier wave may still be unfinished.
     """
     return each.wave <= state.wave
 
@@ -271,16 +271,18 @@ RunParallel: TypeAlias = Callable[[Sequence[Iterator[Step]]], None]
 
 @dataclass
 class Driver:
-    """A running upgrade: call `move` until it has ended or waits for an operator."""
+    """A running upgrade: `run` executes it until it has ended or waits for an operator."""
 
     journal: Journal
     actions: Actions
     run_parallel: RunParallel
     confirm: Callable[[Wave], str | None]
-    """Who confirmed a wave; None: not confirmed."""
+    """Returns who confirmed a wave; None: not confirmed."""
 
     def run(self) -> Decision:
-        """Run until it must end; return why: finish, stop, pause, or over."""
+        """
+        Run until the upgrade ends or waits; return that decision: finish, stop, pause, or over.
+        """
         while True:
             following = decide(self.journal.state)
             match following.next:

@@ -1,6 +1,6 @@
 """Drain and restore replicas at the load balancer: gpufleet's gateways, or your own.
 
-Border: it asks gateways over SSH, and runs an operator's own commands on this machine.
+Border: it queries gateways over SSH, and runs an operator's own commands on this machine.
 """
 
 from __future__ import annotations
@@ -31,32 +31,37 @@ Servers = Sequence[Mapping[str, Any]]
 
 @dataclass(frozen=True)
 class Frontends:
-    """All of them. There may be none: then clients reach replicas directly."""
+    """All load balancers. If there are none, clients reach replicas directly."""
 
     nodes: Nodes
     declared: Fleet
 
     @property
     def gateways(self) -> tuple[str, ...]:
-        """Nodes that have one of gpufleet's gateways."""
+        """Return the nodes with a gpufleet gateway."""
         return tuple(n for n, each in self.declared.nodes.items() if each.settings.gateway)
 
     def balancer(self, node: str) -> Balancer | None:
-        """The operator's own, as that node's variables have it."""
+        """
+        Return the operator's own load balancer, from the node's variables; None: not declared.
+        """
         there = self.declared.nodes.get(node)
         return there.settings.balancer if there else None
 
     def is_declared(self) -> bool:
-        """Return whether anything keeps requests away from a replica that is changed."""
+        """
+        Return whether a gateway or a balancer is declared that can drain a replica under change.
+        """
         return bool(self.gateways) or any(
             each.settings.balancer for each in self.declared.gpu_nodes.values()
         )
 
     def set_servers(self, do: Literal["drain", "ready"], servers: Servers, seconds: float) -> None:
         """
-        Drain servers of requests, or make them ready again.
+        Drain servers at the load balancers, or make them ready again.
 
-        Tries for at most `seconds`. Raises `FleetError` where one of them was not told.
+        Gateways are retried for at most `seconds`. Raises `FleetError` if a gateway or a balancer
+        command failed.
         """
         if not servers:
             return
@@ -70,12 +75,15 @@ class Frontends:
             raise FleetError(*problems)
 
     def undrain_by_name(self, servers: Servers) -> None:
-        """Make our gateways send requests again to servers of which only their names are known."""
+        """Make gpufleet's gateways send requests again to servers that are known only by name."""
         if servers:
             self._send("ready", servers, SECONDS)
 
     def sessions(self, servers: Servers) -> int:
-        """Return how many requests our gateways have on these servers, or that wait for one."""
+        """
+        Return the number of requests that gpufleet's gateways have running and queued on these
+        servers.
+        """
         names = {each["name"] for each in servers}
         states = self._send("show", servers, SECONDS)
         return sum(
@@ -86,7 +94,11 @@ class Frontends:
         )
 
     def wait(self, servers: Servers, seconds: float) -> int:
-        """Wait until our gateways have no request on these servers; return how many are left."""
+        """
+        Wait at most `seconds` until gpufleet's gateways have no request on these servers.
+
+        Returns the number of requests left.
+        """
         if not self.gateways or not servers:
             return 0
         end = time.monotonic() + seconds
@@ -95,15 +107,15 @@ class Frontends:
         return left
 
     def states(self) -> dict[str, haproxy.GatewayState]:
-        """Return each gateway's report about itself, by its node."""
+        """Return the state of each gateway, by its node."""
         return self._send("show", (), SECONDS)
 
     def state(self, gateway: str) -> haproxy.GatewayState:
-        """Return one gateway's report about itself. Raises `FleetError` where it gives none."""
+        """Return the state of one gateway. Raises `FleetError` if it gives none."""
         return self._send("show", (), SECONDS, (gateway,))[gateway]
 
     def drained_servers(self) -> dict[str, frozenset[str]]:
-        """Return the servers that each gateway keeps drained, by its node."""
+        """Return the drained servers of each gateway, by its node."""
         if not self.gateways:
             return {}
         return {n: frozenset(s.drained) for n, s in self._send("show", (), SECONDS).items()}
@@ -115,7 +127,7 @@ class Frontends:
         seconds: float,
         gateways: Sequence[str] | None = None,
     ) -> dict[str, haproxy.GatewayState]:
-        """Send a word to gateways: to all of them, unless some are named."""
+        """Send a command to gateways, by default to all; return their states."""
         if not (to := self.gateways if gateways is None else gateways):
             return {}
         names = sorted({str(each["name"]) for each in servers})
@@ -136,7 +148,7 @@ class Frontends:
     def _run_command(
         self, do: Literal["drain", "ready"], server: Mapping[str, Any], balancer: Balancer | None
     ) -> str:
-        """Run an operator's command for a server; return why it failed, "" if it did not."""
+        """Run an operator's command for a server; return why it failed, "": it succeeded."""
         if balancer is None:
             return ""
         words = balancer.drain_command if do == "drain" else balancer.undrain_command
@@ -168,7 +180,7 @@ class Frontends:
 
 
 def _fill(word: str, values: Mapping[str, str]) -> str:
-    """Put a server's values into a word; other braces stay."""
+    """Replace a server's placeholders in a word; other braces stay."""
     for key, value in values.items():
         word = word.replace(f"{{{key}}}", value)
     return word

@@ -1,13 +1,13 @@
-"""The journal of an upgrade: every step is written to it before it is made.
+"""The journal of an upgrade: every step is written to it before it begins.
 
-One JSON object a line, in a file that only its owner can read, and each line is on the disk
-(`fsync`) before the step that it announces begins. So a reader after a `kill -9` knows at most too
-much: that something had begun, never that something is missing. `upgrade_state.fold` turns it into
-the fleet's last known state; `state_machine` decides what is done next.
+The journal is a file of JSON lines that only its owner can read. Each line is on the disk (`fsync`)
+before its step begins. So after a `kill -9` the journal may announce a step that did not begin, but
+it never lacks a step that did. `upgrade_state.fold` computes the fleet's last known state from it;
+`state_machine` decides the next step.
 
-A line that was being written when the machine went down has no end and announces nothing: its step
-was not made. There is one writer at a time, held by `flock`, which dies with its process. No secret
-is written: nodes' output is escaped for terminals and shortened first.
+An incomplete last line, left when the machine went down, announces nothing: its step did not begin.
+One process writes at a time and holds a `flock`, which ends with the process. The journal has no
+secrets: nodes' output is escaped for terminals and shortened first.
 """
 
 from __future__ import annotations
@@ -38,12 +38,14 @@ _MOST = 2000  # characters of a text in an entry: what nodes say is quoted, not 
 
 
 def new_id() -> str:
-    """Return a name that sorts by time: of the directory on nodes, and of the file here."""
+    """
+    Return a new upgrade id, which sorts by time and names the directory on nodes and the file here.
+    """
     return f"{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}-{secrets.token_hex(2)}"
 
 
 def is_id(text: str) -> bool:
-    """Return whether a text may be an upgrade's name."""
+    """Return whether a text has the form of an upgrade's id."""
     return _ID.fullmatch(text) is not None
 
 
@@ -54,11 +56,11 @@ class Journal:
     """
     A journal that only this process writes.
 
-        with Journal.begin(folder, new_id()) as journal:
+        with Journal.create(folder, new_id()) as journal:
             journal.append("draining", wave=1, group="tiny-0")
             ...  # now it may be drained
 
-    `entries` are all that it has, also those of runs before.
+    `entries` has all entries, including those of earlier runs.
     """
 
     def __init__(self, path: Path, file: int, entries: Iterable[Entry]) -> None:
@@ -67,14 +69,16 @@ class Journal:
         self.state = fold(self.entries)
         """State that follows from the entries."""
         self.on_entry: Callable[[Entry], None] | None = None
-        """Gets each entry once it is on the disk, to show progress."""
+        """Called with each entry once it is on the disk, to show progress."""
         self._file = file
         self._whole = os.fstat(file).st_size
         """The number of bytes in complete lines."""
 
     @classmethod
     def create(cls, folder: Path, upgrade: str) -> Journal:
-        """Create the journal of a new upgrade. Raises `FleetError` where that cannot be done."""
+        """
+        Create the journal of a new upgrade. Raises `FleetError` if the file cannot be created.
+        """
         path = folder / f"{upgrade}{SUFFIX}"
         try:
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -91,9 +95,10 @@ class Journal:
     @classmethod
     def reopen(cls, path: Path) -> Journal:
         """
-        Continue a journal. Raises `FleetError` if another process does, or it has mistakes.
+        Open a journal to continue it.
 
-        A last line without its end is taken off: its step was not made.
+        An incomplete last line is removed: its step did not begin. Raises `FleetError` if another
+        process writes the journal, or if it is invalid.
         """
         try:
             file = os.open(path, os.O_RDWR | os.O_APPEND)
@@ -116,9 +121,9 @@ class Journal:
         **said: Any,
     ) -> Entry:
         """
-        Write an entry, and return once it is on the disk.
+        Write an entry, and return it once it is on the disk.
 
-        Raises `FleetError` when it cannot be written: then nothing more is done.
+        Raises `FleetError` if it cannot be written; its step must then not begin.
         """
         if what not in WORDS:
             raise ValueError(what)
@@ -163,7 +168,11 @@ class Journal:
 
 
 def read(path: Path) -> tuple[Entry, ...]:
-    """Return a journal's entries, from any writer. Raises `FleetError` if it is not a journal."""
+    """
+    Return a journal's entries. Raises `FleetError` if the file is not a journal.
+
+    Another process may write the journal at the same time.
+    """
     return _read(path)[1]
 
 
@@ -192,7 +201,7 @@ def list_journals(folder: Path) -> tuple[Path, ...]:
 
 
 def find(folder: Path, upgrade: str) -> Path:
-    """Return an upgrade's journal. Raises `FleetError` if there is none."""
+    """Return the path of an upgrade's journal. Raises `FleetError` if there is none."""
     path = folder / f"{upgrade}{SUFFIX}"
     if is_id(upgrade) and path.is_file():
         return path
@@ -201,7 +210,7 @@ def find(folder: Path, upgrade: str) -> Path:
 
 
 def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
-    """Return how many bytes are whole lines, and the entries in them."""
+    """Return the number of bytes in complete lines, and their entries."""
     try:
         data = path.read_bytes()
     except OSError as error:

@@ -1,4 +1,4 @@
-"""The waves that an upgrade or a rollback takes now, from what its operator asked for.  Border."""
+"""Plan the waves of an upgrade or a rollback that an operator requested.  Border."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class UpgradeRequest:
 
     inventory: str
     declared: Fleet
-    """As it is declared, or will be once `edits` are written."""
+    """The declared fleet, with `edits` applied."""
     rules: Upgrade
     by: str
     """user@host"""
@@ -53,7 +53,7 @@ class UpgradeRequest:
 def plan_now(
     nodes: Nodes, wanted: UpgradeRequest, before: Sequence[Sequence[Entry]]
 ) -> tuple[FleetView, WavePlan]:
-    """Look at the fleet, and return the waves that it takes. Changes nothing."""
+    """Probe the fleet, and return its state and the waves that it needs. Changes nothing."""
     below = changes_below_vllm(wanted)
     found = observe.view_fleet(nodes, wanted.declared, below=below)
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
@@ -114,7 +114,7 @@ def rollback_waves(
     of: str,
     before: Sequence[Sequence[Entry]] = (),
 ) -> WavePlan:
-    """Return the waves in which every unit that upgrade `of` has replaced is what it was."""
+    """Return the waves that restore every unit that upgrade `of` has replaced."""
     told = next((e for e in before if e and upgrade_state.fold(e).id == of), ())
     groups = [each.group for each in upgrade_state.fold(told).groups.values()] or _kept_groups(
         found, of
@@ -148,7 +148,7 @@ def rollback_waves(
 
 
 def _loads(nodes: Nodes, wanted: UpgradeRequest, found: FleetView) -> tuple[ReplicaLoad, ...]:
-    """Return how busy each replica is now."""
+    """Return each replica's present load."""
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
     return observe.loads(
         nodes,
@@ -161,13 +161,15 @@ def _loads(nodes: Nodes, wanted: UpgradeRequest, found: FleetView) -> tuple[Repl
 
 
 def last_kept(found: FleetView) -> str | None:
-    """Return the upgrade whose kept units are the newest on any node; None: nothing is kept."""
+    """
+    Return the id of the upgrade with the newest kept units on any node; None: nothing is kept.
+    """
     every = {(kept.at, name) for each in found.looks.values() for name, kept in each.kept.items()}
     return max(every)[1] if every else None
 
 
 def _kept_groups(found: FleetView, of: str) -> list[Group]:
-    """Return a group for each kept replica, where no journal has them."""
+    """Return a group for each replica kept for upgrade `of`, if no journal has its groups."""
     nodes: dict[str, set[str]] = {}
     for name, each in found.looks.items():
         for unit in each.kept[of].units if of in each.kept else ():
@@ -176,7 +178,7 @@ def _kept_groups(found: FleetView, of: str) -> list[Group]:
 
 
 def _has_kept(group: Group, found: FleetView, of: str) -> bool:
-    """Return whether a node has something of a group that runs otherwise now."""
+    """Return whether a kept unit of a group differs from the running one."""
     for name in group.nodes:
         kept = found.looks[name].kept.get(of) if name in found.looks else None
         for unit, fingerprint in (kept.units if kept else {}).items():
@@ -192,9 +194,9 @@ def _has_kept(group: Group, found: FleetView, of: str) -> bool:
 
 def changes_below_vllm(wanted: UpgradeRequest) -> dict[str, str]:
     """
-    Return what deploys/node.py would change, by node; nodes without a lock are left alone.
+    Return the changes that deploys/node.py would make, by node; nodes without a lock are skipped.
 
-    Raises `FleetError` for what it would be refused for, or could not compare.
+    Raises `FleetError` with the reasons for a refused deploy, and for failed comparisons.
     """
     locked = [n for n, each in wanted.declared.gpu_nodes.items() if each.settings.gpu_lock]
     if not locked:

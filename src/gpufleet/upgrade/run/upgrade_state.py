@@ -17,37 +17,37 @@ class GroupState:
     group: Group
     wave: int
     phase: Phase = "waiting"
-    """The last word about it."""
+    """The last event of the group."""
     since: float = 0
-    """When that was."""
+    """Time of that event, in seconds since the epoch."""
     undoing: bool = False
-    """It failed, and is being rolled back."""
+    """Whether it failed and is rolled back."""
     marked: bool = False
-    """Its nodes may have marks of this upgrade, and gateways may send it nothing."""
+    """Whether its nodes may have marks of this upgrade, and gateways may send it no requests."""
     open: bool = True
-    """Gateways may send it requests."""
+    """Whether gateways may send it requests."""
     replaced: bool = False
-    """Its units may be the new ones."""
+    """Whether its units may be the new ones."""
     below: bool = False
-    """The node below vLLM may be changed already, which cannot be undone."""
+    """Whether the node below vLLM may be changed already, which cannot be undone."""
     left: int = 0
-    """Requests that were not finished when its drain ended."""
+    """Requests that had not finished when its drains ended."""
     passed: Mapping[str, bool | None] = field(default_factory=dict)
-    """By gate: the last verdict of this attempt."""
+    """The last verdict of this attempt, by gate."""
     why: tuple[str, ...] = ()
     """Why it failed; for a stuck group, what a person needs to know."""
     alone: bool = False
-    """It failed itself, not because of another group of its wave."""
+    """Whether it failed itself, not because of another group of its wave."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return self.phase in {"done", "returned", "stuck"}
 
 
 @dataclass(frozen=True)
 class State:
-    """The final state of an upgrade."""
+    """The state of an upgrade after its journal's last entry."""
 
     id: str = ""
     kind: str = "upgrade"
@@ -59,7 +59,7 @@ class State:
     limit: tuple[str, ...] = ()
     waves: tuple[Wave, ...] = ()
     settings: Mapping[str, Any] = field(default_factory=dict)
-    """As `Upgrade.model_dump` had them when it was planned."""
+    """The `upgrade` settings at planning time, from `Upgrade.model_dump`."""
     groups: Mapping[str, GroupState] = field(default_factory=dict)
     locked: tuple[str, ...] = ()
     """Nodes that may have its lock."""
@@ -69,40 +69,43 @@ class State:
     prepared: bool = False
     baseline: Mapping[str, Any] = field(default_factory=dict)
     wave: int = 0
-    """The last one that was begun; 0: none."""
+    """Number of the last wave that was begun; 0: none."""
     declared: tuple[Mapping[str, Any], ...] = ()
-    """Lines that it rewrote in group_vars."""
+    """Lines of group_vars that it rewrote."""
     paused: tuple[str, ...] = ()
-    """Why no further group is begun; empty: it continues."""
+    """Why no further group is begun; empty: not paused."""
     aborting: bool = False
     finished: float | None = None
-    """When everything was as declared."""
+    """Time at which everything was as declared, in seconds since the epoch; None: not finished."""
     stopped: tuple[str, ...] = ()
-    """Why it ended before that."""
+    """Why it ended early; empty: not stopped."""
     seconds: Mapping[int, float] = field(default_factory=dict)
-    """Estimated, by wave."""
+    """Estimated durations in seconds, by wave."""
     last: float = 0
-    """When the last entry was written."""
+    """Time of the last entry, in seconds since the epoch."""
 
     @property
     def is_over(self) -> bool:
-        """Whether it has ended."""
+        """Return whether it has ended."""
         return bool(self.finished or self.stopped) and not self.locked
 
     @property
     def failures(self) -> int:
-        """Groups that failed by themselves."""
+        """Return the number of groups that failed by themselves."""
         return sum(each.alone for each in self.groups.values())
 
     @property
     def marked(self) -> tuple[str, ...]:
-        """Replicas that may be drained by this upgrade, by name."""
+        """Return the replicas that this upgrade may have drained, by name."""
         return tuple(
             sorted(r for each in self.groups.values() if each.marked for r in each.group.replicas)
         )
 
     def marks_on(self, node: str) -> tuple[str, ...]:
-        """Return the replicas that this upgrade may have drained there; for any, it is cordoned."""
+        """
+        Return the replicas on a node that this upgrade may have drained; with any, the node is
+        cordoned.
+        """
         return tuple(
             sorted(
                 replica

@@ -1,11 +1,11 @@
-"""Silence alerts about a wave's nodes while it changes.  Pure.
+"""Silence alerts about a wave's nodes while the wave changes them.  Pure.
 
-A replica that loads as planned must not wake a person. The alerts fire all the same: they are
-shown, and the gates see them (`baseline.read_answers` gets the ids of our silences). A silence is
-created with an end, so a killed upgrade leaves no lasting silence.
+A replica that loads as planned must not page a person. Silenced alerts still fire: they are
+displayed, and the gates read them (`baseline.read_answers` gets the ids of this upgrade's
+silences). Every silence has an end, so a killed upgrade leaves no lasting silence.
 
-Nothing here stops an upgrade: where an Alertmanager does not answer, that is said, and its alerts
-are sent to their receivers.
+A failed silence never stops an upgrade: the problem of an Alertmanager without an answer is
+reported, and its alerts are sent to their receivers.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from gpufleet.settings.node_variables import NodeVars
 Ask: TypeAlias = Callable[
     [Callable[[str], str | None], float, str], Mapping[str, Mapping[str, Any] | str]
 ]
-"""From `fleet.live.connect`."""
+"""The query function of `fleet.live.connect`."""
 
 SECONDS = 60
-"""Seconds: 10 for the request of each silence, and the connection."""
+"""Deadline in seconds: 10 for the request of each silence, and the connection."""
 
 
 @dataclass(frozen=True)
 class OpenSilences:
-    """The result of opening silences."""
+    """The open silences of an upgrade, and the Alertmanagers that failed."""
 
     ids: tuple[str, ...] = ()
     """The silences of this upgrade that are open now."""
     problems: tuple[str, ...] = ()
-    """A sentence for each Alertmanager that did not open the silence."""
+    """A sentence for each Alertmanager that failed."""
 
 
 def alertmanagers(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
-    """Return the address of each Alertmanager of an inventory, as its own node reaches it."""
+    """Return the address of each Alertmanager of an inventory, as reached on its own node."""
     return {
         name: f"http://{prometheus.host_port(prometheus.local_address(server.listen), server.port)}"
         for name, node in nodes.items()
@@ -60,9 +60,10 @@ def open_silences(
     now: dt.datetime,
 ) -> OpenSilences:
     """
-    Keep alerts about `nodes` quiet for `seconds` from `now` on, at most a day; done twice, once.
+    Silence alerts about `nodes` for `seconds` from `now` on, at most a day.
 
-    `where` is what `homes` returned, `upgrade` its id, `by` who makes it (user@host).
+    Existing silences of the same upgrade are not repeated. `where` is the result of
+    `alertmanagers`, `upgrade` the upgrade's id, `by` its operator (user@host).
     """
     if not where or not nodes:
         return OpenSilences()
@@ -86,7 +87,7 @@ def open_silences(
 def close_silences(
     ask: Ask, where: Mapping[str, str], upgrade: str, nodes: Collection[str] | None = None
 ) -> OpenSilences:
-    """End the silences of an upgrade, of these nodes or of all; those of others stay."""
+    """Close the silences of an upgrade, for these nodes or for all; other silences stay."""
     if not where:
         return OpenSilences()
     known, problems = _ask(ask, where)
@@ -118,7 +119,9 @@ def _ask(
     opening: Mapping[str, list[dict[str, Any]]] | None = None,
     closing: Mapping[str, list[str]] | None = None,
 ) -> tuple[dict[str, tuple[Silence, ...]], tuple[str, ...]]:
-    """Return the silences that each has afterwards, and a sentence for each that did not say."""
+    """
+    Query Alertmanagers; return each one's silences afterwards, and a sentence for each failure.
+    """
     if not where:
         return {}, ()
 
@@ -147,7 +150,7 @@ def _ask(
 def _unsilenced_nodes(
     found: Iterable[Silence], nodes: Collection[str], upgrade: str, until: dt.datetime
 ) -> list[str]:
-    """Return the nodes about which nothing of this upgrade is silent for so long."""
+    """Return the nodes that no silence of this upgrade covers until `until`."""
     # A minute less than wished is no reason for another one.
     enough = until - dt.timedelta(minutes=1)
     there = {
