@@ -1,7 +1,7 @@
 """Assess nodes by their probes and variables: findings, and the plan that they allow.
 
-Deploys, live inventories and recordings all use it. Does not import pyinfra; reads the locks that
-settings name, and the date.
+Deploys, live inventories and recordings use this module. It does not import pyinfra; it reads the
+locks named in settings, and the date.
 """
 
 from __future__ import annotations
@@ -83,12 +83,13 @@ def plan_fleet(
     """
     Return the plan for all nodes.
 
-    Models that `models_folder` of this machine has are read from there, not from the Hub.
-    `inventory` is the inventory's file, for the commands that sentences name.
+    Models in `models_folder` on this machine are read from there, not from the Hub. `inventory` is
+    the inventory's file, for the commands in messages.
 
     Raises one `FleetError` with the nodes without an answer, all failed checks, the models that
-    would not fit even without these failures, and what vLLM would refuse. With `unfit_stops=False`,
-    for showing what already runs, failed checks are remarks and flags are not judged.
+    would not fit even without these failures, and the settings that vLLM would refuse. With
+    `unfit_stops=False`, to show the running stages, failed checks are remarks and flags are not
+    judged.
     """
     if not unfit_stops:
         require_documents(answers)
@@ -138,8 +139,8 @@ def require_documents(
     """
     Return the documents of all nodes.
 
-    Raises `FleetError` naming every node without an answer: a plan without them would move their
-    replicas.
+    Raises `FleetError` with every node without an answer: a plan without these nodes would move
+    their replicas.
     """
     if missing := _missing_documents(answers):
         raise FleetError(*missing)

@@ -99,7 +99,7 @@ def hardware_documents(
 
 
 def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a recording with new UUIDs, as of another node with the same hardware."""
+    """Return a recording with new UUIDs, as from another node with the same hardware."""
     text = json.dumps(document)
     for gpu in document["gpus"]:
         own = uuid5(NAMESPACE_DNS, f"{gpu['index']}.{name}")

@@ -1,8 +1,7 @@
 """Lock the nodes that a deploy changes, before anything is read on them.
 
-A node is locked as long as the run's connection to it lives, so there is no unlock
-(`on_node/common/deploy_mark.py`). A node locked by an upgrade is free for that upgrade's own
-deploys.
+A node stays locked while the run's connection to it exists, so there is no unlock
+(`on_node/common/deploy_mark.py`). An upgrade's own deploys may lock the nodes that it holds.
 """
 
 from __future__ import annotations
@@ -33,9 +32,9 @@ from gpufleet.sanitize import printable
 SECONDS = 40
 
 _QUESTIONS: WeakKeyDictionary[State, dict[str, Any]] = WeakKeyDictionary()
-"""The owner in the nodes' locks, by run, once the run holds a lock."""
+"""The lock request of each run that locks nodes."""
 _SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
-"""Why the lock's owner is unknown, by node with GPUs, for each run."""
+"""Why the lock's owner is unknown, by node, for each run."""
 
 Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
 """Requests the lock of nodes; True: only query its owner."""
@@ -43,10 +42,10 @@ Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
     """
-    Lock nodes for a run; with `dry` only report who holds them.
+    Lock nodes for a run; with `dry` only report the locks' owners.
 
-    Raises `FleetError` with all nodes that others have locked. The plan handles silent GPU nodes; a
-    node that answers only the plan's probe may be locked: `unknown`.
+    Raises `FleetError` with all nodes that others have locked. The plan handles GPU nodes without
+    an answer; `unknown` reports nodes that answer only the plan's probe.
     """
     by_name = {each.name: each for each in hosts}
     asked = _QUESTIONS.setdefault(state, _question(what))
@@ -70,7 +69,7 @@ def take(
     ask: Ask, names: Iterable[str], upgrade: str | None
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
     """
-    Lock nodes; return why that is refused, the nodes without an answer, and remarks.
+    Lock nodes; return the reasons for a refusal, the nodes without an answer, and remarks.
 
     The first node is locked alone, so that one of two concurrent deploys gets all nodes; if it is
     taken, the others are only queried for their owner.
@@ -91,7 +90,7 @@ def take(
 
 def hold_again(state: State, host: Host) -> str:
     """
-    Lock a node again over its new connection after a reboot; return why not, "" if locked.
+    Lock a node again over its new connection after a reboot; return why that failed, "" if locked.
 
     A run without locks takes none.
     """
@@ -115,7 +114,7 @@ def unknown(state: State, answers: Mapping[str, Answer]) -> tuple[str, ...]:
 
 
 def refuse_silent(state: State, names: Iterable[str]) -> None:
-    """Raise `FleetError` for those of these nodes that did not report their lock."""
+    """Raise `FleetError` if any of these nodes did not report its lock."""
     silent = _SILENT.get(state, {})
     if problems := [_not_known(name, silent[name]) for name in sorted(names) if name in silent]:
         raise FleetError(*problems)

@@ -1,6 +1,7 @@
 """
-Determine what a drain of a node affects: replicas, their nodes, and models that lose their last
-replica.  Pure.
+Determine the effects of draining a node.  Pure.
+
+They are the affected replicas, their nodes, and the models that lose their last replica.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ class Drain:
     nodes: Mapping[str, tuple[str, ...]]
     """All nodes with a stage of each affected replica, by replica (`tiny-0`)."""
     servers: tuple[Mapping[str, Any], ...]
-    """Their servers, in the form of `upgrade.run.traffic`."""
+    """Servers of the affected replicas, in the form of `upgrade.run.traffic`."""
     last: tuple[str, ...]
     """Models that no replica elsewhere serves."""
 
     @property
     def replicas(self) -> tuple[str, ...]:
-        """Their ids."""
+        """Return the ids of the affected replicas."""
         return tuple(sorted(self.nodes))
 
     def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
@@ -42,7 +43,7 @@ class Drain:
 
     @property
     def every_node(self) -> tuple[str, ...]:
-        """The nodes of all affected replicas, and the drained node itself."""
+        """Return the nodes of all affected replicas, and the drained node itself."""
         return tuple(
             sorted({self.node, *(each for nodes in self.nodes.values() for each in nodes)})
         )
@@ -54,8 +55,8 @@ def find_drain(
     """
     Return the replicas that draining a node affects.
 
-    `running` are the stages of the whole fleet as they were found, `out` the (node, replica) pairs
-    that are drained already.
+    `running` are the running stages of the whole fleet, `out` the (node, replica) pairs that are
+    drained already.
     """
     every = tuple(running)
     here = {each.id for each in every if each.node == node}

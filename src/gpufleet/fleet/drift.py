@@ -1,11 +1,13 @@
 """Compare nodes with their declaration. Pure: values in, values out.
 
-Three sources, none of which repeats a deploy's comparison:
-  * what the deploys would change, from their dry run (`dry_run.py`);
-  * what the checks of the driver's versions and of the next boot find in a node's probe;
+Drift has three sources:
+
+  * the changes that the deploys would make, from their dry run (`dry_run.py`);
+  * the findings of the checks of the driver's versions and of the next boot, from a node's probe;
   * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
     does not reach the loaded module.
-What could not be read is `unknown`, and an unknown node never counts as clean.
+
+A failed comparison is `unknown`, and an unknown node never counts as clean.
 """
 
 from __future__ import annotations
@@ -33,7 +35,7 @@ GATEWAY, LITELLM = "deploys/gateway.py", "deploys/litellm.py"
 
 
 class Urgency(StrEnum):
-    """When a difference takes effect."""
+    """The time at which a difference takes effect."""
 
     NOW = "now"
     NEXT_BOOT = "next boot"  # fine now, broken after the next reboot
@@ -76,11 +78,11 @@ class Deviation:
     One deviation from the declaration.
 
     Attributes:
-        source: who reports it: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel",
+        source: its reporter: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel",
             "gpu_lock".
         what: the deploy's change ("write /etc/x: its content differs"), or the finding.
         matters: when it takes effect.
-        remedy: how to correct it.
+        remedy: the correction.
     """
 
     source: str
@@ -106,7 +108,7 @@ class NodeDrift:
 
     @property
     def state(self) -> DriftState:
-        """The state; a difference counts even if other parts could not be read."""
+        """Return the node's state; a difference counts even if other comparisons failed."""
         if self.moved:
             return DriftState.DRIFTED
         return DriftState.UNKNOWN if self.unread else DriftState.CLEAN
@@ -128,7 +130,12 @@ class Drift:
 
     @property
     def state(self) -> DriftState:
-        """Drifted if any node is; else unknown if any is, if `refused`, or without nodes."""
+        """
+        Return the state of all nodes.
+
+        It is drifted if any node is; else unknown if any node is, if `refused`, or without nodes;
+        else clean.
+        """
         stands = {each.state for each in self.nodes.values()}
         if DriftState.DRIFTED in stands:
             return DriftState.DRIFTED
@@ -137,12 +144,12 @@ class Drift:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 no drift, 1 drift, 2 unknown."""
+        """Return the exit status: 0 no drift, 1 drift, 2 unknown."""
         return {DriftState.CLEAN: 0, DriftState.DRIFTED: 1, DriftState.UNKNOWN: 2}[self.state]
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return it for programs: docs/reference/drift.schema.json describes it.
+        Return plain values for `json.dumps`, as docs/reference/drift.schema.json describes them.
 
             {"schema": 1, "drift": "drifted", "refused": [], "nodes": {"gpu-01": {"drift": "clean",
              "moved": [{"source": ..., "what": ..., "matters": ..., "remedy": ...}],
@@ -174,7 +181,7 @@ def deploy_files(settings: NodeSettings) -> tuple[str, ...]:
 
 def urgency_of(change: str) -> Urgency:
     """
-    Return when a pending change takes effect.
+    Return the urgency of a pending change.
 
     >>> urgency_of("enable nvidia-fabricmanager.service")
     <Urgency.NEXT_BOOT: 'next boot'>
@@ -188,7 +195,9 @@ def drift_from_probes(
     settings: Mapping[str, NodeSettings],
     today: dt.date,
 ) -> dict[str, NodeDrift]:
-    """Return the drift that probes show; a sentence instead of a probe makes the node unknown."""
+    """
+    Return each node's drift from its probe; a node with a sentence instead of a probe is unknown.
+    """
     report = evaluate(answers, settings, today)
     return {
         name: _of_findings(report.node_findings[name])
@@ -214,7 +223,7 @@ def _of_findings(findings: Iterable[Finding]) -> NodeDrift:
 
 
 def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
-    """Compare the driver in a probe with the lock; without a lock nothing is declared of it."""
+    """Compare the driver in a probe with the lock; a node without a lock has no drift."""
     if settings.gpu_lock is None:
         return NodeDrift()
     return NodeDrift(tuple(_unlocked(node, settings.gpu_lock)))

@@ -1,4 +1,4 @@
-"""Find what the deploys would change, without a pyinfra command: for drift detection.
+"""Find the changes that deploys would make, without a pyinfra command: for drift detection.
 
 Border. It executes the deploy files for every node as pyinfra does in its prepare phase, and
 nothing after that. So the same operations compare, and their recorded changes ("write /etc/x: it is
@@ -60,12 +60,11 @@ def dry_run(
     seconds: float = SECONDS,
 ) -> DryRun:
     """
-    Execute each node's `deploys` ({node: deploy files}) without changes, and return what they would
-    change.
+    Execute each node's `deploys` without changes, and return the changes that they would make.
 
-    `limit` are nodes and groups, none for all; the plan always covers the whole inventory. Takes at
-    most `seconds` on top of the probe's, for all nodes at once. For requirements on the process and
-    exceptions see `fleet.live.probe`.
+    `deploys` is {node: deploy files}. `limit` are nodes and groups, empty for all; the plan always
+    covers the whole inventory. It takes at most `seconds` on top of the probe's, for all nodes at
+    once. For requirements on the process and exceptions see `fleet.live.probe`.
     """
     codes = {file: _compile(file) for files in deploys.values() for file in files}
     state = _DryRunState()
@@ -100,7 +99,7 @@ class _NodeDryRun:
     """
     One node's changes and errors so far.
 
-    `changes` and `errors` are those of the current operation.
+    `changes` and `errors` belong to the current operation.
     """
 
     file: str = ""
@@ -110,7 +109,9 @@ class _NodeDryRun:
     unread: list[Unread] = field(default_factory=list)
 
     def end_operation(self, operation: str, *, changes: bool) -> None:
-        """Read the changes that an operation recorded; name it if it changes without a record."""
+        """
+        Store the changes that an operation recorded; an unrecorded change is stored by its name.
+        """
         source = f"{self.file}: {operation}"
         recorded, errors = self._take()
         self.unread += [Unread(source, each) for each in errors]
@@ -125,13 +126,13 @@ class _NodeDryRun:
         self.unread += [Unread(self.file, each) for each in (*errors, *problems)]
 
     def _take(self) -> tuple[list[str], list[str]]:
-        """Return changes and errors of the operation that has ended, and begin the next one."""
+        """Return and clear the changes and errors of the current operation."""
         found = self.changes, self.errors
         self.changes, self.errors = [], []
         return found
 
     def drift(self) -> NodeDrift:
-        """Return all changes; of equal changes of several roles the first one's wording."""
+        """Return all changes, each once: several roles may record the same change."""
         moved: dict[str, Deviation] = {}
         for each in self.moved:
             moved.setdefault(each.what, each)
@@ -139,14 +140,14 @@ class _NodeDryRun:
 
 
 class _DryRunState(State):
-    """A run that records each operation's report."""
+    """A pyinfra state that records each operation's report."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.looks: dict[Host, _NodeDryRun] = {}
         super().__init__(*args, **kwargs)
 
     def init(self, inventory: Any, config: Any, initial_limit: Any = None) -> None:
-        """Begin with empty records."""
+        """Initialize the run with an empty record for each node."""
         super().init(inventory, config, initial_limit)
         self.looks = {each: _NodeDryRun() for each in inventory}
 
@@ -167,7 +168,7 @@ class _DryRunState(State):
 
 
 def record(change: str) -> None:
-    """Record what the current operation would change on its node, if a `dry_run` is active."""
+    """Record a pending change of the current operation on its node, if a `dry_run` is active."""
     state = ctx_state.get()
     if isinstance(state, _DryRunState):
         state.looks[ctx_host.get()].changes.append(printable(change).strip())
@@ -175,7 +176,7 @@ def record(change: str) -> None:
 
 @contextmanager
 def _capture_errors(state: _DryRunState) -> Iterator[None]:
-    """Keep the errors that operations log, and print nothing."""
+    """Collect the errors that operations log, without printing them."""
     before = logger.handlers[:], logger.level, logger.propagate
     logger.handlers[:] = [_ErrorHandler(state)]
     logger.setLevel(logging.ERROR)
@@ -228,7 +229,7 @@ def _run_node(
 
 
 def _execute(file: str, code: CodeType) -> tuple[str, ...]:
-    """Execute a deploy file; return why it did not finish, an empty tuple if it did."""
+    """Execute a deploy file; return the errors that stopped it, (): it finished."""
     try:
         exec(code, {"__file__": file})  # noqa: S102  # it is what pyinfra does with a deploy file
     except (Refusal, FleetError) as error:

@@ -17,9 +17,9 @@ _said: set[tuple[int, str]] = set()
 
 def access_to_exporters(settings: NodeSettings) -> Access:
     """
-    Return how this node's exporters are reached, from the files that settings name.
+    Return the access to this node's exporters, from the files named in settings.
 
-    Roles call it while they prepare, so that a wrong file ends the run before a node is touched.
+    Roles call it while they prepare, so that a wrong file ends the run before a node is changed.
     Raises `FleetError` with all mistakes.
     """
     address = loader.current().nodes[host.name].address

@@ -1,4 +1,4 @@
-"""Desired state of a node that writes its facts every minute.  Pure, except that it reads locks."""
+"""Desired state of the timer that writes a node's facts every minute.  Pure, but it reads locks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ FACTS = f"{node_paths.TEXTFILES}/facts.prom"
 
 
 def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
-    """Return the desired state for a node's facts; `gpus` are those on its PCI bus."""
+    """Return the desired state for a node's facts; `gpus` is the number of GPUs on its PCI bus."""
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
     return DesiredState(
         # The exporter, which is not root, must enter it; secret files in it belong to root.

@@ -1,6 +1,6 @@
 """Plan a fleet from its nodes' probes, or collect everything that prevents a plan.
 
-Does not import pyinfra; reads the locks that settings name.
+This module does not import pyinfra; it reads the locks named in settings.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from gpufleet.sizing.model_kinds import KindReading
 
 @dataclass(frozen=True)
 class Assessment:
-    """The plan, the nodes that it is made for, and remarks."""
+    """A plan, its nodes, and remarks."""
 
     nodes: Mapping[str, Node]
     plan: FleetPlan
@@ -53,7 +53,7 @@ class Assessment:
     running: tuple[Running, ...] = ()
     """The stages that have units on the nodes."""
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
-    """Every flag that a layer sets, by (model, release)."""
+    """Every flag that a layer sets, by (model, vLLM version)."""
     restarts: Mapping[str, str] = field(default_factory=dict)
     """Stages whose process differs from the plan, with the differences."""
     totals: Totals = field(default_factory=Totals)
@@ -62,12 +62,12 @@ class Assessment:
 
     @property
     def changes(self) -> tuple[Change, ...]:
-        """Return what the plan changes compared with the running stages."""
+        """Return the plan's changes to the running stages."""
         return plan_changes(self.plan, self.running, self.restarts, self.nodes.values())
 
     @property
     def usable_nodes(self) -> list[Node]:
-        """Return the nodes for planning, without GPUs that other processes use."""
+        """Return the nodes for planning, without the GPUs that `gpus.reserved` keeps for others."""
         return [
             planner.without_reserved(node, self.reserved.get(name, ()))
             for name, node in self.nodes.items()
@@ -75,7 +75,7 @@ class Assessment:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Plain values for `json.dumps`: the plan's, and beside them
+        Return plain values for `json.dumps`: the plan's, and in addition
 
             {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...],
              "totals": {"gpus": 16, "planned": 12, "free": 4, ...}}
@@ -120,7 +120,7 @@ _COUNTED = frozenset(
 
 @dataclass(frozen=True)
 class PlanInputs:
-    """The inputs of a plan, by node, and the models by their names in `serving`."""
+    """The inputs of a plan by node, and the models by their names in `serving`."""
 
     documents: Mapping[str, Mapping[str, Any]]
     settings: Mapping[str, NodeSettings]
@@ -148,8 +148,8 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
     """
     Return the problems that are not consequences of unusable nodes.
 
-    The plan assumes that these are corrected. `hidden` are nodes whose future hardware state is
-    unknown: whether their models fit is not judged.
+    The check plans as if these nodes were repaired. `hidden` are nodes whose future hardware state
+    is unknown: whether their models fit is not judged.
     """
     left_out = {model for name in hidden for model in there.settings[name].serving}
     pairs = {
@@ -298,7 +298,7 @@ def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]
 
 
 def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Running]:
-    """Yield the stages that have units on nodes, as their probes found them."""
+    """Yield the stages with units on nodes, from the nodes' probes."""
     for node, document in documents.items():
         for unit in value_or(document.get("stages")) or ():
             if "missing" not in unit and not unit.get("foreign"):
@@ -317,12 +317,12 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
 
 
 def _kind(name: object) -> ModelKind:
-    """Return a unit's kind; one that only a newer gpufleet has counts as `generate`."""
+    """Return a unit's model kind; an unknown kind, from a newer gpufleet, counts as `generate`."""
     return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
-    """Return the text of each readable lock; the role reports unreadable ones."""
+    """Return the text of each readable lock by path; the role reports unreadable ones."""
     names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
     return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
 
@@ -332,7 +332,7 @@ def _with_roles(
     pairs: Pairs,
     models: Mapping[str, Described],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
-    """Add the flags by which an entry computes prompts or answers."""
+    """Add the flags of each entry's role: prefill or decode."""
     return {
         (model, vllm): pairs.flags(model, vllm, flags, models.get(model))
         for (model, vllm), flags in layers.items()

@@ -1,9 +1,9 @@
 """
 Check an inventory without its nodes: for `gpufleet validate`, and first in each deploy.
 
-The settings themselves are judged where they are read (`inventory/loader.py`). Here: their files,
-certificates, models' code, flags, the needs of a gateway and LiteLLM, and, with named hardware, the
-plan. Border: reads files of this machine; a plan may ask the Hub.
+`inventory/loader.py` judges the settings themselves. This module judges their files, certificates,
+models' code, flags, the requirements of a gateway and LiteLLM, and, with named hardware, the plan.
+Border: it reads files of this machine; a plan may query the Hub.
 """
 
 from __future__ import annotations
@@ -34,7 +34,9 @@ from gpufleet.settings.operator_paths import NamedFile, named_files
 @dataclass(frozen=True)
 class Validation:
     """
-    Sentences: `problems` stop a deploy, `remarks` do not; `totals` of the plan, if there is one.
+    The result of a validation: sentences, and the totals of the plan, if there is one.
+
+    `problems` stop a deploy, `remarks` do not.
     """
 
     problems: tuple[str, ...] = ()
@@ -72,9 +74,9 @@ def validate(
     """
     Return the problems of an inventory that can be found without its nodes.
 
-    With `hardware` ({group or node: its name}), or where every GPU node has `gpus.hardware`, the
-    fleet is planned on it. `secret_files=False`: for machines that have none of the secrets. `only`
-    names the nodes whose files and certificates matter; None: all.
+    With `hardware` ({group or node: its name}), or if every GPU node has `gpus.hardware`, the fleet
+    is planned on it. `secret_files=False` is for machines that have none of the secrets. `only`
+    names the nodes whose files and certificates are checked; None: all.
     """
     now = dt.datetime.now(dt.UTC)
     found = Validation(remarks=fleet.remarks)
@@ -116,7 +118,7 @@ def _run_check(work: Callable[[], tuple[str, ...]]) -> Validation:
 
 
 def _files(nodes: Iterable[NodeVars], *, secret_files: bool) -> Validation:
-    """Return the files named in settings that are missing or empty."""
+    """Return a problem for each file named in settings that is unreadable or empty."""
     problems: dict[str, None] = {}
     for node in nodes:
         for named in named_files(node.settings, node.name):

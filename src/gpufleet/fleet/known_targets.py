@@ -1,4 +1,4 @@
-"""Read the targets of Prometheus on a node, so that silent nodes keep theirs."""
+"""Read Prometheus' targets on its node, so that nodes without an answer keep their targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS = 30
 
 
 def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[Target]]:
-    """Return the contents of the target files in a directory; {} if no node is silent."""
+    """Return the contents of the target files in a directory; {} if every node answered."""
     if not node.silent:
         return {}
     program = payload.program("monitoring/target_files", directory=directory)

@@ -1,4 +1,4 @@
-"""Commands of `gpufleet` that connect to nodes, outside a deploy."""
+"""Connect to nodes outside a deploy, for commands of `gpufleet`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from gpufleet.remote.query import SECONDS, Answer, probe_all, query
 Answers: TypeAlias = dict[str, Answer]
 Ask: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """
-(program for a node or None, seconds, its name in messages) -> {node: document, or why there is
-none}.
+Queries nodes: (program of a node or None, seconds, its name in messages) -> {node: document, or a
+sentence}.
 """
 
 
@@ -36,9 +36,9 @@ def probe(
 
     `paths` has the paths to look up on each node's disks.
 
-    Takes at most `seconds` and a few more to close connections. The process must have gevent's
-    monkey patches in place, as the pyinfra command has. Raises FleetError for problems that the
-    operator can correct.
+    The probe takes at most `seconds`, and a few more to close connections. The process must have
+    gevent's monkey patches in place, as the pyinfra command has. Raises `FleetError` for problems
+    that the operator can correct.
     """
     state = State()
     with open_run(state, path, limit) as wanted:
@@ -48,7 +48,7 @@ def probe(
 @contextmanager
 def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
     """
-    Yield a function that asks an inventory's nodes and keeps connections between calls.
+    Yield a function that queries an inventory's nodes and keeps connections between calls.
 
         with connect("inventories/prod.py") as ask:
             answers = ask(lambda node: payload.program("serving/status"), 40, "the look")
@@ -102,7 +102,7 @@ def _disconnect(hosts: Iterable[Host]) -> None:
 
 
 def gpu_hosts(nodes: Iterable[Host]) -> list[Host]:
-    """Return the nodes with GPUs; the others are not probed. Raises `FleetError` if none has."""
+    """Return the nodes with GPUs, which are probed. Raises `FleetError` if there are none."""
     known = loader.current().gpu_nodes
     if found := [each for each in nodes if each.name in known]:
         return found

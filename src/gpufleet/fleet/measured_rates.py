@@ -1,7 +1,7 @@
-"""Return the measured rates of replicas that a stored result applies to.
+"""Return the measured rates of replicas, from stored results that apply to them.
 
-Border: reads the results beside the inventory, and the locks that settings name. Does not import
-pyinfra.
+Border: it reads the results beside the inventory, and the locks named in settings. It does not
+import pyinfra.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
 
 RateOrReason: TypeAlias = MeasuredRate | str
-"""The rate that a replica carries, or why it is unknown."""
+"""The rate that a replica carries, or a sentence why it is unknown."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class ModelRate:
 
     model: str
     replicas: tuple[int, ...]
-    """Their numbers."""
+    """Numbers of the replicas."""
     planned: RateOrReason
     """The rate with the planned settings."""
     running: RateOrReason | None
@@ -46,7 +46,10 @@ class ModelRate:
 
     @property
     def rate(self) -> MeasuredRate | None:
-        """The measured rate as planned, or else as running; None: unknown."""
+        """
+        Return the measured rate with the planned settings, else with the running ones; None:
+        unknown.
+        """
         known = (each for each in (self.planned, self.running) if isinstance(each, MeasuredRate))
         return next(known, None)
 
@@ -80,13 +83,13 @@ class ModelRate:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Plain values for `json.dumps`.
+        Return plain values for `json.dumps`.
 
             {"model": "llama", "replicas": ["llama-0"], "requests_per_second": 12.5,
              "missed_at": 14.0, "measured": "2026-11-20T12:30:05+00:00", "target": "gateway",
              "workload": {...}, "holds_for": ["planned", "running"], "why": ""}
 
-        `why` is why it does not apply to the plan.
+        `why` is the reason why no rate applies to the plan; "": a rate applies.
         """
         rate = self.rate
         return {
@@ -142,7 +145,7 @@ def stored_rates(
     settings: Mapping[str, NodeSettings],
 ) -> dict[str, RateOrReason]:
     """
-    Return each replica's rate by the results beside an inventory, or why none holds, by id.
+    Return each replica's rate from the stored results of an inventory, or why none applies, by id.
 
     A model that was never measured has no entry.
     """
@@ -233,10 +236,10 @@ def as_units(
     stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
 ) -> tuple[Running, ...]:
     """
-    Return planned stages in the form in which the probe will find them.
+    Return planned stages in the form in which a probe would report their units.
 
-    Where the lock cannot be read, the release is that of the unit if its version is the planned
-    one, else only the version.
+    If the lock cannot be read, the release is the unit's, if that has the planned version, else the
+    version alone.
     """
     units = {(each.node, each.id): each.release for each in running}
     found = []

@@ -1,5 +1,5 @@
 """
-Read the configs of a fleet's models: from a directory here, the Hub, or the nodes.
+Read the configs of a fleet's models: from a directory on this machine, the Hub, or the nodes.
 
 Border: it reads files and queries the Hub. An unreadable model has a sentence instead of a
 description; the plan handles it.
@@ -49,7 +49,7 @@ _LOOK_SECONDS = 1
 
 
 def probe_paths(declared: Mapping[str, NodeVars]) -> dict[str, ProbePaths]:
-    """Return for each node the model directories that its probe reads, and the files it seeks."""
+    """Return the model directories and files that each node's probe looks up, by node."""
     return {
         name: ProbePaths(
             tuple(
@@ -85,9 +85,9 @@ def local_directory(model: str, folder: Path, file: str = CONFIG) -> Path | None
     """
     Return the directory below `folder` with a model's config.json; None: there is none.
 
-    For an adapter it is `adapter_config.json`: `file`.
+    `file` is `adapter_config.json` for an adapter.
 
-    For `Qwen/Qwen3-32B` that is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; for
+    For `Qwen/Qwen3-32B` the directory is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; for
     `/srv/models/qwen3-32b` it is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
     """
     places = (folder / model.lstrip("/"), folder / Path(model).name)
@@ -110,9 +110,9 @@ def describe_models(
     """
     Return each declared model's description, by its name in `serving`.
 
-    Models that `folder` of this machine has are read from there. Others on the Hub are read from
-    it, all at once, each once; those in directories of nodes from the first of the nodes' documents
-    that has them.
+    Models in `folder` on this machine are read from there. Other models are read in parallel, each
+    once: models of the Hub from the Hub, models in directories of nodes from the first node's
+    document that has them.
     """
     wanted: dict[str, tuple[Served, Vllm | None, list[str]]] = {}
     for name, node in sorted(declared.items()):
@@ -207,7 +207,10 @@ def _read(
     documents: Iterable[Mapping[str, Any]],
     folder: Path | None,
 ) -> ModelFiles:
-    """Raises `FleetError` if neither `folder` nor the nodes nor the Hub have its config.json."""
+    """
+    Return a model's files. Raises `FleetError` if `folder`, the nodes and the Hub lack its
+    config.json.
+    """
     if folder and (found := local_directory(model, folder)):
         return replace(read(str(found)), origin=model)
     if model.startswith("/"):
@@ -223,7 +226,10 @@ def _hub(vllm: Vllm | None) -> Hub:
 
 
 def _read_from_nodes(path: str, documents: Iterable[Mapping[str, Any]]) -> ModelFiles:
-    """Raises `FleetError` if no node could read the directory."""
+    """
+    Return a model's files from nodes' probes. Raises `FleetError` if no node could read the
+    directory.
+    """
     found = _on_nodes(path, "config", documents)
     quantized = value_or(found.get("hf_quant_config"))
     modules = value_or(found.get("modules"))
@@ -240,7 +246,7 @@ def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Ma
     """
     Return a directory's data from the first node that could parse its file `key`.
 
-    Raises `FleetError` where none could.
+    Raises `FleetError` if no node could.
     """
     why = "no node was asked"
     for document in documents:

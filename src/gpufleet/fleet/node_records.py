@@ -1,6 +1,6 @@
 """Build the records that are written on a node: its declaration, check and drift. Pure.
 
-Each becomes metrics that the node's exporter serves: `on_node/monitoring/node_facts.py` reads the
+Each record becomes metrics of the node's exporter: `on_node/monitoring/node_facts.py` reads the
 declaration, `on_node/monitoring/record.py` writes the others. docs/reference/node-metrics.md
 describes them all.
 """
@@ -28,10 +28,10 @@ _SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
 
 def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None) -> bytes:
     """
-    Return the record of a node for `on_node/monitoring/node_facts.py`.
+    Return a node's declaration for `on_node/monitoring/node_facts.py`.
 
-    `gpus` is the number on the PCI bus, for nodes that declare none; `release` is the id of the
-    vLLM release that it should serve. Equal declarations give equal bytes.
+    `gpus` is the number of GPUs on the PCI bus, for nodes that declare none; `release` is the id of
+    the vLLM release that the node should serve. Equal declarations give equal bytes.
     """
     about = {
         "schema": 1,
@@ -45,7 +45,7 @@ def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None
 
 
 def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
-    """Return how many GPUs a probe found on the PCI bus, driver or not; None: it is unknown."""
+    """Return the number of GPUs on a probe's PCI bus, with or without a driver; None: unknown."""
     functions = document["pci"]
     if isinstance(functions, Mapping):
         return None
@@ -69,8 +69,8 @@ def check_record(findings: Iterable[Finding], at: float) -> Samples:
     """
     Return the metrics of a check's findings on a node and its GPUs; `at` in seconds since 1970.
 
-    An accepted finding counts as info, whatever its severity: the operator knows of it. A check
-    skipped because of another finding is not counted.
+    An accepted finding counts as info, whatever its severity, because the operator knows it. A
+    check skipped because of another finding is not counted.
     """
     found = Counter(
         Severity.INFO if each.accepted is not None else each.severity
@@ -90,7 +90,7 @@ def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Sampl
     """
     Return a node's drift metrics; `at` in seconds since 1970.
 
-    `refused`: a deploy would be refused now, so its changes are not completely known.
+    `refused` means that a deploy would be refused now, so its changes are not completely known.
     """
     moved = Counter(each.matters for each in drift.moved)
     return [

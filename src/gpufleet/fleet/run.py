@@ -1,7 +1,7 @@
 """State of one pyinfra run: every node is probed, checked and planned once.
 
-The plan is for the whole inventory and is made before anything changes, so that a mistake stops
-the run while the fleet still serves. `--limit` narrows what changes, never what is planned.
+The plan is for the whole inventory and is made before anything changes, so that a mistake stops the
+run while the fleet still serves. `--limit` limits the changes, never the plan.
 """
 
 from __future__ import annotations
@@ -51,15 +51,15 @@ from gpufleet.settings.variables import Origin
 
 @dataclass(frozen=True)
 class NodePlan:
-    """One node's part in the fleet: its probe, its settings, its stages."""
+    """One node's part of the plan: its probe, settings and stages."""
 
     node: Node
     settings: NodeSettings
     stages: tuple[Stage, ...]
     origins: Mapping[str, Origin] = field(default_factory=dict, repr=False)
-    """The place that set each of its variables."""
+    """The origin of each of its variables."""
     running: tuple[Running, ...] = ()
-    """The stages that have units on it."""
+    """The stages with units on the node."""
     everyone: tuple[Stage, ...] = field(default=(), repr=False)
     """The stages of the whole plan."""
     fellows: tuple[str, ...] = ()
@@ -69,7 +69,7 @@ class NodePlan:
 T = TypeVar("T")
 ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[str]]
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
-"""Work that is done once for all nodes, by run."""
+"""Results of work that is done once for all nodes, by run."""
 LOOK_SECONDS = 60
 """Seconds to list a few file patterns on a busy node."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
@@ -80,7 +80,7 @@ def refusals() -> Generator[None]:
     """
     Turn a `FleetError` into a `Refusal`: every problem for the operator, no traceback.
 
-    It ends the run for every node, before any of them is touched: deploy files run completely
+    A `Refusal` ends the run for all nodes before any node is changed: deploy files run completely
     before the first operation.
     """
     try:
@@ -93,9 +93,9 @@ def hold_nodes(*settings: str) -> None:
     """
     Lock this run's nodes that have one of these settings, until the run ends.
 
-    Deploys that change nodes call it first. Raises `Refusal`, before anything is touched, for what
-    `gpufleet validate` finds wrong, and where another deploy or an upgrade has one of the nodes.
-    --dry takes no locks, but reports their owners.
+    Deploys that change nodes call it first. Raises `Refusal`, before anything is changed, with the
+    problems of `gpufleet validate`, and if another deploy or an upgrade has locked one of the
+    nodes. With --dry no locks are taken, but their owners are reported.
     """
     if ctx_state.get() not in _DRY_RUNS:
         _single_flight(ctx_state.get(), _validated)
@@ -138,8 +138,8 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
 
     pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
     of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
-    with every problem that was found: nodes and GPUs that checks find unfit, and what does not fit.
-    With `unfit_stops=False` unfit ones are only reported: to show what already runs.
+    with every problem found: unfit nodes and GPUs, and models that do not fit. With
+    `unfit_stops=False`, to show the running stages, unfit nodes and GPUs are only reported.
     """
     plan = _plan if unfit_stops else _plan_anyway
     if ctx_state.get() in _DRY_RUNS:
@@ -160,7 +160,7 @@ def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
 
 
 def _fellow_addresses(node: str) -> tuple[str, ...]:
-    """Return the addresses of all GPU nodes but one, as their probes have them."""
+    """Return the addresses of all GPU nodes except one, from their probes."""
     found = _single_flight(ctx_state.get(), _node_addresses)
     others = (each for name, own in found.items() if name != node for each in own)
     return tuple(sorted(set(others) - set(found.get(node, ()))))
@@ -177,11 +177,11 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
 
 def bare_node() -> BareNode | None:
     """
-    Return the current node's state before its deploy, which may be without a driver; None without a
+    Return the current node's state before its deploy, possibly without a driver; None without a
     lock.
 
     As with `node_plan`, the first caller probes every node. Raises `Refusal`, which ends the whole
-    run before a node is touched, with every problem: nodes that give no answer, locks that their
+    run before a node is changed, with every problem: nodes that give no answer, locks that their
     machines cannot run, and a run in which no node has a lock.
     """
     return _single_flight(ctx_state.get(), _bare_nodes).get(host.name)
@@ -199,11 +199,11 @@ def check() -> Report:
 
 def monitoring_targets(*, planned: bool = False, required: bool = True) -> MonitoringTargets | None:
     """
-    Return what the current node monitors; None if it is not a monitoring node.
+    Return the current node's monitoring targets; None if it is not a monitoring node.
 
-    vLLM's part is what nodes run; with `planned` what the plan says, for deploys that carry it out.
-    A node without an answer affects only itself: its servers stay unchanged. Raises `Refusal` if no
-    node of this run has `monitoring`, unless `required=False`.
+    vLLM's targets are the running servers; with `planned` they are those of the plan, for deploys
+    that carry it out. A node without an answer affects only itself: its servers stay unchanged.
+    Raises `Refusal` if no node of this run has `monitoring`, unless `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
@@ -223,10 +223,10 @@ def gateway_targets(
     """
     Return the targets of the current node's gateway; None if it is not a gateway.
 
-    vLLM's targets are the running servers; with `planned` those of the plan, and with `and_running`
-    also those that run until the plan is carried out. A node without an answer affects only itself:
-    its servers stay unchanged. Raises `Refusal` if no node of this run has `gateway`, unless
-    `required=False`.
+    vLLM's targets are the running servers; with `planned` they are those of the plan, and with
+    `and_running` also the servers that run until the plan is carried out. A node without an answer
+    affects only itself: its servers stay unchanged. Raises `Refusal` if no node of this run has
+    `gateway`, unless `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
@@ -246,8 +246,8 @@ def undeclared_nodes(setting: str, look: str) -> frozenset[str]:
     """
     Return the nodes of this run that no longer declare a setting and still have its parts.
 
-    `look` is the program that detects it (`operations/remove_parts.py`); all nodes are asked at
-    once. Raises `Refusal` if the part may not be removed: `fleet/undeclared.py`.
+    `look` is the program that detects the parts (`operations/remove_parts.py`); all nodes are
+    queried at once. Raises `Refusal` if the part may not be removed: `fleet/undeclared.py`.
     """
     return _single_flight(ctx_state.get(), _undeclared(setting, look))
 
@@ -351,7 +351,7 @@ def mark_dry_run(state: State) -> list[str]:
     """
     Mark a run as dry: it plans even if nodes are unfit, executes nothing, and reports changes.
 
-    Returns the list that `node_plan` fills with reasons for refusing a deploy.
+    Returns the list to which `node_plan` adds the reasons for refusing a deploy.
     """
     return _DRY_RUNS.setdefault(state, [])
 

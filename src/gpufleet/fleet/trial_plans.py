@@ -1,6 +1,6 @@
 """Plan with changed settings of one model, to find the values that can be tried.
 
-Reads the same files as a plan; asks no node.
+This module reads the same files as a plan; it queries no node.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class TrialPlans:
         )
 
     def refusal(self, settings: Mapping[str, int]) -> str:
-        """Return why a plan with these settings must not be deployed on the node; "": it can be."""
+        """Return why a plan with these settings must not be deployed on the node; "": it may be."""
         node = self.running.node
         before = {each.id for each in running_stages(self.documents) if each.node == node}
         try:
@@ -75,7 +75,7 @@ class TrialPlans:
 
     def _plan(self, fields: Mapping[str, Any]) -> Assessment:
         """
-        Return the plan of all nodes with these fields of the model instead of the declared ones.
+        Return the plan of all nodes with these fields of the model in place of the declared ones.
         """
 
         def change(model: str, served: Served) -> Served:

@@ -21,8 +21,8 @@ def removal_problem(
     """
     Return why `setting`'s part must not be removed from `nodes`, which no longer declare it.
 
-    A misspelt group or file removes the setting from all nodes at once: then the part is kept,
-    unless `absent.parts` of each node names it.
+    A misspelt group or file removes the setting from all nodes at once. In that case the part is
+    kept, unless `absent.parts` of each node names it.
     """
     serves = any(each.settings.serving for each in declared.values())
     has_other = any(

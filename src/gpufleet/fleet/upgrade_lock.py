@@ -20,8 +20,7 @@ VARIABLE = "GPUFLEET_UPGRADE"
 
 def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
     """
-    Return why a deploy is refused, one sentence per upgrade; empty: no other upgrade has locked a
-    node.
+    Return why a deploy is refused, one sentence per upgrade; empty: no other upgrade holds a node.
 
     `documents` are the nodes' probes, or sentences; `ours` is the id of the upgrade that runs this
     deploy. A node without an answer, or with an old probe, is treated as unlocked.

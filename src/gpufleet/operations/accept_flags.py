@@ -5,7 +5,7 @@ is checked with its own files (`on_node/flags/schema.py`, run by the release's P
 GPU, two seconds), once for each set of arguments and variables: accepted sets are recorded beside
 the release, so that a later run only compares files. If one node's release refuses, the run
 restarts nothing on any node: `accept_flags` checks, and `require_all_accepted` lets a node continue
-only when all have accepted.
+only if all nodes have accepted.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ Commands = Generator[StringCommand | FunctionCommand]
 
 
 class NoAnswerError(FleetError):
-    """The node did not answer, so its release has not refused: only this node fails."""
+    """The node did not answer: only this node fails, because its release has refused nothing."""
 
 
 @dataclass(frozen=True)
@@ -63,9 +63,9 @@ class Proof:
 
     def judge(self) -> FlagFindings:
         """
-        Query the release on the current node, once a run; judge every stage.
+        Check every stage's flags with the current node's release, which is queried once a run.
 
-        Raises `NoAnswerError` if the node gave none.
+        Raises `NoAnswerError` if the node gave no answer.
         """
         try:
             if not self._read:
@@ -92,7 +92,9 @@ def content(begun: LaunchCommand) -> bytes:
 
 
 def _ask(release: Release) -> Schema:
-    """Read which flags the current node's release accepts. Raises `FleetError` if that fails."""
+    """
+    Return the flags that the current node's release accepts. Raises `FleetError` if that fails.
+    """
     document = host.get_fact(
         ReleaseFlags,
         python=f"{release.directory}/bin/python",
@@ -135,7 +137,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
     Check each stage's command line with the parser of the node's release.
 
-    No change if the release has accepted them before. A refusal fails this node;
+    Nothing changes if the release has accepted the flags before. A refusal fails this node;
     `require_all_accepted` then fails all others. If pyinfra looks for changes first (--dry, or
     without -y) and the release already exists, a refusal ends the run before its first operation.
     """
@@ -168,7 +170,9 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
 
 
 def _foretell(proof: Proof) -> Commands:
-    """Announce the check of flags, only in the prepare phase; later the release exists."""
+    """
+    Announce the check of flags in the prepare phase; later, refuse a release that is incomplete.
+    """
     if ctx_state.get().is_executing:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return
@@ -180,7 +184,9 @@ def _foretell(proof: Proof) -> Commands:
 
 
 def _remark(proof: Proof, found: FlagFindings) -> None:
-    """Log the release's remarks, once a run; the plan has logged a packaged release's."""
+    """
+    Log a release's remarks once a run, except for a packaged version: the plan has logged those.
+    """
     if proof.release.source.version in schema.versions():
         return
     said = _run().remarked

@@ -55,7 +55,7 @@ _terminal = Semaphore()  # one question at a time
 
 @dataclass(frozen=True)
 class DriverPolicy:
-    """Settings of a node that the operations need."""
+    """The driver settings of a node."""
 
     wanted: str | None
     flavour: str | None
@@ -79,7 +79,7 @@ def driver_policy(node: BareNode) -> DriverPolicy:
 
 @operation()
 def refuse_unchecked_node(node: Converge) -> Commands:
-    """Fail a marked node; `node` watches the mark."""
+    """Fail a node that is marked as unchecked; `node` must watch the mark."""
     there = node.snapshot().file(quarantine.MARK)
     if not there.exists:
         host.noop("the node's driver was checked")
@@ -112,7 +112,7 @@ def _mark(state: State, host: Host, reason: str) -> bool:  # noqa: ARG001  # pyi
 @operation()
 def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
-    Fail the node if its packages did not change as declared; it keeps serving if it can.
+    Fail the node if its packages did not change as declared; after a check it may keep serving.
 
     The change runs with `_ignore_errors`. A vendor's broken index changes nothing, and a
     transaction that fails half-way is undone: then the node is checked with its present driver.
@@ -184,7 +184,9 @@ def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: 
 
 def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
     """
-    Reload the driver or reboot; a reload may still be needed after a reboot (an old initramfs).
+    Reload the driver or reboot the node; return whether the driver is active.
+
+    A reload may still be needed after a reboot (an old initramfs).
     """
     booted = False
     while True:
@@ -220,7 +222,7 @@ def _reload(host: Host, driver: DriverPolicy, wanted: NeedsReload) -> dict[str, 
 
 
 def _may_reboot(host: Host, found: Decision) -> bool:
-    """Return whether a reboot is allowed; ask the operator where settings say so."""
+    """Return whether a reboot is allowed; ask the operator if settings require it."""
     if found.way != "ask":
         return True
     with _terminal:
@@ -232,7 +234,7 @@ def _may_reboot(host: Host, found: Decision) -> bool:
 
 
 def _reboot(host: Host, driver: DriverPolicy, seen: Mapping[str, Any], found: Decision) -> str:
-    """Reboot and wait; return what went wrong, "" if nothing."""
+    """Reboot and wait; return the problem, "": none."""
     logger.info("%s%s: reboot", host.print_prefix, printable(found.said))
 
     def boot_id() -> str | None:
@@ -275,7 +277,9 @@ def check_node(driver: DriverPolicy) -> Commands:
 
 def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
     """
-    Return whether the node is fit. A fit node serves again; otherwise the mark gets the reason.
+    Check the node, and return whether it is fit.
+
+    A fit node serves again; otherwise the mark gets the reason.
     """
     found = _problems(state, host, driver)
     if found:
@@ -288,8 +292,9 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
 
 def _problems(state: State, host: Host, driver: DriverPolicy) -> tuple[str, ...]:
     """
-    Return the node's problems. While its only problem is a pending fabric, probe it again until a
-    deadline.
+    Return the node's problems.
+
+    While its only problem is a pending fabric, it is probed again until a deadline.
     """
     deadline = time.monotonic() + REGISTRATION_SECONDS
     declared = loader.current().nodes
@@ -319,8 +324,9 @@ def _look(*, aloud: bool = True) -> dict[str, Any]:
 def _act(
     action: str, driver: DriverPolicy | None = None, *, aloud: bool = True, **parameters: Any
 ) -> dict[str, Any]:
-    """Return on_node/gpu_software/driver_reload.py's document; if there is none, `silent` and why,
-    `error`."""
+    """Return the document of on_node/gpu_software/driver_reload.py; without one, `silent` and
+    `error`.
+    """
     patience = driver.stop_seconds if driver else 0
     program = payload.program(
         "gpu_software/driver_reload",

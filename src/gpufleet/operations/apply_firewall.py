@@ -23,7 +23,7 @@ from gpufleet.remote.facts import FirewallRules
 Commands = Generator[StringCommand | FunctionCommand]
 
 LOOK_SECONDS = 90
-"""The program's own deadlines, 15 s for each of its commands; a healthy node needs a second."""
+"""Seconds for the program, whose commands have 15 s each; a healthy node needs a second."""
 
 # Under new rules a connection succeeds at once or never.
 CONNECT_SECONDS = 30
@@ -47,7 +47,7 @@ def is_narrowed(here: NodePlan) -> bool:
 
 @operation()
 def remove_firewall(node: Converge) -> Commands:
-    """Remove the table if it exists; the unit and its file follow."""
+    """Remove the table if it exists; later operations remove the unit and its file."""
     if not node.snapshot().file(RULES).exists:
         host.noop("there is no gpufleet firewall")
         return
@@ -108,7 +108,7 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
 
 
 def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
-    """Confirm the rules over a new connection; return why that was not possible, "" if it was."""
+    """Confirm the rules over a new connection; return the problem, "": none."""
     if not isinstance(host.connector, SSHConnector):
         return _error(
             _ask("confirm", text)
@@ -130,7 +130,7 @@ def _confirm(state: State, host: Host, text: str, seconds: int) -> str:
 
 
 def _ask(action: str, text: str, seconds: int = 0) -> dict[str, Any]:
-    """Return on_node/network/firewall.py's document, {} if it could not be had."""
+    """Return the document of on_node/network/firewall.py, {} without an answer."""
     program = payload.program(
         "network/firewall",
         action=action,
@@ -152,5 +152,5 @@ def _error(seen: dict[str, Any]) -> str:
 
 
 def firewall_problems(text: str) -> list[str]:
-    """Return how the current node's firewall differs from these rules, as sentences."""
+    """Return the differences of the current node's firewall from these rules, as sentences."""
     return list(problems(_ask("look", text)))

@@ -29,7 +29,7 @@ from gpufleet.settings.serving_settings import Distribution
 T = TypeVar("T")
 
 MANIFESTS = node_paths.MANIFESTS
-"""Where nodes cache the manifests of trees that they have hashed."""
+"""Path on nodes for the cached manifests of hashed trees."""
 COMING = ".gpufleet-coming-"
 """The prefix of folders that on_node/transfer/store.py fills."""
 
@@ -78,7 +78,9 @@ class Artifact:
 
 
 def release_artifact(wanted: Release) -> Artifact | None:
-    """Return a release as an artifact to copy between nodes; None: this node takes no part."""
+    """
+    Return a release as an artifact to copy between nodes; None: this node does not share artifacts.
+    """
     sharing = sharing_nodes()
     if host.name not in sharing:
         return None
@@ -111,7 +113,11 @@ def _releases() -> dict[str, str]:
 
 
 def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | None:
-    """Return a model's files as an artifact; `stages` are those of the whole plan."""
+    """
+    Return a model's files as an artifact; None: this node does not share artifacts.
+
+    `stages` are the stages of the whole plan.
+    """
     sharing = sharing_nodes()
     if host.name not in sharing:
         return None
@@ -177,7 +183,7 @@ def once(state: State, key: object, work: Callable[[], T]) -> T:
 
 
 def tree_parameters(artifact: Artifact) -> dict[str, Any]:
-    """Return the parameters of an artifact for nodes."""
+    """Return the parameters of an artifact for the programs on nodes."""
     return {
         "directory": artifact.directory,
         "mark": artifact.mark,

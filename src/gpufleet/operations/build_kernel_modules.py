@@ -33,7 +33,7 @@ INITRAMFS_SECONDS = 600
 
 @operation()
 def rebuild_initramfs(settings: Converge) -> Commands:
-    """Rebuild every initramfs, once: nouveau is loaded from there before the root is mounted."""
+    """Rebuild every initramfs once: it loads nouveau before the root is mounted."""
     wanted_file = next(file for file in settings.wanted.values_of(File) if file.path == MODPROBE)
     done = wanted_file.sha256
     if settings.snapshot().file(INITRAMFS).sha256 == hashlib.sha256(done.encode()).hexdigest():
@@ -83,7 +83,10 @@ def _build(state: State, host: Host, driver: str, kernels: tuple[str, ...]) -> b
 
 
 def _ask(action: str, **parameters: Any) -> Mapping[str, Any]:
-    """Return on_node/gpu_software/kernel_modules.py's document; `error` says why there is none."""
+    """
+    Return the document of on_node/gpu_software/kernel_modules.py; without one, `error` has the
+    reason.
+    """
     program = payload.program(
         "gpu_software/kernel_modules", action=action, sysroot="", **parameters
     )

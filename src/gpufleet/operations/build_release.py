@@ -17,8 +17,9 @@ from gpufleet.operations.distribute import copy, is_copied, note_build
 
 def have_release(ground: Converge, build: Release) -> None:
     """
-    Provide the release on the node: it is built once per kind of node, and copied to the other
-    nodes.
+    Provide the release on the node.
+
+    It is built once per kind of node, and copied to the other nodes.
     """
     artifact = release_artifact(build)
     build_release(
@@ -63,7 +64,7 @@ def build_release(
 def build_missing_release(
     node: Converge, wanted: Release, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Build the release after a copy from another node failed."""
+    """Build the release if the copy from another node failed."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"release {wanted.id} is there")
         return

@@ -36,7 +36,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Replica:
     """
-    Return the multi-node replica of a stage, with what each node will start.
+    Return the multi-node replica of a stage, with the release and model that each node will start.
 
     Raises `FleetError` for locks that cannot be read.
     """
@@ -95,7 +95,7 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
     """
     Test, for each multi-node replica with a rank to start here, that its nodes can form a group.
 
-    No change if no rank will start. `node` has the stages' desired units. A failed proof fails
+    Nothing changes if no rank will start. `node` has the stages' desired units. A failed test fails
     every node of the replica with a rank to start, before anything of that rank is changed.
     """
     due = set(units_to_start(node.wanted, node.snapshot()))
@@ -145,7 +145,9 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
 
 
 def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
-    """Return the test's result, or why it could not run: a failed node, the declaration."""
+    """
+    Return the test's result, or the error that prevented it: a failed node, or the declaration.
+    """
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(

@@ -13,7 +13,7 @@ The contract:
   it is read again after an operation of the run has changed the node, and when it is old;
   * a dry run takes the same path as a run: an operation is listed for a host if and only if it
   would change the host, with one line for each change;
-  * what could not be read fails the node, before anything on it is changed by that operation;
+  * a failed read fails the node before that operation changes anything on it;
   * every remote command has a deadline; contents travel on stdin and are in no log.
 """
 
@@ -84,11 +84,11 @@ class Converge:
         return _call(packages, self, arguments)
 
     def accounts(self, **arguments: Any) -> OperationMeta:
-        """Create groups and users, correct those that differ."""
+        """Create groups and users, or correct them."""
         return _call(accounts, self, arguments)
 
     def files(self, **arguments: Any) -> OperationMeta:
-        """Place directories, files and links; remove those that must be absent."""
+        """Place directories, files and links; remove those declared as absent."""
         return _call(files, self, arguments)
 
     def lines(self, **arguments: Any) -> OperationMeta:
@@ -101,8 +101,9 @@ class Converge:
 
     def snapshot(self) -> Snapshot:
         """
-        Return the node's actual state of everything that this role declares or watches. If it could
-        not be read, the node has failed, and all of its state is unknown.
+        Return the node's actual state of everything that this role declares or watches.
+
+        If the state could not be read, the node has failed, and all of its state is unknown.
         """
         return _host_memory().recall(self._asked)
 
@@ -111,7 +112,7 @@ class Converge:
         return difference(self.wanted, self.snapshot())
 
     def forget(self) -> None:
-        """Discard the node's snapshot, after a change of which pyinfra does not know."""
+        """Discard the node's snapshot, after a change outside pyinfra's operations."""
         _host_memory().forget()
 
     def asks(self) -> None:
@@ -121,7 +122,7 @@ class Converge:
 
 
 def probed_changes() -> bool:
-    """Return whether an operation of this run may have changed what a probe reads."""
+    """Return whether an operation of this run may have changed state that a probe reads."""
     memory = _host_memory()
     return _operations_that_ran() - memory.asking > memory.unseen
 
@@ -140,13 +141,13 @@ def packages(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def accounts(node: Converge | DesiredState) -> Commands:
-    """Create groups and users, correct those that differ."""
+    """Create groups and users, or correct them."""
     yield from _converge(node, lambda found: found.accounts)
 
 
 @operation()
 def files(node: Converge | DesiredState) -> Commands:
-    """Place directories, files and links; remove those that must be absent."""
+    """Place directories, files and links; remove those declared as absent."""
     yield from _converge(node, lambda found: found.files)
 
 
@@ -158,7 +159,7 @@ def lines(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def units(node: Converge | DesiredState) -> Commands:
-    """Remove units that are not wanted; reload, enable, stop and restart those that are."""
+    """Remove undesired units; reload, enable, stop and restart the desired ones."""
     yield from _converge(node, lambda found: found.units)
 
 
@@ -199,7 +200,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
 
 
 def announce(change: str) -> None:
-    """Log the changes of the current operation; in the prepare phase call `log_dry_run`."""
+    """Log a change of the current operation; in the prepare phase, call `log_dry_run`."""
     if ctx_state.get().is_executing:
         logger.info("%s%s", host.print_prefix, change)
     else:
@@ -207,14 +208,15 @@ def announce(change: str) -> None:
 
 
 def log_dry_run(change: str) -> None:
-    """Log what the current operation would change, and record it for `fleet.dry_run`."""
+    """Log a pending change of the current operation, and record it for `fleet.dry_run`."""
     logger.info("%swould %s", host.print_prefix, change)
     dry_run.record(change)
 
 
 def _show(files: tuple[File, ...]) -> None:
     """
-    Log the differences of files, for --diff; a node that cannot report them only lacks these lines.
+    Log the differences of files, for --diff; if the node cannot report them, these lines are
+    missing.
     """
     paths = [file.path for file in files if content_diff.is_readable(file)]
     program = payload.program("converge/read_files", paths=paths, most=content_diff.MOST_BYTES)
@@ -229,7 +231,7 @@ def _show(files: tuple[File, ...]) -> None:
 
 def refuse(problems: tuple[str, ...]) -> Commands:
     """
-    Fail this node, and only this one.
+    Fail only this node.
 
     In the prepare phase it acts like a failed fact; during execution it runs a failing command,
     because an exception would end the run for every node.
@@ -278,7 +280,7 @@ class _Memory:
     asking: int = 0
     """Operations that ran commands and changed nothing."""
     unseen: int = 0
-    """Operations that changed nothing that a probe looks at."""
+    """Operations whose changes no probe reads."""
 
     def recall(self, asked: frozenset[Question]) -> Snapshot:
         """Return a snapshot that covers the request, read again if necessary."""
@@ -303,7 +305,9 @@ def _host_memory() -> _Memory:
 
 
 def _operations_that_ran() -> int:
-    """Return how many operations, of any origin, have run a command on this node so far."""
+    """
+    Return the number of operations, of any origin, that have run a command on this node so far.
+    """
     state: State = ctx_state.get()
     done = (data.operation_meta for data in state.ops.get(ctx_host.get(), {}).values())
     return sum(1 for meta in done if meta.is_complete() and meta.executed)

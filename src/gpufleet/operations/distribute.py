@@ -1,9 +1,9 @@
 """Build releases and download models once, and copy them from node to node.
 
 Border: it queries all nodes of a copy at once through pyinfra, and shows their progress.
-`distribution.py` decides who copies what from whom; `on_node/transfer/transfer.py` runs on the
-nodes. An operation that makes an artifact first checks `is_copied`; `copy` comes after it, and then
-a node that received nothing makes the artifact itself. So every node gets it.
+`distribution.py` plans the sources and targets of copies; `on_node/transfer/transfer.py` runs on
+the nodes. An operation that makes an artifact first checks `is_copied`; `copy` comes after it, and
+then a node that received nothing makes the artifact itself. So every node gets the artifact.
 
 Nodes that pyinfra changes together take part in one copy. With --serial only the current node
 receives, from a node that has the artifact by then. Nodes outside of --limit may send, and are not
@@ -48,10 +48,10 @@ LOOK_SECONDS = 30
 
 def is_copied(artifact: Artifact | None) -> bool:
     """
-    Return whether the current node copies a missing artifact from another node; otherwise it makes
-    the artifact.
+    Return whether the current node copies a missing artifact from another node.
 
-    While preparing, the things to make are logged, with the nodes that need them.
+    Otherwise the current node makes the artifact. In the prepare phase this is logged, with the
+    nodes that need the artifact.
     """
     if artifact is None or not artifact.has_other_nodes:
         return False
@@ -73,7 +73,9 @@ def is_copied(artifact: Artifact | None) -> bool:
 
 def _course(artifact: Artifact, phase: str) -> DistributionPlan:
     """
-    Return how each node gets an artifact, from its state before a phase; nodes are queried once.
+    Return the plan of an artifact's distribution, from the nodes' state before a phase.
+
+    The nodes are queried once.
     """
     state = ctx_state.get()
     typed = loader.current().typed
@@ -84,7 +86,7 @@ def _course(artifact: Artifact, phase: str) -> DistributionPlan:
 
 
 def _in_run(state: State, names: Sequence[str]) -> list[str]:
-    """Return this run's nodes that have not failed."""
+    """Return the named nodes that are in this run and have not failed."""
     lost = {each.name for each in state.failed_hosts}
     there = {each.name for each in state.inventory if state.is_host_in_limit(each)}
     return [name for name in names if name in there - lost]
@@ -151,7 +153,7 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
 
 
 def note_build(state: State, host: Host, artifact: Artifact) -> bool:
-    """Record the files of a new build on a node: other nodes accept only these."""
+    """Record the files of a new build on a node: other nodes accept only recorded builds."""
     if artifact.release is None:
         return True
     program = payload.program("transfer/transfer", action="describe", **tree_parameters(artifact))
@@ -187,8 +189,9 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
 @operation()
 def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     """
-    Copy the artifact to this node from a node that has it. It never fails the node: if nothing
-    arrived, the next operation makes the artifact.
+    Copy the artifact to this node from a node that has it.
+
+    A failed copy does not fail the node: if nothing arrived, the next operation makes the artifact.
     """
     if node.snapshot().file(artifact.mark).exists:
         host.noop(f"{artifact.what} is there")
@@ -211,7 +214,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
 
 
 def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
-    """Wait for this node's copy, and return its outcome."""
+    """Wait for this node's copy, and log its outcome; a failure does not fail the node."""
     key = (artifact.directory, "copies", own.source, own.others)
     answers = once(state, key, lambda: _copies(state, artifact, own))
     said = answers.get(host.name, "it was not queried")
@@ -240,7 +243,7 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
 
 
 def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
-    """Copy to all nodes of a share; return their answers. Kinds of nodes take turns."""
+    """Copy to all nodes of a share; return their answers. Only one share is copied at a time."""
     # A node has one port for copies, and sends one artifact at a time.
     with artifact_run(state).one_at_a_time:
         hosts = {each.name: each for each in state.inventory}
@@ -316,7 +319,7 @@ def _programs(
 
 
 def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
-    """Return nodes' addresses for each other: in the cluster network, else their SSH addresses."""
+    """Return nodes' addresses for each other: in the cluster network, or else for SSH."""
     declared = loader.current().gpu_nodes
     answers = documents(state)
     as_ssh = {name: declared[name].address for name in names}
@@ -336,7 +339,7 @@ def _addresses(state: State, names: Sequence[str]) -> dict[str, str]:
 
 
 class _Shown:
-    """Shows the nodes' progress, from lines of their programs: `<bytes> <total bytes>`."""
+    """Log the nodes' progress, from lines of their programs: `<bytes> <total bytes>`."""
 
     def __init__(self, hosts: Mapping[str, Host], doing: str, but: str = "") -> None:
         self._hosts, self._doing, self._but = hosts, doing, but

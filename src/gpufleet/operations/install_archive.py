@@ -16,9 +16,9 @@ from gpufleet.operations.converge import Converge, announce, log_dry_run
 @operation()
 def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringCommand]:
     """
-    Download the program, unless it is there.
+    Download the program if it is missing.
 
-    `node` watches `wanted.directory`; give `_timeout=program_archive.DOWNLOAD_SECONDS`.
+    `node` must watch `wanted.directory`; use `_timeout=program_archive.DOWNLOAD_SECONDS`.
     """
     if node.snapshot().file(wanted.directory).exists:
         host.noop(f"{wanted.name} {wanted.version} is there")

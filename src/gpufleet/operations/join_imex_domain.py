@@ -67,6 +67,6 @@ def imex_wanted(driver: str, domain: tuple[str, ...]) -> DesiredState:
 
 
 def _documents(state: State) -> Mapping[str, dict[str, Any] | str]:
-    """Return every node's probe, asked once while preparing and once while executing."""
+    """Return every node's probe, read once while preparing and once while executing."""
     key = ("every node's probe", state.is_executing)
     return once(state, key, lambda: probe_all(state, state.inventory))

@@ -17,8 +17,10 @@ LINK_SECONDS = 60
 @operation()
 def link_container_devices(node: Converge) -> Generator[StringCommand]:
     """
-    Create the device links that containers need, unless they exist. Without them systemd drops the
-    devices of running containers when it reloads its units, as deploys make it do.
+    Create the device links that containers need, unless they exist.
+
+    Without the links systemd drops the devices of running containers when it reloads its units,
+    which deploys make it do.
     """
     seen = node.snapshot()
     if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):

@@ -33,7 +33,7 @@ def load_rdma_modules(node: Converge, wanted: Rdma) -> Generator[StringCommand |
 
 
 def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: ARG001
-    """Load each module; report those that could not be loaded."""
+    """Load each module; log failures, and return whether all were loaded."""
     well = True
     for module in modules:
         done, output = host.run_shell_command(

@@ -3,15 +3,15 @@
 Border: it queries the node over the command's connection, and logs. pyinfra runs the command as
 usual, with unchanged output, status and deadline.
 
-An operation wraps one of these around what it yields, and nothing else changes:
+An operation yields its commands inside one of these context managers:
 
     with progress_watch.show_download(wanted, vllm):
         yield StringCommand("sh", "-c", QuoteString(model_files.download_script(wanted, ...)))
 
 pyinfra runs the command while the generator waits in the block, and closes the generator if the
 command fails: either way the block and the queries end with the command. A function of a
-`FunctionCommand` wraps it around `host.run_shell_command` in the same way. In pyinfra's prepare
-phase (--dry) it neither queries nor prints.
+`FunctionCommand` uses the context manager around `host.run_shell_command` in the same way. In
+pyinfra's prepare phase (--dry) nothing is queried or printed.
 
 A failed query prints nothing. Queries cost the node one short process every five seconds.
 """
@@ -50,7 +50,7 @@ _LINE = 100
 
 @contextmanager
 def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
-    """Log the progress of the block's model download; the Hub is asked for its size."""
+    """Log the progress of the block's model download; the Hub is queried for the model's size."""
     with show_growth(
         f"download of {wanted.repository}",
         f"{wanted.download}/files",
@@ -74,8 +74,8 @@ def show_growth(
     """
     Log the growth of a folder on the current node while the block runs.
 
-    "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` is the final size in bytes. If it
-    is unknown, `tree` is the address of the Hub's list of the model's files
+    An example is "stage lab/tiny: 1.2 of 5.3 GiB, 85 MiB/s, 48 s left". `total` is the final size
+    in bytes. If it is unknown, `tree` is the address of the Hub's list of the model's files
     (`model_files.listing_url`), which the node requests once, with the token of its `token_file`.
     The queries end with the block, after `seconds` at the latest.
     """
@@ -138,14 +138,14 @@ def show_build(wanted: Release) -> Generator[None]:
 
 @contextmanager
 def show_elapsed(what: str, seconds: float) -> Generator[None]:
-    """Print how long the block has run; for work without visible progress. Queries no node."""
+    """Log the run time of the block; for work without visible progress. Queries no node."""
     with _show_beside(_Look(what), seconds):
         yield
 
 
 @dataclass(frozen=True)
 class _Look:
-    """One progress look: `read` takes the time and the document that `program` prints."""
+    """One progress query: `read` takes the time and the document that `program` prints."""
 
     what: str
     program: Callable[[], str] | None = None

@@ -42,10 +42,10 @@ def reboot_node(
     host: Host, wanted: Rebooting, begin: Callable[[], str], boot_id: Callable[[], str | None]
 ) -> str:
     """
-    Reboot a node; return what went wrong, "" if it is back.
+    Reboot a node; return the problem, "": the node is back.
 
-    `begin` starts the reboot and returns why that failed; `boot_id` connects and returns the
-    present boot id, None without an answer.
+    `begin` starts the reboot and returns its failure, "" if there is none; `boot_id` connects and
+    returns the present boot id, None without an answer.
     """
     if not isinstance(host.connector, SSHConnector):
         return "it needs a reboot, and the deploy runs on this machine: reboot it, then run again"

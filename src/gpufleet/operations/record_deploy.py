@@ -1,4 +1,4 @@
-"""Write a deploy's results on the node, and read its facts again."""
+"""Record a deploy's results on the node, and read the node's facts again."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _REPORTS: WeakKeyDictionary[State, Report] = WeakKeyDictionary()
 
 @operation()
 def read_facts(node: Converge) -> Generator[StringCommand]:
-    """Read the facts of a node that has none now; later its timer does so."""
+    """Read the facts of a node that has none yet; later its timer does so."""
     if node.snapshot().file(FACTS).exists:
         host.noop("the node has facts")
         return
@@ -40,7 +40,7 @@ def read_facts(node: Converge) -> Generator[StringCommand]:
 @operation()
 def record_deploy(deploy: str) -> Generator[StringCommand]:
     """
-    Write on the node that a deploy has finished, and what the check found. Not counted as a change.
+    Record on the node the end of a deploy and the findings of the check. It counts as no change.
 
     For nodes with GPUs the check is that of the probe at the start of the run; if the run has
     changed a node since, the node is checked again.
@@ -58,7 +58,7 @@ def record_deploy(deploy: str) -> Generator[StringCommand]:
 
 
 def _record(deploy: str) -> list[str]:
-    """Write the record; return the problem, "": none."""
+    """Write the record; return the problems."""
     state, here = ctx_state.get(), ctx_host.get()
     files = {}
     if here.name in loader.current().gpu_nodes:

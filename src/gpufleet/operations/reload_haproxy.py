@@ -60,8 +60,8 @@ def gateway_parts(node: MonitoringTargets) -> GatewayParts | None:
     """
     Return the desired state of the gateway; None: the node is not a gateway.
 
-    Raises `FleetError` for files that cannot be read, a certificate that clients would not believe
-    and servers that it could not reach.
+    Raises `FleetError` for files that cannot be read, a certificate that clients would not accept,
+    and servers that the gateway could not reach.
     """
     wanted = node.settings.gateway
     if wanted is None:
@@ -127,10 +127,9 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
 
 def _after_restart(found: GatewayState) -> GatewayState:
     """
-    Wait until systemd has restarted HAProxy after it ended; return its state, after a limit the
-    last one.
+    Wait until systemd has restarted HAProxy; return its state, at a deadline the last one.
 
-    If its old configuration made it end, systemd starts it with the new one (`Restart=`).
+    If its old configuration ended HAProxy, systemd starts it with the new one (`Restart=`).
     """
     until = time.monotonic() + START_SECONDS
     while not found.runs and time.monotonic() < until:

@@ -68,7 +68,9 @@ def remove_part(part: Part) -> Commands:
 
 
 def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | None:
-    """Return what exists of a part; with `remove`, what remains of it. None: no answer."""
+    """
+    Return the existing items of a part; with `remove`, the items that remain. None: no answer.
+    """
     program = payload.program("converge/remove", action=action, **asdict(part))
     seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS
     said: dict[str, Any] = host.get_fact(NodeRemains, _stdin=program, _timeout=seconds)
@@ -82,7 +84,7 @@ def look_program(parts: Iterable[Part]) -> str:
 
 
 def removal_lines(found: Mapping[str, list[str]]) -> Iterator[str]:
-    """Yield a line for each thing that will be removed."""
+    """Yield a line for each item to remove."""
     for kind, words in _WORDS.items():
         yield from (f"{words} {printable(name)}" for name in found[kind])
 

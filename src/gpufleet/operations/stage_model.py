@@ -44,7 +44,7 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
     """
     Provide a model's files on the node: downloaded once, and copied to the others.
 
-    If the lock of models names them, their hashes must match.
+    If the lock of models has hashes of the files, they must match.
     """
     files = model_lock.locked_files(wanted, vllm)
     artifact = artifact and replace(artifact, files=files)
@@ -71,9 +71,7 @@ def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artif
 def stage_model(
     node: Converge, download: Download, artifact: Artifact | None = None
 ) -> Generator[StringCommand]:
-    """
-    Download a model's files, unless they are complete on the node or are copied from another node.
-    """
+    """Download a model's files, unless the node has them or copies them from another node."""
     wanted = download.wanted
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
@@ -88,7 +86,7 @@ def stage_model(
 def stage_missing_model(
     node: Converge, download: Download, artifact: Artifact
 ) -> Generator[StringCommand]:
-    """Download a model's files after the copy from another node failed."""
+    """Download a model's files if the copy from another node failed."""
     wanted = download.wanted
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.repository} is there")
@@ -99,7 +97,7 @@ def stage_missing_model(
 
 @operation()
 def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand]:
-    """Copy an adapter from a path of the node, if its weights have the hash that settings name."""
+    """Copy an adapter from a path of the node, if its weights have the hash in the settings."""
     if node.snapshot().file(wanted.mark).exists:
         host.noop(f"{wanted.source} is copied")
         return
@@ -116,7 +114,7 @@ def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand
 
 @operation()
 def chown_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
-    """Make root the owner of models that the service user owned; `node` watches their folder."""
+    """Make root the owner of models that the service user owned; `node` must watch their folder."""
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):
         host.noop(f"{MODELS} is root's")

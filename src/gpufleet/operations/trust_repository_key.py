@@ -21,8 +21,9 @@ KEY_SECONDS = 180
 @operation()
 def trust_repository_key(node: Converge, repository: Repository) -> Generator[StringCommand]:
     """
-    Fetch the key, unless the installed key came from the file whose hash is in settings. That file
-    is kept, and is written after the key: if both exist, nothing is fetched.
+    Fetch the key, unless the installed key came from the file whose hash is in settings.
+
+    That file is kept, and is written after the key: if both exist, nothing is fetched.
     """
     seen = node.snapshot()
     if (

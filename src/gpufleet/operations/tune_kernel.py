@@ -44,7 +44,7 @@ def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
 
 
 def ask_kernel(settings: tuple[KernelSetting, ...], *, apply: bool = False) -> dict[str, Any]:
-    """Return the document of `on_node/converge/sysctl.py`, {} if it could not be had."""
+    """Return the document of `on_node/converge/sysctl.py`, {} without an answer."""
     program = payload.program(
         "converge/sysctl",
         wanted={each.name: [each.value, each.least] for each in settings},

@@ -80,7 +80,7 @@ def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: 
 @operation()
 def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> Commands:
     """
-    Let the server reload its configuration unless it has done so; fail the node if it does not.
+    Make the server reload its configuration if it has not yet; fail the node if the reload fails.
     """
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:

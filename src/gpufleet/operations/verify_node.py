@@ -1,6 +1,7 @@
 """
-Verify that a node answers everything that it should; otherwise it fails with every problem. Changes
-nothing.
+Verify a node's endpoints, exporters and firewall, and fail the node with every problem.
+
+These operations change nothing.
 """
 
 from __future__ import annotations
@@ -23,8 +24,9 @@ def verify_endpoints(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics]
 ) -> Generator[FunctionCommand]:
     """
-    Verify endpoints and exporters: no change if all answer as they should; otherwise the node fails
-    with the problems.
+    Verify endpoints and exporters.
+
+    There is no change if all answer correctly; otherwise the node fails with the problems.
     """
     seen = wait_ready.ask_endpoints(endpoints, metrics)
     found = endpoint_problems(endpoints, metrics, seen)

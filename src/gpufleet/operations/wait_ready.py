@@ -35,8 +35,7 @@ JOURNAL_LINES = 600
 def ask_endpoints(
     endpoints: Sequence[Endpoint], metrics: Sequence[Metrics] = ()
 ) -> Mapping[str, Any]:
-    """Return on_node/serving/endpoints.py's document for the current node, {} if it could not be
-    had."""
+    """Return the current node's document of on_node/serving/endpoints.py, {} without an answer."""
     program = payload.program(
         "serving/endpoints",
         stages=[endpoint.parameters() for endpoint in endpoints],
@@ -66,7 +65,7 @@ def verdicts(
 
 
 def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
-    """Return how often each stage's unit has restarted by itself so far."""
+    """Return how many times each stage's unit has restarted automatically so far."""
     return {
         name: int(stage.get("unit", {}).get("NRestarts") or 0)
         for name, stage in seen.get("stages", {}).items()
@@ -75,7 +74,7 @@ def restarts(seen: Mapping[str, Any]) -> dict[str, int]:
 
 def allowed_restarts(seen: Mapping[str, Any]) -> dict[str, int]:
     """
-    Return how often each unit may have restarted by itself when the wait ends.
+    Return the allowed number of automatic restarts of each unit at the end of the wait.
 
     A unit that kept dying before this run gets one more start, because the repairs of this run (a
     package, a file) take effect only then.
@@ -88,10 +87,10 @@ def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
     Wait until every endpoint of this node completes a prompt; no change if all do already.
 
-    Shows the unit's own journal as progress. Fails as soon as a unit dies, or at its
-    `start_seconds`, with the journal's last relevant lines and the likely cause; once another node
-    of the replica has failed in this run, because its rank will not start; and once the connection
-    to this node is lost.
+    The unit's own journal is shown as progress. The operation fails as soon as a unit dies, or at
+    its `start_seconds`, with the journal's last relevant lines and the likely cause. It also fails
+    once another node of the replica has failed in this run, because its rank will not start, and
+    once the connection to this node is lost.
     """
     seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))
