@@ -1,1 +1,1 @@
-"""Diagnose a fleet: its problems, worst first, each with evidence and what to do."""
+"""Diagnose a fleet: its problems, worst first, each with evidence and the next step."""

@@ -1,4 +1,4 @@
-"""Values of a fleet's diagnosis: problems, worst first, each with its evidence."""
+"""The values of a fleet's diagnosis: problems, worst first, each with its evidence."""
 
 from __future__ import annotations
 
@@ -23,35 +23,35 @@ class Impact(IntEnum):
 
     @property
     def word(self) -> str:
-        """The impact as tables and JSON write it."""
+        """Return the impact's name in tables and JSON."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem."""
+    """One problem of a fleet, with its impact, evidence and cause."""
 
     subject: str
-    """The subject: `llama-0`, `gpu-07`, `gateway lb-01`."""
+    """The affected part: `llama-0`, `gpu-07`, `gateway lb-01`."""
     what: str
     impact: Impact
     evidence: tuple[str, ...] = ()
-    """The evidence, each with its place: a node, a file or a unit, and its time if known."""
+    """Sentences, each with its source (a node, a file or a unit) and its time if known."""
     cause: str = ""
-    """"": not known."""
+    """The cause; "": unknown."""
     do: str = ""
-    """What to do next; commands in backquotes."""
+    """The next steps; commands in backquotes."""
     page: str = ""
     """The page of the documentation."""
     at: float | None = None
-    """When it began, in seconds since 1970; None: not known."""
+    """Time at which it began, in seconds since 1970; None: unknown."""
     names: tuple[str, ...] = ()
     """The affected nodes, replicas and models."""
     because: str = ""
     """The subject of the problem that causes this one, which is listed first."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it for programs."""
+        """Return plain values for `json.dumps`."""
         return {
             "subject": self.subject,
             "what": self.what,
@@ -68,17 +68,17 @@ class Problem:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All problems, worst first, and what could not be read."""
+    """All problems, worst first, and the parts that could not be read."""
 
     problems: tuple[Problem, ...]
     serving: tuple[str, ...] = ()
-    """A sentence for each model: how many of its replicas serve."""
+    """A sentence for each model, with its number of serving replicas."""
     unseen: tuple[str, ...] = ()
-    """A sentence for everything that could not be read."""
+    """A sentence for each part that could not be read."""
 
     @property
     def status(self) -> int:
-        """The exit status: 0 notices only, 1 problems, 2 something could not be read."""
+        """Return the exit status: 0 notices only, 1 problems, 2 something could not be read."""
         if any(each.impact > Impact.NOTICE for each in self.problems):
             return 1
         return 2 if self.unseen else 0
@@ -95,10 +95,10 @@ class Diagnosis:
 
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """
-    Return problems in the order in which people should read them.
+    Return problems in their reading order, worst first.
 
-    A problem that causes others is sorted before the worst of them; otherwise the earlier one is
-    first.
+    A problem that causes others comes before the worst of them. Of equally bad problems the earlier
+    one comes first.
     """
     known = list(problems)
     subjects = {each.subject for each in known}

@@ -26,18 +26,20 @@ from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
-"""Older restarts and changes do not explain a current problem."""
+"""Maximum age of restarts and changes that may explain a current problem."""
 AGAIN_SECONDS = 3600.0
-"""A replica that serves again is shown for this long after a restart: it may fail again."""
+"""Time after a restart in which a serving replica is shown: it may fail again."""
 KERNEL_SECONDS = 600.0
-"""The kernel names a hung task after two minutes, and again later."""
+"""
+Maximum time from a kernel message to a failure: a hung task is named after two minutes, and again.
+"""
 CLOCK_SECONDS = 60.0
-"""A cause may be logged this much later than its effect, as in `diagnosis.SKEW`."""
+"""Maximum delay of a cause's log entry after its effect, as in `diagnosis.SKEW`."""
 OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
 """Components of rules whose cause may lie in the node."""
 STOPPED = "it was stopped by hand, or by a deploy that did not finish"
 MOST_SENTENCES = 4
-"""Sentences per replica: one for each of eight ranks adds nothing."""
+"""Maximum number of sentences per replica: one for each of eight ranks adds nothing."""
 
 
 def diagnose(observed: FleetObservations, now: float, inventory: str = "INVENTORY") -> Diagnosis:
@@ -72,7 +74,7 @@ def problems_of(
     """
     Return the problems of a model, a replica or a node, and their causes.
 
-    Raises `FleetError` for a name that is none of these.
+    Raises `FleetError` for an unknown name.
     """
     known = {*nodes, *(each.id for each in status.replicas), *(e.model for e in status.replicas)}
     if name not in known:
@@ -95,7 +97,7 @@ def problems_of(
 
 
 def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ...]]:
-    """Return the replicas whose journals may explain something, by node."""
+    """Return the replicas with journals that may explain a failure, by node."""
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:
         if replica.health is not Health.SERVES or _restarted(replica, now):
@@ -105,9 +107,7 @@ def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ..
 
 
 def ranks_to_connect(status: FleetStatus) -> dict[str, tuple[str, ...]]:
-    """
-    Return by node the replicas whose rank there is not well, and whose rank 0 is on another node.
-    """
+    """Return the replicas with an unhealthy rank on a node and rank 0 on another node, by node."""
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:
         for rank in replica.ranks:
@@ -191,9 +191,9 @@ def _because(
     """
     Return the subject of the node problem that certainly stopped a replica; "": none.
 
-    These do not explain it: a check of a GPU that the replica does not use, a check that could not
-    run, kernel messages from another time, and any finding on a node whose server's log names a
-    cause, such as a flag.
+    Not certain are: a check of a GPU that the replica does not use, a check that could not run,
+    kernel messages from another time, and any finding on a node whose server's log names a cause,
+    such as a flag.
     """
     for rank in replica.ranks:
         if rank.node in observed.status.silent:
@@ -240,7 +240,9 @@ def _differs(observed: FleetObservations, replica: str, nodes: Iterable[str]) ->
 def _damaged(
     observed: FleetObservations, replica: str, nodes: Iterable[str], inventory: str
 ) -> Iterator[tuple[str, str]]:
-    """Yield a model's files that differ from what a deploy placed, and the command that helps."""
+    """
+    Yield a model's files that differ from the deployed ones, and the command that repairs them.
+    """
     for node in nodes:
         known = observed.evidence.get(node)
         model = known.models.get(replica) if known else None
@@ -260,14 +262,14 @@ def _damaged(
 
 @dataclass(frozen=True)
 class _WayToHead:
-    """Whether a rank connects to rank 0 of its replica."""
+    """The result of a rank's connection to rank 0 of its replica."""
 
     sentence: str
     is_lost: bool
 
 
 def _ways_to_head(observed: FleetObservations, replica: ReplicaStatus) -> Iterator[_WayToHead]:
-    """Yield the result of each rank's connection to rank 0, where its node tried one."""
+    """Yield the result of each rank's connection to rank 0, if its node tried to connect."""
     head = next((rank.node for rank in replica.ranks if rank.rank == 0), "")
     if not head or head in observed.status.silent:
         return
@@ -333,7 +335,7 @@ def _restarted(replica: ReplicaStatus, now: float) -> bool:
 def _changes(
     observed: FleetObservations, nodes: Iterable[str], began: float | None
 ) -> Iterator[str]:
-    """Yield the last changes on nodes before a moment."""
+    """Yield the last change on each node before a moment."""
     if began is None:
         return
     for node in nodes:

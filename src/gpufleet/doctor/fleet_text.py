@@ -10,7 +10,7 @@ from gpufleet.serving.rank_status import iso
 
 
 def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
-    """Format the problems, worst first, what serves, and what could not be read."""
+    """Format the problems, worst first, the unread parts, and the serving replicas."""
     lines: list[str] = []
     for number, each in enumerate(found.problems, 1):
         lines += [*_problem(number, each, now), ""]

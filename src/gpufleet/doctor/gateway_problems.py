@@ -1,4 +1,4 @@
-"""Find problems of gateways: whether they run, and reach the servers. Pure."""
+"""Find problems of gateways: stopped gateways, and servers without requests. Pure."""
 
 from __future__ import annotations
 
@@ -82,7 +82,9 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
 
 
 def servers_to_connect(state: GatewayState) -> dict[str, tuple[str, int]]:
-    """Return {server's name: (address, port)} for the servers to which a gateway sends nothing."""
+    """
+    Return {server's name: (address, port)} for a gateway's servers that are down and not drained.
+    """
     return {
         each.name: place
         for each in state.servers
@@ -100,8 +102,10 @@ def _unused(
     inventory: str,
 ) -> Problem:
     """
-    Return the problem of a serving server that gets nothing from the gateway of `node`. `tried` is
-    a connection from the gateway to the server, or only the address and port if none was tried.
+    Return the problem of a serving server that gets no requests from the gateway of `node`.
+
+    `tried` is a connection from the gateway to the server, or only the address and port if none was
+    tried.
     """
     known = isinstance(tried, Connection)
     address, port = (tried.address, tried.port) if isinstance(tried, Connection) else tried
@@ -162,9 +166,7 @@ def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Pr
 
 
 def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:
-    """
-    Return the replica and the node of a gateway's server; (): it belongs to no serving replica.
-    """
+    """Return the replica and the node of a gateway's server; (): no serving replica has it."""
     for replica, node in well:
         # As `haproxy.server_name`: with a number where a replica has several servers.
         name = f"{node}.{replica}"
@@ -174,6 +176,6 @@ def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str
 
 
 def _down_of(status: FleetStatus, model: str) -> str:
-    """Return a replica of a model that does not serve; "": there is none."""
+    """Return a replica of a model that is down; "": there is none."""
     down = [each for each in status.replicas if each.model == model and not each.health.is_good]
     return down[0].id if down else ""

@@ -18,11 +18,11 @@ from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
-"""How many runs of a unit to read: a unit that has just restarted has not yet failed again."""
+"""Number of a unit's runs to read: a unit that has just restarted has not yet failed again."""
 GATEWAY = "gateway"
 """The key of a node's gateway, in place of a replica's id. Ids of replicas end with a number."""
 OF_HOSTS = frozenset({"host", "rdma"})
-"""Components of rules about kernel messages; those about GPUs are judged by the node check."""
+"""Components of rules about kernel messages; the node check judges messages about GPUs."""
 
 
 def replica_causes(
@@ -119,7 +119,7 @@ def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine
 
 
 def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
-    """Yield journal lines as the rules read them, with the journal's own times."""
+    """Yield journal lines in the form that the rules read, with the journal's own times."""
     for number, line in enumerate(lines, 1):
         moment = f"{datetime.fromtimestamp(line.at, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         for text in line.text.splitlines():
@@ -127,7 +127,7 @@ def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
 
 
 def _facts(nodes: Iterable[str], report: Report, signal: str | None) -> Evidence:
-    """Return the facts besides a replica's journals, for rules with several causes."""
+    """Return the evidence outside a replica's journals, for rules with several causes."""
     checks: dict[str, bool] = {}
     names: list[str] = []
     for node in nodes:
@@ -152,7 +152,9 @@ def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCau
 
 
 def _told_apart(findings: Findings) -> Finding | None:
-    """Separate consequences from causes by the evidence, such as a worker that a signal ended."""
+    """
+    Return the consequence whose cause the evidence shows, such as a worker that a signal ended.
+    """
     return next(
         (
             each

@@ -25,10 +25,10 @@ class JournalLine:
 
 @dataclass(frozen=True)
 class UnitDifference:
-    """Parts of a stage's unit that gpufleet did not write, and how the unit last ended."""
+    """Parts of a stage's unit that gpufleet did not write, and the unit's last exit."""
 
     drop_ins: tuple[str, ...] = ()
-    """Paths."""
+    """Paths of its drop-ins."""
     reload: bool = False
     """Whether its file was changed and systemd has not reloaded it since."""
     signal: str | None = None
@@ -55,7 +55,7 @@ class Certificate:
     use: str
     """gateway, exporter or litellm."""
     ends: float
-    """Seconds since 1970."""
+    """Time of its expiry, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
@@ -65,16 +65,16 @@ class Connection:
     address: str
     port: int
     error: str | None = None
-    """Why it failed; None: it succeeded."""
+    """The reason of a failure; None: it succeeded."""
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the other node answered that nothing listens there."""
+        """Return whether the other node answered that no process listens on the port."""
         return "refused" in (self.error or "")
 
     @property
     def is_lost(self) -> bool:
-        """Return whether no answer came, or the network in between rejected the connection."""
+        """Return whether the attempt had no answer, or the network in between rejected it."""
         return self.error is not None and not self.is_refused
 
     def __str__(self) -> str:
@@ -88,7 +88,7 @@ class NodeEvidence:
 
     node: str
     boot: float | None = None
-    """Seconds since 1970."""
+    """Time of its boot, in seconds since 1970; None: unknown."""
     stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
     """Journals of stages, by id."""
     units: Mapping[str, UnitDifference] = field(default_factory=dict)
@@ -97,18 +97,20 @@ class NodeEvidence:
     """Readable models of the same stages."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
-    """Changes as (time in seconds since 1970, what was changed), oldest first."""
+    """Changes as (time in seconds since 1970, description), oldest first."""
     certificates: tuple[Certificate, ...] = ()
     connections: Mapping[str, Connection] = field(default_factory=dict)
     """
-    Connections of a replica's rank to rank 0, by the replica's id; of a gateway, by the server's
-    name.
+    Connections of a replica's rank to rank 0, by the replica's id, and of a gateway to servers, by
+    the server's name.
     """
     unread: tuple[str, ...] = ()
     """A sentence for each part that could not be read."""
 
     def last_change(self, before: float, within: float) -> tuple[float, str] | None:
-        """Return the last change, at most `within` seconds before a moment."""
+        """
+        Return the last change within `within` seconds before a moment; a boot counts as a change.
+        """
         found = [each for each in self.changes if before - within <= each[0] <= before]
         if self.boot is not None and before - within <= self.boot <= before:
             found.append((self.boot, "the node was booted"))
@@ -117,10 +119,10 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`); without one, the reason goes
-    into `unread`.
+    Parse a node's answer (`on_node/doctor/failure_evidence.py`).
 
-    Raises `FleetError` naming the node for an invalid answer.
+    A sentence in place of an answer goes into `unread`. Raises `FleetError` with the node's name
+    for an invalid answer.
     """
     if isinstance(answer, str):
         return NodeEvidence(node, unread=(f"{node}: {answer}",))

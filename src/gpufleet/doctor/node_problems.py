@@ -1,4 +1,4 @@
-"""Find problems of nodes: silence, failed checks, kernel log entries, leftover marks. Pure."""
+"""Find problems of nodes: no answer, failed checks, kernel log entries, leftover marks. Pure."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ from gpufleet.doctor.observations import FleetObservations
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
-"""Most examples shown per check: more nodes or GPUs add nothing."""
+"""Maximum number of examples per check: more nodes or GPUs add nothing."""
 
 
 def node_problems(observed: FleetObservations, inventory: str) -> list[Problem]:
     """
-    Return the nodes' problems except marks. Causes of replicas' failures are reported with the
-    replicas.
+    Return the nodes' problems except marks.
+
+    Causes of replicas' failures are reported with the replicas.
     """
     return [
         *_silent(observed),
@@ -39,7 +40,7 @@ def _silent(observed: FleetObservations) -> Iterator[Problem]:
 
 
 def failed_checks(observed: FleetObservations) -> list[tuple[str, list[Finding]]]:
-    """Return the findings of one check and verdict together, each with its subject."""
+    """Return findings grouped by check and severity, each group with its subject."""
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
     for each in observed.report.findings:
         known = each.accepted is None and each.cause is None and each.severity >= Severity.WARN
@@ -75,7 +76,7 @@ def _place(found: Finding) -> str:
 
 
 def kernel_subject(node: str) -> str:
-    """Return the title of problems in a node's kernel log."""
+    """Return the subject of problems in a node's kernel log."""
     return f"kernel of {node}"
 
 

@@ -1,4 +1,4 @@
-"""Everything that doctor observes of a fleet, as values."""
+"""All observations of a fleet by `gpufleet doctor`, as values."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class LogCause:
     do: str
     line: str
     where: str
-    """The source of the line: `rank 1 on gpu-02`, `kernel of gpu-02`."""
+    """The source of the line, for example `rank 1 on gpu-02` or `kernel of gpu-02`."""
     component: str = ""
-    """The rule's component: `vllm`, `driver`, `host`."""
+    """The rule's component, for example `vllm`, `driver` or `host`."""
     at: float | None = None
-    """In seconds since 1970."""
+    """Time of the line, in seconds since 1970; None: unknown."""
     rule: str = ""
     """The rule's id; "": no rule matches the line."""
 
@@ -41,7 +41,7 @@ class LogCause:
 
 @dataclass(frozen=True)
 class Alert:
-    """An alert that fires."""
+    """A firing alert."""
 
     name: str
     summary: str
@@ -53,14 +53,14 @@ class Alert:
 
 @dataclass(frozen=True)
 class FleetObservations:
-    """Everything observed in a fleet."""
+    """All observations of a fleet."""
 
     status: FleetStatus
     report: Report
     gateways: Mapping[str, GatewayState | str] = field(default_factory=dict)
-    """Gateways' states by node; a sentence if one could not be queried."""
+    """Gateways' states by node; a sentence if the gateway could not be queried."""
     evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
-    """By node."""
+    """Evidence by node."""
     logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
     """Causes in each replica's log, the earliest first, without their consequences."""
     kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)

@@ -21,7 +21,7 @@ RULES = frozenset(
     }
     | {"mem-sampler-warmup", "mem-free-below-util", "mem-external-weights"}
 )
-"""Rules about memory that a plan counts."""
+"""Rules about memory that a plan includes."""
 
 
 def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]]) -> Collection[str]:
@@ -44,7 +44,7 @@ def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, s
 
 
 def size_sentence(size: Sizing) -> str:
-    """Format a plan's memory of one GPU."""
+    """Return a sentence on the planned memory of one GPU."""
     fits = "no context fits"
     if size.largest_max_model_len:
         fits = f"{size.largest_max_model_len:,} tokens fit"

@@ -26,7 +26,9 @@ MEASURES = (
 )
 
 APART_SECONDS = 3
-"""Seconds between the two readings: a server at its limit makes hundreds of tokens in that time."""
+"""
+Seconds between the two readings: a saturated server generates hundreds of tokens in that time.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,11 +41,14 @@ class Histogram:
 
     @property
     def total(self) -> float:
-        """The total number."""
+        """Return the number of observations."""
         return max(self.counts.values(), default=0.0)
 
     def quantile(self, share: float) -> float:
-        """Return the bound at or below which this share is; infinite: above all bounds."""
+        """
+        Return the bound of the bucket that contains the quantile; infinite: above all finite
+        bounds.
+        """
         return next(at for at, count in self.counts.items() if count >= share * self.total)
 
     def share_above(self, value: float) -> float:
@@ -65,20 +70,20 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ReplicaSpeed:
-    """The work of one replica between two readings."""
+    """The requests, latencies and load of one replica between two readings."""
 
     itl: Histogram
     ttft: Histogram
     prompts: Histogram
-    """Tokens of the prompts of requests that ended."""
+    """Prompt tokens of finished requests."""
     preempted: float
-    """Requests that were taken out of the batch because the KV cache was full."""
+    """Number of preemptions because the KV cache was full."""
     running: float
     waiting: float
     kv_use: float
-    """From 0 to 1, of the fullest engine."""
+    """KV cache usage from 0 to 1, of the fullest engine."""
     missing: tuple[str, ...] = field(default=())
-    """Metrics that this release does not have."""
+    """Metrics that this release lacks."""
     e2e: Histogram = field(default_factory=lambda: Histogram({}))
     """Times of whole requests: the only latency of a model that generates no text."""
 
@@ -151,7 +156,7 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
 
 
 def _series(text: str) -> dict[Measure, dict[tuple[tuple[str, str], ...], float]]:
-    """Return each measure's samples by their labels. Raises `ValueError`."""
+    """Return each measure's samples by their labels. Raises `ValueError` for an invalid page."""
     page = read_page(text)
     for name, rows in page.samples.items():
         for _, value in rows:

@@ -1,4 +1,4 @@
-"""Find slow replicas and why: objectives, queues, KV cache, hardware, siblings. Pure."""
+"""Find slow replicas and the causes: objectives, queues, KV cache, hardware, siblings. Pure."""
 
 from __future__ import annotations
 
@@ -17,26 +17,28 @@ from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import ReplicaStatus
 
 LEAST_TOKENS = 200
-"""Tokens that a p99 needs: of fewer it is only the slowest one or two."""
+"""Minimum number of tokens for a p99: with fewer, p99 is only the slowest one or two."""
 LEAST_REQUESTS = 20
 FULL = 0.9
 """The share of the KV cache from which vLLM preempts."""
 LONG_TOKENS = 8000
-"""A prompt that fills vLLM's default batch of 8,192 tokens: others wait for it."""
+"""
+Tokens of a prompt that fills vLLM's default batch of 8,192 tokens: other requests wait for it.
+"""
 LONG_SHARE = 0.05
 STRAGGLES = 1.5
 """
-Slow: this many times the siblings' time between tokens. Boards of one kind differ by some per cent
-(own choice).
+Multiple of the siblings' time between tokens from which a replica is slow. Boards of one kind
+differ by some per cent (own choice).
 """
 LIKE_LOAD = 2.0
-"""Siblings are compared if they run at most this many times as many requests."""
+"""Siblings are compared if neither runs more than this many times the requests of the other."""
 OF_SPEED = frozenset(
     {"hardware-slowdown", "software-throttle", "temperature", "power-limit", "locked-clocks"}
     | {"pcie-width", "pcie-generation", "pcie-replays", "nvlink-links", "nvlink-width"}
     | {"foreign-processes", "gpu-outlier"}
 )
-"""Checks for what slows a GPU without ending its programs."""
+"""Checks for conditions that slow a GPU without ending its programs."""
 
 
 def slow_problems(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
@@ -119,9 +121,9 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
 class _Slowness:
     speed: ReplicaSpeed
     missed: list[str]
-    """A sentence for each objective."""
+    """A sentence for each missed objective."""
     behind: str
-    """A sentence if it is slower than its siblings; "": it is not."""
+    """A sentence if the replica is slower than its siblings; "": it is not."""
 
 
 def _problem(
@@ -191,7 +193,7 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
 
 
 def _because(observed: FleetObservations, replica: ReplicaStatus) -> str:
-    """Return the subject of the check that explains a replica's slow GPUs; "": none does."""
+    """Return the subject of the check that explains a replica's slow GPUs; "": no check does."""
     for subject, findings in failed_checks(observed):
         if any(_slows(rank, each) for each in findings for rank in replica.ranks):
             return subject
@@ -199,7 +201,7 @@ def _because(observed: FleetObservations, replica: ReplicaStatus) -> str:
 
 
 def _slows(rank: RankStatus, found: Finding) -> bool:
-    """Return whether a finding reports that a GPU of a rank is slower than it could be."""
+    """Return whether a finding reports a slowed GPU of a rank."""
     return (
         found.check in OF_SPEED
         and found.node == rank.node

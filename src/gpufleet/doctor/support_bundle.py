@@ -18,7 +18,7 @@ MOST_BYTES = 50 << 20
 """Limit for all files before compression: issue trackers and mail accept them compressed."""
 README = "README.txt"
 README_BYTES = 1 << 18
-"""A line for each file that is left out, of some thousand."""
+"""Size limit of README.txt: one line for each of some thousand omitted files."""
 
 
 def bundle_files(
@@ -31,9 +31,9 @@ def bundle_files(
     """
     Return the files of a bundle by name, together at most `MOST_BYTES`.
 
-    `settings` are each node's as JSON values; no file may contain a text in `secrets`. If the limit
-    is exceeded, journals lose their first lines, and other files are left out; README.txt lists
-    both.
+    `settings` are each node's settings as JSON values; no file may contain a text in `secrets`. If
+    the limit is exceeded, journals lose their first lines, and other files are left out; README.txt
+    lists both.
     """
     first = {
         "diagnosis.txt": "\n".join([*diagnosis_lines(found, now), ""]),
@@ -113,7 +113,7 @@ def _log(lines: Iterable[JournalLine]) -> str:
 
 
 def _end(text: str, size: int) -> str:
-    """Return a text's last whole lines, within a limit in bytes."""
+    """Return a text's last complete lines, within a limit in bytes."""
     raw = text.encode()
     if len(raw) <= size:
         return text

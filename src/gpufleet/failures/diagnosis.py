@@ -1,7 +1,7 @@
-"""Separate the failure that was the cause from its consequences. Pure.
+"""Separate the cause of a failure from its consequences. Pure.
 
 The cause is the earliest line whose rule is not a consequence. Derived lines (`Engine core
-initialization failed`), and those that follow from another rule (`follows`), are never causes.
+initialization failed`), and lines that follow from another rule (`follows`), are never causes.
 Failures that do not follow from each other are all causes, the earliest first.
 """
 
@@ -21,7 +21,7 @@ from gpufleet.failures.tallies import Place, Seen, count_lines, stamp_utc
 
 SKEW = timedelta(seconds=60)
 """
-A cause may be logged this much later than its effect: the kernel and programs write with different
+Maximum delay of a cause's log entry after its effect: the kernel and programs write with different
 delays, and clocks of nodes differ (own choice).
 """
 
@@ -44,11 +44,13 @@ class Finding:
     last: Place
     count: int
     processes: tuple[tuple[str, int], ...]
-    """Processes, the most frequent first; "": the lines name none."""
+    """
+    Processes and their numbers of lines, the most frequent first; "": the lines name no process.
+    """
     causes: tuple[Advice, ...]
-    """One cause, or several that only further evidence can tell apart."""
+    """One cause, or several that only further evidence can distinguish."""
     looks: tuple[str, ...] = ()
-    """Where to find the evidence for each cause."""
+    """Sources of the evidence, one for each cause."""
     detail: str = ""
     """The meaning of a number in the line."""
     first_at: datetime | None = None
@@ -68,8 +70,7 @@ class Finding:
     @property
     def sentence(self) -> str:
         """
-        Return the cause and what to do in one line; without evidence to decide, the rule's
-        sentence.
+        Return the cause and the fix in one line; if several causes are possible, the rule's own.
         """
         advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
         return f"{advice.cause} {advice.fix}"
@@ -77,7 +78,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A failure that no rule explains: the first error, and the end of its traceback."""
+    """A failure without a matching rule: the first error, and the end of its traceback."""
 
     first_error: Place | None
     exception: Place | None
@@ -85,35 +86,35 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A program that waits for another one, in a log without any error."""
+    """A wait for another program, in a log without any error."""
 
     last: Place
     """The log's last line."""
     last_at: datetime | None
     """In UTC; None: the log has no times."""
     served: bool
-    """Whether the server had begun to answer before; otherwise it starts, or hangs."""
+    """Whether the server had begun to answer before; otherwise it is starting, or hangs."""
     fix: str
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of `explain`. Without causes and unknown lines, nothing is wrong."""
+    """The result of `explain`. It is healthy without causes and unknown failures."""
 
     causes: tuple[Finding, ...]
     consequences: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     unknown: Unknown | None
     lines: Mapping[str, int]
-    """Lines of each log that was read."""
+    """Number of lines read, by log."""
     waiting: Waiting | None = None
-    """Set where `unknown` is a wait that has not ended, and no error."""
+    """Set if `unknown` is an unfinished wait without an error."""
     unordered: bool = False
-    """Whether some of several logs had no times, so that the order is unknown."""
+    """Whether one of several logs had no times, so that the order is unknown."""
 
     @property
     def healthy(self) -> bool:
-        """Whether no failure was found."""
+        """Return whether no failure was found."""
         return not self.causes and self.unknown is None
 
 
@@ -127,8 +128,8 @@ def explain(
     """
     Explain the failures in lines of one or several logs, each in its own order.
 
-    `evidence` distinguishes the causes of one line; `year` is that of times without one, by default
-    the year that other lines have.
+    `evidence` distinguishes the causes of one line. `year` is the year of times without one; by
+    default, the year of other lines.
     """
     by_id = {rule.id: rule for rule in (rules() if known is None else known)}
     seen = count_lines(lines, by_id.values())
@@ -167,7 +168,7 @@ def explain(
 
 
 def _waiting(consequences: Sequence[Finding], seen: Seen, clock: _Clock) -> Waiting | None:
-    """Return the wait of a server; None: there is an error, or something else than waiting."""
+    """Return the wait of a server; None: there is an error, or another consequence than a wait."""
     if seen.first_error or not all(each.rule.until for each in consequences):
         return None
     wait = max(consequences, key=lambda each: clock.key(each.last, EARLIEST))
@@ -226,8 +227,8 @@ def _causes(
     rule: Rule, evidence: Evidence, seen: set[str]
 ) -> tuple[tuple[Advice, ...], tuple[str, ...]]:
     """
-    Return the cause that evidence proves, or all causes that it does not exclude, with where to
-    look.
+    Return the cause that evidence proves, or else all possible causes with their evidence's
+    sources.
     """
     open_ones = []
     for tell in rule.tells:
@@ -269,7 +270,7 @@ def _follows(finding: Finding, other: Finding) -> bool:
 
 
 def _is_before(one: Finding, other: Finding, skew: timedelta) -> bool:
-    """Return whether a finding came before another one, or may have, where times are unknown."""
+    """Return whether a finding came before another one; with unknown times, whether it may have."""
     if one.first_at is not None and other.first_at is not None:
         return one.first_at <= other.first_at + skew
     return one.first.source != other.first.source or one.first.order < other.first.order

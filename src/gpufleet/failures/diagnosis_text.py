@@ -17,7 +17,11 @@ SCHEMA = 1
 
 
 def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]:
-    """Yield the lines to print, without terminal control characters; `now`: for a line's age."""
+    """
+    Yield the lines to print, without terminal control characters.
+
+    `now` is used for a line's age.
+    """
     for at, finding in enumerate(findings.causes):
         yield from _cause(finding, "cause" if at == 0 else "also")
     if findings.waiting:

@@ -1,6 +1,6 @@
 """Facts about a node that distinguish the causes of one log line.  Pure.
 
-Offline every field is None, and a rule lists all its possible causes.
+Offline every fact is None, and a rule lists all its possible causes.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import dataclass
 
 CONDITIONS = ("check", "not check", "seen", "gpu", "signal")
 """
-Conditions that a rule may have. `check NAME`: the check found a problem; `not check NAME`: it
-passed; `seen RULE`: the logs have that rule's line; `gpu NAME`: the name of a GPU has it; `signal
-NAME`: what ended the process.
+Conditions that a rule may have. `check NAME`: the check found a problem; `not check NAME`: the
+check passed; `seen RULE`: the logs have that rule's line; `gpu NAME`: a GPU's name contains it;
+`signal NAME`: the signal ended the process.
 """
 
 
@@ -21,7 +21,7 @@ class Evidence:
     """Facts from outside the logs; None: unknown."""
 
     checks: dict[str, bool] | None = None
-    """Whether a check passed, by its name. Checks without a result are left out."""
+    """Whether each check passed, by name. Checks without a result are left out."""
     gpus: tuple[str, ...] | None = None
     """The names of the node's GPUs."""
     signal: str | None = None

@@ -1,8 +1,8 @@
 """Match log lines by patterns whose time is bounded, even on hostile text.  Pure.
 
 A pattern is plain text, or a regular expression between slashes: `/Xid \\(.{1,40}\\): 79,/`. Its
-repeats are bounded, it has no alternatives at its top level, and it contains plain text that is in
-every match: lines without that text are skipped.
+repeats are bounded, it has no alternatives at its top level, and it contains plain text that every
+match contains: lines without that text are skipped.
 """
 
 from __future__ import annotations
@@ -11,17 +11,18 @@ import re
 from dataclasses import dataclass
 
 SHORTEST_NEEDLE = 4
-"""Characters of plain text that a pattern must have."""
+"""Minimum number of plain characters in a pattern."""
 
 MOST_STEPS = 20_000
 """
-Ways in which a pattern may divide a text, at one place of it. Own choice: the worst line of 4,000
-characters takes less than a second.
+Maximum number of ways in which a pattern may divide a text, at one position. Own choice: the worst
+line of 4,000 characters takes less than a second.
 """
 
 _SINGLE = 16
 """
-Repeats up to this many count as one way: they are for digits and spaces, which end by themselves.
+Maximum of a repeat that counts as one way: such repeats are for digits and spaces, which end by
+themselves.
 """
 
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -29,7 +30,10 @@ _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 
 @dataclass(frozen=True, slots=True)
 class LinePattern:
-    """One pattern: the text that a line must contain, and the expression; None: only the text."""
+    """
+    One pattern: the text that a line must contain, and the expression; None: the text alone
+    decides.
+    """
 
     needle: str
     expression: re.Pattern[str] | None
@@ -43,7 +47,7 @@ class LinePattern:
 
 
 def parse(written: str) -> LinePattern:
-    """Parse a pattern of a rule. Raises `ValueError` with the mistake."""
+    """Parse a pattern of a rule. Raises `ValueError` for an invalid pattern."""
     if not (len(written) > 1 and written.startswith("/") and written.endswith("/")):
         if len(written) < SHORTEST_NEEDLE:
             raise ValueError(f"{written!r} is shorter than {SHORTEST_NEEDLE} characters")
@@ -68,7 +72,9 @@ def parse(written: str) -> LinePattern:
 
 def _steps(text: str) -> int:
     """
-    Return in how many ways an expression's repeats may divide a text; refuse unbounded repeats.
+    Return the number of ways in which an expression's repeats may divide a text.
+
+    Raises `ValueError` for an unbounded repeat, or a repeated group.
     """
     steps, at, in_class = 1, 0, False
     while at < len(text):
@@ -97,7 +103,7 @@ def _steps(text: str) -> int:
 
 
 def _plain_runs(text: str) -> list[str]:
-    """Return the plain texts that every match of an expression has, outside of groups."""
+    """Return the plain texts outside of groups that every match of an expression contains."""
     if re.search(r"(?<!\\)\|", _without_groups(text)):
         raise ValueError(f"/{text}/ has alternatives at its top level: write two patterns")
     runs, run, at = [], "", 0

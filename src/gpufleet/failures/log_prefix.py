@@ -1,7 +1,7 @@
 """Split a log line into its prefix (time, process, level) and its message.  Pure.
 
 Formats are stripped from the outside: kubectl and Docker, the journal, the kernel, Ray, vLLM of
-several releases, PyTorch. What is not recognised stays part of the message.
+several releases, PyTorch. An unknown format stays part of the message.
 """
 
 from __future__ import annotations
@@ -14,23 +14,27 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 LONGEST_PROCESS = 80
-"""Characters of a process's name that are kept."""
+"""Maximum number of characters of a process's name."""
 
 LAYERS = 8
-"""Prefixes that one line may have: kubectl's pod, its time, Ray's process, vLLM's time ..."""
+"""
+Maximum number of prefixes of one line: kubectl's pod, its time, Ray's process, vLLM's time ...
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A log line's time: `offset` is its zone's in minutes, None if not stated."""
+    """A log line's time: `offset` is its zone's in minutes; None: not stated."""
 
     moment: datetime
-    """Without a zone. A line without a year has year 1900: `in_year` puts that right."""
+    """
+    The time without a zone. A line without a year has the year 1900, which `stamp_utc` replaces.
+    """
     offset: int | None = None
 
     @property
     def has_year(self) -> bool:
-        """Whether the line has a year."""
+        """Return whether the line has a year."""
         return self.moment.year != _NO_YEAR
 
 
@@ -99,14 +103,16 @@ _FORMATS = tuple(
     )
 )
 _NEEDS_TIME = 3
-"""The format that only follows a time: `host unit[1]: ` alone could be part of a message."""
+"""
+Index of the format that only follows a time: `host unit[1]: ` alone could be part of a message.
+"""
 
 _LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
 _PRIORITIES = {"0": "CRITICAL", "1": "CRITICAL", "2": "CRITICAL", "3": "ERROR", "4": "WARNING"}
 
 
 def split_prefix(line: str) -> Prefix:
-    """Return a line's prefix and its message. If there are several times, the first one counts."""
+    """Return a line's prefix and its message. Of several times the first one counts."""
     if line.startswith("{") and (found := _from_json(line)):
         stamp, process, level, line = found
     else:

@@ -10,7 +10,7 @@ from gpufleet.failures.log_prefix import Prefix, split_prefix
 
 CHUNK = 1 << 20
 LONGEST_LINE = 16_384
-"""Bytes of a line that are read; the rest of it is skipped. Errors of vLLM have up to 3,000."""
+"""Maximum number of bytes read of a line; the rest is skipped. Errors of vLLM have up to 3,000."""
 
 _HEAD = 4096
 _FORMS = {
@@ -24,7 +24,7 @@ _FORMS = {
 }
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\b\x1b"))
-"""Bytes that no text has in any encoding; a tenth of random bytes are among them."""
+"""Bytes that occur in no text encoding; a tenth of random bytes are among them."""
 
 
 class LogLine(NamedTuple):
@@ -40,7 +40,7 @@ class LogLine(NamedTuple):
 
 
 def is_log_line(raw: str) -> bool:
-    """Return whether a program wrote a line: it is not blank and not journalctl's remark."""
+    """Return whether a line is a program's, and neither blank nor a remark of journalctl."""
     text = raw.strip()
     # `-- No entries --`, `-- Boot ... --`, `-- Logs begin at ... --`
     return bool(text) and not (text.startswith("-- ") and text.endswith(" --"))
@@ -50,8 +50,8 @@ def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
     """
     Yield the lines of a log. Bytes that are not UTF-8 are replaced.
 
-    A carriage return ends a line, too, as progress bars write it; the number stays. Raises
-    `FleetError` if the stream is not text.
+    A carriage return also ends a line, because progress bars write it; the line's number stays.
+    Raises `FleetError` if the stream is not text.
     """
     for number, raw in _raw_lines(stream, source):
         if "\r" not in raw:
@@ -90,7 +90,7 @@ def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(data: bytes, newline: bytes) -> list[bytes]:
-    """Return the pieces between line ends; of UTF-16 only those at even places."""
+    """Return the pieces between line ends; in UTF-16 only line ends at even offsets count."""
     if len(newline) == 1:
         return data.split(newline)
     pieces, begin, at = [], 0, data.find(newline)

@@ -1,5 +1,4 @@
-"""Read the rules, which are the meanings of log lines. They are data (`data/*.yml`), and are
-validated when they are read.
+"""Read and validate the rules, which explain log lines. They are data (`data/*.yml`).
 
 A line belongs to the first matching rule, in the order of FILES and within each file: more specific
 rules come first.
@@ -49,7 +48,7 @@ class Kind(StrEnum):
 
 @dataclass(frozen=True)
 class Advice:
-    """A cause and what to do, with the command to type and the setting to change, if any."""
+    """A cause and its fix, with the command to type and the setting to change, if any."""
 
     cause: str
     fix: str
@@ -59,7 +58,7 @@ class Advice:
 
 @dataclass(frozen=True)
 class PossibleCause:
-    """One of several causes of a line: the evidence for it, and where to look without evidence."""
+    """One of several causes of a line: the evidence for it, and the source of such evidence."""
 
     when: str
     advice: Advice
@@ -69,7 +68,7 @@ class PossibleCause:
 @dataclass(frozen=True)
 class Rule:
     """
-    The meaning of a log line. `source`: the file or issue of a public project that has the line.
+    The meaning of a log line. `source` is the file or issue of a public project that has the line.
     """
 
     id: str
@@ -80,18 +79,18 @@ class Rule:
     source: str
     tells: tuple[PossibleCause, ...] = ()
     follows: tuple[str, ...] = ()
-    """Rules of which this one is a consequence if both match; ANY: of every earlier failure."""
+    """Rules that cause this one if both match; ANY: every earlier failure does."""
     until: tuple[str, ...] = ()
-    """Texts of a later line that shows that the failure has passed."""
+    """Texts of a later line that ends the failure."""
     excuses: tuple[str, ...] = ()
     """
-    Rules whose later lines belong to this one, such as those of a server that was told to stop.
+    Rules whose later lines belong to this one, for example those of a server that is stopping.
     """
     releases: str = ""
 
     @property
     def derived(self) -> bool:
-        """Whether the line only follows from another failure."""
+        """Return whether the line only follows from another failure."""
         return self.kind is Kind.DERIVED
 
 

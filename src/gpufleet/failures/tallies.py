@@ -1,6 +1,4 @@
-"""
-Count the matches of each rule: how often, first and last, on which ranks. Bounded memory. Pure.
-"""
+"""Count the matches of each rule: number, first and last line, ranks. Bounded memory. Pure."""
 
 from __future__ import annotations
 
@@ -15,20 +13,20 @@ from gpufleet.failures.log_reader import LogLine
 from gpufleet.failures.rule_file import Kind, Rule
 
 MOST_PROCESSES = 64
-"""Processes of one rule that are counted one by one; lines of further ones count as `others`."""
+"""Maximum number of processes that are counted separately for a rule; others count as `others`."""
 
 MOST_OPEN = 256
-"""Tracebacks that are followed at once."""
+"""Maximum number of tracebacks that are followed at once."""
 
 LONGEST_TRACEBACK = 2000
-"""Lines of a log in which the end of a traceback is looked for."""
+"""Maximum number of lines in which the end of a traceback is searched."""
 
 LONGEST_QUOTE = 300
-"""Characters of a line that are kept to be shown."""
+"""Maximum number of characters of a line for display."""
 
 OTHERS = "others"
 STARTED = "Application startup complete"
-"""What uvicorn writes when vLLM's server answers (starlette, in every release of vLLM)."""
+"""Line of uvicorn when vLLM's server answers (starlette, in every release of vLLM)."""
 
 _BEGINS = "vLLM API server version"
 # These lines contain clients' text, and most lines of a long log are of the other two kinds.
@@ -55,12 +53,12 @@ class Place:
     stamp: Stamp | None
     text: str
     order: int
-    """How many lines of all logs were read before this one."""
+    """Number of lines of all logs that were read before this one."""
 
 
 @dataclass
 class Tally:
-    """The lines of one rule in one log."""
+    """The matching lines of one rule in one log."""
 
     first: Place
     last: Place
@@ -79,14 +77,14 @@ class Tally:
 
 @dataclass
 class Seen:
-    """Everything that is kept of the logs."""
+    """The data collected from the logs."""
 
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
     """Tallies by (rule, log)."""
     lines: dict[str, int] = field(default_factory=dict)
-    """Lines of each log."""
+    """Number of lines of each log."""
     first_error: Place | None = None
-    """The first line of level ERROR or CRITICAL, the first traceback, or an exception alone."""
+    """The first line of level ERROR or CRITICAL, the first traceback, or a bare exception."""
     first_exception: Place | None = None
     """The end of the first traceback."""
     started: dict[str, Place] = field(default_factory=dict)
@@ -94,7 +92,7 @@ class Seen:
     ended: dict[str, Place] = field(default_factory=dict)
     """The last line of each log."""
     offset: int | None = None
-    """The first zone other than UTC that a line has, in minutes: that of times without one."""
+    """The zone of times without one, in minutes: the first zone other than UTC in a line."""
 
 
 def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
@@ -105,8 +103,9 @@ def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
 @cache
 def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
     """
-    Return the texts that do not contain another: every line with one of the texts contains one of
-    these.
+    Return the texts that contain no other one.
+
+    Every line with one of the texts contains one of these.
     """
     return tuple(
         text for text in texts if not any(other in text for other in texts if other != text)
@@ -114,7 +113,7 @@ def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
 
 
 class _Counter:
-    """Reads lines. Most lines are only searched for plain texts; few are parsed."""
+    """Count lines by rule. Most lines are only searched for plain texts; few are parsed."""
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = list(rules)
@@ -127,7 +126,7 @@ class _Counter:
         self._stamped: dict[str, str] = {}
         """The last line of each log that may have a time."""
         self._excused: dict[str, frozenset[str]] = {}
-        """Rules by log, whose lines belong to an earlier one, until a server starts."""
+        """Rules whose lines belong to an earlier one until a server starts, by log."""
         self._tracebacks: dict[tuple[str, str], int] = {}
         """Processes that print a traceback, with the number of the line in which it began."""
 
@@ -194,8 +193,9 @@ class _Counter:
 
     def _forget_survived_error(self, source: str) -> None:
         """
-        Drop a log's first error if the server started nevertheless. Keep it if something ended: a
-        later start does not explain an earlier failure.
+        Drop a log's first error if the server started nevertheless.
+
+        The error is kept if a process ended: a later start does not explain an earlier failure.
         """
         seen = self._seen
         derived = {rule.id for rule in self._rules if rule.derived}
@@ -212,7 +212,7 @@ class _Counter:
         return Place(line.source, line.number, prefix.process, stamp, text, order)
 
     def _note_error(self, place: Place, prefix: Prefix, kind: Kind | None) -> None:
-        """Keep the first error, and the end of the first traceback that is a failure's."""
+        """Keep the first error, and the end of the first traceback of a failure."""
         seen, key = self._seen, (place.source, place.process)
         if kind is Kind.NOTE:
             # A traceback that ends like this was no failure, such as a client's mistake; neither
@@ -244,9 +244,9 @@ class _Counter:
 
 def stamp_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
     """
-    Convert a timestamp to UTC; None: it has no time.
+    Convert a timestamp to UTC; None: there is no time.
 
-    `offset` is the zone of times without one, in minutes; `year` the year of times without one.
+    `offset` is the zone in minutes for times without one, `year` the year for times without one.
     """
     if stamp is None:
         return None
