@@ -1,1 +1,1 @@
-"""List the conditions to meet before users come, each with its proof. Pure."""
+"""Check the conditions for opening a fleet to users, each with its proof. Pure."""

@@ -18,14 +18,19 @@ from gpufleet.settings.node_settings import NodeSettings
 
 METRICS = "alertmanager.metrics"
 PROMETHEUS = "prometheus.alertmanagers"
-"""Ids of pages that node_look.py asks on a monitoring node, besides those of its services."""
+"""
+Ids of the pages that node_look.py fetches on a monitoring node, besides those of its services.
+"""
 
 SENT, FAILED = "alertmanager_notifications_total", "alertmanager_notifications_failed_total"
 TEST_ALERT = "GpufleetPreflight"
 TEST_MINUTES = 5
-"""How long a test alert lasts: it carries its own end, so it needs no silence or closing."""
+"""Duration of a test alert in minutes: it has its own end, so it needs no silence."""
 RECEIPT_SECONDS = 30
-"""`group_wait` of a page is 10 s (monitoring/alertmanager.py), and a mail server takes some."""
+"""
+Time limit for a delivery: `group_wait` of a page is 10 s (monitoring/alertmanager.py), and mail
+servers need more.
+"""
 
 # The integrations of a receiver, as Alertmanager's metrics name them (notify/notify.go of 0.25).
 _INTEGRATIONS = {
@@ -54,7 +59,10 @@ class Counts:
 
 
 def read_counts(page: str) -> dict[str, Counts]:
-    """Return Alertmanager's /metrics by integration. Raises `ValueError` for another page."""
+    """
+    Return the counts in Alertmanager's /metrics by integration. Raises `ValueError` for another
+    page.
+    """
     from prometheus_client.parser import text_string_to_metric_families
 
     found: dict[str, Counts] = {}
@@ -70,7 +78,7 @@ def read_counts(page: str) -> dict[str, Counts]:
 
 
 def integrations(receiver: Receiver | None) -> tuple[str, ...]:
-    """Return how a receiver sends, as Alertmanager's metrics name it."""
+    """Return a receiver's integrations, as Alertmanager's metrics name them."""
     return tuple(name for key, name in _INTEGRATIONS.items() if receiver and getattr(receiver, key))
 
 
@@ -100,11 +108,11 @@ class Receipt:
     before: Mapping[str, Counts]
     after: Mapping[str, Counts]
     confirmed: bool | None = None
-    """Whether an operator has seen it arrive; None: not asked, or not answered."""
+    """Whether an operator has confirmed its arrival; None: no answer was requested or given."""
 
 
 def read_receipt(node: str, answer: Answer) -> Receipt:
-    """Return alert_receipt.py's answer. Raises `FleetError` if no alert was sent."""
+    """Parse the answer of alert_receipt.py. Raises `FleetError` if no alert was sent."""
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     with refuse_malformed(node):
@@ -120,9 +128,11 @@ def alert_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield lines: whether each Alertmanager is up, has a receiver, and has delivered a notification.
+    Yield a line for each Alertmanager: whether it is up, has a receiver, and delivers
+    notifications.
 
-    `receipts` are of test alerts, by node, or sentences why there is none; empty: none was sent.
+    `receipts` are the results of test alerts by node, or sentences why there is no result; empty:
+    no test alert was sent.
     """
     watched = {
         node: here.monitoring.alertmanager
@@ -234,7 +244,9 @@ def _body(page: Any) -> tuple[bool, str]:
 
 
 def _prometheus(page: Any) -> str:
-    """Return the Alertmanagers that Prometheus sends to, or `!` and the problem. "": not asked."""
+    """
+    Return the Alertmanagers that Prometheus sends to, or `!` and the problem. "": not queried.
+    """
     if page is None:
         return ""
     good, text = _body(page)

@@ -22,13 +22,13 @@ class GatewayAnswer:
     status: int | None
     """HTTP status; None: no answer."""
     why: str = ""
-    """Why there was no answer."""
+    """The reason if there was no answer."""
     models: tuple[str, ...] = ()
     """The models in a 200 answer."""
 
 
 def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
-    """Return the line of a fleet without a gateway; None: it has one."""
+    """Return the line of a fleet without a gateway; None: the fleet has a gateway."""
     if any(each.gateway for each in settings.values()):
         return None
     if any(each.balancer for each in settings.values()):
@@ -42,7 +42,9 @@ def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
 def refusal_lines(
     answers: Mapping[str, GatewayAnswer], settings: Mapping[str, NodeSettings]
 ) -> Iterator[Line]:
-    """Yield whether each gateway refuses a request without a key; `answers` are by node."""
+    """
+    Yield a line on whether each gateway refuses a request without a key; `answers` are by node.
+    """
     if (line := no_gateway("refusal", settings)) is not None:
         yield line
         return
@@ -67,7 +69,7 @@ def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
 
 def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
     """
-    Return the verdict on a gateway that does not answer this machine; clients may still reach it.
+    Return the verdict on a gateway that gives this machine no answer; clients may still reach it.
     """
     remedy = (
         f"run it from the users' network; on {node}: curl -i "
@@ -84,9 +86,9 @@ def key_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield whether a client's key is accepted by each gateway, and which models it may use.
+    Yield a line on whether each gateway accepts a client's key, with the models that it may use.
 
-    `answers` are those to a request with the key; None: no key was given.
+    `answers` are the answers to a request with the key; None: no key was given.
     """
     if (line := no_gateway("key", settings)) is not None:
         yield line
@@ -120,7 +122,7 @@ def _key(node: str, answer: GatewayAnswer, key: str, gateway: Gateway) -> Verdic
 
 
 def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
-    """Yield which limits each gateway declares: requests of clients, requests of a server."""
+    """Yield a line on the limits that each gateway declares: requests per client and per server."""
     if (line := no_gateway("limits", settings)) is not None:
         yield line
         return
@@ -131,7 +133,7 @@ def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
 
 
 def _limits(gateway: Gateway, *, is_open: bool) -> Verdict:
-    """Return which limits are declared; `is_open`: other machines reach its port."""
+    """Return the verdict on a gateway's limits; `is_open`: other machines reach its port."""
     free = [each.name for each in gateway.clients if each.requests_per_minute is None]
     said = []
     if free:

@@ -38,7 +38,7 @@ CHECKS: Mapping[str, str] = {
     "backup": "settings are committed, with a copy elsewhere",
     "spare-capacity": "an upgrade is possible without taking capacity that users need",
 }
-"""The checks, in the order in which they are shown: each has a line in every preflight."""
+"""The checks in display order; each check has a line in every preflight."""
 
 
 class Status(StrEnum):
@@ -51,24 +51,26 @@ class Status(StrEnum):
 
     @property
     def badness(self) -> int:
-        """Return its place among them; a larger number is worse."""
+        """Return the rank of the status; a larger number is worse."""
         return list(Status).index(self)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A finding, its proof, and what to do."""
+    """A finding, its proof, and the remedy."""
 
     status: Status
     what: str
     proof: str
     remedy: str = ""
-    """What to type or to write; empty: nothing has to be done."""
+    """The command or setting that helps; empty: nothing has to be done."""
 
 
 @dataclass(frozen=True)
 class Line:
-    """One line: `check` is a key of `CHECKS`, `subject` the nodes or the model that it is about."""
+    """
+    One line: `check` is a key of `CHECKS`, `subject` the nodes or the model that it describes.
+    """
 
     check: str
     subject: str
@@ -76,7 +78,7 @@ class Line:
 
     @property
     def status(self) -> Status:
-        """Return its verdict's."""
+        """Return the verdict's status."""
         return self.verdict.status
 
     def as_json(self) -> dict[str, Any]:
@@ -104,7 +106,7 @@ class Preflight:
 
     @property
     def counts(self) -> dict[Status, int]:
-        """Return how many lines there are of each status."""
+        """Return the number of lines of each status."""
         return {each: sum(line.status is each for line in self.lines) for each in Status}
 
     @property
@@ -133,7 +135,7 @@ class Preflight:
 
 
 def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Return lines in the order of `CHECKS`; a check without a line gets an UNKNOWN one."""
+    """Return lines in the order of `CHECKS`; a check without a line gets a line with UNKNOWN."""
     found = list(lines)
     there = {line.check for line in found}
     found += [
@@ -146,7 +148,7 @@ def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
-    """Return a line for each verdict, about all nodes that have it."""
+    """Return a line for each distinct verdict, with all nodes that have it."""
     nodes: dict[Verdict, list[str]] = {}
     for node, verdict in verdicts.items():
         nodes.setdefault(verdict, []).append(node)
@@ -159,6 +161,6 @@ def unknown(check: str, why: str, remedy: str, subject: str = "fleet") -> Line:
 
 
 def reason(missing: Mapping[str, Any]) -> str:
-    """Return why a node could not read something, as its programs say it."""
+    """Return the reason for a missing value in a node's answer."""
     words = str(missing.get("missing"))
     return f"{words}: {missing['detail']}" if missing.get("detail") else words

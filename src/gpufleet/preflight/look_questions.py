@@ -1,4 +1,4 @@
-"""Build the questions that `on_node/preflight/node_look.py` asks on each node. Pure.
+"""Build the queries that `on_node/preflight/node_look.py` makes on each node. Pure.
 
 This module sets the ids of pages and servers in the answers; the lines use them.
 """
@@ -28,7 +28,7 @@ PYPI = "https://pypi.org/simple"
 
 @dataclass(frozen=True)
 class LookQuestions:
-    """The questions to each node, and the values that its answers are compared with."""
+    """The queries to each node, and the values to compare its answers with."""
 
     known: Mapping[str, KnownNode]
     models: Mapping[str, tuple[WantedModel, ...]]
@@ -41,7 +41,7 @@ class LookQuestions:
 
     @property
     def hosts(self) -> dict[str, tuple[str, ...]]:
-        """Return the names of servers elsewhere, by node."""
+        """Return the host names of download servers, by node."""
         return {
             node: tuple(sorted({urlsplit(url).hostname or "" for url in urls.values()} - {""}))
             for node, urls in self.sources.items()
@@ -88,7 +88,7 @@ def wanted_models(
     """
     Return the models' files that nodes must have.
 
-    `homes` are pairs of a model and a node; `locks` the locks of models by their file.
+    `homes` are pairs of a model and a node; `locks` are the locks of models by file.
     """
     found: dict[str, dict[str, WantedModel]] = {}
     for model, node in sorted(set(homes)):
@@ -137,13 +137,13 @@ def tls_servers(
     Return the servers whose certificates are checked.
 
     `gateway_authorities` is a file of authorities that clients of the gateway trust; None: the
-    certificate that settings name. `read` has the content of such files, by their names.
+    certificate in the settings. `read` has the content of such files, by name.
     """
     return tuple(_servers(nodes, gateway_authorities, read))
 
 
 def authority_files(nodes: Mapping[str, NodeVars], given: str | None) -> set[str]:
-    """Return this machine's files that `tls_servers` needs."""
+    """Return the files on this machine that `tls_servers` needs."""
     found = {given} if given else set()
     for node, each in nodes.items():
         tls, gateway = each.settings.exporters.tls, each.settings.gateway

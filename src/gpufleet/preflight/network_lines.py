@@ -14,7 +14,7 @@ from gpufleet.remote.query import Answer
 
 
 def is_ip_address(address: str) -> bool:
-    """Return whether an address is an IP address, so that no name is looked up."""
+    """Return whether an address is an IP address, which needs no name resolution."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -36,7 +36,7 @@ class KnownNode:
 
 
 def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the addresses that a probe has of a node's network devices."""
+    """Return the addresses of a node's network devices, from its probe."""
     found: set[str] = set()
     nics = document.get("nics")
     devices = nics.get("net") if isinstance(nics, Mapping) else None
@@ -49,7 +49,7 @@ def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def wanted_names(nodes: Mapping[str, KnownNode], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return the names that are looked up on every node: of nodes, and of servers elsewhere."""
+    """Return the names to resolve on every node: names of nodes, and of other servers."""
     every = {*nodes, *(each.address for each in nodes.values()), *hosts}
     return tuple(sorted(name for name in every if not is_ip_address(name)))
 
@@ -60,11 +60,11 @@ def name_lines(
     hosts: Mapping[str, Collection[str]],
 ) -> tuple[Line, ...]:
     """
-    Return whether names resolve on each node to the inventory's addresses.
+    Return lines on whether names resolve on each node to the inventory's addresses.
 
     `looks` are node_look.py's answers; `hosts` has by node the host names of the remote servers
-    that it uses. A node name that does not resolve is not a fault if the inventory has an IP
-    address: programs use that.
+    that it uses. A node's unresolved name is no fault if the inventory has an IP address: programs
+    use the address.
     """
     return by_node(
         "names",
@@ -111,7 +111,7 @@ def _names(
 def _elsewhere(
     node: str, names: Mapping[str, Any], nodes: Mapping[str, KnownNode]
 ) -> tuple[list[str], list[str]]:
-    """Return the addresses, and the nodes' names, that another machine has, as `node` sees it."""
+    """Return the addresses and the nodes' names that lead to another machine on `node`."""
     addresses, others = [], []
     for name, known in nodes.items():
         # A node's own name is often a loopback address there (Debian: 127.0.1.1).
@@ -143,12 +143,12 @@ class ClockReading:
 
     @property
     def middle(self) -> float:
-        """Return the best guess."""
+        """Return the estimated difference in seconds."""
         return (self.low + self.high) / 2
 
     @property
     def within(self) -> float:
-        """Return the maximum error: half of the round trip."""
+        """Return the maximum error in seconds: half of the round trip."""
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
@@ -158,7 +158,7 @@ class ClockReading:
 
 def clock_reading(sent: float, answered: float, began: float, ended: float) -> ClockReading:
     """
-    Return the bounds of a node's clock offset, from one question and its answer.
+    Return the bounds of a node's clock offset, from one query and its answer.
 
     `sent` and `answered` are by this machine's clock, `began` and `ended` by the node's, when its
     program began and ended, all in seconds since 1970. The program's own running time is
@@ -172,10 +172,10 @@ def clock_reading(sent: float, answered: float, began: float, ended: float) -> C
 
 def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
     """
-    Return which clocks differ from this machine's, and which from each other.
+    Return lines on clocks that differ from this machine's, or from each other.
 
-    Clocks of nodes that differ by more than `CLOCK_SECONDS` for certain are FAIL; if all nodes
-    agree with each other and not with this machine, its own clock may be wrong: WARN.
+    Clocks of nodes that certainly differ by more than `CLOCK_SECONDS` are FAIL. If all nodes agree
+    with each other and not with this machine, this machine's clock may be wrong: WARN.
     """
     known = {node: each for node, each in clocks.items() if isinstance(each, ClockReading)}
     found: dict[str, Verdict] = {}
@@ -205,7 +205,7 @@ def _clock(clock: ClockReading, *, together: bool) -> Verdict:
 
 
 def _shortened(lines: tuple[Line, ...], known: Mapping[str, ClockReading]) -> Iterator[Line]:
-    """Yield lines with the proof of those that agree: the largest difference of all."""
+    """Yield the lines; the proof of agreeing clocks is their largest difference."""
     for line in lines:
         if line.status is not Status.OK:
             yield line
@@ -244,10 +244,10 @@ def source_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return whether nodes reach their download servers.
+    Return lines on whether nodes reach their download servers.
 
-    `wanted` has by node {id of the page: address}, `incomplete` whether a model of a node is
-    incomplete: then it needs the pages now, otherwise at the next deploy.
+    `wanted` has by node {id of the page: address}. `incomplete` has by node whether a model is
+    incomplete: then the node needs the pages now, otherwise at the next deploy.
     """
     found = {}
     for node, look in looks.items():
@@ -278,7 +278,7 @@ def source_lines(
 
 
 def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
-    """Return whether a server was reached, and its status or why not."""
+    """Return whether a server was reached, and its status or the reason."""
     page = look["pages"].get(key) or {"error": "it was not asked"}
     if "missing" in page:
         return False, reason(page)

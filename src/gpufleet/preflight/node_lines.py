@@ -19,7 +19,7 @@ from gpufleet.settings.node_settings import NodeSettings
 _LOCK = "gpu_lock.driver"
 """The source of findings of `fleet/drift.py` about a driver that differs from the lock."""
 NAMED = 3
-"""Most findings of a node in a line; `gpufleet check` shows all."""
+"""Maximum number of a node's findings in a line; `gpufleet check` shows all."""
 
 
 def driver_lines(
@@ -28,7 +28,11 @@ def driver_lines(
     settings: Mapping[str, NodeSettings],
     inventory: str,
 ) -> tuple[Line, ...]:
-    """Return whether each node's driver is its lock's, from its probe and `drift_from_probes`."""
+    """
+    Return lines on whether each node's driver matches its lock.
+
+    The sources are the node's probe and `drift_from_probes`.
+    """
     return by_node(
         "driver",
         {
@@ -63,9 +67,9 @@ def release_lines(
     running: Iterable[Running], wanted: Mapping[str, str], inventory: str
 ) -> tuple[Line, ...]:
     """
-    Return whether replicas run the declared release.
+    Return lines on whether replicas run the declared release.
 
-    `wanted` has the declared release's id by node, without nodes that declare none.
+    `wanted` has the declared release's id by node, for nodes that declare one.
     """
     here: dict[str, set[str]] = defaultdict(set)
     for each in running:
@@ -145,7 +149,7 @@ def _checked(findings: tuple[Finding, ...], verdict: Severity, inventory: str) -
 
 
 def silent_nodes(answers: Mapping[str, Answer]) -> dict[str, str]:
-    """Return the nodes that did not answer, and why."""
+    """Return the nodes without an answer, with the reasons."""
     return dict(_silent(answers))
 
 

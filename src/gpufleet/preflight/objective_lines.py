@@ -18,12 +18,14 @@ from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.serving_settings import Served
 
 OLD_DAYS = 90
-"""Days after which a measurement is WARN, even for the same settings: users' prompts change."""
+"""
+Age in days from which a measurement is WARN, even for the same settings: users' prompts change.
+"""
 _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds", "e2e_p99_seconds")
 
 
 def objective_lines(models: Mapping[str, Served], inventory: str) -> Iterator[Line]:
-    """Yield whether each model has an objective for a latency; `models` by their entries."""
+    """Yield a line on each model's latency objectives; `models` are by their entries."""
     if not models:
         yield unknown("objectives", "no model is declared", f"gpufleet validate {inventory}")
     for model, served in sorted(models.items()):
@@ -53,9 +55,9 @@ def measured_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield whether each model was measured as it runs now, and when.
+    Yield a line on whether each model was measured with its running settings, and when.
 
-    `running` is None where that is not known; `stored` are the project's measurements.
+    `running` is None if the running stages are unknown; `stored` are the project's measurements.
     """
     if not models:
         yield unknown("measured", "no model is declared", f"gpufleet validate {inventory}")

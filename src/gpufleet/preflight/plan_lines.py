@@ -1,4 +1,4 @@
-"""Lines about settings, the plan and the capacity during an upgrade.  Pure."""
+"""Report on settings, the plan and the capacity during an upgrade.  Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufleet.upgrade.plan.wave_plan import plan_waves
 
 
 def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Line]:
-    """Yield what `gpufleet validate` finds: a mistake is FAIL, a note WARN."""
+    """Yield the findings of `gpufleet validate`: a mistake is FAIL, a note WARN."""
     see = f"gpufleet validate {inventory}"
     for problem in found.problems:
         yield Line("settings", inventory, Verdict(Status.FAIL, "has a mistake", problem, see))
@@ -32,7 +32,7 @@ def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Li
 
 
 def declared_replicas(settings: Mapping[str, NodeSettings]) -> dict[str, int]:
-    """Return how many replicas each model has to have; 1 for `fit`."""
+    """Return the required number of replicas of each model; 1 for `fit`."""
     return {
         model: 1 if served.replicas == "fit" else served.replicas
         for node in settings.values()
@@ -49,10 +49,10 @@ def plan_lines(
     keep: int = 1,
 ) -> Iterator[Line]:
     """
-    Yield whether every model is planned, and whether it survives the loss of a node.
+    Yield lines on whether every model is planned, and whether it survives the loss of a node.
 
-    `stages` are the plan's, or the sentences why there is no plan. `why_unknown`: why it is unknown
-    whether there is one; "" if known. `keep` is `upgrade.keep`.
+    `stages` are the plan's stages, or the sentences why there is no plan. `why_unknown` is the
+    reason if it is unknown whether there is a plan; "" if it is known. `keep` is `upgrade.keep`.
     """
     see = f"gpufleet plan {inventory}"
     planned = [each for each in stages if isinstance(each, Stage)]
@@ -87,7 +87,7 @@ def plan_lines(
 
 
 def _no_plan(problem: str, see: str) -> Verdict:
-    """Return FAIL, or UNKNOWN where only the Hub could tell how large a model is."""
+    """Return FAIL, or UNKNOWN if only the Hub knows a model's size."""
     if isinstance(problem, UnsizedModel):
         remedy = (
             f"let this machine reach the Hub (HF_ENDPOINT: a mirror), or write the number of GPUs "
@@ -107,9 +107,10 @@ def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str
 
 def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Verdict:
     """
-    Return whether a model keeps a replica after the loss of any one node; `replicas`: their nodes.
+    Return whether a model keeps a replica after the loss of any one node.
 
-    One that promises more by `keep` (`upgrade.keep`) has to keep as many.
+    `replicas` has the nodes of each replica. With a larger `keep` (`upgrade.keep`) the model must
+    keep that many replicas.
     """
     left = {
         node: sum(node not in nodes for nodes in replicas.values())
@@ -145,9 +146,10 @@ def spare_capacity_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield whether every replica could be changed, one after another, under the present load.
+    Yield a line on whether each model's replicas could be changed one by one under the present
+    load.
 
-    `loads` may be a sentence why they are not known.
+    `loads` is a sentence if the loads are unknown.
     """
     see = f"gpufleet upgrade {inventory} --dry"
     if isinstance(loads, str):

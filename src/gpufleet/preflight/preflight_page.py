@@ -1,7 +1,7 @@
 """Render a preflight as one HTML file, for a change request.  Pure.
 
 The page loads and runs nothing: its Content-Security-Policy forbids both. The same preflight gives
-the same bytes. Texts of nodes, settings and operators are escaped.
+the same bytes. Text from nodes, settings and operators is escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ANSWERS = {
 
 
 def preflight_page(found: Preflight) -> str:
-    """Return the page's text."""
+    """Return a preflight as an HTML page."""
     title = f"Preflight of {found.inventory}"
     when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     counts = ", ".join(f"{found.counts[each]} {each}" for each in reversed(Status))

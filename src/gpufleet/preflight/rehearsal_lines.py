@@ -21,10 +21,10 @@ def rehearsal_lines(
     now: dt.datetime,
 ) -> Iterator[Line]:
     """
-    Yield whether a drain and a rollback of this inventory are on record.
+    Yield lines on whether a drain and a rollback of this inventory are on record.
 
-    `journals` are upgrades', `problems` those that cannot be read; `drained` are replicas that are
-    drained now. A manual drain leaves no record after `undrain`.
+    `journals` are the journals of upgrades, `problems` the unreadable ones; `drained` are the
+    replicas that are drained now. A manual drain leaves no record after `undrain`.
     """
     drains: list[tuple[float, str]] = []
     rollbacks: list[tuple[float, str]] = []
@@ -91,23 +91,23 @@ class GitState:
     """The state of a project's directory in git."""
 
     commit: str = ""
-    """Abbreviated, with its date; "": there is none."""
+    """The last commit's abbreviated hash, with its date; "": there is no commit."""
     changed: tuple[str, ...] = ()
-    """Files that are not committed."""
+    """Uncommitted files."""
     remotes: tuple[str, ...] = ()
-    """Their names."""
+    """Names of the remotes."""
     unpushed: int | None = None
-    """Commits that no remote has, as far as this checkout knows; None: not known."""
+    """Number of commits on no remote, as far as this checkout knows; None: unknown."""
     problem: str = ""
-    """Why git could not be queried, or that this is not a checkout."""
+    """Why git could not be queried, for example because this is not a checkout."""
     commit_id: str = ""
-    """The commit's whole hash."""
+    """The last commit's full hash."""
     secrets: tuple[str, ...] = ()
-    """Files with a secret, which settings name, that are committed."""
+    """Committed files that settings name as secrets."""
 
 
 def backup_line(found: GitState, folder: str) -> Line:
-    """Return whether the settings of a project's folder are committed and have a copy elsewhere."""
+    """Return a line on whether a project's settings are committed and have a copy elsewhere."""
     add = f"git -C {folder} init, add, commit; then a remote"
     if found.problem:
         proof = f"{folder}: {found.problem}"

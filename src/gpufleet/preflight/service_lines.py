@@ -16,7 +16,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 Guard = Literal["key", "password", "network"]
-"""How a service keeps other clients out: by a client's key, a password, or not at all."""
+"""The access control of a service: a client's key, a password, or none (`network`)."""
 REFUSED = frozenset({401, 403})
 
 
@@ -25,13 +25,13 @@ class Service:
     """A service that a node declares."""
 
     key: str
-    """Its setting: `gateway.port`."""
+    """Its setting, for example `gateway.port`."""
     url: str
     """Its URL on its own node; requested without a key or password."""
     listen: str
     guard: Guard
     open_by_choice: bool = False
-    """Whether the settings say that any client may use it."""
+    """Whether the settings allow any client to use it."""
 
     @property
     def is_public(self) -> bool:
@@ -89,7 +89,7 @@ def host_of(listen: str) -> str:
 def service_lines(
     looks: Mapping[str, Answer], settings: Mapping[str, NodeSettings], inventory: str
 ) -> tuple[Line, ...]:
-    """Return which services of each node do not answer, and which need no key."""
+    """Return lines on each node's services: whether they answer, and require a key or password."""
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():
@@ -140,7 +140,7 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
 
 
 def _status(page: Any) -> tuple[int | None, str]:
-    """Return a page's HTTP status, or None and why there was none."""
+    """Return a page's HTTP status, or None and the reason."""
     if not isinstance(page, Mapping):
         return None, "it was not asked"
     if "missing" in page:
@@ -156,9 +156,10 @@ def server_lines(
     found: FleetStatus, settings: Mapping[str, NodeSettings], inventory: str
 ) -> Iterator[Line]:
     """
-    Yield the state of vLLM's servers, as in `gpufleet status`, and which clients can use them.
+    Yield lines on the state of vLLM's servers, as in `gpufleet status`, and on their access
+    control.
 
-    A server that answers without its key does not count as serving there.
+    In that state a server that answers without its key does not count as serving.
     """
     see = f"gpufleet status {inventory}"
     for missing in found.missing:
@@ -189,7 +190,7 @@ def server_lines(
 def adapter_lines(
     found: FleetStatus, declared: Mapping[str, NodeVars], inventory: str
 ) -> Iterator[Line]:
-    """Yield whether each replica's server loads and lists exactly the adapters of its model."""
+    """Yield lines on whether each replica's server lists exactly the adapters of its model."""
     see = f"gpufleet status {inventory}"
     known = declared_adapters(declared)
     wanted = {model: names for model, names in known.items() if names}

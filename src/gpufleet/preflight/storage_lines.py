@@ -13,7 +13,7 @@ from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unkn
 from gpufleet.remote.query import Answer
 
 RELEASE = "release"
-"""The name of the next release among the items that need space; models have their own names."""
+"""Name of the next release among the items that need space; models have their own names."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class WantedModel:
     """Its entry in `serving`."""
     directory: str
     from_hub: bool
-    """False: it is at a path on the node, where an operator puts the files."""
+    """False: the model is at a path on the node, where an operator puts the files."""
     files: Mapping[str, tuple[str, str]] | None
     """{file: (algorithm, digest)}; None: no lock has hashes of the files."""
 
@@ -32,7 +32,7 @@ class WantedModel:
 def model_lines(
     looks: Mapping[str, Answer], wanted: Mapping[str, tuple[WantedModel, ...]], inventory: str
 ) -> tuple[Line, ...]:
-    """Return whether a node's models are complete on its disk, one line per verdict."""
+    """Return lines on whether the models are complete on the nodes' disks, one line per verdict."""
     lines: list[Line] = []
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
@@ -56,7 +56,7 @@ def model_lines(
 
 
 def is_whole(look: Answer, wanted: WantedModel) -> bool:
-    """Return whether a model is known to be whole on a node."""
+    """Return whether a model is known to be complete on a node."""
     return _model(look, wanted, "").status in {Status.OK, Status.WARN}
 
 
@@ -110,10 +110,10 @@ def disk_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return whether there is space for another release and another revision of each model of the Hub.
+    Return lines on the space for another release and another revision of each model of the Hub.
 
-    Their sizes are assumed to be those of the existing ones. `answers` are probes, `releases` the
-    directory of the declared release by node.
+    Their sizes are assumed to equal those of the existing ones. `answers` are probes, `releases`
+    has the directory of the declared release by node.
     """
     found = {
         node: _disk(

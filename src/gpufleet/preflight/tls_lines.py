@@ -1,4 +1,4 @@
-"""Report on certificates: which clients trust them, and until when.  Pure."""
+"""Report on certificates: their trust and their expiry.  Pure."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class TlsServer:
     node: str
     """The node on which it runs."""
     key: str
-    """Its setting: `gateway.port`."""
+    """Its setting, for example `gateway.port`."""
     host: str
     port: int
     authorities: str | None
@@ -36,7 +36,7 @@ class TlsServer:
 
     @property
     def id(self) -> str:
-        """Return its key in node_look.py's answer."""
+        """Return the server's key in node_look.py's answer."""
         return f"{self.node} {self.key}"
 
     def parameters(self) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def tls_lines(
     now: dt.datetime,
 ) -> tuple[Line, ...]:
     """
-    Return whether each certificate is trusted where it is checked, and is not about to expire.
+    Return lines on whether each certificate is trusted by its clients and does not expire soon.
     """
     lines: list[Line] = []
     for key in sorted({each.key for each in servers}):
@@ -95,7 +95,7 @@ def tls_lines(
 
 
 def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Verdict:
-    """Return the verdict on the certificate that a node received: trusted, and until when."""
+    """Return the verdict on a certificate that a node received: its trust and its expiry."""
     remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
     if isinstance(look, str):
         return Verdict(Status.UNKNOWN, "is not known", f"{server.asked_from}: {look}", remedy)
@@ -122,7 +122,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
 
 
 def read_certificate(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:
-    """Return when a certificate ends, and the names in it; None: it cannot be parsed."""
+    """Return a certificate's expiry and its names; None: it cannot be parsed."""
     from cryptography import x509
 
     try:

@@ -1,8 +1,8 @@
 """Define the JSON document with everything in a report.  Pure.
 
-`gpufleet report --json` prints it, `--from` reads it; the page and the manifest are made of it and
-of nothing else, so that the same document gives the same bytes. Its texts are those of nodes and
-operators: `clean_document` has taken secrets and control characters out of them.
+`gpufleet report --json` prints the document, `--from` reads it. The page and the manifest are made
+only from the document, so the same document gives the same bytes. It has texts from nodes and
+operators: `clean_document` removes secrets and control characters from them.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from gpufleet.sanitize import printable
 SCHEMA: Final = 1
 """Version of the document; increased when a key changes its meaning or is removed."""
 MOST_GPUS = 64
-"""The most GPUs of a node, as in the probe."""
+"""Maximum number of GPUs of a node, as in the probe."""
 MOST_PROBLEMS = 5
-"""Most problems reported for a file of the wrong form."""
+"""Maximum number of problems reported for an invalid file."""
 
 Index = Annotated[int, Field(ge=0, lt=MOST_GPUS)]
 Texts = tuple[str, ...]
@@ -296,7 +296,7 @@ class Document(Form):
 
     @property
     def exit_status(self) -> int:
-        """The exit status of the command: 0 all is known, 1 parts are not."""
+        """Return the exit status of the command: 0 everything is known, 1 parts are unknown."""
         return 1 if self.unknown else 0
 
 
@@ -305,9 +305,9 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 def read_form(kind: type[AnyForm], text: str, where: str, made_by: str) -> AnyForm:
     """
-    Return a document or a manifest out of a file's text.
+    Parse a document or a manifest from a file's text.
 
-    Raises `FleetError` naming the file and the invalid places in it.
+    Raises `FleetError` with the file and the invalid keys in it.
     """
     try:
         return kind.model_validate_json(text)
@@ -332,12 +332,12 @@ def _fault(kind: str) -> str:
 
 
 def form_text(value: Form) -> str:
-    """Return a document or a manifest as a file's text: the same value gives the same bytes."""
+    """Return a document or a manifest as a file's text; the same value gives the same bytes."""
     return value.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
 def clean_document(document: Document, secrets: Iterable[str]) -> Document:
-    """Return a document in which no text has a secret or a control character."""
+    """Return a document without secrets and control characters in its texts."""
     hidden = tuple(secrets)
 
     def clean(text: str) -> str:

@@ -1,6 +1,6 @@
-"""Write the JSON that rebuilds a fleet, and compare two of them. Pure.
+"""Write the JSON manifest that rebuilds a fleet, and compare two manifests. Pure.
 
-Names, versions and hashes: no secret, and no hash of one.
+A manifest has names, versions and hashes, but no secret, and no hash of a secret.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpufleet.formatting import count_of, node_ranges
 from gpufleet.report.fleet_document import Checkout, Digests, Document, Form, Texts
 
 SCHEMA: Final = 1
-"""Version of the manifest, and of what `--compare --json` prints."""
+"""Version of the manifest, and of the output of `--compare --json`."""
 ABSENT = "not there"
 NOT_KNOWN = "not known"
 
@@ -112,7 +112,7 @@ class Difference:
     """One difference between two manifests."""
 
     about: str
-    """`gpufleet`, `settings`, `file PATH`, `nodes`, `gpu-[01-03]`, `model NAME`."""
+    """The subject: `gpufleet`, `settings`, `file PATH`, `nodes`, `gpu-[01-03]`, `model NAME`."""
     what: str
     before: str
     after: str
@@ -131,7 +131,7 @@ class Comparison:
 
     @property
     def status(self) -> int:
-        """The exit status: 0 nothing differs, 1 something does."""
+        """Return the exit status: 0 no difference, 1 differences."""
         return 1 if self.differences else 0
 
     def lines(self) -> Iterator[str]:
@@ -147,7 +147,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return it for programs.
+        Return plain values for `json.dumps`.
 
             {"schema": 1, "before": {"inventory": ..., "when": ...}, "after": {...},
              "differences": [{"about": "gpu-[01-03]", "what": "driver", "before": "580.95.05",
@@ -165,7 +165,7 @@ class Comparison:
 
 
 def compare(before: Manifest, after: Manifest) -> Comparison:
-    """Return what differs between two manifests, without their times."""
+    """Return the differences between two manifests, except their times."""
     found = [
         *_values("gpufleet", "version", before.gpufleet, after.gpufleet),
         *_values("settings", "commit", *(_commit(each.checkout) for each in (before, after))),
@@ -221,7 +221,7 @@ def _answered(node: NodeManifest | None) -> str:
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
-    """Return a node's facts by name; for a silent node only that it is silent."""
+    """Return a node's facts by name; for a node without an answer, only that it is silent."""
     if node is None:
         return {"node": "silent"}
     return {
@@ -256,7 +256,7 @@ def _by_name(manifest: Manifest) -> dict[str, tuple[ModelManifest, ...]]:
 
 
 def _declared(entries: tuple[ModelManifest, ...]) -> str:
-    """Return in short how a model is declared; nodes may declare it in several ways."""
+    """Return a summary of a model's declarations, which may differ between nodes."""
     ways = (
         f"{each.source} {each.revision or 'without a revision'}, vLLM {each.release or NOT_KNOWN}, "
         f"replicas {each.replicas}, {count_of(len(each.files), 'locked file')}, on "

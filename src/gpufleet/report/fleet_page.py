@@ -1,7 +1,7 @@
 """Render a fleet as one HTML file, for people without access.  Pure.
 
 The page loads and runs nothing: its Content-Security-Policy forbids both. The same document gives
-the same bytes. Texts of nodes, settings and operators are escaped.
+the same bytes. Text from nodes, settings and operators is escaped.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Cell:
 
 
 def fleet_page(found: Document) -> str:
-    """Return the page's text."""
+    """Return a report's document as an HTML page."""
     sections = {
         "summary": ("Summary", _summary(found)),
         "nodes": ("Nodes", _nodes(found)),

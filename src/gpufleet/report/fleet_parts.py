@@ -36,11 +36,11 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.report.report import Report as UpgradeReport
 
 MOST_UPGRADES = 10
-"""Most upgrades of an inventory to show, the newest."""
+"""Maximum number of an inventory's upgrades to show; the newest are shown."""
 
 
 def replicas(status: FleetStatus) -> Iterator[Replica]:
-    """Yield the replicas that were found."""
+    """Yield the fleet's replicas in their present state."""
     for each in status.replicas:
         yield Replica(
             name=each.id,
@@ -58,7 +58,7 @@ def models(
     """
     Yield each entry of `serving`, once for each distinct declaration.
 
-    `locks` are the locks of models by their file, `releases` the declared release by node.
+    `locks` are the locks of models by file, `releases` are the declared releases by node.
     """
     alike: dict[tuple[str, str, str, str, str, str, tuple[str, ...]], list[str]] = {}
     for node, here in sorted(settings.items()):
@@ -95,7 +95,7 @@ def _adapter(name: str, of: Adapter) -> str:
 
 
 def plan(found: Assessment) -> Plan:
-    """Return the plan."""
+    """Return the document's part for a plan."""
     return Plan(
         rows=tuple(_rows(found)),
         reasons=(*found.plan.reasons, *found.remarks),
@@ -185,7 +185,7 @@ _HOLDS = {"planned": "is planned", "running": "runs"}
 
 
 def findings(found: Diagnosis) -> Iterator[Finding]:
-    """Yield doctor's problems, worst first."""
+    """Yield the problems of `gpufleet doctor`, worst first."""
     for each in found.problems:
         plain = each.as_json()
         yield Finding(
@@ -202,7 +202,7 @@ def findings(found: Diagnosis) -> Iterator[Finding]:
 def fleet_drift(
     nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], inventory: str, *, whole: bool
 ) -> Drift:
-    """Return the nodes' drift; `whole`: deploys were compared too."""
+    """Return the nodes' drift; `whole` means that deploys were compared too."""
     return Drift(
         whole=whole,
         nodes=tuple(
@@ -244,7 +244,7 @@ def upgrades(found: Iterable[UpgradeReport]) -> Iterator[Upgrade]:
 def certificates(
     servers: Iterable[TlsServer], looks: Mapping[str, Answer], now: dt.datetime
 ) -> Iterator[Certificate]:
-    """Yield each server's certificate as the node that connects to it received it."""
+    """Yield each server's certificate, as received by the node that connects to it."""
     for each in sorted(servers, key=lambda one: one.id):
         look = looks.get(each.asked_from, "it was not asked")
         verdict = certificate_verdict(each, look, now)

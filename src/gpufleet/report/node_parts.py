@@ -30,9 +30,9 @@ def gpu_node(
     release: str = "",
 ) -> Node:
     """
-    Return a node with GPUs; `answer` is its probe, or why there is none.
+    Return a node with GPUs; `answer` is its probe, or a sentence why there is none.
 
-    `found` are the checks' findings of the fleet, `release` the id of the declared one of vLLM.
+    `found` are the checks' findings of the fleet, `release` is the id of the declared vLLM release.
     """
     plain = Node(name=name, groups=declared.groups)
     if isinstance(answer, str):
@@ -145,7 +145,7 @@ def _versions(
 
 
 def _packaged(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[Version]:
-    """Yield the versions of packages."""
+    """Yield the versions of the CUDA toolkit, DCGM, its exporter and NVLSM."""
     lock = settings.gpu_lock
     known = value_or(document["system"]["packages"]) is not None
     found = installed_versions(document, settings) if known else {}
@@ -185,11 +185,7 @@ def _version(
 
 
 def gpu_names(gpus: Iterable[Gpu]) -> str:
-    """
-    Summarize a node's GPUs: `8 NVIDIA H100 80GB HBM3`.
-
-    Those of several models are counted by model.
-    """
+    """Summarize a node's GPUs by model: `8 NVIDIA H100 80GB HBM3`."""
     counts: dict[str, int] = {}
     for each in gpus:
         counts[each.name] = counts.get(each.name, 0) + 1

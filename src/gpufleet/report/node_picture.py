@@ -1,9 +1,9 @@
 """Draw the GPUs of a node as a small SVG picture: their links, their neighbours, their replicas.
 
-Pure. A frame is an NVLink island, or the GPUs without NVLink; in it are rows of at most four GPUs,
-with one background for each NUMA node. Below a row the NVLink bar, or brackets with the nearest
-PCIe class. It fits a phone's width; colours are the page's, and repeat what the words say.
-`gpufleet topology --svg` draws a larger one with every pair.
+Pure. A frame is an NVLink island, or the GPUs without NVLink. It has rows of at most four GPUs,
+with one background for each NUMA node. Below a row there is the NVLink bar, or brackets with the
+nearest PCIe class. The picture fits a phone's width; its colours are the page's, and repeat the
+texts' content. `gpufleet topology --svg` draws a larger picture with every pair.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _LEFT, _BOX, _HIGH, _STEP = 18, 81, 66, 87
 _HEAD, _GROUND, _FOOT, _GAP = 20, 16, 24, 8
 COLUMNS = 4
 LETTERS = 13
-"""Letters of a line in a box, by the font size."""
+"""Maximum number of letters of a line in a box, for the font size."""
 
 STYLE = """
 .nodes svg { display: block; width: 100%; max-width: 376px; height: auto; }
@@ -38,7 +38,7 @@ STYLE = """
 
 
 def node_picture(node: Node) -> str:
-    """Return the picture of a node that has GPUs."""
+    """Return the SVG picture of a node with GPUs."""
     page = ET.Element("svg", role="img")
     ET.SubElement(page, "title").text = xml_text(picture_text(node))
     top = 1.0
@@ -64,9 +64,9 @@ def picture_text(node: Node) -> str:
 
 def uses(node: Node) -> list[str]:
     """
-    Return what runs on which GPUs, a sentence a replica, and which are free.
+    Return a sentence with the GPUs of each replica, one for each unfit GPU, and one for free GPUs.
 
-    `GPUs 0-3: llama-0`, `GPUs 4-7: free`.
+    Examples are `GPUs 0-3: llama-0` and `GPUs 4-7: free`.
     """
     on: dict[str, list[int]] = {}
     for gpu in node.gpus:
@@ -91,7 +91,7 @@ def _frames(node: Node) -> Iterator[tuple[Island | None, list[Gpu]]]:
 
 
 def _rows(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-    """Return GPUs in rows; those of a NUMA node share one, if they fit into it."""
+    """Return GPUs in rows; the GPUs of a NUMA node share a row if they fit into it."""
     rows: list[list[Gpu]] = []
     for _, group in groupby(gpus, key=lambda gpu: gpu.numa):
         left = list(group)
@@ -105,7 +105,7 @@ def _rows(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
 def _frame(
     page: ET.Element, node: Node, island: Island | None, gpus: Sequence[Gpu], top: float
 ) -> float:
-    """Draw a frame; return where it ends."""
+    """Draw a frame; return the y coordinate of its end."""
     rows = _rows(gpus)
     height = _HEAD + len(rows) * (_GROUND + _HIGH + _FOOT)
     _shape(page, "rect", "island" if island else "frame",
