@@ -1,6 +1,7 @@
-"""Choose the first model of a new fleet: small enough for its GPUs, pinned to a commit. Only the
-GPUs' memory decides here; later plans use the model's own config. The rows are held to that by
-tests/unit/setup/test_first_model.py, which sizes them.
+"""Choose the first model of a new fleet: small enough for its GPUs, pinned to a commit.
+
+Only the GPUs' memory decides here; later plans use the model's own config.
+tests/unit/setup/test_first_model.py sizes the rows and verifies their memory.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from gpufleet.errors import FleetError
 
 CONTEXT = 8192
-"""Tokens of the longest request for which the rows are sized."""
+"""Maximum tokens of a request for which the rows are sized."""
 HUB_SECONDS = 10
 
 _GIVEN = re.compile(r"(?P<model>/\S+|[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")
@@ -23,7 +24,8 @@ class FirstModel:
     """
     A model, and the commit of its files.
 
-    `revision` None: query the Hub. `memory_gib`: memory of the smallest GPU that holds it.
+    With `revision` None the Hub is queried. `memory_gib` is the memory of the smallest GPU that
+    holds the model.
     """
 
     model: str
@@ -49,8 +51,9 @@ ROWS = (
 
 def choose(memory_gib: float | None) -> FirstModel | None:
     """
-    Return the largest model that a GPU with this memory holds; None: no model fits, or the memory
-    is unknown.
+    Return the largest model that a GPU with this memory holds.
+
+    None: no model fits, or the memory is unknown.
 
     >>> choose(79.19).model
     'Qwen/Qwen3-8B'

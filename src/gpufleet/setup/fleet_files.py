@@ -58,11 +58,11 @@ class FileOutcome:
     new: bool
     differs: bool = False
     left_out: bool = False
-    """It belongs to a group that the existing inventory does not have."""
+    """Whether its group is missing in the existing inventory."""
 
 
 def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
-    """Return the inventory file; `user` is the one that `ssh_user` in group_vars names."""
+    """Return the inventory file; `user` is the `ssh_user` in group_vars."""
 
     def entry(host: Host) -> Any:
         said = host.variables | ({} if host.user == user else {"ssh_user": host.user})
@@ -99,9 +99,10 @@ def render(
     given: Mapping[str, Any],
 ) -> dict[str, str]:
     """
-    Return the files of a fleet by their paths, without its keys. `given` are settings that override
-    the derived ones, key by key. A `model` without a revision is written as a comment with the line
-    to fill in.
+    Return the files of a fleet by their paths, without its keys.
+
+    `given` are settings that override the derived ones, key by key. A `model` without a revision is
+    written as a comment with the line to fill in.
     """
     by_name = {host.name: host for host in hosts}
     kinds = found.kinds
@@ -160,8 +161,8 @@ def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Itera
     Write the files that do not exist, and yield the outcome for each.
 
     An existing file is kept, whatever its content; variables of a group that the existing inventory
-    does not have are left out. `api_key`: generate one if there is none. Raises `FleetError` if a
-    file cannot be written.
+    does not have are left out. With `api_key` a key is generated if there is none. Raises
+    `FleetError` if a file cannot be written.
     """
     groups = _groups(root / INVENTORY)
     for path, text in files.items():
@@ -178,7 +179,7 @@ def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Itera
 
 
 def _groups(inventory: Path) -> frozenset[str] | None:
-    """Return the names that an inventory may have as groups; None: there is none yet."""
+    """Return the names in an inventory file that may be groups; None: there is no readable file."""
     try:
         text = inventory.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -188,7 +189,7 @@ def _groups(inventory: Path) -> frozenset[str] | None:
 
 def _group(path: str) -> str:
     """
-    Return the group whose variables a file has.
+    Return the group that a file has variables of.
 
     >>> _group("group_vars/gpu_h100x8.lock.yml")
     'gpu_h100x8'

@@ -22,8 +22,10 @@ _AT_ONCE = 32
 
 def fetch_keys(hosts: Iterable[Host]) -> dict[str, paramiko.PKey]:
     """
-    Return the key that each host presents, by the host's name. The network may have forged it:
-    compare the `fingerprint`. Raises `FleetError` with every host that presents none.
+    Return the key that each host presents, by the host's name.
+
+    The network may have forged the key: compare its `fingerprint`. Raises `FleetError` with every
+    host that presents no key.
     """
     asked = tuple(hosts)
     with DaemonPool(_AT_ONCE) as pool:
@@ -45,7 +47,7 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 def known_hosts_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
     """
-    Return the lines of a `known_hosts` file for those of the hosts that it contains, by host name.
+    Return the lines of a `known_hosts` file for the hosts that it contains, by host name.
 
     Raises `FleetError` for a file that cannot be read.
     """

@@ -30,10 +30,10 @@ class Host:
         name: the node's name in the inventory.
         address: the address to connect to.
         user: the login user.
-        port: of sshd.
-        key: file of the private key; None: the agent's, or those of ~/.ssh.
-        configured: its connection is defined in ~/.ssh/config, which deploys read too.
-        jump: it is reached over another host, so its key cannot be fetched.
+        port: the port of sshd.
+        key: the file of the private key; None: keys of the agent or of ~/.ssh.
+        configured: whether its connection is defined in ~/.ssh/config, which deploys read too.
+        jump: whether it is reached over another host, so that its key cannot be fetched.
     """
 
     name: str
@@ -66,9 +66,10 @@ def parse_hosts(
     words: Iterable[str], configured: Mapping[str, Mapping[str, Any]], user: str
 ) -> tuple[Host, ...]:
     """
-    Parse words into hosts. `configured` has each host's settings in ~/.ssh/config, as paramiko
-    reads them; `user` is the login user if no other is named. Raises `FleetError` with every
-    invalid word.
+    Parse words into hosts.
+
+    `configured` has each host's settings in ~/.ssh/config, as paramiko reads them; `user` is the
+    login user if no other is named. Raises `FleetError` with every invalid word.
     """
     found, problems = [], []
     for word in words:
@@ -94,7 +95,7 @@ def parse_hosts(
 
 
 def hosts_of_inventory(entries: Iterable[Any], user: str) -> tuple[Host, ...]:
-    """Return the hosts of an inventory that was imported: names, or names with variables."""
+    """Return the hosts of an imported inventory; an entry is a name, or a name with variables."""
     found = []
     for entry in entries:
         name, said = (entry, {}) if isinstance(entry, str) else entry
@@ -111,7 +112,7 @@ def hosts_of_inventory(entries: Iterable[Any], user: str) -> tuple[Host, ...]:
 
 
 def words_host(word: str) -> str:
-    """Return the host of a word, to look it up in ~/.ssh/config."""
+    """Return the host in a word, for a search in ~/.ssh/config."""
     match = _WORD.fullmatch(word)
     return match["host"].strip("[]") if match else word
 

@@ -1,7 +1,7 @@
 """Group nodes by their GPUs, and derive the settings of each group.  Pure.
 
-A kind is a group of the inventory: nodes with as many GPUs of one model. Takes the documents that
-`on_node/probe/probe.py` prints (docs/reference/probe.md).
+A kind is a group of the inventory: nodes with the same number of GPUs of one model. The input is
+the documents that `on_node/probe/probe.py` prints (docs/reference/probe.md).
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class Kind:
 
     @property
     def gets_driver(self) -> bool:
-        """Return whether `deploys/node.py` brings a driver of another branch than is loaded."""
+        """
+        Return whether `deploys/node.py` installs a driver of another branch than the loaded one.
+        """
         loaded = {_branch(each) for each in self.drivers}
         return self.lock is not None and self.lock.branch not in loaded
 
@@ -82,9 +84,7 @@ class Findings:
 
 
 def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
-    """
-    Return the kinds of the probed nodes. Raises `FleetError` with every node that is not supported.
-    """
+    """Return the kinds of the probed nodes. Raises `FleetError` with every unsupported node."""
     systems: dict[str, System] = {}
     machines: dict[str, Machine] = {}
     problems = []
@@ -115,7 +115,9 @@ def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
 
 
 def _model(document: Mapping[str, Any], machine: Machine) -> tuple[str, int]:
-    """Return the name of a node's GPUs and their number; without a driver their generation."""
+    """
+    Return the model and number of a node's GPUs; without a driver, their generation and number.
+    """
     named = [gpu.name for gpu in node_from_probe("", document).gpus] if _driver(document) else []
     if named:
         cards = [gpu_models.product_card(name) for name in named]
@@ -151,7 +153,7 @@ def _kind(
 
 
 def _driver(document: Mapping[str, Any]) -> str | None:
-    """Return the version of the driver that is loaded; None: none is."""
+    """Return the version of the loaded driver; None: no driver is loaded."""
     found = value_or(document["driver"]["module"])
     return found if isinstance(found, str) and found[:1].isdigit() else None
 
@@ -177,7 +179,11 @@ def _memory(model: str, machine: Machine) -> float | None:
 def _lock(
     drivers: tuple[str, ...], documents: Mapping[str, Mapping[str, Any]]
 ) -> tuple[GpuLock, str, Mapping[str, str]]:
-    """Return versions for nodes: the set of the loaded driver's branch, with that driver."""
+    """
+    Return the versions for nodes: the set of the loaded driver's branch, with that driver.
+
+    Without a driver, or with drivers of several branches or an unknown one, it is `BARE_SET`.
+    """
     sets = {each.lock.branch: each for each in release_sets().values()}
     suiting = {_branch(each): sets.get(_branch(each)) for each in drivers}
     found: ReleaseSet | None = next(iter(suiting.values()), None)
@@ -219,7 +225,9 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
 
 
 def old_pythons(documents: Mapping[str, Mapping[str, Any]], release: str) -> str | None:
-    """Return a sentence about nodes whose Python the release's shipped lock is not for, if any."""
+    """
+    Return a sentence on nodes with a Python older than the shipped lock's; None: there are none.
+    """
     python = PROGRAMS["vllm"].python
     oldest = tuple(map(int, python.split(".")))
     old = {
