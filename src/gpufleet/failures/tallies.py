@@ -103,9 +103,9 @@ def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
 @cache
 def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
     """
-    Return the texts that contain no other one.
+    Return the texts that contain no other of these texts.
 
-    Every line with one of the texts contains one of these.
+    Every line that contains one of the texts also contains one of the result.
     """
     return tuple(
         text for text in texts if not any(other in text for other in texts if other != text)

@@ -1,10 +1,10 @@
 """
 Build simulated probes of nodes that do not exist yet, from hardware names of groups or nodes.
 
-The hardware is healthy, its driver supports what the node's settings require, its system is Ubuntu
-24.04 (supported for serving, with the Python of the shipped locks), and nothing runs on it. Values
-that a name does not determine are generated for each node: GPUs' UUIDs and an address in
-198.18.0.0/15 (RFC 2544: for tests, routed nowhere), or in `cluster_network` where that is set.
+The hardware is healthy, its driver meets the requirements of the node's settings, its system is
+Ubuntu 24.04 (supported for serving, with the Python of the shipped locks), and no replica runs on
+it. Values that a name does not determine are generated for each node: GPUs' UUIDs and an address in
+198.18.0.0/15 (RFC 2544: for tests, not routed), or in `cluster_network` if it is set.
 """
 
 from __future__ import annotations
@@ -63,9 +63,9 @@ def hardware_documents(
     """
     Return {node: simulated probe} for the nodes in `hardware`.
 
-    A node's own name takes precedence over its groups, an inner group over an outer one, and any of
-    them over `all`; without one, its `gpus.hardware` is used. Nodes in `known` need no hardware
-    name.
+    A node's own name takes precedence over its groups, an inner group over an outer one, and a
+    group over `all`. A node without any of them uses its `gpus.hardware`. Nodes in `known` need no
+    hardware name.
 
     Raises `FleetError` for names that the inventory does not have, and for nodes without hardware.
     """

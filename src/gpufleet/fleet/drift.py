@@ -133,8 +133,8 @@ class Drift:
         """
         Return the state of all nodes.
 
-        It is drifted if any node is; else unknown if any node is, if `refused`, or without nodes;
-        else clean.
+        The state is drifted if any node has drifted. Otherwise it is unknown if any node is
+        unknown, if `refused` has reasons, or if there are no nodes.
         """
         stands = {each.state for each in self.nodes.values()}
         if DriftState.DRIFTED in stands:

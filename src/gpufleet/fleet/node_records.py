@@ -53,7 +53,9 @@ def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
 
 
 def has_dcgm_metrics(settings: NodeSettings) -> bool:
-    """Return whether DCGM's exporter serves a node's GPUs; otherwise its own facts do."""
+    """
+    Return whether DCGM's exporter serves a node's GPU metrics; if not, the node's own facts do.
+    """
     return settings.dcgm is not None and settings.dcgm.exporter_version is not None
 
 

@@ -63,7 +63,7 @@ class NodePlan:
     everyone: tuple[Stage, ...] = field(default=(), repr=False)
     """The stages of the whole plan."""
     fellows: tuple[str, ...] = ()
-    """Addresses of the fleet's other GPU nodes; only if the node has gpufleet's firewall."""
+    """Addresses of the fleet's other GPU nodes; empty if the node lacks gpufleet's firewall."""
 
 
 T = TypeVar("T")
@@ -339,7 +339,6 @@ def _measured_replicas(state: State) -> tuple[MeasuredReplica, ...]:
 
 
 def _planned_servers(state: State) -> ServersAndSilentNodes:
-    """Return the vLLM servers of the plan."""
     return servers.planned_servers(_single_flight(state, _plan_of_run).plan.stages), frozenset()
 
 
@@ -505,7 +504,6 @@ def _has_key(settings: NodeSettings) -> bool:
 
 
 def _log_plan(found: Assessment) -> Assessment:
-    """Log a plan with its reasons and remarks."""
     stages = found.plan.stages
     logger.info("--> Plan: %d stages on %d nodes", len(stages), len({s.node for s in stages}))
     for reason in found.plan.reasons:

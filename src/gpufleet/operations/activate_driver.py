@@ -95,7 +95,9 @@ def refuse_unchecked_node(node: Converge) -> Commands:
 
 @operation()
 def mark_unchecked(packages: Converge, reason: str) -> Commands:
-    """Mark the node as unchecked if these packages are about to change; otherwise no change."""
+    """
+    Mark the node as unchecked if these packages are about to change; otherwise change nothing.
+    """
     if not packages.difference().packages.commands:
         host.noop("no driver package changes")
         return

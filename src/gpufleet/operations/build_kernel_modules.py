@@ -33,7 +33,7 @@ INITRAMFS_SECONDS = 600
 
 @operation()
 def rebuild_initramfs(settings: Converge) -> Commands:
-    """Rebuild every initramfs once: it loads nouveau before the root is mounted."""
+    """Rebuild every initramfs once without nouveau, which it loads before the root is mounted."""
     wanted_file = next(file for file in settings.wanted.values_of(File) if file.path == MODPROBE)
     done = wanted_file.sha256
     if settings.snapshot().file(INITRAMFS).sha256 == hashlib.sha256(done.encode()).hexdigest():

@@ -88,7 +88,7 @@ class Converge:
         return _call(accounts, self, arguments)
 
     def files(self, **arguments: Any) -> OperationMeta:
-        """Place directories, files and links; remove those declared as absent."""
+        """Place directories, files and links, or remove them if they are declared absent."""
         return _call(files, self, arguments)
 
     def lines(self, **arguments: Any) -> OperationMeta:
@@ -147,7 +147,7 @@ def accounts(node: Converge | DesiredState) -> Commands:
 
 @operation()
 def files(node: Converge | DesiredState) -> Commands:
-    """Place directories, files and links; remove those declared as absent."""
+    """Place directories, files and links, or remove them if they are declared absent."""
     yield from _converge(node, lambda found: found.files)
 
 

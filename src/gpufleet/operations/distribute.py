@@ -289,7 +289,6 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
 def _programs(
     state: State, artifact: Artifact, own: Share, tree: Mapping[str, Any]
 ) -> dict[str, str]:
-    """Return the program for each node of a share."""
     names = (own.source, *own.others)
     ways = distribution.sources(own.source, own.others)
     expected = distribution.expected_halves(ways)

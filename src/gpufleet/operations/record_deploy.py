@@ -40,10 +40,10 @@ def read_facts(node: Converge) -> Generator[StringCommand]:
 @operation()
 def record_deploy(deploy: str) -> Generator[StringCommand]:
     """
-    Record on the node the end of a deploy and the findings of the check. It counts as no change.
+    Record on the node the end of a deploy and the findings of the check.
 
-    For nodes with GPUs the check is that of the probe at the start of the run; if the run has
-    changed a node since, the node is checked again.
+    The record does not count as a change. For nodes with GPUs the check is that of the probe at the
+    start of the run; if the run has changed a node since, the node is checked again.
     """
     if ctx_state.get().is_executing:
         # An exception here would end the run for every node, although all changes are done.

@@ -1,6 +1,6 @@
 """Wait until a node's endpoints answer, and query them as a pyinfra fact.
 
-Border: it talks to the node through pyinfra; `readiness.py` judges the answers.
+Border: it queries the node through pyinfra; `readiness.py` judges the answers.
 """
 
 from __future__ import annotations

@@ -89,7 +89,7 @@ def host_of(listen: str) -> str:
 def service_lines(
     looks: Mapping[str, Answer], settings: Mapping[str, NodeSettings], inventory: str
 ) -> tuple[Line, ...]:
-    """Return lines on each node's services: whether they answer, and require a key or password."""
+    """Return lines on each node's services: whether they answer, and how they are guarded."""
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():

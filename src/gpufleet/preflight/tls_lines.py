@@ -28,7 +28,7 @@ class TlsServer:
     host: str
     port: int
     authorities: str | None
-    """Certificate authorities in PEM; None: those of the querying node."""
+    """Certificate authorities in PEM; None: the authorities of the querying node."""
     trusts: str
     """The file with the authorities, for the proof."""
     by_name: bool

@@ -23,7 +23,7 @@ class JsonValue:
 
     @classmethod
     def from_json(cls, said: Mapping[str, Any]) -> Self:
-        """Parse `as_json`'s output. Raises `ValueError` for anything else."""
+        """Parse `as_json`'s output. Raises `ValueError` for any other input."""
         found: Self = _adapter(cls).validate_python(said)
         return found
 

@@ -284,9 +284,9 @@ class Observation:
     """Answers, counters and alerts from one observation."""
 
     answers: Mapping[str, Answers] = field(hash=False)
-    """By replica."""
+    """Answers by replica, then by prompt."""
     readings: Mapping[str, Reading] = field(hash=False)
-    """By replica."""
+    """Counters by replica."""
     alerts: Alerts = Alerts()
 
 

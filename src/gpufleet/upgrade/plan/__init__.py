@@ -1,1 +1,1 @@
-"""Plan an upgrade: what changes together, in which waves, and how long it takes. Pure."""
+"""Plan an upgrade: its groups, its waves, and its duration. Pure."""

@@ -58,7 +58,7 @@ def _leaves(settings: BaseModel, above: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def _places(key: str, nodes: list[str], declared: Mapping[str, NodeVars]) -> str:
-    """Return the places that set a key on these nodes; "default" where no file sets it."""
+    """Return the places that set a key on these nodes; "default" if no file sets it."""
     origins = (declared[node].origins.get(KEY) for node in nodes)
     places = dict.fromkeys(
         str(origin.place_of(*key.split("."))) if origin else "default" for origin in origins

@@ -59,7 +59,7 @@ class ReplicaLoad:
     """
 
     replica: str
-    """Its id: `tiny-0`."""
+    """Its id, for example `tiny-0`."""
     model: str
     node: str
     """The first of its nodes, by rank."""

@@ -1,8 +1,9 @@
 """
 Warn that a model with a single replica is unavailable while it loads. Pure.
 
-The warning has the load time and a way to avoid the outage. The planner decides whether the present
-fleet has room for one more replica. It has room only if all running replicas keep their GPUs.
+The warning has the load time and the steps that avoid the outage. The planner decides whether the
+present fleet has room for one more replica, which requires that all running replicas keep their
+GPUs.
 """
 
 from __future__ import annotations

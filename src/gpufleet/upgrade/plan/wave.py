@@ -26,7 +26,9 @@ def model_of(replica: str) -> str:
 
 @dataclass(frozen=True)
 class Group(JsonValue):
-    """The smallest part of a fleet that changes at once: it is drained and judged together."""
+    """
+    The smallest part of a fleet that changes at once; its replicas are drained and judged together.
+    """
 
     id: str
     """A replica's id (`tiny-0`), or the names of whole nodes, joined by +."""

@@ -4,12 +4,12 @@ The requested size is kept: a wave that takes more of a model than its load allo
 (`capacity.refusals`), never silently made smaller. But a wave can mix models: its groups are
 chosen, if possible, so that no model loses more replicas than it can spare. The order:
 
-- Canary: the group that shows most at the least cost. It is a group whose replicas serve and stay,
-so that they can be compared with before; of those the one with the fewest replicas, then of the
-model with the most replicas, then on the fewest nodes, then by name. The present load is not used,
-so that the confirmed plan is the one that is carried out.
+- Canary: the group that shows most at the least cost. Its replicas serve and stay, so that they can
+  be compared with before. Of such groups the canary has the fewest replicas, then the model with
+  the most replicas, then the fewest nodes, then the first name. The present load is not used, so
+  that the confirmed plan is carried out.
 - Other waves: the models that need the most waves come first, so that the last waves can still mix
-models.
+  models.
 """
 
 from __future__ import annotations

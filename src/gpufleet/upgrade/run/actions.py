@@ -262,7 +262,6 @@ class FleetActions:
         return found
 
     def _silence_alerts(self, wave: Wave) -> None:
-        """Silence alerts about a wave's nodes."""
         where = wave_silences.alertmanagers(self.declared.nodes)
         over = [name for name in self.declared.nodes if name not in wave.nodes]
         wave_silences.close_silences(self.nodes.ask_each, where, self.id, over)
@@ -340,7 +339,7 @@ class FleetActions:
             self._marks({name: uncordon for name, replica in marked if not replica}, patience)
 
     def change(self, group: Group) -> Mapping[str, Any]:
-        """Stop everything on the nodes, and converge the software below vLLM."""
+        """Stop all units on the nodes, and converge the software below vLLM."""
         looks = self._look(group, GONE_SECONDS)
         asked = {
             name: node_questions.stop(look.units, stop_seconds=self._stop_seconds(group))

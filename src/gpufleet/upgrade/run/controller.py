@@ -61,7 +61,7 @@ class UpgradeRun:
     nodes: Nodes
     show: Callable[[WavePlan], None]
     confirm: Callable[[str], str | None]
-    """Asks a question; returns who confirmed, None: not confirmed."""
+    """Asks the operator a question; returns who confirmed it, None: not confirmed."""
     before: Sequence[Sequence[Entry]] = ()
     """Journals of earlier upgrades, the oldest first."""
     _main: Any = field(default=None, repr=False)

@@ -190,7 +190,7 @@ class Marks:
     changed: tuple[str, ...]
     """`cordon` and replicas whose marks the request changed."""
     problem: str | None = None
-    """The mark that stays, and why."""
+    """Why a mark was not changed; None: no problem."""
 
     @classmethod
     @_named
@@ -299,7 +299,7 @@ class UnitReady:
     since: float | None
     """Start time of its process, in seconds since 1970 by the node's clock; None: unknown."""
     at: float | None
-    """Time of its first completed prompt, by the same clock; None: it completed none."""
+    """Time of its first completed prompt, by the same clock; None: no prompt was completed."""
     why: str
     """Why it is not ready: a sentence with its likely cause, lines of its journal below."""
 

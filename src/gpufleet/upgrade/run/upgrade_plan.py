@@ -148,7 +148,6 @@ def rollback_waves(
 
 
 def _loads(nodes: Nodes, wanted: UpgradeRequest, found: FleetView) -> tuple[ReplicaLoad, ...]:
-    """Return each replica's present load."""
     settings = {name: each.settings for name, each in wanted.declared.gpu_nodes.items()}
     return observe.loads(
         nodes,

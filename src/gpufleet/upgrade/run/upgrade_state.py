@@ -35,7 +35,7 @@ class GroupState:
     passed: Mapping[str, bool | None] = field(default_factory=dict)
     """The last verdict of this attempt, by gate."""
     why: tuple[str, ...] = ()
-    """Why it failed; for a stuck group, what a person needs to know."""
+    """The reasons of its failure; for a stuck group, the information that an operator needs."""
     alone: bool = False
     """Whether it failed itself, not because of another group of its wave."""
 
