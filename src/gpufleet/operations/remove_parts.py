@@ -69,7 +69,9 @@ def remove_part(part: Part) -> Commands:
 
 def ask_remains(part: Part, action: str = "look") -> Mapping[str, list[str]] | None:
     """
-    Return the existing items of a part; with `remove`, the items that remain. None: no answer.
+    Return the existing items of a part; with `remove`, remove them and return the remaining ones.
+
+    None: the node gave no answer.
     """
     program = payload.program("converge/remove", action=action, **asdict(part))
     seconds = LOOK_SECONDS if action == "look" else REMOVE_SECONDS

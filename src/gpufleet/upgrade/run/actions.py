@@ -324,7 +324,7 @@ class FleetActions:
         }
 
     def _take_over(self, looks: Mapping[str, NodeLook], patience: float) -> None:
-        """Release drain marks that an earlier upgrade left and could not lift."""
+        """Remove marks that an earlier upgrade left and could not lift."""
         left: dict[str, list[tuple[str, str]]] = {}
         for name, look in looks.items():
             marks = {**look.drained, **({"": look.cordon} if look.cordon else {})}

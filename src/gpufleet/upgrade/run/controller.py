@@ -116,7 +116,7 @@ class UpgradeRun:
             self._close(other)
 
     def _adopt(self, other: str) -> None:
-        """Remove the drain marks of an upgrade whose locks this run took over."""
+        """Remove the marks of an upgrade whose locks this run took over."""
         looks = observe.look(self.nodes, self.nodes.names)
         front = Frontends(self.nodes, self.wanted.declared)
         replicas = {
