@@ -1,6 +1,5 @@
 """
-Record on this machine the files of a release that a run has built. Border: it reads and writes the
-record.
+Record the builds of releases on this machine. Border: it reads and writes the record.
 
 The record is beside the release's lock: `<lock>.built.json`. A node copies a release only if its
 files match a recorded build, whatever the source claims.
@@ -30,7 +29,9 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 def note_path(wanted: Release) -> Path:
-    """Return the path of a release's record; the lock's path is relative to the project."""
+    """
+    Return the path of a release's record; the path is relative to the project, like the lock's.
+    """
     return Path(f"{wanted.source.lock}.built.json")
 
 
@@ -50,7 +51,7 @@ def read_note(wanted: Release) -> dict[Kind, frozenset[str]]:
 
 
 def note_build(wanted: Release, kind: Sequence[str], tree: str, node: str) -> None:
-    """Add a completed build to the record. Raises `FleetError` if it cannot be read or written."""
+    """Add a completed build to the record. Raises `FleetError` if the record cannot be accessed."""
     path = note_path(wanted)
     lock = hashlib.sha256(wanted.lock).hexdigest()
     added = {"lock": lock, **dict(zip(_KIND, kind, strict=True)), "tree": tree, "node": node}

@@ -1,15 +1,15 @@
 """
-Decide which node builds or downloads an artifact, and which nodes copy it from where.  Pure.
+Decide which node builds or downloads an artifact, and from which nodes the others copy it. Pure.
 
 A release works on nodes of one kind: system, machine and interpreter (hardware changes no wheels).
-One of them has it or builds it, and the others copy it from there. A model is distributed in the
-same way, to nodes of any kind.
+One node of the kind has or builds the release, and the others copy it from that node. A model is
+distributed in the same way, to nodes of any kind.
 
-The way is two trees (`sources`). In each tree a node passes its pieces to two others; an inner node
-of the first tree is a leaf of the second. Even pieces go down the first tree, odd ones the second.
-So no link, not even the source's, carries more than one copy in either direction, and the path to
-the last of N nodes is log2 N nodes long. (With a single tree each node would send two copies, which
-takes twice as long; a chain would take one copy's time, but be N nodes long.)
+Copies follow two trees (`sources`). In each tree a node passes its pieces to two others; an inner
+node of the first tree is a leaf of the second. Even pieces go down the first tree, odd ones the
+second. So no link, not even the source's, carries more than one copy in either direction, and the
+path to the last of N nodes is log2 N nodes long. (With a single tree each node would send two
+copies, which takes twice as long; a chain would take one copy's time, but be N nodes long.)
 """
 
 from __future__ import annotations
@@ -20,12 +20,14 @@ from typing import Any, TypeAlias
 
 Kind: TypeAlias = tuple[str, ...]
 """
-("ubuntu 24.04", "x86_64", "CPython 3.12.3"): nodes of equal kinds can share a release; (): for
-models.
+A kind of node; nodes of equal kinds can share a release.
+
+The kind of a release is, for example, ("ubuntu 24.04", "x86_64", "CPython 3.12.3"). The kind of a
+model is ().
 """
 
 HALVES = 2
-"""As in on_node/transfer/peers.py."""
+"""The number of halves, equal to the constant in on_node/transfer/peers.py."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +36,9 @@ class TreeState:
     A node's report about a tree.
 
     Attributes:
-        whole: whether it exists and is complete.
-        kind: what kind of node it is.
-        digest: of its files; "": they were not read since the tree was completed.
+        whole: whether the tree exists and is complete.
+        kind: the node's kind.
+        digest: the digest of the tree's files; "" if they were not read since it was completed.
     """
 
     whole: bool
@@ -50,9 +52,9 @@ class Share:
     Nodes of one kind, and the node from which they copy.
 
     Attributes:
-        source: the node that has it, or will make it.
-        there: whether the source already has it.
-        others: the nodes that copy it from there, in order.
+        source: the node that has the artifact, or will make it.
+        there: whether the source already has the artifact.
+        others: the nodes that copy from the source, in order.
     """
 
     source: str
@@ -66,9 +68,9 @@ class DistributionPlan:
     The source of every artifact on every node.
 
     Attributes:
-        shares: which nodes make it and which copy it.
-        alone: nodes that make their own, and why.
-        unknown: nodes that have it, with files that are not known to be right.
+        shares: the nodes that make the artifact, with the nodes that copy from each.
+        alone: the nodes that make their own, with the reason.
+        unknown: nodes whose files match no accepted digest.
     """
 
     shares: tuple[Share, ...]
@@ -76,16 +78,16 @@ class DistributionPlan:
     unknown: tuple[str, ...] = ()
 
     def makes(self, node: str) -> Share | None:
-        """Return the share that a node builds for others; None: it builds for no other node."""
+        """Return the share that a node builds for other nodes, or None."""
         return next((each for each in self.shares if each.source == node and not each.there), None)
 
     def copies(self, node: str) -> Share | None:
-        """Return the share in which a node copies."""
+        """Return the share in which a node copies, or None."""
         return next((each for each in self.shares if node in each.others), None)
 
 
 def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
-    """Parse a node's answer, or return a sentence why it is unusable."""
+    """Return a node's parsed answer, or the reason why it is unusable."""
     if isinstance(answer, str):
         return answer
     if answer.get("error"):
@@ -104,11 +106,12 @@ def plan_distribution(
     """
     Plan which nodes make an artifact and which copy it.
 
-    `wanting` are the nodes of this run that need it and share, in the inventory's order. `looks`
-    are the reports of these nodes and of others that may already have it. A node that has it sends
-    it: the first of `wanting`, else the first of the others. If none has it, the first of `wanting`
-    makes it. `right` are the digests that it may have, by kind of node; None: any. A node with a
-    different one keeps it and is no source for other nodes.
+    `wanting` are the nodes of this run that need the artifact and share it, in the inventory's
+    order. `looks` are the reports of these nodes and of other nodes that may already have it. The
+    source is the first node of `wanting` that has the artifact, else the first other node that has
+    it. If no node has it, the first of `wanting` makes it. `right` are the accepted digests by kind
+    of node; None accepts any. A node with a different digest keeps its files and is no source for
+    other nodes.
     """
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "it was not queried"
@@ -140,7 +143,7 @@ def plan_distribution(
 
 def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """
-    Return for each of `others`, by halves, its sources of pieces: best first, `source` last.
+    Return the sources of each of `others`, by half: best first, `source` last.
 
     After the parent node come its ancestors: nodes nearer to the source have more pieces.
 
@@ -161,7 +164,7 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
 
 def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
     """
-    Return for each node its clients with their half, as `<node>/<half>`.
+    Return each node's clients with the half that they request, as `<node>/<half>`.
 
     >>> expected_halves(sources("a", ["b", "c"]))["a"]
     ('b/0', 'c/1')
@@ -202,8 +205,8 @@ def format_bytes(count: float) -> str:
 
 def describe_sources(answer: Mapping[str, Any]) -> str:
     """
-    Return the bytes from each node, largest first, from `on_node/transfer/transfer.py`'s answer
-    about a copy.
+    Return the bytes copied from each node as text, largest first. `answer` is
+    `on_node/transfer/transfer.py`'s report on a copy.
 
     >>> describe_sources({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'

@@ -19,11 +19,11 @@ TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
 ADAPTER_COPIES = f"{MODELS}/adapters"
 """
-Directory of pinned copies of adapters from paths on the node, each in a folder named by its
+Directory of pinned copies of adapters from paths on the node. Each is in a folder named by its
 SHA-256.
 """
 DOWNLOADING = ".gpufleet-download-"
-"""As in on_node/transfer/place_model.py."""
+"""Prefix of download folders, equal to the constant in on_node/transfer/place_model.py."""
 # The default endpoint of the Hub's client.
 HUB = "https://huggingface.co"
 # 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
@@ -42,10 +42,7 @@ class Checkpoint:
 
     @property
     def download(self) -> str:
-        """
-        Return the directory into which the service user downloads
-        (on_node/transfer/place_model.py).
-        """
+        """Return the service user's download directory (on_node/transfer/place_model.py)."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{DOWNLOADING}{name}"
 
@@ -73,27 +70,27 @@ def model_directory(model: Served) -> str:
     """
     Return the directory of the model's files on the node.
 
-    `/var/lib/vllm/models/<org>--<name>/<revision>` for a Hub model, a path as it is.
+    A Hub model's is `/var/lib/vllm/models/<org>--<name>/<revision>`; a path is returned unchanged.
     """
     return model.model if model.is_path else _hub_directory(model.model, str(model.revision))
 
 
 def adapter_directory(adapter: Adapter) -> str:
-    """Return an adapter's path for servers; a pinned one's path contains its hash."""
+    """Return an adapter's path for servers. The path of a pinned copy contains its hash."""
     if not adapter.is_path:
         return _hub_directory(adapter.source, str(adapter.revision))
     return f"{ADAPTER_COPIES}/{adapter.sha256}" if adapter.sha256 else adapter.source
 
 
 def checkpoint(model: Served) -> Checkpoint | None:
-    """Return the download; None for a model at a path of the node."""
+    """Return the model's download, or None for a model at a path of the node."""
     if model.is_path or model.revision is None:
         return None
     return Checkpoint(model.model, model.revision, model_directory(model))
 
 
 def checkpoints(model: Served) -> tuple[Checkpoint, ...]:
-    """Return an entry's downloads: model and adapters, without those at a path."""
+    """Return an entry's downloads: its model and adapters, except those at a path of the node."""
     return tuple(
         Checkpoint(repository, revision, _hub_directory(repository, revision))
         for repository, revision in model.hub_sources
@@ -114,23 +111,23 @@ def _hub_directory(repository: str, revision: str) -> str:
 
 
 def listing_url(wanted: Checkpoint, vllm: Vllm) -> str:
-    """Return where the Hub lists a model's files with their sizes."""
+    """Return the URL of the Hub's list of a model's files with their sizes."""
     hub = (vllm.hf_endpoint or HUB).rstrip("/")
     return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"
 
 
 def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> str:
     """
-    Return the shell script that downloads the files, and resumes when run again.
+    Return the shell script that downloads the files. A second run resumes the download.
 
-    `on_node/transfer/place_model.py` makes the folder before it and puts the files into their place
-    after it. It runs as the service user in a transient unit that can write only to that folder,
-    and that passes the token as a credential: the token is in no argument list and in no
-    environment that others may read.
+    `on_node/transfer/place_model.py` creates the folder before the script runs, and moves the files
+    to their final path afterwards. The download runs as the service user in a transient unit that
+    can write only to that folder. The unit passes the token as a credential, so no argument list
+    and no readable environment has it.
 
-    The unit outlives an interrupted deploy, and its Hub client holds locks on the files, for which
-    the next download would wait, however slow the first one's mirror is. So its name is the
-    folder's, and the next download ends it first.
+    The unit outlives an interrupted deploy, and its Hub client locks the files, so the next
+    download would wait for it. Therefore the unit is named after the folder, and the next download
+    stops it first.
     """
     token = vllm.hf_token_file is not None
     folder = wanted.download

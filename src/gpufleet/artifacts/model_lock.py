@@ -1,12 +1,11 @@
 """
-The Hub's hashes of models' files, in a lock file beside the settings. Border: it reads and writes
-the file.
+Read and write the lock file with the Hub's hashes of models' files. Border: it accesses the file.
 
     {"schema": 1, "models": {"org/name": {"<revision>": {
       "model.safetensors": ["sha256", "..."], "config.json": ["git", "..."]}}}}
 
-`sha256`: of the content, the Hub's hash of large files; `git`: SHA-1 over git's header and the
-content, its hash of small ones. `gpufleet lock INVENTORY --models` writes it.
+`sha256` is the SHA-256 of the content, the Hub's hash of large files. `git` is the SHA-1 over git's
+header and the content, the Hub's hash of small files. `gpufleet lock INVENTORY --models` writes it.
 """
 
 from __future__ import annotations
@@ -35,9 +34,9 @@ Models: TypeAlias = Mapping[tuple[str, str], Files]
 
 def read_lock(path: Path) -> dict[tuple[str, str], Files]:
     """
-    Return the models of a lock; none if the file does not exist.
+    Return the models of a lock; empty if the file does not exist.
 
-    Raises `FleetError` for one that cannot be read.
+    Raises `FleetError` for an unreadable lock.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -67,7 +66,7 @@ def _digest(each: Any) -> tuple[str, str]:
 
 
 def lock_text(models: Models) -> str:
-    """Return the file for these models."""
+    """Return the text of the lock file for these models."""
     named: dict[str, dict[str, dict[str, list[str]]]] = {}
     for (repository, revision), files in sorted(models.items()):
         held = {name: list(each) for name, each in sorted(files.items())}
@@ -81,16 +80,16 @@ def write_lock(path: Path, models: Models) -> None:
 
 
 def locked_files(wanted: Checkpoint, vllm: Vllm) -> Files | None:
-    """Return a model's locked files; None: not locked."""
+    """Return a model's locked files, or None if the model is not locked."""
     return read_lock(Path(vllm.models_lock)).get((wanted.repository, wanted.revision))
 
 
 def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     """
-    Return the remark on models whose files no lock names.
+    Return the remark on models without locked hashes, if there are any.
 
-    `settings` are those of nodes with the flags that presets set. Raises `FleetError` for a model
-    with code that would run, unless its entry allows that.
+    `settings` are the nodes' settings with the flags of their presets. Raises `FleetError` for an
+    unlocked model with `trust-remote-code`, unless its entry sets `allow_unlocked_code`.
     """
     unlocked = {
         (model, repository): served for model, repository, served in _unlocked(settings.values())
@@ -113,9 +112,7 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 
 
 def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Served]]:
-    """
-    Yield each entry that downloads a repository that no lock names: entry, repository, settings.
-    """
+    """Yield (entry, repository, settings) of each download that no lock covers."""
     locks: dict[str, Models] = {}
     for each in settings:
         if each.vllm is None:

@@ -12,9 +12,10 @@ from gpufleet.settings.serving_settings import Vllm
 
 def read(path: str) -> bytes:
     """
-    Return the content of a file that settings name, as the inventory's loader found it.
+    Return the content of a file named in the settings.
 
-    Raises `FleetError` with the file, where it was searched, and which setting names it.
+    The inventory's loader has resolved its path. Raises `FleetError` with the file, the directory
+    that was searched, and the setting that names the file.
     """
     try:
         return Path(path).read_bytes()
@@ -27,5 +28,5 @@ def read(path: str) -> bytes:
 
 
 def release_of(vllm: Vllm) -> Release:
-    """Return the release that settings mean. Raises `FleetError` for locks that cannot be read."""
+    """Return the release that the settings declare. Raises `FleetError` for unreadable locks."""
     return release.release(vllm, read(vllm.lock), read(vllm.uv_lock))

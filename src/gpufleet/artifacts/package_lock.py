@@ -1,7 +1,7 @@
-"""Package locks with wheels only, and their SBOM.  Pure.
+"""Package locks with wheels only, and their SBOM. Pure.
 
-uv resolves and lists each package's files (PEP 751, `pylock.toml`); the lock has only the wheels'
-hashes, because nodes build nothing. The SBOM beside it is CycloneDX 1.5
+uv resolves the packages and lists their files (PEP 751, `pylock.toml`). The lock has only the
+wheels' hashes, because nodes build nothing. The SBOM beside it is CycloneDX 1.5
 (cyclonedx.org/docs/1.5/json): name, version, package URL and files of each package.
 """
 
@@ -30,12 +30,12 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re
 @dataclass(frozen=True)
 class Program:
     """
-    A program with a lock, and the nodes that the lock is for.
+    A program with a lock, and the target nodes of the lock.
 
     Attributes:
         file: the lock's name, with a placeholder for the version.
-        python: the Python that it is for; where `platform` is None, also all newer ones.
-        platform: uv's name of the oldest system; None: any.
+        python: the target Python version; if `platform` is None, newer versions also match.
+        platform: uv's name of the oldest system; None for any.
         extra: the package's extra to install.
     """
 
@@ -55,7 +55,7 @@ PROGRAMS: Mapping[str, Program] = {
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a lock: `wheels` are hashes by file name, `marker` says where it is needed."""
+    """A package of a lock: `wheels` are hashes by file name, `marker` is its environment marker."""
 
     name: str
     version: str
@@ -65,7 +65,7 @@ class Package:
 
 def requirement(name: str, version: str) -> str:
     """
-    Return the requirement in uv's form.
+    Return the requirement in uv's syntax.
 
     >>> requirement("litellm", "1.106.2")
     'litellm[proxy]==1.106.2'
@@ -76,7 +76,7 @@ def requirement(name: str, version: str) -> str:
 
 def packages(pylock: str) -> tuple[Package, ...]:
     """
-    Return the packages of uv's answer, by name.
+    Return the packages of uv's resolution, sorted by name.
 
     Raises `FleetError` with every package that has no wheel, or a wheel without a SHA-256.
     """
@@ -102,7 +102,7 @@ def packages(pylock: str) -> tuple[Package, ...]:
 
 
 def _file(wheel: Mapping[str, Any]) -> str:
-    """Return a wheel's file name, from its own key or from its address."""
+    """Return a wheel's file name, from its own key or from its URL or path."""
     where = str(wheel.get("name") or wheel.get("url") or wheel.get("path") or "")
     return urlsplit(where).path.rpartition("/")[2] or where
 
@@ -165,9 +165,9 @@ def _component(each: Package) -> dict[str, Any]:
 
 def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     """
-    Return the differences between a lock and its SBOM as sentences, with files that are no wheels.
+    Return sentences on differences between a lock and its SBOM, and on files that are no wheels.
 
-    Raises `FleetError` for an SBOM that cannot be read.
+    Raises `FleetError` for an unreadable SBOM.
     """
     try:
         components = json.loads(sbom)["components"]
@@ -189,7 +189,7 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
 
 
 def constraints(lock: str, program: str) -> str:
-    r"""Return a lock's pins without the program's own, so that the other versions stay.
+    r"""Return a lock's pins without the program's own, as constraints that keep the other versions.
 
     >>> constraints("uv==1 \\\n --hash=x\na==2 ; os_name == 'nt' \\\n --hash=y\n", "uv")
     "a==2 ; os_name == 'nt'\n"
@@ -200,7 +200,7 @@ def constraints(lock: str, program: str) -> str:
 
 def pins_of(lock: str) -> Iterator[tuple[str, str]]:
     """
-    Yield each package of a lock with its version; "": the lock has an address without a version.
+    Yield each package of a lock with its version; "" for a URL without a version.
 
     >>> [*pins_of("torch==2.9.0+cu130 --hash=sha256:...")]
     [('torch', '2.9.0+cu130')]

@@ -1,9 +1,9 @@
 """
-Compute the path on a node of a program from its publisher's .tar.gz, and the download script. Pure.
+Compute the path of a program from its publisher's .tar.gz, and its download script. Pure.
 
-One directory per content: /opt/gpufleet/<name>/<the sha256's first 12 digits>. It gets its name
-only once it is complete, so a directory with that name is correct and nothing is downloaded twice.
-The running version is kept until another one runs.
+Each archive has one directory: /opt/gpufleet/<name>/<the sha256's first 12 digits>. The directory
+gets this name only once it is complete, so an existing one is correct and nothing is downloaded
+twice. The running version is kept until another version runs.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ class ProgramArchive:
     """
     A program on a node.
 
-    `name` names its directory; `programs` are files that the archive must have in its one top
-    folder.
+    `name` is the name of its directory. `programs` are files that the archive must have in its
+    single top folder.
     """
 
     name: str
@@ -52,11 +52,11 @@ class ProgramArchive:
         return f"{self.all_versions}/{self.version}"
 
     def program(self, name: str) -> str:
-        """Return the path of one of its programs."""
+        """Return the path of the archive's program of this name."""
         return f"{self.directory}/{name}"
 
     def other_versions(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Return which of the names in `all_versions` are other versions of it, sorted."""
+        """Return the names in `all_versions` that are other versions, sorted."""
         return tuple(
             sorted(name for name in names if name != self.version and not name.startswith("."))
         )
@@ -66,8 +66,8 @@ def install_script(wanted: ProgramArchive) -> str:
     """
     Return the idempotent shell script that downloads the program.
 
-    The archive is not opened before its hash is verified. An archive packs one folder, as all of
-    Prometheus' publishers do; its owner and setuid bits stay behind.
+    The archive's hash is verified before it is unpacked. An archive has a single top folder, like
+    the archives of all Prometheus programs. Its file owners and setuid bits are dropped.
     """
     url, there = wanted.archive.url, wanted.directory
     new = f"{wanted.all_versions}/.{wanted.version}.new"

@@ -1,9 +1,9 @@
-"""Define a release on a node: name, directory and build script.  Pure.
+"""Define a release on a node: name, directory and build script. Pure.
 
 A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
 `/opt/litellm/`), built by uv from a lock in which every package has a hash. A unit names one
-release; a rollback renders the unit again and installs nothing. A release without its `.complete`
-mark is incomplete, and is rebuilt.
+release, so a rollback renders the unit again and installs nothing. A release without its
+`.complete` mark is rebuilt.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ class Program:
     A program that is installed as releases.
 
     Attributes:
-        package: its name in a lock, and the section of `version` in settings (`vllm.version`).
+        package: its name in a lock, and its section in the settings (`vllm.version`).
         home: the directory with its releases, their locks and uv.
-        cache: uv's, of wheels that were unpacked. One per program: two programs may build at once.
+        cache: uv's cache of unpacked wheels. One per program: two programs may build at once.
         imports: the modules that a complete release can import.
     """
 
@@ -66,7 +66,7 @@ class Program:
 
     @property
     def releases(self) -> str:
-        """The directory of its releases on nodes."""
+        """The directory of the program's releases on nodes."""
         return f"{self.home}/releases"
 
 
@@ -74,7 +74,7 @@ VLLM = Program("vllm", node_paths.VLLM, CACHE, ("torch", "vllm"))
 
 
 class Source(Protocol):
-    """A release as settings declare it: its version, and the source of its packages."""
+    """A release as the settings declare it: its version and the source of its packages."""
 
     @property
     def version(self) -> str: ...
@@ -119,7 +119,7 @@ class Release:
 
     @property
     def lock_path(self) -> str:
-        """The path of its lock on the node."""
+        """The path of the release's lock on the node."""
         return f"{self.program.home}/locks/{self.id}.txt"
 
     @property
@@ -130,11 +130,10 @@ class Release:
 
 def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM) -> Release:
     """
-    Return the release that settings and the locks' contents mean.
+    Return the release that settings and the locks' contents define.
 
-    Its id has the version, for people, and a hash over everything that determines what is
-    installed. Raises FleetError for a lock without hashes, or one that is for another version of
-    the program.
+    Its id has the version, for people, and a hash over everything that determines the installed
+    files. Raises FleetError for a lock without hashes, or for another version of the program.
     """
     problems = []
     for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
@@ -163,17 +162,17 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
 # All nodes of a run have the same few locks, of some thousand lines each.
 @lru_cache(maxsize=16)
 def _pins(lock: bytes) -> dict[str, None]:
-    """Return the first word of each line of a lock, without local versions, in its order."""
+    """Return the first word of each line of a lock in order, without local versions."""
     lines = (line for line in lock.decode().splitlines() if line.strip())
     return dict.fromkeys(line.split()[0].split("+")[0] for line in lines)
 
 
 def pinned(lock: bytes, package: str) -> str | None:
     """
-    Return the version that a lock has of a package, by any spelling of its name; None: it has none.
+    Return a package's version in a lock, by any spelling of its name; None if the lock lacks it.
 
-    A package that the lock takes from an address has the version in the name of the file there;
-    without one there (a git address) the version is "".
+    The version of a package from a URL is in the URL's file name. A URL without a version (a git
+    URL) gives "".
 
     >>> pinned(b"ray[default]==2.60.0 --hash=sha256:...", "ray")
     '2.60.0'
@@ -194,7 +193,7 @@ def pinned(lock: bytes, package: str) -> str | None:
 
 def cuda_release(lock: bytes) -> tuple[int, int] | None:
     """
-    Return the CUDA release whose runtime a lock's wheels carry; None where they carry none.
+    Return the CUDA release of the runtime in a lock's wheels; None if they contain no runtime.
 
     >>> cuda_release(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
     (13, 0)
@@ -208,35 +207,35 @@ def cuda_release(lock: bytes) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Wheels:
-    """Requirements of a release's wheels by its lock; `source` is the lock's path."""
+    """Driver requirements of a release's wheels; `source` is the path of their lock."""
 
     cuda: tuple[int, int] | None
     source: str
 
 
 def wheels(lock: bytes, source: str) -> Wheels:
-    """Return a lock's wheels' requirements on a node's driver."""
+    """Return the driver requirements of a lock's wheels."""
     return Wheels(cuda_release(lock), source)
 
 
 def build_script(wanted: Release) -> str:
     """
-    Return the shell script that builds the release on the node; it may be run again at any point.
+    Return the shell script that builds the release on the node. It can be rerun at any point.
 
     A killed build's leftovers are deleted, not completed: uv trusts a package's metadata without
-    checking its files. Wheels that were unpacked are kept in uv's cache, so that starting over
-    costs seconds; if the node has rebooted since, the cache goes too, for a power cut may have left
-    files in it without their content. Complete means: all locked packages are installed and
-    compatible with each other and this Python, and the program can be imported.
+    checking its files. Unpacked wheels are kept in uv's cache, so that a rebuild costs seconds.
+    After a reboot the cache is deleted too, because a power cut may have left empty files in it. A
+    release is complete when all locked packages are installed, they are compatible with each other
+    and with this Python, and the program can be imported.
 
     Nothing is built from source: a lock's hash covers a source distribution, but not its build
-    requirements, which an index could choose and root would run.
+    requirements. An index could choose these, and root would run them.
 
     No code of a wheel runs as root: as root uv only unpacks wheels; an unprivileged user checks
-    what they require, and imports them. Bytecode is compiled by the interpreter without the wheels'
-    start-up hooks (on_node/transfer/compile_bytecode.py), in a unit that can write only to the
-    release. The service cannot write to its release, and would otherwise compile it at every start
-    (14 s of each, measured on two cores).
+    their requirements, and imports them. Bytecode is compiled by the interpreter without the
+    wheels' start-up hooks (on_node/transfer/compile_bytecode.py), in a unit that can write only to
+    the release. The service cannot write to its release, and would otherwise compile it at every
+    start (14 s of each, measured on two cores).
     """
     program, interpreter = wanted.program, quote(wanted.source.python)
     home, cache = program.home, program.cache
@@ -299,7 +298,7 @@ fi
 
 
 def _sources(source: Source) -> Sequence[str]:
-    """Return the package source as arguments that pip and uv both accept."""
+    """Return the package source as arguments for pip and uv."""
     sources = [f"--find-links={link}" for link in source.find_links]
     if source.no_index:
         sources.append("--no-index")
@@ -316,7 +315,7 @@ def _sources(source: Source) -> Sequence[str]:
 
 
 def _normal(name: str) -> str:
-    """Return a package's name as indexes compare it (PEP 503)."""
+    """Return a package's normalized name (PEP 503)."""
     return re.sub(r"[-_.]+", "-", name).lower()
 
 

@@ -1,6 +1,6 @@
-"""Fill a static mirror for a network without the internet: packages, keys, wheels, models.
+"""Fill a static mirror for networks without internet access: packages, keys, wheels, models.
 
-`requirements` lists what nodes need (pure), `apt`, `wheels` and `models` locate it, `download`
-fetches it, `collect` writes the folder, `serve` serves it. Also: `package_resolution` has uv
-resolve packages, `advisories` looks up known vulnerabilities.
+`requirements` lists the needs of nodes (pure), `apt`, `wheels` and `models` locate the files,
+`download` fetches them, `collect` writes the folder, and `serve` serves it. Also,
+`package_resolution` resolves packages with uv, and `advisories` looks up known vulnerabilities.
 """

@@ -1,7 +1,7 @@
 """Query an advisory source for known vulnerabilities of every package of a lock.
 
-The source has OSV's API, which `uv audit --service-url` takes, too: `POST /v1/querybatch` names the
-advisories of each package, `GET /v1/vulns/ID` what one says. An unreadable answer never counts as
+The source has OSV's API, like `uv audit --service-url`: `POST /v1/querybatch` lists the advisories
+of each package, and `GET /v1/vulns/ID` returns one advisory. An unreadable answer never counts as
 "no vulnerabilities".
 """
 
@@ -78,7 +78,7 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
 
 
 def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, str], set[str]]:
-    """Return the advisory ids of each package; follows pages of an answer."""
+    """Return the advisory ids of each package, from all pages of the answer."""
     found: dict[tuple[str, str], set[str]] = {each: set() for each in wanted}
     asked = [(each, "") for each in wanted]
     for _ in range(_PAGES):
@@ -107,7 +107,7 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
 
 
 def _query(name: str, version: str, page: str) -> dict[str, Any]:
-    """Return one query, without a local version (`2.9.0+cu130`), which no advisory names."""
+    """Return one query. Local versions (`2.9.0+cu130`) are cut, because no advisory names them."""
     package = {"name": str(canonicalize_name(name)), "ecosystem": ECOSYSTEM}
     query = {"package": package, "version": version.partition("+")[0]}
     return {**query, "page_token": page} if page else query

@@ -1,7 +1,7 @@
-"""Resolve the packages of nodes in apt archives, with apt itself, in a separate folder.
+"""Resolve nodes' packages in apt archives, with apt itself, in a separate folder.
 
-apt checks the signatures and resolves the dependencies as for an empty system, so that the result
-is complete for any node. The signed indexes go into the bundle unchanged: nodes verify them with
+apt checks the signatures and resolves the dependencies for an empty system, so the result is
+complete for any node. The signed indexes go into the bundle unchanged, so nodes verify them with
 the same keys.
 """
 
@@ -34,11 +34,11 @@ _URI = re.compile(r"'([^']+)' (\S+) (\d+) (\w+):([0-9a-f]+)$")
 @dataclass(frozen=True)
 class Source:
     """
-    One archive: with suites and components, or flat (no components, one suite that ends in /).
+    One archive, with suites and components, or flat (no components, one suite that ends in /).
 
     Attributes:
         key: file with the public keys of its signers.
-        packages: patterns of what may come from it; none: everything.
+        packages: name patterns of the packages to take from it; empty for all packages.
     """
 
     url: str
@@ -48,14 +48,14 @@ class Source:
     packages: tuple[str, ...] = ()
 
     def release(self, suite: str) -> str:
-        """Return the address of a suite's folder, where its signed Release is."""
+        """Return the URL of the suite's folder with its signed Release file."""
         if suite.endswith("/"):
             return f"{self.url}/{suite.strip('/')}".rstrip("/")
         return f"{self.url}/dists/{suite}"
 
 
 def needed_tools() -> None:
-    """Raise FleetError where this machine has no apt."""
+    """Raise FleetError if this machine lacks apt's tools."""
     if missing := sorted({name for tool, name in TOOLS.items() if not shutil.which(tool)}):
         raise FleetError(
             f"this machine lacks {' and '.join(missing)}, which are needed to read apt archives: "
@@ -64,7 +64,7 @@ def needed_tools() -> None:
 
 
 class Archives:
-    """The archives of one kind of node, used by an apt with its own root folder."""
+    """The archives of one kind of node, read by an apt with its own root folder."""
 
     def __init__(self, home: Path, sources: Sequence[Source], architecture: str) -> None:
         self._home = home
@@ -72,7 +72,7 @@ class Archives:
         self._architecture = architecture
 
     def update(self) -> None:
-        """Fetch the indexes. Raises FleetError for one that is unreachable, or not signed."""
+        """Fetch the indexes. Raises FleetError for an unreachable or unsigned archive."""
         self._prepare()
         ran = self._apt("update", seconds=UPDATE_SECONDS)
         said = _said(ran.stderr)
@@ -82,9 +82,9 @@ class Archives:
 
     def packages(self, words: Sequence[str]) -> tuple[Remote, ...]:
         """
-        Return the files of these packages (`name`, `name=version`) and of all that they depend on.
+        Return the files of these packages (`name`, `name=version`) and of all their dependencies.
 
-        Raises FleetError when they cannot be installed together.
+        Raises FleetError if they cannot be installed together.
         """
         ran = self._apt("install", "-q", "--print-uris", "-y", "--", *words)
         if ran.returncode:
@@ -105,7 +105,7 @@ class Archives:
         )
 
     def keep_indexes(self, folder: Folder) -> tuple[str, ...]:
-        """Copy the signed indexes that apt has accepted into the bundle; return their paths."""
+        """Copy the signed indexes accepted by apt into the bundle, and return their paths."""
         paths: list[str] = []
         for source in self._sources:
             for suite in source.suites:
@@ -146,7 +146,7 @@ class Archives:
             yield f"{bundle_path(at)}/{name}"
 
     def _stems(self, source: Source, suite: str, release: str) -> Iterator[str]:
-        """Yield the indexes that nodes request, without their compression."""
+        """Yield the names of the indexes that nodes request, without compression suffixes."""
         if suite.endswith("/"):
             yield from ("Packages", "./Packages")
             return
@@ -157,7 +157,7 @@ class Archives:
                 yield f"{component}/binary-{architecture}/Packages"
 
     def _signed(self, at: str) -> tuple[str, dict[str, bytes]]:
-        """Return the text of a suite's Release, and the files that hold and sign it."""
+        """Return the text of a suite's Release, and the Release files by name."""
         parts = urlsplit(at)
         stem = f"{parts.netloc}{parts.path}".replace("_", "%5f").replace("/", "_")
         lists = self._home / "lists"
@@ -234,7 +234,7 @@ def key_of(keyring: Path) -> bytes:
     """
     Return the public key that a vendor's keyring package installs.
 
-    Raises FleetError if it contains none, or several.
+    Raises FleetError unless the package contains exactly one key.
     """
     listed = subprocess.run(
         ["dpkg-deb", "--fsys-tarfile", str(keyring)], capture_output=True, check=False, timeout=60
@@ -290,7 +290,7 @@ def _hashes(release: str) -> Iterator[tuple[str, tuple[str, int]]]:
 
 
 def _unmet(output: str) -> list[str]:
-    """Return apt's message about dependencies, without its derivation."""
+    """Return apt's message about unmet dependencies, without its other output."""
     start = "The following packages have unmet dependencies:"
     return _said(output.partition(start)[2] or output)
 

@@ -1,4 +1,4 @@
-"""Fill a folder with the downloads of nodes. Border: it queries archives, indexes and the Hub."""
+"""Fill a folder with the downloads of nodes. Border: archives, package indexes and the Hub."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ SERVER = "serve.py"
 
 @dataclass
 class Collected:
-    """The paths of everything that the bundle needs, by kind."""
+    """The paths of the bundle's files, by kind."""
 
     folder: Folder
     say: Callable[[str], None]
@@ -41,7 +41,7 @@ class Collected:
         return self.packages | self.wheels | self.models | self.programs | self.others
 
     def bring(self, remotes: Iterable[Remote]) -> set[str]:
-        """Fetch these files; return their paths."""
+        """Fetch these files, and return their paths."""
         found = tuple(remotes)
         self.folder.bring(found, self.say)
         return {remote.path for remote in found}
@@ -49,10 +49,10 @@ class Collected:
 
 def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collected:
     """
-    Fetch everything, and write the files of the mirror; the manifest last.
+    Fetch all downloads, and write the mirror's files; the manifest is written last.
 
-    Raises FleetError at the first kind of download that is incomplete. Completed files stay;
-    another run resumes from them.
+    Raises FleetError at the first kind of download that is incomplete. Completed files are kept,
+    and another run resumes from them.
     """
     done = Collected(folder, say)
     for wanted in needs.packages:
@@ -79,12 +79,12 @@ def collect(folder: Folder, needs: Needs, say: Callable[[str], None]) -> Collect
 
 
 def manifest(folder: Folder, paths: Iterable[str]) -> bytes:
-    """Return the hashes of files, as `sha256sum --check` reads them."""
+    """Return the hashes of files in the format of `sha256sum --check`."""
     return "".join(f"{folder.sha256(path)}  {path}\n" for path in sorted(paths)).encode()
 
 
 def stale_files(folder: Folder, paths: set[str]) -> tuple[str, ...]:
-    """Return obsolete files of earlier runs."""
+    """Return the files of earlier runs that are obsolete."""
     there = (path for path in folder.root.rglob("*") if path.is_file())
     named = (str(path.relative_to(folder.root)) for path in there)
     return tuple(
@@ -108,9 +108,9 @@ def _packages(done: Collected, wanted: Packages) -> None:
 
 def nodes_sources(wanted: Packages) -> str:
     """
-    Return the apt source file that points nodes at the bundle for the distribution's packages.
+    Return the apt source file for nodes that install the distribution's packages from the bundle.
 
-    `Targets`: apt fails on listed translations that are missing, and a bundle has none.
+    `Targets` limits the indexes: apt fails on missing translations, and a bundle has none.
     """
     stanzas = [
         f"Types: deb\nURIs: @MIRROR@/{bundle_path(archive.url)}/\n"
@@ -127,7 +127,7 @@ def _components(archive: Archive) -> str:
 
 
 def _sources(done: Collected, wanted: Packages) -> list[apt.Source]:
-    """Return the archives with their keys; the vendor's key comes from its keyring package."""
+    """Return the archives with their keys. The vendor's key comes from its keyring package."""
     sources = [
         apt.Source(each.url, each.suites, each.sections, _key_file(each.key_file, each.url))
         for each in wanted.archives
@@ -156,7 +156,7 @@ def _key_file(name: str, url: str) -> Path:
 
 
 def _vendors_key(done: Collected, repository: Repository) -> Path:
-    """Return the vendor's key from the keyring package, which settings pin by hash."""
+    """Return the path of the vendor's key, from the keyring package whose hash the settings pin."""
     keyring = Remote(
         f"{repository.url}/{repository.keyring}",
         f"{bundle_path(repository.url)}/{repository.keyring}",

@@ -1,7 +1,7 @@
 """Download files into a bundle: each file is complete with the right hash, or absent.
 
-An interrupted download resumes where it stopped. Existing files are hashed once: size and mtime are
-kept in `.state/`, which is not part of the bundle.
+An interrupted download resumes at its last byte. Existing files are hashed once: the hashes are
+kept with size and mtime in `.state/`, which is not part of the bundle.
 """
 
 from __future__ import annotations
@@ -43,9 +43,10 @@ _ALGORITHMS = ("sha256", "sha512", "git")
 @dataclass(frozen=True)
 class Digest:
     """
-    The hash that a file's content must have.
+    The required hash of a file's content.
 
-    `git`: SHA-1 over git's header and the content, as the Hugging Face Hub names small files.
+    `git` is the SHA-1 over git's header and the content, the Hugging Face Hub's hash of small
+    files.
     """
 
     algorithm: str
@@ -61,7 +62,7 @@ class Digest:
 
 @dataclass(frozen=True)
 class Remote:
-    """One file to download: its address, its path in the bundle, and any of these hashes."""
+    """One file to download: its URL, its path in the bundle, and the accepted hashes."""
 
     url: str
     path: str
@@ -71,11 +72,13 @@ class Remote:
 
 
 class MissingFileError(FleetError):  # a finding of one file, which the caller may live with
-    """The server has no such file."""
+    """The server does not have this file."""
 
 
 class Folder:
-    """A bundle's folder: its files, and downloads into it. One process at a time (`opened`)."""
+    """
+    A bundle's folder: its files, and downloads into it. `open_folder` admits one process at a time.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root
@@ -83,13 +86,13 @@ class Folder:
         self._known: dict[str, list[Any]] = {}  # path: [size, time of change in ns, sha256]
         self._lock = threading.Lock()
         self.downloaded = 0
-        """Bytes that came over the network in this run."""
+        """Bytes downloaded in this run."""
         self._arrived = 0
         self._spared = 0
 
     def bring(self, wanted: Iterable[Remote], say: Callable[[str], None]) -> None:
         """
-        Fetch all of these files, several at once.
+        Fetch all these files in parallel.
 
         `say` receives each downloaded path, and the progress of downloads of over two seconds.
         Raises FleetError with every failed download; completed ones stay.
@@ -112,9 +115,9 @@ class Folder:
 
     def fetch(self, remote: Remote) -> bool:
         """
-        Download one file unless it is here; return whether it was downloaded.
+        Download one file unless it exists, and return whether it was downloaded.
 
-        Raises `FleetError`; `MissingFileError` if the server does not have the file.
+        Raises `FleetError`, or `MissingFileError` if the server does not have the file.
         """
         target = self.root / remote.path
         if target.is_file():
@@ -141,7 +144,7 @@ class Folder:
         return True
 
     def write(self, path: str, content: bytes) -> None:
-        """Write a generated file atomically; unchanged content is not rewritten."""
+        """Write a generated file atomically, unless its content is unchanged."""
         target = self.root / path
         if not target.is_file() or target.read_bytes() != content:
             partial = self.state / "partial" / path
@@ -150,7 +153,7 @@ class Folder:
             self._place(partial, target)
 
     def sha256(self, path: str) -> str:
-        """Return a file's hash; from memory while its size and time are unchanged."""
+        """Return a file's SHA-256, cached while its size and mtime are unchanged."""
         target = self.root / path
         stat = target.stat()
         known = self._known.get(path)
@@ -161,7 +164,9 @@ class Folder:
         return str(known[2])
 
     def load(self) -> None:
-        """Read the remembered hashes; unreadable ones are dropped, and computed again."""
+        """
+        Load the cached hashes. An unreadable cache is dropped, and its hashes are computed again.
+        """
         try:
             known = json.loads((self.state / "hashes.json").read_text())
         except (OSError, ValueError):
@@ -169,7 +174,7 @@ class Folder:
         self._known = known if isinstance(known, dict) else {}
 
     def save(self) -> None:
-        """Remember the hashes for the next run."""
+        """Save the hashes for the next run."""
         partial = self.state / "hashes.json.new"
         with self._lock:  # after Ctrl-C downloads still run
             known = dict(self._known)
@@ -259,9 +264,9 @@ def read(
     url: str, headers: Mapping[str, str] | None = None, data: bytes | None = None
 ) -> tuple[bytes, str]:
     """
-    Return a page's content and media type; with `data`, those of the answer to a POST of it.
+    Return a page's content and media type. `data` is sent in a POST request.
 
-    Raises FleetError, `MissingFileError` if there is none.
+    Raises FleetError, or `MissingFileError` if the page does not exist.
     """
     with _answer(url, headers or {}, data) as answer:
         try:
@@ -271,13 +276,13 @@ def read(
 
 
 def without_password(url: str) -> str:
-    """Return an address for messages: without its password."""
+    """Return a URL without its user and password, for messages."""
     parts = urlsplit(url)
     return parts._replace(netloc=parts.netloc.rpartition("@")[2]).geturl()
 
 
 def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> None:
-    """Download a file's bytes, and count them; continues where an earlier attempt stopped."""
+    """Download a file and report its bytes to `arrived`; resume an earlier attempt."""
     for attempt in range(ATTEMPTS):
         there = partial.stat().st_size if partial.exists() else 0
         if remote.size is not None and there >= remote.size:
@@ -308,11 +313,11 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
 
 
 class _RangeRefused(Exception):  # noqa: N818
-    """The local file is longer than the server's."""
+    """The local file is at least as long as the server's."""
 
 
 def _answer(url: str, headers: Mapping[str, str], data: bytes | None = None) -> Any:
-    """Query a server, with retries after pauses while it is busy or unreachable."""
+    """Query a server; retry after pauses while it is busy or unreachable."""
     for pause in PAUSES:
         with suppress(_BusyServerError):
             return _answer_at_once(url, headers, data)

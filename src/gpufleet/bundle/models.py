@@ -1,8 +1,9 @@
-"""Lay out a model's files at one revision so that the Hub's own client finds them on the mirror.
+"""Lay out a model's files at one revision for the Hub's own client.
 
-The client requests api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, documents that
-name the files, and OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header (`serve.py`). Each
-file is verified against the Hub's hash: SHA-256 for large files, git's for small ones.
+The client requests the documents api/models/OWNER/NAME/revision/COMMIT and .../tree/COMMIT, which
+list the files. It then requests OWNER/NAME/resolve/COMMIT/FILE, with the commit in a header
+(`serve.py`). Each file is verified against the Hub's hash: SHA-256 for large files, git's for small
+ones.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _DIGEST = {64: "sha256", 40: "git"}
 
 @dataclass(frozen=True)
 class Model:
-    """One model and its Hub. Without `endpoint` huggingface_hub uses its default."""
+    """One model and its Hub. Without `endpoint`, huggingface_hub uses its default."""
 
     repository: str
     revision: str
@@ -36,12 +37,12 @@ class Model:
 
     @property
     def tree(self) -> str:
-        """The path of the document that lists its files with their sizes."""
+        """The path of the document that lists the model's files with their sizes."""
         return f"{HUB}/api/models/{self.repository}/tree/{self.revision}"
 
     @property
     def files(self) -> str:
-        """The folder of its files."""
+        """The folder of the model's files."""
         return f"{HUB}/{self.repository}/resolve/{self.revision}"
 
 
@@ -49,13 +50,13 @@ def find(model: Model, token: str | None) -> tuple[Remote, ...]:
     """
     Return the model's files.
 
-    Raises FleetError if the Hub cannot be asked, or gives no verifiable hash for a file.
+    Raises FleetError if the Hub cannot be queried, or has no verifiable hash for a file.
     """
     return tuple(_remote(model, name, token) for name in _names(model, token))
 
 
 def describe(folder: Folder, model: Model, remotes: Sequence[Remote]) -> tuple[str, str]:
-    """Write the documents that name the model's files; return their paths."""
+    """Write the documents that list the model's files, and return their paths."""
     names = {remote.path.removeprefix(f"{model.files}/"): remote for remote in remotes}
     about = {
         "_id": model.revision[:24],

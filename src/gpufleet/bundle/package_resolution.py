@@ -1,6 +1,6 @@
-"""Resolve which packages a program needs, with uv and an index. Border: uv's process.
+"""Resolve a program's packages with uv and an index. Border: uv's process.
 
-uv's version is that of `pyproject.toml`, so that locks are the same on every machine.
+uv's version is pinned in `pyproject.toml`, so that locks are the same on every machine.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def resolve(
     Return uv's resolution of the requirements as `pylock.toml`, wheels only.
 
     `index` replaces uv's default index or `UV_DEFAULT_INDEX`; it is passed in the environment,
-    because an address may contain a password. `constraints` are pins that stay. Raises
-    `FleetError`.
+    because a URL may contain a password. `constraints` are pins to keep. Raises `FleetError` if uv
+    finds no compatible wheels or exceeds its time limit.
     """
     from uv import find_uv_bin
 

@@ -1,7 +1,7 @@
-"""List a fleet's downloads: packages, wheels, models and programs, each once.  Pure.
+"""List a fleet's downloads: packages, wheels, models and programs, each once. Pure.
 
-Uses the settings before a mirror replaces their addresses: a bundle is filled from the original
-ones.
+The settings are used as written, before a mirror replaces their URLs, because a bundle is filled
+from the original URLs.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _DEB = {"x86_64": "amd64", "aarch64": "arm64"}
 
 @dataclass(frozen=True)
 class NodeNeeds:
-    """One node: its settings as written, its system, its Python ("3.11.2") and its packages."""
+    """A node's settings as written, its system, its Python ("3.11.2") and its packages."""
 
     name: str
     settings: NodeSettings
@@ -48,14 +48,14 @@ class NodeNeeds:
 
 @dataclass(frozen=True)
 class Packages:
-    """Packages of one kind of node that apt resolves together, and their sources."""
+    """The packages of one kind of node, resolved together by apt, and their sources."""
 
     system: System
     words: tuple[str, ...]
     archives: tuple[Archive, ...]
     repository: Repository | None
     containers: tuple[str, str] | None
-    """Address and key file of the container toolkit's repository."""
+    """URL and key file of the container toolkit's repository."""
 
     @property
     def architecture(self) -> str:
@@ -75,23 +75,22 @@ class Locked:
 
 @dataclass(frozen=True)
 class Needs:
-    """The contents of a bundle, and what it cannot contain."""
+    """The contents of a bundle, and remarks on unsupported parts."""
 
     packages: tuple[Packages, ...]
     locks: tuple[Locked, ...]
     models: tuple[Model, ...]
     programs: tuple[PublishedProgram, ...]
-    """Archives of their publishers', by address and hash."""
+    """Publishers' archives, by URL and hash."""
     remarks: tuple[str, ...]
 
 
 def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = KINDS) -> Needs:
     """
-    Return the downloads of these kinds that the nodes need.
+    Return the nodes' downloads of these kinds.
 
-    `index_url` is the package index if settings name none.
-
-    Raises FleetError with everything that settings lack.
+    `index_url` is the package index if the settings name none. Raises FleetError with every missing
+    setting.
     """
     packages: dict[Packages, None] = {}
     locks: dict[Locked, None] = {}
@@ -172,9 +171,10 @@ def _word(package: Package) -> str:
 
 def _target(node: NodeNeeds) -> Target:
     """
-    Return the target that decides which wheels fit a node.
+    Return the target that selects a node's wheels.
 
-    Its Python is the lock's, if the lock states one; the probe ran under the system's.
+    Its Python is the lock's, if the lock states one, because the probe ran under the system's
+    Python.
     """
     system = "rhel" if node.system.red_hat else node.system.id
     glibc = GLIBC.get((system, node.system.major))

@@ -1,10 +1,10 @@
-"""Serve the folder of this file, read-only. A bundle's README explains the use.
+"""Serve the folder of this file, read-only. The bundle's README explains its use.
 
     python3 serve.py [ADDRESS:PORT]          (default 0.0.0.0:8080)
 
-Standard library alone. Any web server will do for packages and wheels; the Hub's client also needs
-two headers, with a file's commit and the hash of its content. Requests and their status are logged
-to stderr.
+The program uses the standard library alone. Any web server can serve packages and wheels. The Hub's
+client also needs two headers, with a file's commit and its ETag. Requests and their status are
+logged to stderr.
 """
 
 from __future__ import annotations
@@ -28,12 +28,15 @@ _TYPES = {".html": "text/html; charset=utf-8", ".json": "application/json"}
 
 
 def bind_server(root: Path, listen: tuple[str, int]) -> ThreadingHTTPServer:
-    """Bind a server of the folder `root` to `listen` (port 0: any) without serving yet."""
+    """Return a bound server of the folder `root` that does not serve yet.
+
+    Port 0 selects any free port.
+    """
     return FileServer(listen, partial(_Handler, root=root.resolve()))
 
 
 class FileServer(ThreadingHTTPServer):
-    """A server whose clients do not wait for each other."""
+    """A server that answers clients in parallel."""
 
     daemon_threads = True
     request_queue_size = 128  # a whole fleet asks at once
@@ -41,9 +44,9 @@ class FileServer(ThreadingHTTPServer):
 
 class FileHandler(BaseHTTPRequestHandler):
     """
-    One connection, on which files are sent as apt, uv and the Hub's client ask for them.
+    One connection, with the parts of HTTP that apt, uv and the Hub's client use.
 
-    A subclass's `do_GET` chooses the file: `send` answers with a file, `head` without.
+    A subclass's `do_GET` chooses the file. `send` answers with a file, `head` with headers only.
     """
 
     protocol_version = "HTTP/1.1"
@@ -53,7 +56,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.do_GET()
 
     def do_GET(self) -> None:
-        """Answer a request; each server implements it."""
+        """Answer a request. Each subclass implements it."""
         raise NotImplementedError
 
     def send(
@@ -64,7 +67,7 @@ class FileHandler(BaseHTTPRequestHandler):
         *,
         rate: int | None = None,
     ) -> None:
-        """Answer with a file, or with the requested range; `rate` in bytes a second."""
+        """Answer with a file or with the requested range. `rate` is in bytes a second."""
         with path.open("rb") as file:
             stat = os.fstat(file.fileno())
             headers = {"Last-Modified": formatdate(stat.st_mtime, usegmt=True), **headers}
@@ -92,7 +95,7 @@ class FileHandler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def _has_it(self, modified: float) -> bool:
-        """Return whether the client's copy is current, which apt queries at every update."""
+        """Return whether the client's copy is current, which apt checks at every update."""
         since = self.headers.get("If-Modified-Since", "")
         try:
             return bool(since) and int(modified) <= parsedate_to_datetime(since).timestamp()
@@ -100,7 +103,7 @@ class FileHandler(BaseHTTPRequestHandler):
             return False
 
     def _first_byte(self, size: int) -> int:
-        """The offset to resume at; only `bytes=N-`, which clients send after an interruption."""
+        """Return the offset of a resumed download. Other ranges than `bytes=N-` are ignored."""
         match = re.fullmatch(r"bytes=(\d+)-", self.headers.get("Range", ""))
         first = int(match[1]) if match else 0
         return first if first < size else 0

@@ -1,7 +1,7 @@
 """Choose the wheels of a lock for a node, and find their addresses.
 
-One file a package: pip's and uv's choice on the node by Python, C library and processor. Every file
-is verified against the lock's hashes, whatever its source.
+Each package has one wheel: the one that pip and uv choose on the node by Python, C library and
+processor. Every file is verified against the lock's hashes.
 """
 
 from __future__ import annotations
@@ -35,9 +35,7 @@ _ACCEPT = {"Accept": f"{_JSON}, text/html;q=0.5"}
 
 @dataclass(frozen=True)
 class Target:
-    """
-    The properties of a node that select wheels: Python (3, 12), glibc (2, 39), x86_64 or aarch64.
-    """
+    """A node's properties that select wheels: Python (3, 12), glibc (2, 39), x86_64 or aarch64."""
 
     python: tuple[int, int]
     glibc: tuple[int, int]
@@ -61,7 +59,7 @@ class Target:
 
     @property
     def markers(self) -> dict[str, str]:
-        """Return the environment for a lock's markers."""
+        """The environment for evaluating a lock's markers."""
         version = ".".join(map(str, self.python))
         return {
             "implementation_name": "cpython",
@@ -77,7 +75,7 @@ class Target:
 
 @dataclass(frozen=True)
 class Lock:
-    """A file of requirements with hashes, and where its wheels come from."""
+    """A file of requirements with hashes, and the sources of its wheels."""
 
     name: str
     text: str
@@ -85,7 +83,10 @@ class Lock:
     find_links: tuple[str, ...]
 
     def pins(self, target: Target) -> Iterator[tuple[Requirement, frozenset[str]]]:
-        """Yield the pinned wheels for a node, with hashes. Raises FleetError for other lines."""
+        """Yield a node's requirements with hashes.
+
+        Raises FleetError for lines that are no requirement.
+        """
         for line in re.sub(r"\\\r?\n", " ", self.text).splitlines():
             text = re.sub(r"(^|\s)#.*", "", line).strip()
             if not text:
@@ -101,7 +102,7 @@ class Lock:
 
 def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
     """
-    Return the wheel of each package of a lock; folders of the nodes among its links are theirs.
+    Return the wheel of each package of a lock. Links to folders on nodes are skipped.
 
     Raises FleetError with every package without a wheel for this node, or without a hash.
     """
@@ -126,7 +127,7 @@ def find(lock: Lock, target: Target) -> tuple[Remote, ...]:
 
 
 def page_of_links(folder: Folder, paths: Iterable[str]) -> bytes:
-    """Return the page by which pip and uv find a bundle's wheels, each with its hash."""
+    """Return the HTML page that lists a bundle's wheels with hashes, for pip and uv."""
     lines = []
     for path in sorted(paths):
         name = Path(path).name
@@ -185,7 +186,7 @@ def _choose(
 
 
 def _rank(name: str, wanted: Requirement, ranks: Mapping[Tag, int]) -> int | None:
-    """Return a wheel's rank for the node, lower is better; None: incompatible."""
+    """Return a wheel's rank for the node (lower is better), or None if it is incompatible."""
     try:
         package, version, _, tags = parse_wheel_filename(name)
     except InvalidWheelFilename:
@@ -211,7 +212,7 @@ def _page(url: str) -> tuple[str, bytes, str]:
 
 
 def _links(page: tuple[str, bytes, str]) -> Iterator[_Link]:
-    """Yield the files of an index's page, as PEP 503 (HTML) or PEP 691 (JSON) has them."""
+    """Yield the files of an index page, in the format of PEP 503 (HTML) or PEP 691 (JSON)."""
     base, content, kind = page
     if kind == _JSON:
         try:
