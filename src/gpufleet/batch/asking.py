@@ -1,6 +1,7 @@
-"""Send requests of a batch over persistent HTTP connections. Border. Calls block; under gevent,
-which callers use, other greenlets continue. The key is only in a header, and errors contain no text
-of a request or answer.
+"""Send requests of a batch over persistent HTTP connections. Border.
+
+Calls block; under gevent, which callers use, other greenlets continue. The key is only in a header,
+and errors contain no text of a request or answer.
 """
 
 from __future__ import annotations
@@ -18,13 +19,15 @@ from gpufleet.sanitize import printable
 CONNECT_SECONDS = 10.0
 MOST_ANSWER_BYTES = 64 << 20
 REUSE_SECONDS = 2.0
-"""A connection that was idle for longer is not used again: vLLM's server closes it after 5 s, which
-would look like a lost request."""
+"""Seconds after which an idle connection is not reused.
+
+vLLM's server closes idle connections after 5 s, which would look like a lost request.
+"""
 _MOST_KEPT = 512
 
 
 class Asker:
-    """The server that a batch sends its lines to."""
+    """The HTTP client that sends a batch's lines to a server."""
 
     def __init__(
         self,
@@ -35,7 +38,7 @@ class Asker:
         certificate_file: str | None,
         seconds: float,
     ) -> None:
-        """Set the `prefix` of every path, and the limit in seconds for a complete answer."""
+        """Set the server; `prefix` precedes every path, `seconds` limits a complete answer."""
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._prefix, self._seconds = prefix, seconds
@@ -46,7 +49,9 @@ class Asker:
         self._kept: list[tuple[HTTPConnection, float]] = []
 
     def ask(self, path: str, body: bytes) -> Reply:
-        """Send a request, and return its outcome."""
+        """
+        Send a request, and return its outcome. Raises `FleetError` for an untrusted certificate.
+        """
         try:
             connection = self._connection()
         except (OSError, HTTPException) as error:
@@ -78,7 +83,7 @@ class Asker:
             self._kept.pop()[0].close()
 
     def _connection(self) -> HTTPConnection:
-        """Return a connection that was used just now, or a new one."""
+        """Return a recently used connection, or a new one."""
         while self._kept:
             connection, used = self._kept.pop()
             if time.monotonic() - used < REUSE_SECONDS:
@@ -100,7 +105,7 @@ class Asker:
 
 
 def _read(response: HTTPResponse) -> tuple[Reply, bool]:
-    """Return an answer, and whether its connection may be used again."""
+    """Return an answer, and whether its connection can be reused."""
     body = response.read(MOST_ANSWER_BYTES + 1)
     if len(body) > MOST_ANSWER_BYTES:
         return Reply(problem="answer too large"), False

@@ -31,28 +31,27 @@ URLS = {
     "/classify": "/classify",
     "/pooling": "/pooling",
 }
-"""The allowed `url` of a line, and the equivalent route of vLLM: below /v1 if there is one.
-"""
+"""The allowed values of a line's `url`, with vLLM's equivalent routes, below /v1 where possible."""
 _NOT_WHOLE = {"stream": "a stream", "background": "an answer to fetch later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20
-"""The most problems that a refusal names."""
+"""The maximum number of problems in a refusal."""
 _ROUND = 4
-"""A line may have so many times the bytes of its body: `\\u0430` is sent as two bytes."""
+"""The maximum ratio of a line's bytes to its body's: `\\u0430` is sent as two bytes."""
 _HASH_BYTES = 8
 """
-Bytes of a `custom_id`'s hash: among ten million lines two collide with a chance of 3 in a million,
-which is refused as a repeated name.
+Bytes of a `custom_id`'s hash: among ten million lines, the chance of a collision is 3 in a million.
+A collision is refused as a repeated name.
 """
 
 
 class LineError(Exception):
-    """A mistake in a line, and the correction."""
+    """A mistake in a line, with its correction."""
 
 
 @dataclass(frozen=True)
 class InputRules:
-    """Requirements for the lines of a batch."""
+    """The requirements for the lines of a batch."""
 
     model: str
     """The model's name in requests."""
@@ -66,7 +65,7 @@ class Line:
 
     custom_id: str
     path: str
-    """The route of its request: a value of `URLS`."""
+    """The route of the request, a value of `URLS`."""
     body: bytes = field(repr=False)
 
 
@@ -77,11 +76,11 @@ class CheckedInput:
     lines: int
     sha256: str
     paths: tuple[str, ...]
-    """The routes of its lines."""
+    """The routes of the input's lines."""
 
 
 class BatchInput:
-    """An input file that stays open: a file renamed over it meanwhile is not read."""
+    """An input file that stays open, so a file renamed over it is not read."""
 
     def __init__(self, path: Path, rules: InputRules) -> None:
         self._path, self._rules = path, rules
@@ -103,7 +102,7 @@ class BatchInput:
         self._file.close()
 
     def check(self) -> CheckedInput:
-        """Read all lines. Raises `FleetError` with the first invalid lines."""
+        """Read and check all lines. Raises `FleetError` with the first invalid lines."""
         digest = hashlib.sha256()
         seen: set[int] = set()
         problems: list[str] = []
@@ -138,7 +137,7 @@ class BatchInput:
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
         """
-        Yield the lines in their order, except those whose hash of `custom_id` (`id_hash`) is in
+        Yield the lines in order, except lines whose `custom_id` has a hash (`id_hash`) in
         `without`.
         """
         for _, raw in self._lines():
@@ -152,7 +151,7 @@ class BatchInput:
                 yield line
 
     def _lines(self, digest: Any = None) -> Iterator[tuple[int, bytes | None]]:
-        """Yield line numbers and lines; None for a line above the size limit."""
+        """Yield line numbers and lines. A line above the size limit is None."""
         most = self._rules.body_bytes * _ROUND + (64 << 10)
         self._file.seek(0)
         number = 0
@@ -187,7 +186,7 @@ def id_hash(custom_id: str) -> int:
 
 
 def parse_line(raw: bytes | None, rules: InputRules) -> Line:
-    """Return a line's request. Raises `LineError` with what is wrong and what to write."""
+    """Return a line's request. Raises `LineError` with the mistake and its correction."""
     largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
     if raw is None:
         raise LineError(f"is {largest} request")

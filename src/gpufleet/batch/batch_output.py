@@ -1,10 +1,10 @@
-"""Write the output of a batch: answers count once they are on disk; the output records which lines
-are answered.
+"""Write the output of a batch, which is also the record of the answered lines.
 
-Border. `OUTPUT.state` beside it has its input's hash and is its lock: one process writes an output,
-and its `flock` ends with the process. After a kill at any moment the output has complete lines and
-at most one partial last line, which the next process removes. After a power loss answers of the
-last second may be missing: these lines are sent again.
+Border. An answer counts once it is on disk. `OUTPUT.state` beside the output has the input's hash
+and is the lock: one process writes an output, and its `flock` ends with the process. After a kill
+at any moment the output has complete lines and at most one partial last line, which the next
+process removes. After a power loss, answers of the last second may be missing, and their lines are
+sent again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 def state_file(output: Path) -> Path:
     """
-    Return the state file beside an output, which contains its input's hash.
+    Return the path of an output's state file, which contains the input's hash.
 
     >>> str(state_file(Path("out.jsonl")))
     'out.jsonl.state'
@@ -37,18 +37,20 @@ def state_file(output: Path) -> Path:
 
 class BatchOutput:
     """
-    An output file, locked against other processes while it is open. `done` has the answered lines.
+    An output file, locked against other processes while it is open.
+
+    `done` has the answered lines.
     """
 
     def __init__(self, path: Path, of: CheckedInput, model: str, *, retry_failed: bool) -> None:
         """
-        Open an output, a new one or that of an earlier run with the same input.
+        Open a new output, or the output of an earlier run with the same input.
 
         Raises `FleetError` if it belongs to another input, or another process has locked it.
         """
         self.path = path
         self.done: set[int] = set()
-        """Hashes of `custom_id`."""
+        """Hashes of the answered lines' `custom_id`."""
         self.totals = Totals()
         self._unsynced = False
         try:
@@ -66,8 +68,8 @@ class BatchOutput:
 
     def add(self, document: dict[str, Any]) -> None:
         """
-        Write an answer; it counts from then on. Raises `FleetError` on a failed write; the file
-        then still consists of complete lines.
+        Write an answer, and count it. Raises `FleetError` on a failed write, after which the file
+        still consists of complete lines.
         """
         # ASCII alone: half of a surrogate pair in an answer stays what it was.
         data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
@@ -87,7 +89,7 @@ class BatchOutput:
         self._count(document)
 
     def sync(self, call: Callable[[Callable[[int], None], int], Any] | None = None) -> None:
-        """Write all answers to disk; `call` runs a function that blocks."""
+        """Write all answers to disk; `call` runs the blocking function."""
         if not self._unsynced:
             return
         self._unsynced = False
@@ -100,7 +102,7 @@ class BatchOutput:
             raise FleetError(f"{self.path} cannot be written: {file_fault(error)}") from None
 
     def close(self) -> None:
-        """Write all answers to disk, and release the output for other processes."""
+        """Write all answers to disk, and unlock the output."""
         try:
             self.sync()
         finally:
@@ -110,7 +112,7 @@ class BatchOutput:
     # -- what an earlier run has left ----------------------------------------------------------
 
     def _take(self, of: CheckedInput, model: str) -> int:
-        """Lock the state file, and write it or compare it; return its descriptor."""
+        """Lock the state file, write it or compare it, and return its descriptor."""
         place = state_file(self.path)
         lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         lock_file(place, lock)
@@ -135,7 +137,7 @@ class BatchOutput:
         return lock
 
     def _drop_failed(self) -> None:
-        """Rewrite the output without the failed lines, atomically."""
+        """Rewrite the output atomically without the failed lines."""
         if not self.path.exists():
             return
         new = self.path.with_name(f".{self.path.name}.new")
@@ -149,7 +151,7 @@ class BatchOutput:
         new.replace(self.path)
 
     def _read_all(self) -> int:
-        """Note the answered lines; return the bytes of whole lines."""
+        """Record the answered lines, and return the size of the complete lines in bytes."""
         size = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):

@@ -1,6 +1,6 @@
-"""Run a batch: send lines as the throttle allows, and write answers.
+"""Run a batch: send lines within the throttle's limit, and write the answers.
 
-Border: greenlets, one for each request, one that observes the fleet, one that syncs answers.
+Border. Greenlets: one per request, one that reads the fleet's load, and one that syncs answers.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _TICK_SECONDS = 0.5
 
 
 class RequestSender(Protocol):
-    """A sender of requests: `asking.Asker`."""
+    """A sender of requests, such as `asking.Asker`."""
 
     def ask(self, path: str, body: bytes) -> Reply:
-        """Send a request; return its result."""
+        """Send a request, and return its result."""
 
 
 @dataclass(order=True)
 class _Again:
-    """A line to retry, and when."""
+    """A line to retry, and the time of the next try."""
 
     due: float
     number: int
@@ -50,11 +50,11 @@ class Moment:
 
     under_way: int
     why: str
-    """Why no line is sent now; "": lines are being sent."""
+    """Why no line is sent now; "" while lines are being sent."""
 
 
 class BatchRun:
-    """One run over the lines that have no answer yet."""
+    """One run over the lines without an answer."""
 
     def __init__(
         self,
@@ -70,10 +70,11 @@ class BatchRun:
         on_beat: Callable[[Moment], None] = lambda _moment: None,
     ) -> None:
         """
-        `look` is called with a function that counts the requests in flight; it may block.
+        Set the limits of the run.
 
-        `seconds` is the limit for one request. The run ends if no answer came for
-        `patience_seconds` and no request is in flight.
+        `look` reads the fleet's load and may block; its argument is a function that counts the
+        requests in flight. `seconds` is the limit for one request. The run ends after
+        `patience_seconds` without an answer, once no request is in flight.
         """
         self._asks, self._lines, self._output = asks, lines, output
         self._look, self._seconds, self._patience = look, seconds, patience_seconds
@@ -87,10 +88,10 @@ class BatchRun:
         self._wake = Event()
         self._answered_at = time.monotonic()
         self.stopped = ""
-        """Why the run ended before all lines were answered; "": all lines were answered."""
+        """Why the run ended before all lines were answered; "" if all were answered."""
 
     def stop(self, why: str) -> None:
-        """End the run: requests in flight are abandoned; the next run sends them again."""
+        """End the run. Requests in flight are abandoned, and the next run sends them again."""
         self.stopped = self.stopped or why
         self._wake.set()
 

@@ -1,7 +1,8 @@
-"""Classify the server's reply to a line: answered, failed, or to be sent again. Pure.
+"""Classify the server's reply to a line: answered, failed, or to be retried. Pure.
 
-A line of the output is OpenAI's: `{"id", "custom_id", "response", "error"}`. A refused request
-(4xx) counts as answered; without capacity (429, 503), or if the request is lost, it is retried.
+A line of the output is in OpenAI's format: `{"id", "custom_id", "response", "error"}`. A refused
+request (4xx) counts as answered. A request is retried if the server has no capacity (429, 503) or
+the request is lost.
 """
 
 from __future__ import annotations
@@ -18,16 +19,18 @@ Kind: TypeAlias = Literal["answer", "busy", "lost", "broken", "refused"]
 
 MOST_TRIES = {"busy": 50, "lost": 5, "broken": 5}
 """
-How often a line without an answer is sent. A line that kills its server is sent to 5 servers, not
-to all; a line that finds no room waits up to a minute each time.
+The maximum number of attempts for a line without an answer.
+
+A line that kills its server is sent to 5 servers, not to all. A line refused for lack of capacity
+waits up to a minute before each retry.
 """
 LONGEST_BACK_OFF_SECONDS = 60.0
 _BUSY = frozenset({408, 425, 429, 503})
 _LOST = frozenset({502, 504})
 _NUMBERS = ("embedding", "probs", "data", "relevance_score", "score")
-"""Keys of rows whose values are numbers, or lists of them."""
+"""Keys of rows whose values are numbers or lists of numbers."""
 _REFUSED = frozenset({401, 403})
-"""The key is refused, and would be for every line."""
+"""Statuses of a refused key, which the server would send for every line."""
 
 
 @dataclass(frozen=True)
@@ -35,26 +38,29 @@ class Reply:
     """The result of one request."""
 
     status: int = 0
-    """HTTP status; 0: no answer."""
+    """The HTTP status; 0 without an answer."""
     body: bytes = field(default=b"", repr=False)
     request_id: str = ""
     retry_after: float = 0.0
     problem: str = ""
-    """Why there is no status: `refused`, `connection lost`, `timeout`, `answer too large`."""
+    """Why there is no status: `refused`, `connection lost`, `timeout` or `answer too large`."""
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The outcome of a reply for its line."""
+    """The verdict on a line's reply."""
 
     kind: Kind
     """
-    `busy`: the server did not accept it; `lost`: no answer arrived; `broken`: the server failed on
-    it; `refused`: the server accepts no line.
+    The kind of outcome.
+
+    `answer`: the line is answered; `busy`: the server did not accept the line; `lost`: no answer
+    arrived; `broken`: the server failed on the line; `refused`: the server refuses the key, so it
+    accepts no line.
     """
     status: int
     code: str
-    """The error, such as `400` or `connection lost`; "": it was answered."""
+    """The error code, such as `400` or `connection lost`; "" for an answer."""
     document: Any = field(default=None, repr=False)
     """The answer's body."""
     request_id: str = ""
@@ -66,7 +72,7 @@ class Verdict:
 
 
 def judge(reply: Reply) -> Verdict:
-    """Classify a reply."""
+    """Return the verdict on a reply."""
     if not reply.status:
         # No connection was made, so the line was not sent.
         kind: Kind = "busy" if reply.problem == "refused" else "lost"
@@ -166,17 +172,17 @@ class Totals:
 
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    """By the code of their error."""
+    """The number of failed lines by error code."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
     @property
     def lines(self) -> int:
-        """All of them."""
+        """The number of all lines."""
         return self.answered + self.failed.total()
 
     def add(self, document: Any) -> None:
-        """Add a line of the output, as JSON."""
+        """Count a line of the output, given as JSON."""
         if error := document.get("error"):
             self.failed[str(error.get("code"))] += 1
             return

@@ -1,8 +1,9 @@
-"""Compute how many lines of a batch may be in flight now. Pure: all times are given.
+"""Compute the number of batch lines that may be in flight. Pure: all times are arguments.
 
-The lowest of three limits counts: the fleet's idle capacity (`load_test/guest.py`), approached from
-1 by doubling at each observation; a hold of 1, 2, 4, ... 60 s after a rejected or lost request,
-after which one line goes first; 0 if the last observation is too old.
+The lowest of three limits applies. The first is the fleet's idle capacity (`load_test/guest.py`),
+approached from 1 by doubling at each observation. The second is a hold of 1, 2, 4, ... 60 s after a
+rejected or lost request, after which one line is sent first. The third is 0 if the last observation
+is too old.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ from gpufleet.batch.replies import LONGEST_BACK_OFF_SECONDS, back_off_seconds
 from gpufleet.load_test.guest import Allowance
 
 STALE_SECONDS = 60.0
-"""The age at which a reading is stale: a node has 30 s to answer, and a connection to it 40 s."""
+"""The age of a stale reading: a node has 30 s to answer, and a connection to it 40 s."""
 
 
 class Throttle:
     """
+    The limit of lines in flight.
+
     Callers query it before each line, and update it after each observation, answer and failure.
     """
 
     def __init__(self, most: int | None, now: float) -> None:
-        """`most` is never exceeded; None: only the idle capacity limits."""
+        """Set the maximum of lines in flight; without `most`, only the idle capacity limits it."""
         self._most = most
         self._looked_at = now
         self._allowed = 0
@@ -29,18 +32,18 @@ class Throttle:
         self._held_at = self._held_until = now
 
     def allow(self, found: Allowance, now: float) -> None:
-        """Take a reading of the servers' load."""
+        """Record a reading of the servers' load."""
         self._looked_at = now
         wanted = found.most if self._most is None else min(found.most, self._most)
         self._allowed = min(wanted, max(1, 2 * self._allowed))
         self._why = found.why
 
     def succeeded(self) -> None:
-        """Record an answer: after the hold all lines may continue, not only one."""
+        """Record an answer. After a hold, it lifts the limit of one line."""
         self._failures = 0
 
     def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
-        """Record a line without an answer, which makes other lines wait, too."""
+        """Record a failed line that makes other lines wait."""
         if asked_at < self._held_at:
             return  # it was asked before the others failed: one event
         self._failures += 1
@@ -49,13 +52,13 @@ class Throttle:
         self._held_until = now + min(LONGEST_BACK_OFF_SECONDS, wanted)
 
     def limit(self, now: float) -> int:
-        """Return how many lines may be under way."""
+        """Return the number of lines that may be in flight."""
         if now - self._looked_at > STALE_SECONDS or now < self._held_until:
             return 0
         return min(1, self._allowed) if self._failures else self._allowed
 
     def why(self, now: float) -> str:
-        """Return why no line may be sent now; "": lines may be sent."""
+        """Return why no line may be sent now; "" if lines may be sent."""
         if now - self._looked_at > STALE_SECONDS:
             return "the fleet's load is no longer known"
         if now < self._held_until:

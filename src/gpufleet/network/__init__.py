@@ -1,1 +1,1 @@
-"""HAProxy, keepalived, LiteLLM and the firewall of nodes, rendered.  Pure."""
+"""Render the nodes' HAProxy, keepalived, LiteLLM and firewall. Pure."""

@@ -1,18 +1,18 @@
 """
-Render one nftables table: the node's ports that other machines may reach. Pure.
+Render the nftables table of a node's ports that other machines may reach. Pure.
 
 Any client that reaches a replica's internal ports can run code there: vLLM, Ray, torch and NIXL
 have no authentication there, and load pickles. So these ports are open only to the replica's other
-nodes, on the interface chosen for them. Endpoints and exporters are open to the clients in
-settings.
+nodes, on the interface chosen for them. Endpoints and exporters are open to the clients named in
+the settings.
 
-nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. They are recognised in the
-second packet of a connection, by the user whose program sends it (`meta skuid`, nft(8); a SYN-ACK
-belongs to the socket that listens). A SYN cookie belongs to no socket, so it is also dropped: a SYN
-flood opens no port.
+nftables cannot know the ports that vLLM, NCCL and Ray choose themselves. The table recognises them
+by the second packet of a connection, from the user of the sending program (`meta skuid`, nft(8); a
+SYN-ACK belongs to the listening socket). A SYN cookie belongs to no socket, so it is also dropped:
+a SYN flood opens no port.
 
-The table decides independently: packets that another table drops stay dropped, and no other table
-is changed.
+The table is independent: packets dropped by another table stay dropped, and no other table is
+changed.
 """
 
 from __future__ import annotations
@@ -39,8 +39,9 @@ SERVICE = "gpufleet-firewall.service"
 DIRECTORY = node_paths.CONFIGURATION
 RULES = f"{DIRECTORY}/firewall.nft"
 """
-The ruleset that the service loads at boot; on_node/network/firewall.py writes it once rules are
-confirmed.
+The ruleset that the service loads at boot.
+
+on_node/network/firewall.py writes it once the rules are confirmed.
 """
 TEMPLATE = "firewall/nftables.conf.j2"
 
@@ -51,28 +52,30 @@ Networks: TypeAlias = Iterable[IPv4Network | IPv6Network]
 _INTERFACE = re.compile(r"[A-Za-z0-9_.:-]{1,15}")
 _LAST_PRIVILEGED = 1023
 """
-The last port on which only root may listen (net.ipv4.ip_unprivileged_port_start): vLLM uses only
-higher ports.
+The last port on which only root may listen (net.ipv4.ip_unprivileged_port_start).
+
+vLLM uses only higher ports.
 """
 
 
 @dataclass(frozen=True)
 class PeerAddress:
     """
-    The nodes that connect to an address of this node: those of one replica, or of prefill and
-    decode.
+    An address of this node, and the nodes that connect to it.
+
+    The nodes belong to one replica, or to prefill and decode.
     """
 
     interface: str
-    """Interface; "": any, for a running replica whose interface is unknown."""
+    """The interface; "" (any) for a running replica with an unknown interface."""
     address: str
     """This node's address."""
     others: tuple[str, ...]
-    """Addresses of the other nodes."""
+    """The addresses of the other nodes."""
     ports: tuple[Range, ...]
     """Known ports between the nodes. In the first range ranks also exchange datagrams."""
     ranks: bool = True
-    """Whether the nodes are ranks of one replica, not partners in prefill and decode."""
+    """Whether the nodes are ranks of one replica; False for partners in prefill and decode."""
 
 
 def render_rules(
@@ -84,12 +87,13 @@ def render_rules(
     fellows: Iterable[str] = (),
 ) -> str:
     """
-    Return the table of a node in nft's syntax. `stages` are the node's planned stages, `running`
-    the running ones, whose ports stay open as well. `ssh_port` is the port of the deploy's
+    Return the table of a node in nft's syntax. `stages` are the node's planned stages. `running`
+    are the running stages, whose ports stay open as well. `ssh_port` is the port of the deploy's
     connection, `fellows` the addresses of the fleet's other GPU nodes, which copy releases and
     models from this node.
 
-    Raises `FleetError` for ports that must not be opened, and for names that nft cannot express.
+    Raises `FleetError` for ports that must not be opened, and for interface names that nft cannot
+    express.
     """
     wanted = settings.firewall or Firewall()
     ours, old = tuple(stages), tuple(running)
@@ -149,7 +153,7 @@ def render_service() -> str:
 
 def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
     """
-    Return a new table's changes as lines that begin with + or -.
+    Return the changes from the loaded table to the new one, as lines that begin with + or -.
 
     >>> changes(None, "table inet gpufleet {\\n}")
     ('+ table inet gpufleet {', '+ }')
@@ -165,9 +169,9 @@ def changes(loaded: str | None, wanted: str) -> tuple[str, ...]:
 
 def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     """
-    Yield problems of a node's firewall, from `on_node/network/firewall.py`'s answer.
+    Yield the problems of a node's firewall, from `on_node/network/firewall.py`'s answer.
 
-    A missing answer is also a problem.
+    An empty answer is also a problem.
     """
     if not seen:
         yield "the firewall could not be queried"
@@ -215,10 +219,7 @@ def _planned(stages: Iterable[Stage]) -> Iterator[PeerAddress]:
 
 
 def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
-    """
-    Yield the peer addresses of running stages, from their units' lines
-    (`multinode.launch.command`).
-    """
+    """Yield the peer addresses of running stages, from their units (`multinode.launch.command`)."""
     for each in running:
         said = [line.partition(" ") for line in each.arguments]
         rank = next((number for name, _, number in said if name == "--rank"), "")
@@ -230,7 +231,7 @@ def _running_peers(running: Iterable[Running]) -> Iterator[PeerAddress]:
 
 
 def _links(meetings: Sequence[PeerAddress]) -> Iterator[dict[str, Any]]:
-    """Yield each address at which other nodes may reach this one, with these nodes."""
+    """Yield each address of this node that other nodes may reach, with these nodes."""
     known = {each.address: each.interface for each in meetings if each.interface}
     for address in sorted({each.address for each in meetings}, key=_by_number):
         here = [each for each in meetings if each.address == address]
@@ -267,7 +268,7 @@ def _by_number(address: str) -> tuple[int, ...]:
 def _endpoints(
     stages: Iterable[Stage], settings: NodeSettings, running: Iterable[Running]
 ) -> list[Range]:
-    """Return the ports on which the node answers clients, including those of `running`."""
+    """Return the ports on which the node answers clients, including the ports of `running`."""
     found = {each.port for each in running if each.port and _has_server(each)}
     for stage in stages:
         model = settings.serving[stage.model]
@@ -288,7 +289,7 @@ def _has_server(each: Running) -> bool:
 
 
 def _front_rules(settings: NodeSettings) -> Iterator[Range]:
-    """Yield the ports for clients of a gateway and LiteLLM, unless `open` contains the port."""
+    """Yield the ports for clients of a gateway and LiteLLM, except ports already in `open`."""
     wanted = settings.firewall or Firewall()
     ports = [settings.gateway.port] if settings.gateway else []
     if settings.litellm and settings.litellm.listen not in LOOPBACK:
@@ -313,7 +314,7 @@ def _exporters(settings: NodeSettings) -> list[Range]:
 
 
 def _exposed(settings: NodeSettings) -> Iterator[str]:
-    """Yield a sentence for each range of `open` that would expose exporters to other clients."""
+    """Yield a sentence for each range of `open` that would expose exporters."""
     wanted = settings.firewall or Firewall()
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
@@ -325,7 +326,7 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
 
 
 def _merged(ranges: Iterable[Range]) -> list[Range]:
-    """Join overlapping ranges, which nft refuses in a set."""
+    """Join overlapping and adjacent ranges; nft refuses overlaps in a set."""
     found: list[Range] = []
     for first, last in sorted(ranges):
         if found and first <= found[-1][1] + 1:
@@ -342,7 +343,7 @@ def _ports(ranges: Iterable[Range]) -> str:
 
 
 def _sources(networks: Networks) -> list[dict[str, str]]:
-    """Return networks with nft's name of their family, without nested ones."""
+    """Return networks with nft's name of their address family, without nested networks."""
     named = list(networks)
     found: list[dict[str, str]] = []
     v4 = [each for each in named if isinstance(each, IPv4Network)]

@@ -46,7 +46,7 @@ def configuration(
     node: MonitoringTargets, wanted: Gateway, loaded: Callable[[], GatewayState]
 ) -> Configuration:
     """
-    Return the gateway's configuration; for silent nodes, with the servers in its `loaded`
+    Return the gateway's configuration. For silent nodes, it has the servers of the `loaded`
     configuration.
     """
     keys = {
@@ -116,9 +116,9 @@ def virtual_address(node: MonitoringTargets, wanted: Gateway) -> DesiredState:
 
 def gateway_files(found: Configuration) -> DesiredState:
     """
-    Return the files that the gateway reads, and remove all others there.
+    Return the gateway's files; other maps and certificates in its directory are removed.
 
-    A file with the certificate's end is placed beside it.
+    A file with the certificate's expiry is placed beside the certificate.
     """
     pem = found.secrets.get(haproxy.CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("gateway.tls", pem)
@@ -139,10 +139,10 @@ def gateway_files(found: Configuration) -> DesiredState:
 
 def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[str, ...]:
     """
-    Return remarks on the gateway's certificate: that it expires soon.
+    Return remarks on a gateway's certificate that expires soon.
 
     Raises `FleetError` for unreadable files, and for a certificate that clients would reject:
-    expired, not valid yet, or of another key.
+    expired, not yet valid, or with another key.
     """
     named = haproxy.certificate_files(wanted, node)
     if not named:
@@ -158,7 +158,7 @@ def certificate_remarks(wanted: Gateway, node: str, now: dt.datetime) -> tuple[s
 
 
 def gateway_problems(node: MonitoringTargets) -> tuple[str, ...]:
-    """Return why the node cannot be a gateway, in sentences."""
+    """Return the reasons why the node cannot be a gateway, as sentences."""
     return (
         *haproxy.problems(node.nodes, node.name),
         *keepalived.problems(node.nodes, node.name),

@@ -1,14 +1,14 @@
 """
-Render a gateway: HAProxy in front of every vLLM server of the fleet.  Pure.
+Render a gateway: HAProxy in front of every vLLM server of the fleet. Pure.
 
-Values in, text out: the backends, HAProxy's configuration with its files, and the report of
-`on_node/network/gateway_drains.py` about a running gateway. A backend is an entry of `serving`, a
-server of it is a server of one of its replicas. For HAProxy 2.4 to 3.x, using only features of all
-of them (docs.haproxy.org: json_query and wait-for-body came with 2.4).
+The module computes the backends and HAProxy's configuration with its files, and parses the report
+of `on_node/network/gateway_drains.py` on a running gateway. A backend is an entry of `serving`; its
+servers are the servers of its replicas. The configuration uses only features common to HAProxy 2.4
+to 3.x (docs.haproxy.org: json_query and wait-for-body came with 2.4).
 
-Every request passes these steps in this order: only paths of the API are answered, only known keys,
-within their rate and models; the model is in the path or in the body, JSON or a form; the client's
-key is removed, and servers get their own.
+Every request passes these steps in order: the path must be one of the API; the key must be known,
+within its rate and models; the model is read from the path or from the body, JSON or a form; the
+client's key is replaced with the servers' own.
 """
 
 from __future__ import annotations
@@ -33,20 +33,18 @@ from gpufleet.templates import read_template, render_template
 
 UNIT = "gpufleet-gateway.service"
 HOME = node_paths.GATEWAY
-"""Directory of its configuration. HAProxy is started in it, so that file names can be relative."""
+"""Directory of HAProxy's configuration and working directory, so file names can be relative."""
 CONFIGURATION = "haproxy.cfg"
 RUN = node_paths.GATEWAY_RUN
 SOCKET = f"{RUN}/admin.sock"
 STATE = node_paths.GATEWAY_STATE
-"""State that outlives restarts: the drained servers."""
+"""State that survives restarts: the drained servers."""
 PROGRAM = node_paths.GATEWAY_PROGRAM
 TEMPLATE = "gateway/haproxy.cfg.j2"
 FORM_MODEL = "form-model.lua"
-"""
-The Lua program that reads the model from a form: its name in `HOME` and in `templates/gateway`.
-"""
+"""The Lua program that reads the model from a form, in `HOME` and in `templates/gateway`."""
 PATHS = ("/classify", "/pooling", "/rerank", "/score", "/v2/embed", "/v2/rerank")
-"""vLLM's routes for clients outside /v1: for models that do not complete text."""
+"""vLLM's routes for clients outside /v1, for models that do not complete text."""
 
 # A body is searched for its model as far as HAProxy keeps it. A prompt of a million tokens has some
 # 4 MB; memory is taken as bodies come, not beforehand (measured: 300 waiting requests take 11 MB
@@ -82,11 +80,11 @@ class Target:
     """One of the gateway's vLLM servers."""
 
     name: str
-    """The result of `server_name` without its backend."""
+    """The server's name without its backend (`server_name`)."""
     address: str
     port: int
     stage: str = ""
-    """The stage in queries to the node's watchdog; "": it is not queried."""
+    """The stage in queries to the node's watchdog; "" if the watchdog is not queried."""
     watchdog_port: int = 0
 
     @property
@@ -97,16 +95,18 @@ class Target:
 
 @dataclass(frozen=True)
 class Backend:
-    """An entry of `serving` with its servers; without servers its clients get 503."""
+    """An entry of `serving` with its servers. Without servers, clients get 503."""
 
     name: str
     served_name: str
     """The model's name in clients' requests."""
     targets: tuple[Target, ...] = ()
     api_key: str = field(default="", repr=False)
-    """vLLM's API key; "": its servers require none."""
+    """vLLM's API key; "" if the servers require none."""
     adapters: tuple[str, ...] = ()
-    """Names, in clients' requests, of the LoRA adapters that all of its servers load."""
+    """
+    The names, in clients' requests, of the LoRA adapters that all servers of the backend load.
+    """
 
 
 @dataclass(frozen=True)
@@ -114,63 +114,62 @@ class Configuration:
     """The files of a gateway's configuration."""
 
     files: Mapping[str, bytes] = field(repr=False)
-    """Files by path from `HOME`, without secrets."""
+    """Files without secrets, by path relative to `HOME`."""
     secrets: Mapping[str, bytes] = field(repr=False)
-    """Files with secrets, readable only by root, by path from `HOME`."""
+    """Files with secrets, readable only by root, by path relative to `HOME`."""
     fingerprint: str
-    """Fingerprint of all files; HAProxy reports its loaded one (`show info`, description)."""
+    """Fingerprint of all files. HAProxy reports the loaded one (`show info`, description)."""
 
 
 @dataclass(frozen=True, order=True)
 class ServerState:
-    """A server as a gateway sees it."""
+    """A server's state at a gateway."""
 
     backend: str
     server: str
     status: str
-    """HAProxy's status: UP, DOWN, DRAIN, MAINT, no check; during a change "UP 1/3"."""
+    """HAProxy's status: UP, DOWN, DRAIN, MAINT or no check; "UP 1/3" during a change."""
     sessions: int
-    """Its requests now, including those of reloaded processes."""
+    """The server's current requests, including those of reloaded processes."""
     queued: int
     drained: bool
-    """Whether it is drained: it gets no requests until `ready`."""
+    """Whether the server is drained: it gets no requests until `ready`."""
 
     @property
     def name(self) -> str:
-        """The name that `server_name` gives."""
+        """The server's name, as returned by `server_name`."""
         return f"{self.backend}/{self.server}"
 
 
 @dataclass(frozen=True)
 class GatewayState:
-    """A gateway's report about itself."""
+    """The state that a gateway reports."""
 
     error: str = ""
-    """Why the gateway could not be queried or changed; "": no error."""
+    """Why the gateway could not be queried or changed; "" without an error."""
     runs: bool = False
     fingerprint: str = ""
     """Fingerprint of the configuration that HAProxy has loaded."""
     servers: tuple[ServerState, ...] = ()
     drained: tuple[str, ...] = ()
-    """
-    Names of servers that stay drained over a reload and restart, in the form of `server_name`.
-    """
+    """Servers that stay drained over a reload and restart, by name (`server_name`)."""
     unknown: tuple[str, ...] = ()
-    """Requested servers that are missing in its configuration."""
+    """Requested servers that are missing in the gateway's configuration."""
     configured: Mapping[str, tuple[str, int]] = field(default_factory=dict, hash=False)
-    """Address and port of each server in its configuration, by `server_name`."""
+    """Address and port of each server in the gateway's configuration, by `server_name`."""
     models: tuple[str, ...] = ()
-    """Its backends."""
+    """The gateway's backends."""
     keys: Mapping[str, str] = field(default_factory=dict, hash=False)
     """
-    SHA-256 of the key that it sends to a model's servers, by model; models without a key are left
-    out.
+    SHA-256 of the key that the gateway sends to a model's servers, by model.
+
+    Models without a key are omitted.
     """
 
 
 def server_name(server: Server) -> str:
     """
-    Return a server's name at a gateway: backend, node, replica, and number if there are several.
+    Return a server's name at a gateway: backend, node, replica, and number if not the only one.
 
     >>> server_name(Server("gpu-01", "tiny-0", 0, "tiny", 8000))
     'tiny/gpu-01.tiny-0'
@@ -184,7 +183,9 @@ def _name(server: Server) -> str:
 
 
 def parse_gateway_state(said: Mapping[str, Any] | str) -> GatewayState:
-    """Parse `on_node/network/gateway_drains.py`'s answer; a sentence becomes its `error`."""
+    """
+    Parse `on_node/network/gateway_drains.py`'s answer. A sentence becomes the state's `error`.
+    """
     if isinstance(said, str):
         return GatewayState(error=said)
     return GatewayState(
@@ -212,7 +213,7 @@ def backends(
     """
     Return the backends of the gateway on node `home`: one for each entry that a node declares.
 
-    `keys` are vLLM's API keys by the file that `vllm.api_key_file` names.
+    `keys` are vLLM's API keys by the path in `vllm.api_key_file`.
     """
     declared: dict[str, Served] = {}
     key_of: dict[str, str] = {}
@@ -253,9 +254,9 @@ def keep_silent_servers(
     nodes: Mapping[str, NodeVars],
 ) -> tuple[Backend, ...]:
     """
-    Return `wanted` with a gateway's current servers on nodes that did not answer.
+    Return `wanted` with a gateway's current servers on silent nodes.
 
-    `before` are all its current servers; those on silent nodes are kept.
+    `before` are all current servers of the gateway.
     """
     # The longest name counts: gpu.example is not a server of node gpu.
     by_length = sorted(nodes, key=len, reverse=True)
@@ -274,7 +275,7 @@ def keep_silent_servers(
 
 
 def _asked(node: NodeVars, entry: str, stage: str) -> tuple[str, int]:
-    """Return the stage and the port for a check of a node's watchdog; ("", 0): no check."""
+    """Return the stage and port to query a node's watchdog; ("", 0) without a check."""
     model, port = node.settings.serving.get(entry), node.settings.watchdog_port
     return (stage, port) if model and port and model.watchdog.mode != "off" else ("", 0)
 
@@ -297,7 +298,7 @@ def key_files(nodes: Mapping[str, NodeVars]) -> tuple[str, ...]:
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield why a gateway on `home` cannot reach the fleet's servers, in sentences."""
+    """Yield the problems of a gateway on `home` with the fleet's servers, as sentences."""
     by_entry: dict[str, dict[str | None, list[str]]] = {}
     for name, node in sorted(nodes.items()):
         vllm = node.settings.vllm
@@ -346,7 +347,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
 
 
 def _outside(address: str, networks: Iterable[IPv4Network | IPv6Network]) -> bool:
-    """Return whether an address is in none of the networks; False for a host name."""
+    """Return whether an address is outside all the networks; False for a host name."""
     try:
         found = ip_address(address)
     except ValueError:
@@ -368,11 +369,11 @@ def config(
     account: str = "haproxy",
 ) -> Configuration:
     """
-    Return HAProxy's configuration and the files that it names.
+    Return HAProxy's configuration and the files that it reads.
 
     `certificate` is the content of the files in `gateway.tls`: the certificate and its key.
-    `metrics_address` is bound for metrics, "" for all. `run` and `state` are directories on the
-    node; `account` runs the workers, "": the user that starts HAProxy.
+    `metrics_address` is the address for metrics; "" binds all addresses. `run` and `state` are
+    directories on the node. `account` is the workers' user; "" is the user that starts HAProxy.
     """
     secrets = {"upstream.map": _map((each.name, each.api_key) for each in wanted if each.api_key)}
     if gateway.tls:
@@ -439,7 +440,7 @@ _ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
 
 
 def certificate_files(gateway: Gateway, node: str) -> tuple[str, ...]:
-    """Return the files of this machine with the certificate and its key; none: plain HTTP."""
+    """Return the files of this machine with the certificate and its key; empty for plain HTTP."""
     if gateway.tls is None:
         return ()
     return (
@@ -460,14 +461,15 @@ def _bound(listen: str, port: int) -> str:
 
 
 def _map(pairs: Iterable[tuple[str, str]]) -> bytes:
-    """Return a map for HAProxy: one line with key and value for each entry."""
+    """Return a map for HAProxy, one line with key and value per entry."""
     return "".join(f"{key} {value}\n" for key, value in sorted(pairs)).encode()
 
 
 def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dict[str, Any]]:
     """
-    Yield the answers to /v1/models: one for each client with restricted models, then one for the
-    others.
+    Yield the answers to /v1/models.
+
+    Each client with restricted models has its own answer. The last answer is for all other clients.
     """
     for each in clients:
         if each.models:
@@ -477,7 +479,7 @@ def _lists(clients: Sequence[Client], wanted: Sequence[Backend]) -> Iterator[dic
 
 
 def _models(wanted: Iterable[Backend]) -> str:
-    """Return the answer to `GET /v1/models` in OpenAI's format, without creation dates."""
+    """Return the answer to `GET /v1/models` in OpenAI's format; creation dates are 0."""
     every = tuple(wanted)
     parents: dict[str, str | None] = {each.served_name: None for each in every}
     parents |= {name: each.served_name for each in every for name in each.adapters}
@@ -490,16 +492,16 @@ def _models(wanted: Iterable[Backend]) -> str:
 
 
 def _error(message: str, kind: str = "invalid_request_error", code: str = "") -> str:
-    """Return an error in OpenAI's format, as one word of HAProxy's configuration."""
+    """Return an error in OpenAI's format, as one word of an HAProxy configuration."""
     said = {"message": message, "type": kind, "param": None, "code": code or None}
     return _word(json.dumps({"error": said}))
 
 
 def _word(text: str) -> str:
     """
-    Return text as one word of HAProxy's configuration: in single quotes, in which no character is
-    special.
+    Return JSON text as one word of an HAProxy configuration.
 
-    A quote in it becomes its JSON escape, because all quoted texts here are JSON.
+    The word is in single quotes, in which no character is special. A single quote in the text
+    becomes its JSON escape.
     """
     return "'" + text.replace("'", "\\u0027") + "'"

@@ -2,7 +2,7 @@
 Render keepalived's configuration and check for a virtual address that one of two gateways holds.
 Pure.
 
-The gateways send each other VRRP messages (RFC 9568); when one is silent, or its HAProxy does not
+The gateways send each other VRRP messages (RFC 9568). If one is silent, or its HAProxy does not
 answer or is stopped, the other takes the address.
 """
 
@@ -24,7 +24,7 @@ HOME = "/etc/keepalived"
 CONFIGURATION = "keepalived.conf"
 CHECK = node_paths.GATEWAY_CHECK
 GONE = node_paths.GATEWAY_GONE
-"""1 after HAProxy was stopped, 0 when it runs again; keepalived watches it."""
+"""A file with 1 while HAProxy is stopped and 0 while it runs; keepalived watches it."""
 # keepalived.conf(5), auth_pass: further bytes are ignored.
 _LONGEST_PASSWORD = 8
 _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
@@ -32,7 +32,7 @@ _PASSWORD = re.compile(r"[A-Za-z0-9._+:/@%^&*=-]+")
 
 def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
     """
-    Return keepalived's configuration; the password is in it.
+    Return keepalived's configuration, which contains the password.
 
     Raises `FleetError` for a password that VRRP would truncate, or that is not a single word.
     """
@@ -54,17 +54,17 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
 
 def slow_hash(configuration: bytes) -> str:
     """
-    Return a slow hash that identifies this configuration, for files that all users can read.
+    Return a slow hash of this configuration, for files that all users can read.
 
-    It contains a password of 8 bytes, which a fast hash would make guessable. RFC 7914's scrypt
-    with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
+    The configuration contains a password of 8 bytes, which a fast hash would make guessable. RFC
+    7914's scrypt with 16 MiB (N = 2**14, r = 8) takes some 50 ms a guess.
     """
     return hashlib.scrypt(configuration, salt=b"gpufleet keepalived", n=1 << 14, r=8, p=1).hex()
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """
-    Yield why the gateway on `home` cannot share its address, in sentences.
+    Yield the problems of sharing the address of the gateway on `home`, as sentences.
 
     Gateways that reject each other's messages would both hold the address.
     """

@@ -1,10 +1,10 @@
 """
-LiteLLM in front of a gateway: the names for clients, and the proxy's configuration.  Pure.
+Render LiteLLM in front of a gateway: the names for clients, and the proxy's configuration. Pure.
 
-Names are those of the fleet's `serving`, names over several entries, and aliases. Each name becomes
-one LiteLLM deployment for each of its entries, at the gateway's path of that entry: the gateway
-chooses servers and excludes drained and dead ones. So LiteLLM does not retry or cool down
-deployments; it adds names, defaults and fallbacks.
+Clients use the names of the fleet's `serving`, names for several entries, and aliases. Each name
+becomes one LiteLLM deployment for each of its entries, at the gateway's path of that entry. The
+gateway chooses servers, and excludes drained and dead servers. So LiteLLM does not retry or cool
+down deployments; it adds names, defaults and fallbacks.
 
 LiteLLM reads `config.yaml`. `front.json` configures the filter before it
 (`on_node/network/litellm_serve.py`: clients, names, allowed keys of a body).
@@ -34,7 +34,7 @@ from gpufleet.settings.node_variables import NodeVars
 UNIT = "gpufleet-litellm.service"
 ACCOUNT = "litellm"
 HOME = node_paths.LITELLM
-"""Directory of its configuration."""
+"""Directory of LiteLLM's configuration."""
 CREDENTIALS = f"{HOME}/credentials"
 STATE = "/var/lib/litellm"
 SERVE = node_paths.LITELLM_PROGRAM
@@ -96,22 +96,20 @@ class Name:
 
     name: str
     entries: tuple[str, ...]
-    """Entries of `serving`; with several, each request goes to one of them."""
+    """Entries of `serving`. With several, each request is sent to one of them."""
     parameters: Parameters = field(default_factory=Parameters)
     fallbacks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class Upstream:
-    """LiteLLM's gateway."""
+    """The gateway that LiteLLM sends requests to."""
 
     url: str
     seconds: int
-    """
-    Timeout in seconds for silence within a request: at least as long as the gateway itself waits.
-    """
+    """Timeout in seconds for silence within a request, at least as long as the gateway's own."""
     session_header: str
-    """The header by which it keeps requests of a session together."""
+    """The header by which the gateway recognises a session's requests."""
 
 
 @dataclass(frozen=True)
@@ -125,7 +123,7 @@ class Configuration:
 
 
 def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
-    """Return the entries for clients, each with its served name."""
+    """Return the entries for clients with their served names."""
     found: dict[str, str] = {}
     prefill = set()
     for _, node in sorted(nodes.items()):
@@ -136,7 +134,7 @@ def entries(nodes: Mapping[str, NodeVars]) -> dict[str, str]:
 
 
 def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
-    """Return the sorted names for clients, if `problems` has found nothing."""
+    """Return the sorted names for clients. Precondition: `problems` yields nothing."""
     by_name: dict[str, list[str]] = {}
     for entry, name in served.items():
         by_name.setdefault(name, []).append(entry)
@@ -152,7 +150,7 @@ def names(wanted: Litellm, served: Mapping[str, str]) -> tuple[Name, ...]:
 
 
 def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
-    """Yield problems of `litellm` of node `home`, as sentences."""
+    """Yield the problems of node `home`'s `litellm` settings, as sentences."""
     served = entries(nodes)
     found = [*_of_upstream(wanted, nodes[home].settings.gateway, nodes)]
     if served:
@@ -245,7 +243,7 @@ def _of_upstream(
 def unknown_key(
     wanted: Litellm, nodes: Mapping[str, NodeVars], home: str, key: bytes
 ) -> str | None:
-    """Return why the inventory's gateways would refuse LiteLLM's key; None: they accept it."""
+    """Return why the inventory's gateways would refuse LiteLLM's key; None if they accept it."""
     gateway = nodes[home].settings.gateway
     needed = sorted({e for name in names(wanted, entries(nodes)) for e in name.entries})
     for each in [gateway] if gateway else _gateways(nodes):
@@ -270,10 +268,10 @@ def _gateways(nodes: Mapping[str, NodeVars]) -> list[Gateway]:
 
 def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstream:
     """
-    Return the gateway of LiteLLM on node `home`, if `problems` has found nothing.
+    Return the gateway of LiteLLM on node `home`. Precondition: `problems` yields nothing.
 
-    It waits for the sum of the gateway's queue and server timeouts, so that the gateway times out
-    first and answers with the reason.
+    LiteLLM's default timeout is the sum of the gateway's queue and server timeouts, so that the
+    gateway times out first and answers with the reason.
     """
     here = nodes[home].settings.gateway
     known = [here] if here else _gateways(nodes)
@@ -295,7 +293,7 @@ def upstream(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Upstr
 def configuration(
     wanted: Litellm, asked: Iterable[Name], served: Mapping[str, str], at: Upstream
 ) -> Configuration:
-    """Return the files of LiteLLM and of its key filter; `served` are the fleet's entries."""
+    """Return the files of LiteLLM and of its request filter. `served` are the fleet's entries."""
     asked = tuple(asked)
     said: dict[str, Any] = {
         "model_list": [
@@ -362,7 +360,7 @@ def configuration(
 
 def allowed_networks(wanted: Litellm, at: Upstream) -> tuple[str, ...]:
     """
-    Return the networks that its unit may exchange packets with, as systemd writes them; (): any.
+    Return the networks allowed to LiteLLM's unit, in systemd's syntax; () allows any.
 
     >>> allowed_networks(Litellm(version="1.0.0", lock="a", allow_unauthenticated=True),
     ...       Upstream("http://127.0.0.1:8443", 660, "x-session-id"))

@@ -44,7 +44,7 @@ LONGEST_STOP_SECONDS = 3600 + 30
 
 
 def required_state(build: Release) -> DesiredState:
-    """Return a node's prerequisites for a release, and the program that starts one."""
+    """Return a release's prerequisites on a node, and the program that starts a release."""
     values: list[Value] = [
         *map(Package, PACKAGES),
         Group(ACCOUNT),
@@ -65,9 +65,10 @@ def read_files(
     wanted: Litellm, nodes: Mapping[str, NodeVars], name: str
 ) -> tuple[dict[str, bytes], dict[str, bytes]]:
     """
-    Return the files of this machine: credentials by name, and public files by path from `HOME`.
+    Return LiteLLM's files: credentials by name, and public files by path in `HOME`.
 
-    Raises `FleetError` for unreadable files, and for a key unknown to the gateway.
+    The files are read from this machine. Raises `FleetError` for unreadable files, and for a key
+    unknown to the gateway.
     """
     secrets: dict[str, bytes] = {}
     others: dict[str, bytes] = {}
@@ -93,7 +94,7 @@ def litellm_unit(
     read: Mapping[str, bytes],
     secrets: Mapping[str, bytes],
 ) -> UnitFile:
-    """Return its unit; the fingerprint covers all that the process reads."""
+    """Return LiteLLM's unit. Its fingerprint covers everything that the process reads."""
     program = payload.source("network/litellm_serve")
     digests = {f"credential {each}": _digest(content) for each, content in secrets.items()}
     return whole_unit(
@@ -118,7 +119,7 @@ def command(build: Release, *words: str) -> tuple[str, ...]:
 
 
 def stop_seconds(wanted: Litellm) -> int:
-    """Return the time limit of a stop: the drain, and Python's shutdown."""
+    """Return the time limit of a stop in seconds: the drain, and Python's shutdown."""
     return wanted.drain_seconds + 20
 
 
@@ -133,11 +134,11 @@ OURS = (
     f"{CREDENTIALS}/tls-key",
     certificate_ends.metrics_file(HOME),
 )
-"""LiteLLM's files on a node besides `config.yaml`: unit, filter, secrets, a certificate's end."""
+"""LiteLLM's files on a node besides `config.yaml`: unit, filter, secrets, certificate expiry."""
 
 
 def absent_state() -> DesiredState:
-    """Return the desired state without LiteLLM, except its releases and account."""
+    """Return the desired state of a node without LiteLLM; its releases and account remain."""
     return DesiredState(
         UnitGone(UNIT, stop_seconds=LONGEST_STOP_SECONDS),
         Absent(f"{HOME}/config.yaml"),
@@ -149,9 +150,9 @@ def litellm_files(
     unit: UnitFile, open_files: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
     """
-    Return its configuration, credentials and unit, and remove all others.
+    Return LiteLLM's configuration, credentials and unit; other credentials and *.pem are removed.
 
-    A file with the certificate's end is placed beside it.
+    A file with the certificate's expiry is placed beside the certificate.
     """
     pem = open_files.get(CERTIFICATE)
     end = None if pem is None else certificate_ends.certificate_end("litellm.tls", pem)
@@ -175,7 +176,7 @@ def litellm_files(
 
 
 def running_unit(wanted: Litellm, unit: UnitFile) -> DesiredState:
-    """Return its running unit."""
+    """Return LiteLLM's unit in the running state."""
     return DesiredState(
         unit.file,
         Unit(
