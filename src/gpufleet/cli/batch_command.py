@@ -1,4 +1,4 @@
-"""`gpufleet batch`: send a file of requests beside users' traffic; resumes where it was stopped."""
+"""`gpufleet batch`: send a file of requests beside users' traffic, and resume stopped runs."""
 
 from __future__ import annotations
 

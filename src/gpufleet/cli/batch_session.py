@@ -1,6 +1,6 @@
 """One run of `gpufleet batch`: check, observe the fleet's load, send the lines, print the summary.
 
-Border: it asks nodes over SSH, and the fleet over HTTP.
+Border: it queries nodes over SSH, and the fleet over HTTP.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ from gpufleet.upgrade.run.connections import open_nodes
 
 ASK_AGAIN_SECONDS = 300.0
 """
-Seconds between two status queries; if a replica's load is unknown, the next query follows at once.
+Seconds between two status queries.
+
+If a replica's load is unknown, the next query follows at once.
 """
 REPLICA_BODY_MIB = 32
 """
-Maximum size of a request that no gateway limits, in MiB: the gateway's default. vLLM has no limit.
+Maximum size in MiB of a request without a gateway's limit.
+
+The value is the gateway's default; vLLM has no limit.
 """
 REPLICA_SECONDS = 3600.0
-"""Limit for the answer to a request that goes to a server without a gateway."""
+"""Time limit in seconds for the answer to a request without a gateway."""
 CHECK_SECONDS = 30.0
-"""Limit for the answer to the empty request that is sent before the first line."""
+"""Time limit in seconds for the answer to the empty request before the first line."""
 MOST_AT_ONCE = 512
-"""Most requests at once: half of a process's default limit of open files."""
+"""The maximum of concurrent requests: half of a process's default limit of open files."""
 
 
 @dataclass(frozen=True)
@@ -77,17 +81,17 @@ class Summary:
     output: Path
     lines: int
     totals: Totals
-    """Counts over all lines, including those of earlier runs."""
+    """Counts over all lines, including the lines of earlier runs."""
     seconds: float
-    """The duration of this run."""
+    """The duration of this run in seconds."""
     stopped: str = ""
-    """Why lines are left; "": none are."""
+    """Why lines are left; "" if all lines are answered."""
     signal: int = 0
-    """The signal that ended the run; 0: none."""
+    """The signal that ended the run; 0 without a signal."""
 
     @property
     def left(self) -> int:
-        """Lines without an answer."""
+        """The number of lines without an answer."""
         return self.lines - self.totals.lines
 
     def as_json(self) -> dict[str, Any]:
@@ -107,8 +111,9 @@ class Summary:
 
 class Session:
     """
-    An inventory while a file of requests is sent to it. Raises `FleetError` for an unknown model,
-    replica or gateway.
+    One run of a batch against an inventory.
+
+    Raises `FleetError` for an unknown model, replica or gateway.
     """
 
     def __init__(self, inventory_file: str, wanted: BatchOptions) -> None:
@@ -121,10 +126,10 @@ class Session:
 
     def run(self) -> Summary:
         """
-        Send the input's lines that have no answer in the output.
+        Send the input's lines without an answer in the output, and return the summary.
 
-        Raises `FleetError` for everything to correct before the first request, for a refused key
-        and for an output that cannot be written.
+        Raises `FleetError` before the first request for all mistakes found, and later for a refused
+        key or an output that cannot be written.
         """
         began = time.monotonic()
         wanted = self._wanted
@@ -185,8 +190,9 @@ class Session:
     @property
     def _most(self) -> int:
         """
-        The maximum of concurrent requests: a gateway closes connections above its limit per
-        address.
+        The maximum of concurrent requests.
+
+        A gateway closes connections above its limit per address.
         """
         limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
         # Half: other clients on this machine may use the same gateway.
@@ -195,13 +201,15 @@ class Session:
 
     @property
     def _request_seconds(self) -> float:
-        """The most time for one request: as long as the gateway waits for a server."""
+        """
+        The time limit in seconds for one request: the gateway's own limits, or `REPLICA_SECONDS`.
+        """
         found = self._gateway
         return found.queue_seconds + found.request_seconds if found else REPLICA_SECONDS
 
 
 def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | None:
-    """Return the settings of the gateway that lines go through; None: they go to a replica."""
+    """Return the settings of the lines' gateway, or None if they are sent to a replica."""
     if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
         return None
     node = load_target.choose_gateway(wanted.gateway, declared)
@@ -216,9 +224,9 @@ def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | Non
 
 def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
-    Refuse a rejected key, and routes that the model does not have, before the first request.
+    Raise `FleetError` for a rejected key, and for routes that the model does not have.
 
-    The request is empty: servers answer 400 and compute nothing. A missing answer is ignored.
+    The test request is empty: servers answer 400 and compute nothing. A missing answer is ignored.
     """
     problems = []
     for path in checked.paths:
@@ -241,8 +249,9 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
 
 class GuestLook:
     """
-    Observes the replicas that receive requests, and returns how many requests a guest may have in
-    flight.
+    The observer of the target's replicas.
+
+    Called, it returns the number of requests that a guest may have in flight.
     """
 
     def __init__(
@@ -268,7 +277,7 @@ class GuestLook:
         return target
 
     def __call__(self, under_way: Callable[[], int]) -> guest.Allowance:
-        """Return how many lines may be in flight now; an unknown load allows none."""
+        """Return the maximum of lines in flight now. An unknown load allows no lines."""
         try:
             if time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS:
                 self._ask_nodes()
@@ -288,7 +297,7 @@ class GuestLook:
 
     @property
     def _drained(self) -> str | None:
-        """The named replica, which may be drained by a person; None while the fleet is changed."""
+        """The named replica, which a person may have drained; None while the fleet is changed."""
         return None if self.answers.changes() else self._wanted.replica
 
     def _target(self) -> tuple[Target, tuple[str, ...]]:
@@ -303,8 +312,10 @@ class GuestLook:
 
     def _loads(self, target: Target) -> list[guest.ServerLoad | str]:
         """
-        Return the servers' loads. If the gateway queues requests, a server has no more slots than
-        the gateway lets through.
+        Return the servers' loads.
+
+        If the gateway queues requests, a server's slots are limited to the gateway's limit per
+        server.
         """
         return [
             each
@@ -315,7 +326,7 @@ class GuestLook:
 
 
 class Progress:
-    """A line on stderr after 2 s, then every 5 s, after a minute every 30 s."""
+    """Progress lines on stderr: after 2 s, then every 5 s, and every 30 s after a minute."""
 
     def __init__(self, totals: Totals, lines: int) -> None:
         self._totals = totals
@@ -336,7 +347,7 @@ class Progress:
 
 @contextmanager
 def _signals(run: BatchRun) -> Iterator[list[int]]:
-    """Let SIGINT and SIGTERM end a run between two lines; the list holds the first signal."""
+    """End a run on SIGINT or SIGTERM; the yielded list holds the received signals."""
     caught: list[int] = []
 
     def stop(number: int) -> None:

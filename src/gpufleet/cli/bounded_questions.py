@@ -1,4 +1,4 @@
-"""A round of questions to nodes that ends by a deadline, whatever a node does.  Border."""
+"""Query nodes in rounds with a deadline. Border."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def ask_bounded(
     then: Callable[[str, str, Answer], Questions] = lambda *_: {},
 ) -> dict[tuple[str, str], Timed]:
     """
-    Query nodes, all at once; keys are pairs of a question's name and a node.
+    Query nodes in parallel; keys are pairs of a question's name and a node.
 
-    Takes at most `seconds`. A question without an answer by then gets a sentence instead, as does
-    every question to a node that takes longer than `connect_seconds` to connect: `not reached:
-    ...`. `then` returns the questions that follow from an answer: to the same node, with the same
-    deadline.
+    The round takes at most `seconds`. A question without an answer by then gets a sentence instead.
+    So does every question to a node that takes longer than `connect_seconds` to connect: `not
+    reached: ...`. `then` returns the follow-up questions to an answer, for the same node and with
+    the same deadline.
     """
     late = Timed(0, 0, f"no answer within {seconds:.0f} s")
     found = dict.fromkeys(questions, late)

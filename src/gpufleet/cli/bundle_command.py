@@ -1,4 +1,4 @@
-"""`gpufleet bundle`: write a static mirror of everything that an inventory's nodes download."""
+"""`gpufleet bundle`: write a static mirror of the downloads of an inventory's nodes."""
 
 from __future__ import annotations
 
@@ -142,7 +142,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
-    """Return `packages` of roles/package_list.py: the packages that the roles install."""
+    """Return `packages` of roles/package_list.py, which lists the packages that roles install."""
     bundled = import_from_project(
         "roles.package_list", needed_by="gpufleet bundle", run="the command"
     )

@@ -1,4 +1,4 @@
-"""`gpufleet check`: whether nodes are fit to serve."""
+"""`gpufleet check`: check whether nodes are fit to serve."""
 
 from __future__ import annotations
 
@@ -124,7 +124,7 @@ def check(
 
 
 def checks_table() -> Table:
-    """Return one line per check: its name, the question it answers, and which parts need root."""
+    """Return one line per check: its name, its question, and the parts that need root."""
     from gpufleet.catalog.checks import CHECKS
 
     table = new_table("check", "question", "needs root for")

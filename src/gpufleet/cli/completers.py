@@ -1,8 +1,8 @@
 """
-Shell completion of inventories, nodes, replicas, and names from catalogues.
+Complete inventories, nodes, replicas and names of catalogues in a shell.
 
-Each takes click's arguments and returns the names that begin with the typed text. A mistake in an
-inventory completes nothing: the command itself says what is wrong.
+Each function takes click's arguments and returns the names that begin with the typed text. An
+inventory with a mistake gives no completions; the command itself reports the mistake.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def inventories(_ctx: click.Context, _param: click.Parameter, incomplete: str) -
 
 
 def nodes(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the nodes of the inventory that is typed."""
+    """Return the nodes of the typed inventory."""
     fleet = _fleet(ctx)
     return _beginning(fleet.nodes, incomplete) if fleet else []
 
@@ -47,26 +47,26 @@ def nodes_and_groups(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def replicas(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the first replica of each model that is declared."""
+    """Return the first replica of each declared model."""
     return _beginning((f"{model}-0" for model in models(ctx, param, "")), incomplete)
 
 
 def models(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the models that are declared, by their names in `serving`."""
+    """Return the declared models, by their names in `serving`."""
     declared = fleet.nodes.values() if (fleet := _fleet(ctx)) else ()
     served = {model for node in declared for model in node.settings.serving}
     return _beginning(sorted(served), incomplete)
 
 
 def deploys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the deploys of this directory, and those that gpufleet ships."""
+    """Return the deploys of this directory, and the deploys that gpufleet ships."""
     from gpufleet.inventory.pyinfra_command import deploy_names
 
     return _beginning(deploy_names(), incomplete)
 
 
 def presets(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the presets."""
+    """Return the names of the presets."""
     from gpufleet.catalog import presets as catalogue
 
     return _beginning(catalogue.names(), incomplete)
@@ -98,7 +98,7 @@ def setting_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 
 def _fleet(ctx: click.Context) -> Fleet | None:
-    """Return the fleet of the typed inventory, or of the default one; None: it does not load."""
+    """Return the fleet of the typed or default inventory; None if it does not load."""
     from gpufleet.inventory.loader import read
     from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 

@@ -1,4 +1,4 @@
-"""`gpufleet completion SHELL`: the script by which a shell completes commands, nodes and models."""
+"""`gpufleet completion SHELL`: print a shell's completion script."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`gpufleet deploy NAME`: pyinfra with a deploy of this directory, or with gpufleet's own.
+"""`gpufleet deploy NAME`: run pyinfra with a deploy of this directory, or with gpufleet's own.
 
 The process becomes pyinfra: output, exit status, questions and signals are pyinfra's.
 """

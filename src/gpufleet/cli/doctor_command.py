@@ -1,4 +1,4 @@
-"""`gpufleet doctor`: what is wrong with a fleet, or in logs, and what to do."""
+"""`gpufleet doctor`: explain faults of a fleet or in logs, with remedies."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
 
 
 def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as_json: bool) -> int:
-    """Diagnose an inventory's fleet; with a name, print only what concerns it."""
+    """Diagnose an inventory's fleet; with a name, print only the problems of it."""
     if len(names) > 2:
         raise click.UsageError("Give an inventory and at most one model, replica or node.")
     use_gevent()
@@ -105,7 +105,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as
 
 
 def _check_names(logs: tuple[str, ...]) -> None:
-    """Refuse names that are not logs, all at once, before any line is read."""
+    """Raise `FleetError` with all names that are not logs, before any line is read."""
     problems = []
     for name in dict.fromkeys(logs):
         if logs.count(name) > 1:
@@ -129,7 +129,9 @@ def _not_a_file(path: Path) -> str | None:
 
 
 def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
-    """Refuse logs without a line: an empty log does not show that nothing is wrong."""
+    """
+    Raise `FleetError` for logs without a line: an empty log does not prove that nothing failed.
+    """
     empty = [name for name in logs if name not in with_lines]
     if empty:
         raise FleetError(
@@ -144,7 +146,7 @@ def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
 
 
 def _lines(logs: tuple[str, ...], with_lines: set[str]) -> Iterator[LogLine]:
-    """Yield the lines of logs, and add the name of each log that has any to `with_lines`."""
+    """Yield the lines of logs; add the names of logs that have lines to `with_lines`."""
     from gpufleet.failures.log_reader import is_log_line, read_log
 
     def lines_of(stream: BinaryIO, name: str, source: str) -> Iterator[LogLine]:

@@ -1,6 +1,6 @@
-"""Everything that `gpufleet doctor INVENTORY` reads, from all nodes at once.
+"""Read everything for `gpufleet doctor INVENTORY`, from all nodes at once.
 
-Border: it asks nodes over SSH.
+Border: it queries nodes over SSH.
 """
 
 from __future__ import annotations
@@ -51,11 +51,11 @@ from gpufleet.upgrade.run.connections import Nodes, open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 JOURNAL_LINES = 1500
-"""Lines per replica: a start with its traceback on eight ranks has some 1,000."""
+"""Lines per replica: a start with its traceback on eight ranks has some 1,000 lines."""
 CONNECT_SHARE = 0.3
-"""The share of the time limit for connecting, so that unreachable nodes do not delay the others."""
+"""The share of the time limit for connecting, so that unreachable nodes do not delay others."""
 PLAN_SECONDS = 3.0
-"""Limit for the plan: models that no node has are described by the Hub."""
+"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
 """Labels that name an alert's subject."""
 
@@ -83,9 +83,9 @@ class FleetLook:
 
     def diagnosis(self, name: str = "") -> Diagnosis:
         """
-        Return the diagnosis; with a name, only what concerns that model, replica or node.
+        Return the diagnosis; with a name, only the problems of that model, replica or node.
 
-        Raises `FleetError` for a name that is none of these.
+        Raises `FleetError` for an unknown name.
         """
         found = fleet_problems.diagnose(self.observed, self.now, self.inventory)
         if not name:
@@ -93,7 +93,7 @@ class FleetLook:
         return fleet_problems.problems_of(found, name, self.observed.status, self.declared.nodes)
 
     def write_bundle(self, file: Path) -> None:
-        """Write an archive for a vendor or an issue; only its owner may read it."""
+        """Write an archive for a vendor or an issue, readable only by its owner."""
         nodes = self.declared.gpu_nodes
         secrets = {each for name in nodes for each in _secrets(nodes[name].settings)}
         settings = {
@@ -113,7 +113,7 @@ class FleetLook:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file that only its owner may read, whole or not at all. Raises `FleetError`."""
+    """Write a file atomically, readable only by its owner. Raises `FleetError`."""
     new = file.with_name(f".{file.name}.new")
     try:
         new.unlink(missing_ok=True)
@@ -128,7 +128,7 @@ def _write_private(file: Path, content: bytes) -> None:
 
 
 def _secrets(settings: NodeSettings) -> Iterator[str]:
-    """Yield the contents of the files that settings name as secret."""
+    """Yield the contents of the secret files that the settings name."""
     if settings.vllm is not None:
         for path in credentials.secret_files(settings.vllm, settings.serving).values():
             with suppress(FleetError):
@@ -139,7 +139,7 @@ def look(inventory_file: str, seconds: float) -> FleetLook:
     """
     Query all nodes of an inventory, within a limit in seconds.
 
-    Raises `FleetError`.
+    Raises `FleetError` for an inventory with mistakes.
     """
     declared = read(inventory_file)
     with open_nodes(inventory_file) as nodes:
@@ -201,7 +201,7 @@ def _objectives(declared: Fleet) -> dict[str, Objectives]:
 def _sizes(
     probes: Mapping[str, Answer], declared: Fleet, models: Collection[str]
 ) -> tuple[dict[tuple[str, str], Sizing], tuple[str, ...]]:
-    """Return the planned memory by model and node, or why it is unknown."""
+    """Return the planned memory by model and node, and the problems if it is unknown."""
     if not models:
         return {}, ()
     known = {name: each for name, each in probes.items() if not isinstance(each, str)}
@@ -215,7 +215,7 @@ def _sizes(
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
-    """Return a node's log evidence; for an invalid answer, a message."""
+    """Return a node's log evidence; an invalid answer becomes a message in it."""
     try:
         return node_evidence(node, answer)
     except FleetError as error:
@@ -223,7 +223,7 @@ def _evidence(node: str, answer: Answer) -> NodeEvidence:
 
 
 def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
-    """Query everything at once; a query without an answer in time gets a message instead."""
+    """Query everything at once. A message replaces each answer that is late."""
 
     def then(what: str, node: str, answer: Answer) -> Questions:
         if what == "status":
@@ -286,8 +286,8 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
     """
     Return the question for a node's logs, chosen by the node's status.
 
-    One node of a multi-node replica cannot tell whether the replica serves: its journal is always
-    read. A node that is silent is not asked again.
+    One node of a multi-node replica does not know whether the replica serves, so its journal is
+    always read. A silent node is not queried again.
     """
     status = fleet_status({node: answer}, {}, whole=False)
     if status.silent:
@@ -305,8 +305,9 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
     """
-    Return the question for a gateway's log; if the gateway runs, for the ports of servers that it
-    cannot reach.
+    Return the question for a gateway's log.
+
+    If the gateway runs, the question is about the ports of servers that it cannot reach.
     """
     if isinstance(answer, str):
         return {}

@@ -1,6 +1,6 @@
 """`gpufleet cordon`, `uncordon`, `drain` and `undrain`: take a node out of service and back.
 
-Thin: `drain_session.py` drains, `on_node/change/change.py` makes the marks.
+Thin: `drain_session.py` drains, and `on_node/change/change.py` sets the marks.
 """
 
 from __future__ import annotations
@@ -154,7 +154,7 @@ def _change_marks(
     *,
     as_json: bool,
 ) -> int:
-    """Make nodes set or remove a mark, and print their marks afterwards."""
+    """Set or remove a mark on nodes, and print their marks afterwards."""
     _load_inventory(inventory_file, names)
     from gpufleet.cli.drain_session import mark_json
     from gpufleet.fleet import live
@@ -222,7 +222,7 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _load_inventory(inventory_file: str, names: tuple[str, ...]) -> Fleet:
-    """Return an inventory's declaration. Raises `FleetError` for a name that is not a GPU node."""
+    """Return an inventory's declaration. Raises `FleetError` for names that are no GPU node."""
     use_gevent()
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read

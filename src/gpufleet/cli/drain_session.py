@@ -1,7 +1,7 @@
-"""Take one node out of service and back: set marks, tell gateways, wait for its requests.
+"""Take one node out of service and back: set marks, tell gateways, and wait for requests.
 
-Border. `fleet/draining.py` determines what a drain affects, `on_node/change/change.py` makes the
-marks, and `upgrade/run/traffic.py` tells gateways, as in an upgrade.
+Border. `fleet/draining.py` determines the replicas that a drain affects, `on_node/change/change.py`
+sets the marks, and `upgrade/run/traffic.py` tells gateways, as in an upgrade.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ from gpufleet.upgrade.run.node_answers import Marks, NodeLook, RequestsLeft
 from gpufleet.upgrade.run.traffic import Frontends
 
 TELL_SECONDS = 60
-"""Limit for retries of gateways that do not answer at once."""
+"""Time limit in seconds for retries of gateways that do not answer."""
 
 
 class NodeDrains:
-    """Takes nodes of an inventory out of service, and puts them back."""
+    """Takes an inventory's nodes out of service, and returns them to service."""
 
     def __init__(self, declared: Fleet, nodes: Nodes) -> None:
         self.declared, self.nodes = declared, nodes
         self.front = Frontends(nodes, declared)
 
     def drain(self, name: str, why: str, seconds: int | None, *, force: bool) -> dict[str, Any]:
-        """Drain a node; return the outcome."""
+        """Drain a node, and return the outcome."""
         found, looks = self.find(name)
         deploys = {node: each for node in found.every_node if (each := looks[node].deploy)}
         if problems := deploy_problems(deploys):
@@ -72,7 +72,7 @@ class NodeDrains:
         }
 
     def undrain(self, name: str, *, force: bool) -> dict[str, Any]:
-        """Undo a drain; return the outcome."""
+        """Undo a drain, and return the outcome."""
         found, looks = self.find(name)
         # A drained replica that has no unit here, because it was stopped, is undrained as well.
         here = {**dict.fromkeys(looks[name].drained, (name,)), **found.nodes}
@@ -108,15 +108,15 @@ class NodeDrains:
         }
 
     def cordon(self, name: str, by: str, why: str) -> None:
-        """Cordon a node; an existing cordon stays."""
+        """Cordon a node. An existing cordon is kept."""
         self._set_marks({name: node_questions.cordon(by, why)})
 
     def uncordon(self, name: str) -> None:
-        """Lift a person's cordon; drain marks stay."""
+        """Lift a person's cordon. Drain marks are kept."""
         self._set_marks({name: node_questions.uncordon()})
 
     def find(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
-        """Return the replicas that a drain of a node affects, and the marks of its nodes."""
+        """Return the replicas that a node's drain affects, and the marks of their nodes."""
         answers = observe.survey(self.nodes, self.declared)
         if isinstance(said := answers[name], str):
             raise FleetError(f"{name}: {said}")
@@ -131,8 +131,9 @@ class NodeDrains:
 
     def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
         """
-        Return the longest `drain_seconds` of a node's running models; if none runs, of its declared
-        models.
+        Return the longest `drain_seconds` of a node's running models.
+
+        If none of them runs, return the longest of its declared models.
         """
         serving = self.declared.gpu_nodes[name].settings.serving
         here = {
@@ -145,8 +146,9 @@ class NodeDrains:
 
     def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """
-        Wait for requests to end; return how many remain, and the servers that did not report a
-        number.
+        Wait for requests to end.
+
+        Returns the number of remaining requests, and the servers that reported no number.
         """
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
@@ -167,7 +169,7 @@ _NOBODY = "no gateway and no `balancer` is declared: clients keep sending reques
 
 
 def _is_of_drain(cordon: Mark, drained: Any) -> bool:
-    """Return whether a cordon is the one that a drain made."""
+    """Return whether a cordon has the author and reason of a drain."""
     return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
 
 
@@ -179,5 +181,5 @@ def mark_json(mark: Mark | None) -> dict[str, Any] | None:
 
 
 def mark_time(mark: Mark) -> str:
-    """Return when a mark was made, in UTC."""
+    """Return the time of a mark, in UTC."""
     return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(mark.since))

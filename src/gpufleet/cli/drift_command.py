@@ -1,4 +1,4 @@
-"""`gpufleet drift`: show where nodes differ from what is declared; optionally record it."""
+"""`gpufleet drift`: show and optionally record where nodes differ from their declaration."""
 
 from __future__ import annotations
 
@@ -85,7 +85,9 @@ def drift(
 
 def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -> Drift:
     """
-    Compare the nodes of an inventory file; side effects and exceptions are those of `dry_run`.
+    Compare the nodes of an inventory with their declaration.
+
+    Side effects and exceptions are those of `dry_run`.
     """
     from gpufleet.fleet.drift import Drift, NodeDrift, deploy_files, drift_from_probes
     from gpufleet.fleet.dry_run import dry_run
@@ -101,7 +103,7 @@ def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -
 
 
 def drift_table(found: Drift) -> RenderableType:
-    """Format the differences and unknowns of each node, and a line for the fleet."""
+    """Return the differences and unknowns of each node as a table, with a line for the fleet."""
     from rich.console import Group
     from rich.text import Text
 

@@ -1,7 +1,7 @@
 """`gpufleet flags ...`: look up and check vLLM's flags by release. Contacts no node.
 
-Thin: reads files, calls the library, prints. Each command imports what only it needs: `check` must
-answer in 300 ms from a cold start.
+Thin: reads files, calls the library, prints. Each command imports only the modules that it needs,
+because `check` must answer in 300 ms from a cold start.
 """
 
 from __future__ import annotations
@@ -256,7 +256,7 @@ def _variables(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _schema(version: str) -> Schema:
-    """Return the schema of a packaged release, or the one in a file that `extract` wrote."""
+    """Return the schema of a packaged release, or of a file written by `extract`."""
     from pathlib import Path
 
     from gpufleet.flags import schema

@@ -30,7 +30,7 @@ RECORD_SECONDS = 30
 
 
 def use_gevent() -> None:
-    """Patch sockets for gevent, which pyinfra connects with; call it before they are imported."""
+    """Patch sockets for gevent, with which pyinfra connects. Call it before they are imported."""
     from gevent import monkey
 
     monkey.patch_all()
@@ -46,7 +46,7 @@ def _exit_interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 def probe_live(
     inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Probe the nodes of an inventory; return their answers and the declaration."""
+    """Probe the nodes of an inventory, and return their answers and the declaration."""
     use_gevent()
     from gpufleet.fleet import live
     from gpufleet.fleet.model_configs import probe_paths
@@ -64,7 +64,7 @@ def read_saved(
     """
     Return the saved or assumed probes of an inventory's nodes, and the declaration.
 
-    `files` have probes, `hardware` is the value of --as; a node's probe takes precedence.
+    `files` have probes, and `hardware` is the value of --as. A node's probe takes precedence.
     """
     from gpufleet.fleet.declared_hardware import hardware_documents, parse_hardware
     from gpufleet.inventory.loader import read
@@ -79,7 +79,7 @@ def read_saved(
 
 
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
-    """Return {node: its probe, or why there is none} from files."""
+    """Return each node's probe from files, or the reason why it is missing."""
     from gpufleet.node.probe_document import parse_documents
 
     documents: dict[str, Any] = {}
@@ -102,24 +102,24 @@ def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
 
 
 def select_names(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
-    """Return the requested names, by default all. Raises `FleetError` for unknown ones."""
+    """Return the requested names, by default all. Raises `FleetError` for unknown names."""
     if missing := [name for name in wanted if name not in known]:
         raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
     return list(wanted) or known
 
 
 def select_limit(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes and groups that --limit names, none if it is not given."""
+    """Return the nodes and groups in --limit; empty without --limit."""
     known = [*declared.nodes, *declared.groups.members]
     return tuple(select_names(known, limit, declared.inventory)) if limit else ()
 
 
 def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]) -> None:
     """
-    Write each node's findings to the node; report failures on stderr.
+    Write each node's findings to the node, and report failures on stderr.
 
-    The exit status depends only on the findings: a node that cannot be written to has stale
-    metrics, and an alert reports that.
+    A failure does not change the exit status: the node then has stale metrics, which an alert
+    reports.
     """
     from gpufleet.fleet import live, node_records
     from gpufleet.remote import payload

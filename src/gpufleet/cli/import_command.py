@@ -1,7 +1,7 @@
 """`gpufleet import FILE`: convert launch scripts and manifests to settings. Contacts no node.
 
 Thin: reads one text, calls the library, prints. The settings go to standard output or to a file.
-What was dropped or renamed, and why, goes to standard error, one sentence per line.
+Dropped and renamed parts go to standard error with the reason, one sentence per line.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
 
 _MOST = 1 << 24
-"""Most characters to read, far more than `detect` accepts: it refuses a file that is too long."""
+"""The maximum number of characters to read, far above the limit that `detect` enforces."""
 
 
 @click.command("import", cls=StrictCommand)

@@ -1,6 +1,6 @@
 """`gpufleet init`: create a fleet's project directory from host names.
 
-Thin: asks for keys and probes, calls `setup`, writes, prints.
+Thin: fetches keys and probes, calls `setup`, writes, prints.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _hosts(words: tuple[str, ...], ansible: str | None, key: str | None) -> tupl
 
 
 def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -> dict[str, str]:
-    """Return known host key lines, from a file or an earlier run."""
+    """Return the known host key lines, from a file or an earlier run."""
     from gpufleet.setup import fleet_files, host_keys
 
     earlier = directory / fleet_files.KNOWN_HOSTS
@@ -170,7 +170,7 @@ def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -
 
 
 def _accept(*, yes: bool) -> None:
-    """Ask the operator to accept the keys that were shown."""
+    """Ask the operator to accept the displayed keys."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -208,7 +208,7 @@ def _probe(
 def _first_model(
     wanted: FirstModel | None, findings: Findings, given: Mapping[str, Any]
 ) -> FirstModel | None:
-    """Return the model to serve, with its commit if the Hub states it."""
+    """Return the model to serve, with its commit if the Hub reports it."""
     from dataclasses import replace
 
     from gpufleet.setup.first_model import choose, hub_revision
@@ -224,15 +224,16 @@ def _first_model(
 
 
 def _own_key(given: Mapping[str, Any]) -> bool:
-    """Return whether the fleet generates its own API key: no setting names another."""
+    """Return whether the fleet generates its own API key, because no setting names a key."""
     vllm = given.get("vllm")
     return not (isinstance(vllm, Mapping) and "api_key_file" in vllm)
 
 
 def _check(root: Path, files: Mapping[str, str], *, api_key: bool) -> None:
     """
-    Load the files that will be written, to validate them. Raises `FleetError` with every mistake of
-    the settings.
+    Load the files to write, for validation.
+
+    Raises `FleetError` with every mistake in the settings.
     """
     from gpufleet.inventory.loader import read
     from gpufleet.setup import fleet_files

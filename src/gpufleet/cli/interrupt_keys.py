@@ -1,4 +1,4 @@
-"""Ctrl-C while an upgrade runs. Loads gevent: import it after `use_gevent()`."""
+"""Handle Ctrl-C while an upgrade runs. Loads gevent: import it after `use_gevent()`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,9 @@ if TYPE_CHECKING:
 
 
 class InterruptKeys:
-    """Ctrl-C while an upgrade runs: once finishes the groups in progress, twice stops at once."""
+    """
+    The Ctrl-C handler of an upgrade: once finishes the groups in progress, twice stops at once.
+    """
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal
@@ -29,11 +31,11 @@ class InterruptKeys:
         self.leave()
 
     def heed(self) -> None:
-        """Handle Ctrl-C in a separate greenlet, so that no write of the journal is cut in two."""
+        """Handle Ctrl-C in a separate greenlet, so that no journal write is interrupted."""
         self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
 
     def leave(self) -> None:
-        """Return Ctrl-C to Python: while a question waits, no greenlet runs."""
+        """Return Ctrl-C to Python, because no greenlet runs while a question waits."""
         if self._handler is not None:
             self._handler.cancel()
             self._handler = None

@@ -1,4 +1,4 @@
-"""`gpufleet inventory`: what is declared for each node, and where."""
+"""`gpufleet inventory`: show each node's declared values, and where they are set."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: 
 
 
 def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
-    """Return one line per node: its address, its groups, the models that it should serve."""
+    """Return one line per node: its address, its groups and its declared models."""
     table = new_table("node", "address", "groups", "models")
     for node in (fleet.nodes[name] for name in names):
         add_row(
@@ -58,9 +58,9 @@ def nodes_table(fleet: Fleet, names: Iterable[str]) -> Table:
 
 def values_table(fleet: Fleet, names: Iterable[str], *, changed: bool = False) -> Table:
     """
-    Return every value with the place that set it and the nodes that it applies to.
+    Return every value with its origin and its nodes.
 
-    With `changed`, only values that are set and differ from the default.
+    With `changed`, return only values that are set and differ from the default.
     """
     found: dict[tuple[str, str, str], list[str]] = {}
     total = 0

@@ -1,4 +1,4 @@
-"""`gpufleet lab`: the lab of a checkout, which is not part of the installed package."""
+"""`gpufleet lab`: run the lab of a checkout, which is not part of the installed package."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Observe a target's servers during a load test: for its time series, and to protect users."""
+"""Observe a target's servers during a load test, for its time series and to protect users."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ from gpufleet.upgrade.plan import replica_load
 GUEST_LOOK_SECONDS, LOOK_SECONDS = 3.0, 10.0
 STALE_SECONDS = 60.0
 """
-After this time without a known load a guest stops. A node has 30 s to answer, and connecting may
-take 40 s.
+Seconds without a known load after which a guest stops.
+
+A node has 30 s to answer, and connecting may take 40 s.
 """
 
 
@@ -30,9 +31,9 @@ class Look:
     """One observation of a target's servers."""
 
     loads: list[ServerLoad | str]
-    """The load of each replica, or why it is unknown."""
+    """The load of each replica, or the reason why it is unknown."""
     pages: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """/metrics of each server, by `NODE:PORT`."""
+    """The page /metrics of each server, by `NODE:PORT`."""
 
 
 class LoadWatch:
@@ -52,7 +53,7 @@ class LoadWatch:
             gevent.sleep(LOOK_SECONDS)
 
     def look_once(self) -> None:
-        """Observe the servers once and record their loads; if a query fails, record why."""
+        """Observe the servers once, and record their loads, or the reason if a query fails."""
         try:
             seen = self._look()
         except FleetError as error:
@@ -70,7 +71,7 @@ class LoadWatch:
             self._finished[server] = sample.finished
 
     def reason(self, _in_flight: int) -> str:
-        """Return why the load must end; "": it may continue."""
+        """Return why the load must end; "" if it may continue."""
         return self._reason
 
 
@@ -88,11 +89,11 @@ class GuestWatch(LevelObserver):
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """
-        Make the first observation. Raises `FleetError` if other clients' latencies cannot be
-        measured.
+        Make the first observation.
 
-        `most` is the limit of requests in flight: the `share` of the slots that were idle before.
-        Each observation computes the limit again.
+        Raises `FleetError` if other clients' latencies cannot be measured. `most` is the limit of
+        requests in flight: the `share` of the slots that were idle before. Each observation
+        computes the limit again.
         """
         self._look, self._record, self._clock = look, record, clock
         self._contract, self._most, self._reason = contract, most, ""
@@ -103,7 +104,7 @@ class GuestWatch(LevelObserver):
         servers = read_servers(look(), contract)
         bounds = other_clients.shared_bounds(servers.values())
         self.remarks = other_clients.bound_remarks(contract, bounds)
-        """Remarks for the operator about how other clients' latencies are measured."""
+        """Remarks for the operator on the measurement of other clients' latencies."""
         self._others = OtherClients(bounds)
         self._others.look(clock(), servers)
 
@@ -114,7 +115,7 @@ class GuestWatch(LevelObserver):
             self._reason = self.look_once()
 
     def look_once(self) -> str:
-        """Observe the servers once; return why the guest must stop; "": it may continue."""
+        """Observe the servers once; return why the guest must stop, or "" if it may continue."""
         try:
             seen = self._look()
             self._looked = self._clock()
@@ -146,7 +147,7 @@ class GuestWatch(LevelObserver):
         self._others.end_level(len(run.unfinished))
 
     def reason(self, in_flight: int) -> str:
-        """Return why the load must end; "": it may continue."""
+        """Return why the load must end; "" if it may continue."""
         why = self._reason or self._others.late_reason()
         if not why and self._clock() - self._looked > STALE_SECONDS:
             why = f"the servers' load has not been known for {STALE_SECONDS:.0f} s"
@@ -160,7 +161,7 @@ class GuestWatch(LevelObserver):
 
 def read_servers(seen: Look, contract: Contract) -> dict[str, dict[str, Counts]]:
     """
-    Return the counts of each server's promised latencies.
+    Return the counts of each server's latencies that have an objective.
 
     Raises `FleetError` for a server whose counts, or whose replica's load, are unknown.
     """

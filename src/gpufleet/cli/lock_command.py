@@ -1,4 +1,4 @@
-"""`gpufleet lock INVENTORY`: record the versions that a group's nodes run, as their lock.
+"""`gpufleet lock INVENTORY`: lock the versions that a group's nodes run.
 
 Thin: probes, calls the library, writes one file. Changes no node.
 """
@@ -96,7 +96,7 @@ def lock(
 
 
 def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
-    """Return the nodes of a group; `all` and the inventory's name mean all GPU nodes."""
+    """Return the nodes of a group. `all` and the inventory's name mean all GPU nodes."""
     if group in {"all", Path(fleet.inventory).stem}:
         return tuple(fleet.gpu_nodes)
     if members := fleet.groups.members.get(group):
@@ -131,7 +131,7 @@ def _read(
 
 
 def _there(file: Path, root: Path) -> GpuLock | None:
-    """Return the lock in a file; None: the file is missing or cannot be parsed."""
+    """Return the lock in a file; None if the file is missing or cannot be parsed."""
     from pydantic import ValidationError
 
     from gpufleet.settings.gpu_lock import GpuLock
@@ -146,7 +146,7 @@ def _there(file: Path, root: Path) -> GpuLock | None:
 
 
 def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -> Iterator[str]:
-    """Yield the mistakes that the group's variables would have with this lock."""
+    """Yield the mistakes in the group's variables with this lock."""
     import datetime as dt
 
     from gpufleet.gpu_software import lock_check

@@ -1,9 +1,9 @@
 """The `gpufleet` command: plan, check, deploy and upgrade a fleet of vLLM servers.
 
-With `--record` the findings are written to the nodes, for their exporters. Commands that change a
-node have the change in their name (`upgrade`, `rollback`, `cordon`); all others only read.
-Thin: reads files, calls other rooms, prints. Mistakes of the operator end in one line
-`error: ...` each on stderr and status 2, never in a traceback; Ctrl-C ends in status 130.
+With `--record`, the findings are written to the nodes, for their exporters. Commands that change a
+node are named after the change (`upgrade`, `rollback`, `cordon`); all other commands only read.
+Thin: reads files, calls other rooms, prints. Mistakes of the operator are printed on stderr, one
+`error:` line each, with status 2 and without a traceback. Ctrl-C gives status 130.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ GROUPS = {
     "Lab and shell": ("lab", "completion"),
 }
 OTHERS = "Others"
-"""The section of commands that no group names."""
+"""The section of commands without a group."""
 
 
 class LazyGroup(click.Group):
@@ -196,7 +196,7 @@ class LazyGroup(click.Group):
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import a command; None: there is none of this name."""
+        """Import and return a command; None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -204,7 +204,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write a line for each command, and import none."""
+        """Write a line for each command without importing any."""
         named = {name for names in GROUPS.values() for name in names}
         others = tuple(sorted(COMMANDS.keys() - named))
         width = max(map(len, COMMANDS))
@@ -225,7 +225,7 @@ def gpufleet() -> None:
 
 
 def main() -> int:
-    """Run the command line; return the exit status."""
+    """Run the command line, and return the exit status."""
     # Imported modules stay: collecting garbage among them took a fifth of a plan's time.
     gc.set_threshold(100_000, 20, 50)
     atexit.register(gc.freeze)

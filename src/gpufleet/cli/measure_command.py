@@ -1,4 +1,4 @@
-"""`gpufleet measure`: how many requests a second a replica or a fleet carries."""
+"""`gpufleet measure`: measure the requests a second that a replica or a fleet can serve."""
 
 from __future__ import annotations
 
@@ -29,15 +29,17 @@ PRESETS = (
     "documents", "queries", "candidates", "recordings",
 )  # fmt: skip
 """
-The names of presets in `load_test.workloads`, `load_test.pooled_work` and `load_test.media_work`.
+The names of all presets.
+
+They are defined in `load_test.workloads`, `load_test.pooled_work` and `load_test.media_work`.
 """
 
 
 class MeasureCommand(FleetCommand):
-    """A command that needs no inventory to compare two results."""
+    """A command that compares two results without an inventory."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Do not insert the default inventory if the command uses none."""
+        """Insert the default inventory unless the command compares results."""
         if "--compare" in args:
             return click.Command.parse_args(self, ctx, ["-", *args])
         return super().parse_args(ctx, args)

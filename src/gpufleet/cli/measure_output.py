@@ -1,4 +1,4 @@
-"""Print the output of `gpufleet measure`: progress, levels, result."""
+"""Print the progress, levels and result of `gpufleet measure`."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ class Progress(LevelObserver):
         self._load, self._next = load, 10.0
 
     def beat(self, beat: Beat) -> None:
-        """Print the line when it is time."""
+        """Print the line if it is due."""
         if beat.now >= self._next:
             self._next = beat.now + 10
             say(f"  {self._load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
 
 
 def say(text: str) -> None:
-    """Print a line for the operator who waits."""
+    """Print a progress line for the operator."""
     click.echo(printable(text), err=True)
 
 
 class LevelLines:
-    """A table on stderr that grows by a row with each level."""
+    """A table on stderr that grows by one row per level."""
 
     _FORM = "{:>12} {:>10} {:>9} {:>8} {:>9} {:>9} {:>9} {:>8}"
 
@@ -51,9 +51,7 @@ class LevelLines:
         self._unit = ""
 
     def __call__(self, level: LevelSummary) -> None:
-        """
-        Print a level's row, after a new header if its unit of load differs from the last row's.
-        """
+        """Print a level's row, below a new header if the unit of load has changed."""
         if level.unit != self._unit:
             self._unit = level.unit
             unit = "requests/s" if level.rate is not None else "concurrent"
@@ -70,12 +68,12 @@ class LevelLines:
 
 
 def served_by(target: Target) -> str:
-    """Return which part of a model's replicas is measured: `2 of 3 replicas`."""
+    """Return the measured share of a model's replicas, such as `2 of 3 replicas`."""
     return f"{len(target.replicas)} of {count_of(target.replicas_of, 'replica')}"
 
 
 def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
-    """Write a result's files, and return them: the result, its page, its reports."""
+    """Write a result's files, and return their paths: the result, its page, its reports."""
     file = result.write(found, folder)
     page = file.with_suffix(".html")
     write_whole(page, result_page.result_page(found))
@@ -88,7 +86,7 @@ def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
 
 
 def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
-    """Print the levels, the answer, and where the files are."""
+    """Print the levels, the answer and the files' paths."""
     _print_levels(found)
     if found.closed is not None:
         click.echo()
@@ -127,7 +125,7 @@ def _print_levels(found: Measurement) -> None:
 
 
 def print_tuning(tuning: Tuning, model: str) -> None:
-    """Print the trials and their proposal."""
+    """Print the trials and the proposed settings."""
     table = new_table("settings", "GPUs", "requests/s", "missed at", "result")
     for each in tuning.trials:
         found = each.measured.found if each.measured else None
@@ -146,7 +144,9 @@ def print_tuning(tuning: Tuning, model: str) -> None:
 
 
 def proposal_lines(tuning: Tuning, model: str) -> list[str]:
-    """Return the trials' proposal: settings to write, or that no value is better."""
+    """
+    Return the proposal of the trials as lines: settings to write, or to keep the declared ones.
+    """
     best = tuning.proposal
     if best is None or best.measured is None:
         return [

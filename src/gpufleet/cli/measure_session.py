@@ -1,6 +1,6 @@
-"""One run of `gpufleet measure`: choose the target, put load on it, write the results.
+"""One run of `gpufleet measure`: choose the target, load it, and return the measurement.
 
-Border: it asks nodes over SSH and starts load clients, here or on a node.
+Border: it queries nodes over SSH, and starts load clients here or on a node.
 """
 
 from __future__ import annotations
@@ -46,11 +46,11 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
 
 SMALLEST_VOCABULARY = 32000
-"""The smallest vocabulary of today's models (Llama 2, Mistral 7B), where the config is unknown."""
+"""The assumed vocabulary for an unknown config: today's smallest (Llama 2, Mistral 7B)."""
 
 
 class Session:
-    """The nodes of an inventory while one of its models is measured."""
+    """The session of one measurement of an inventory's model."""
 
     def __init__(self, inventory_file: str, wanted: MeasureOptions) -> None:
         self.inventory = inventory_file
@@ -149,7 +149,7 @@ class Session:
         return seconds
 
     def _check_place(self) -> None:
-        """Refuse an unknown node in `--from`, before any node is asked."""
+        """Raise `FleetError` for an unknown node in `--from`, before any node is queried."""
         node, known = self.wanted.from_node, sorted(self.project.nodes)
         if node is not None and node not in known:
             raise FleetError(
@@ -158,7 +158,7 @@ class Session:
 
     @contextmanager
     def _clients(self, declared: TargetDeclaration) -> Iterator[ClientPlace]:
-        """Yield where load clients run; no client is left there afterwards."""
+        """Yield the place of the load clients, and end all clients afterwards."""
         node = self.wanted.from_node
         if node is None:
             yield this_machine()
@@ -171,14 +171,14 @@ class Session:
                 clients.close()
 
     def look(self) -> NodeAnswers:
-        """Ask all nodes what runs, and refuse while it is being changed."""
+        """Query the nodes' state. Raises `FleetError` while the fleet is being changed."""
         found = self.fleet.ask_nodes()
         if problems := found.changes():
             raise FleetError(*problems)
         return found
 
     def _changed(self, target: Target, declared: TargetDeclaration) -> str:
-        """Return why the serving replicas changed during the run; "": they did not."""
+        """Return how the serving replicas changed during the run; "" without a change."""
         _, gateway, node = target.name.rpartition("gateway ")
         if not gateway:
             return ""
@@ -191,7 +191,7 @@ class Session:
         )
 
     def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
-        """Return a model's range of token ids and its longest request; None: unknown."""
+        """Return a model's range of token ids, and its longest request; None if unknown."""
         of_model = {
             name: each
             for name, each in self.project.gpu_nodes.items()
@@ -207,8 +207,10 @@ class Session:
 
     def _admit(self, first: Look, contract: Contract) -> int | None:
         """
-        Return the limit of requests in flight; None: unlimited. Refuses to add load while users'
-        requests run.
+        Return the limit of requests in flight; None without a limit.
+
+        Raises `FleetError` if users' requests run, unless the client is a guest, and for unknown
+        loads.
         """
         loads = first.loads
         if self.wanted.guest is not None:
@@ -225,7 +227,7 @@ class Session:
         return None
 
     def _most_rate(self, client: Ceiling, trace: Trace | None, place: ClientPlace) -> float:
-        """Return the maximum arrivals per second; print what the client can send."""
+        """Return the maximum arrivals per second, and print the client's own limit."""
         wanted, limit = self.wanted, client.rate_at(MOST_CLIENT_SHARE)
         who = f"the client on {place.name}" if place.is_node else "this client"
         say(
@@ -245,8 +247,8 @@ class Session:
 
     def _find(self, search: LevelSearch, most: float) -> tuple[Searched, Searched | None]:
         """
-        Return the result of the requested loop, by default an open one, and that of a closed loop
-        beside it.
+        Return the requested loop's result (by default an open loop's), and an additional closed
+        loop's.
 
         No level has more than `most` arrivals per second.
         """

@@ -1,4 +1,4 @@
-"""Parse the arguments of `gpufleet measure`, and the requests that they name."""
+"""Parse the arguments of `gpufleet measure`, and create its requests."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ class MeasureOptions:
 
     @property
     def searches(self) -> bool:
-        """Return whether the highest load is sought, and not one level measured."""
+        """Return whether the run searches the highest load, not one level."""
         return self.rate is None and self.concurrency is None and self.trace is None
 
     def work(self, kind: ModelKind) -> Work:
@@ -134,7 +134,9 @@ class MeasureOptions:
 
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
-    """Return a trace's largest request, for the first request and the client's own limit."""
+    """
+    Return a workload of a trace's largest request, for the first request and the client's limit.
+    """
     if kind != "generate":
         raise FleetError(
             f"--trace {name}: a trace has lengths of prompts and answers, which a model of "
@@ -150,7 +152,7 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
 
 
 def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
-    """Return a workload as results store it: without the contents of prompts and traces."""
+    """Return a workload's description for results, without the contents of prompts and traces."""
     if trace:
         return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):

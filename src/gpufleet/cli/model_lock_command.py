@@ -21,7 +21,7 @@ CHANGED = 1
 
 def lock_models(inventory_file: str, *, dry: bool) -> int:
     """
-    Write the locks of models that the settings name; return the exit status.
+    Write the model locks that the settings name, and return the exit status.
 
     A revision that is already locked is not requested again and keeps its hashes.
     """
@@ -52,7 +52,9 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
 
 
 def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
-    """Yield each model with its lock, from the Hub itself even if a mirror is configured."""
+    """
+    Yield each model with its lock file. The Hub is the original, even if a mirror is configured.
+    """
     from gpufleet.bundle.models import Model
     from gpufleet.settings.node_settings import NodeSettings
     from gpufleet.settings.parse import parse_written

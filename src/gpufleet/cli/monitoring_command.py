@@ -1,6 +1,4 @@
-"""
-`gpufleet monitoring ...`: files for your own monitoring servers, and silences on a monitoring node.
-"""
+"""`gpufleet monitoring ...`: write files for your own monitoring servers, and silence alerts."""
 
 from __future__ import annotations
 
@@ -167,7 +165,7 @@ def list_silences(inventory_file: str, *, as_json: bool) -> None:
 
 
 def _declared(fleet: Fleet) -> Monitoring:
-    """Return the inventory's monitoring settings; the first node's, if several differ."""
+    """Return the inventory's monitoring settings; if they differ, the first node's."""
     from gpufleet.settings.monitoring_settings import Monitoring
 
     found = {name: m for name, node in fleet.nodes.items() if (m := node.settings.monitoring)}
@@ -182,7 +180,7 @@ def _declared(fleet: Fleet) -> Monitoring:
 def _running(
     fleet: Fleet, inventory_file: str
 ) -> tuple[tuple[Server, ...], frozenset[str], tuple[MeasuredReplica, ...]]:
-    """Return the running servers, the nodes without an answer, and the measured replicas."""
+    """Return the running servers, the silent nodes, and the measured replicas."""
     from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
     from gpufleet.fleet.measured_rates import rates_for_rules
@@ -212,7 +210,7 @@ def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
-    """Return the inventory; raise `FleetError` for unknown nodes."""
+    """Return the inventory. Raises `FleetError` for unknown nodes."""
     use_gevent()  # before pyinfra is imported
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
@@ -232,10 +230,9 @@ def _asked(
     close: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, tuple[Silence, ...]]:
     """
-    Open and end silences on every Alertmanager of the inventory; return each one's silences
-    afterwards.
+    Open and end silences on every Alertmanager of the inventory, and return their silences.
 
-    Raises `FleetError` if there is no Alertmanager, and for each that failed.
+    Raises `FleetError` if there is no Alertmanager, and for each failed one.
     """
     from gpufleet.fleet.live import connect
     from gpufleet.monitoring import silences

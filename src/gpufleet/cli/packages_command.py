@@ -1,4 +1,4 @@
-"""`gpufleet packages ...`: lock the packages that nodes install, and look up their vulnerabilities.
+"""`gpufleet packages ...`: lock nodes' packages, and look up their vulnerabilities.
 
 Thin: runs uv, or queries an advisory source, and writes or prints the result.
 """
@@ -19,7 +19,7 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 CHANGED = FOUND = 1
-"""Exit status of `lock --dry` if a file would change, and of `audit` if there is an advisory."""
+"""Exit status of `lock --dry` if a file would change, and of `audit` if advisories are found."""
 
 
 @click.group()

@@ -145,7 +145,7 @@ def _nodes(
     vars_file: str | None,
     hardware: tuple[str, ...],
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return each node's probe and declaration, as the command's options select them."""
+    """Return each node's probe and declaration, selected by the command's options."""
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
@@ -158,9 +158,7 @@ def _nodes(
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
-    """
-    Return one row for each stage of a block of equal nodes: its nodes, GPUs and ports.
-    """
+    """Return one row for each stage of a block of equal nodes: its nodes, GPUs and ports."""
     from gpufleet.planning.gpu_totals import equal_nodes, gpus_text
 
     table = new_table("nodes", "model", "replicas", "GPUs", "NVLink island", "TP", "port")

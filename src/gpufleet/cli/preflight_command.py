@@ -1,4 +1,4 @@
-"""`gpufleet preflight`: the conditions for letting users in, each with its proof."""
+"""`gpufleet preflight`: show the conditions for letting users in, each with its proof."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Work that is bounded in time, requests to gateways, and git.  Border."""
+"""Run work with time limits, query gateways, and read git. Border."""
 
 from __future__ import annotations
 
@@ -60,7 +60,7 @@ class RefusedWork:
 def run_bounded(
     seconds: float, what: str, work: Callable[[], T]
 ) -> T | UnfinishedWork | RefusedWork:
-    """Run `work` with a limit in seconds; return its result, or why there is none."""
+    """Run `work` with a limit in seconds; return its result, or why it is missing."""
     try:
         with gevent.Timeout(seconds):
             return work()
@@ -74,9 +74,9 @@ def ask_gateways(
     nodes: Mapping[str, NodeVars], ca_file: str | None, key: str | None
 ) -> tuple[dict[str, GatewayAnswer], dict[str, GatewayAnswer] | None]:
     """
-    Return each gateway's answers without a key, and with it; None: no key was given.
+    Return the gateways' answers without a key, and with the key; None if no key is given.
 
-    All at once, in at most three times `GATEWAY_SECONDS`.
+    Gateways are queried in parallel, in at most three times `GATEWAY_SECONDS`.
     """
     jobs = {
         (name, given): gevent.spawn(ask_gateway, *each, given)
@@ -116,7 +116,7 @@ def _gateways(
 def ask_gateway(
     host: str, port: int, context: ssl.SSLContext | None, key: str | None
 ) -> GatewayAnswer:
-    """Ask a gateway for its models, with a client's key or without one."""
+    """Query a gateway's models, with a client's key or without one."""
     connection = (
         HTTPSConnection(host, port, timeout=GATEWAY_SECONDS, context=context)
         if context
@@ -144,7 +144,7 @@ def _models(body: bytes) -> tuple[str, ...]:
 
 def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
     """
-    Return the state of a folder in git; changes nothing.
+    Return the state of a folder in git, without changing it.
 
     `secrets` are paths of files that must not be committed.
     """
@@ -191,7 +191,7 @@ def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
 
 
 def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> Iterator[str]:
-    """Yield the files of a checkout that git keeps as they are; a filter may encrypt others."""
+    """Yield the files that git stores unfiltered; a filter may encrypt the others."""
     root = folder.resolve()
     inside = sorted(
         {str(path.relative_to(root)) for each in files
@@ -205,9 +205,7 @@ def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> I
 
 
 def secret_files(fleet: Fleet) -> tuple[str, ...]:
-    """
-    Return the files named by settings that hold one secret each; environment files are left out.
-    """
+    """Return the files in the settings that hold one secret each, without environment files."""
     return tuple(
         sorted(
             {
@@ -221,7 +219,7 @@ def secret_files(fleet: Fleet) -> tuple[str, ...]:
 
 
 def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield files with their text, without unreadable ones."""
+    """Yield readable files with their text."""
     for file in files:
         try:
             yield file, Path(file).read_text(encoding="utf-8")
@@ -236,10 +234,10 @@ def read_questions(
     ca_file: str | None,
 ) -> LookQuestions:
     """
-    Return each node's questions, with the locks and authorities that settings name.
+    Return the questions to each node, with the locks and authorities in the settings.
 
-    `homes` are pairs of a model and a node, `answers` the probes. Unreadable files are left out:
-    the line about settings names them.
+    `homes` are pairs of a model and a node, and `answers` are the probes. Unreadable files are left
+    out; the line on settings names them.
     """
     settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}
     locks: dict[str, Models] = {}

@@ -1,8 +1,7 @@
-"""One run of `gpufleet preflight`: query nodes and gateways at once, and turn the answers into
-lines.
+"""One run of `gpufleet preflight`: query nodes and gateways, and turn the answers into lines.
 
-Border: it asks nodes over SSH, gateways over HTTP, git, and files of the project. Every wait has a
-deadline: a round of questions ends after its seconds, whatever a node does.
+Border: it queries nodes over SSH and gateways over HTTP, and reads git and the project's files.
+Every wait has a deadline, so a round of questions ends in time whatever a node does.
 """
 
 from __future__ import annotations
@@ -65,16 +64,16 @@ from gpufleet.upgrade.run.node_answers import NodeLook
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 WHOLE_SECONDS = 55.0
-"""Limit for all rounds together, so that a run takes less than a minute."""
+"""Time limit in seconds for all rounds together, so that a run takes less than a minute."""
 PROBE_SECONDS, LOOK_SECONDS, LOAD_SECONDS = 20.0, 20.0, 10.0
-"""Limits for each round of questions."""
+"""Time limits in seconds for each round of questions."""
 PLAN_SECONDS = 8.0
-"""Limit for the plan: models that no node has are described by the Hub."""
+"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
 
 
 SILENT = "the node did not answer: see its line in node-checks"
 """
-The answer of a silent node in all other checks, so that a check shows all silent nodes in one line.
+The answer of a silent node in other checks, so that a check lists all silent nodes in one line.
 """
 
 
@@ -86,7 +85,7 @@ class PreflightOptions:
     ca_file: str | None = None
     test_alert: bool = False
     interactive: bool = False
-    """Whether an operator can be asked whether a test alert has arrived."""
+    """Whether the operator can be asked if a test alert has arrived."""
 
 
 class Session:
@@ -104,14 +103,14 @@ class Session:
         self.planned: tuple[Stage, ...] = ()
         self.plan_problems: tuple[str, ...] = ()
         self.no_plan = ""
-        """Why it is unknown whether there is a plan."""
+        """Why it is unknown whether a plan exists."""
         self.running: tuple[Running, ...] = ()
         self.topology: dict[str, Node] = {}
         self.looks: dict[str, Answer] = {}
         self.clocks: dict[str, ClockReading | str] = {}
         self.changes: dict[str, NodeLook] = {}
         self.keep = 1
-        """`upgrade.keep`."""
+        """The setting `upgrade.keep`."""
 
     def look(self) -> Preflight:
         """Query everything, and return the lines."""
@@ -146,7 +145,7 @@ class Session:
     # -- asking
 
     def _probe(self, nodes: Nodes) -> None:
-        """Probe the GPU nodes; connect to the others meanwhile."""
+        """Probe the GPU nodes, and connect to the other nodes meanwhile."""
         probes = observe.survey_questions(self.fleet, PROBE_SECONDS)
         hello = NodeQuestion(
             payload.program("converge/read_files", paths=[], most=0), PROBE_SECONDS, "it"
@@ -184,7 +183,9 @@ class Session:
             self.planned = found.plan.stages
 
     def _look_around(self, nodes: Nodes) -> dict[str, Answer]:
-        """Query all nodes that answered, in one round; return `serving/status`'s answers."""
+        """
+        Query all nodes that answered, in one round, and return the answers of `serving/status`.
+        """
         asked: dict[tuple[str, str], NodeQuestion] = {}
         status = payload.program("serving/status", completion=False)
         for name, here in self.settings.items():
@@ -213,7 +214,7 @@ class Session:
         }
 
     def _test_alert(self, nodes: Nodes) -> dict[str, Receipt | str]:
-        """Send an alert to each Alertmanager; ask the operator whether it arrived."""
+        """Send an alert to each Alertmanager, and ask the operator whether it arrived."""
         asked = {
             ("alert", name): NodeQuestion(
                 payload.program(
@@ -312,11 +313,11 @@ class Session:
         )
 
     def _short_answers(self) -> dict[str, Answer]:
-        """Return the probes; for a silent node the sentence `SILENT`."""
+        """Return the probes; a silent node has the sentence `SILENT`."""
         return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
 
     def _all_answers(self) -> dict[str, Answer]:
-        """Return the probes, and the sentences of nodes without GPUs that did not answer."""
+        """Return the probes, and the sentences of silent nodes without GPUs."""
         return {**self.answers, **self.silent}
 
     def _node_lines(self, receipts: Mapping[str, Receipt | str]) -> Iterator[Line]:

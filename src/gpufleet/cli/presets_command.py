@@ -1,4 +1,4 @@
-"""`gpufleet presets`: show what a preset sets, and why."""
+"""`gpufleet presets`: show a preset's values and reasons."""
 
 from __future__ import annotations
 

@@ -47,7 +47,7 @@ def probe(inventory_file: str, limit: tuple[str, ...], as_json: bool) -> None:
 
 
 def probe_table(nodes: Iterable[Node]) -> Table:
-    """Return one line per node: what the probe found in it."""
+    """Return one line per node with the probe's findings."""
     table = new_table("node", "driver", "CUDA", "GPUs", "NVLink islands")
     for node in nodes:
         kinds: dict[str, int] = {}

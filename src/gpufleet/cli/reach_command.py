@@ -1,4 +1,4 @@
-"""`gpufleet reach`: whether the nodes of a replica reach each other."""
+"""`gpufleet reach`: test whether the nodes of a replica reach each other."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
 
 
 def reach_table(found: ReachabilityResult) -> RenderableType:
-    """Return one line per node, with what arrives at each other node, then the problems."""
+    """Return one line per node with its paths to the other nodes, then the problems."""
     from rich.console import Group
     from rich.text import Text
 

@@ -85,7 +85,7 @@ def recipes_table(found: Iterable[Recipe]) -> Table:
 
 
 def _variant(recipe: Recipe, model: str, precision: str | None) -> Variant:
-    """Return the variant of that name, and of that precision if one is given."""
+    """Return the variant of that name and, if given, of that precision."""
     named = [one for one in recipe.variants if one.model.lower() == model.lower()]
     named = named or [*recipe.variants]
     if precision is None:

@@ -1,7 +1,4 @@
-"""
-`gpufleet report`: write a fleet as one page, or as a manifest that rebuilds it; compare two
-manifests.
-"""
+"""`gpufleet report`: write a fleet as a page or as a manifest, and compare two manifests."""
 
 from __future__ import annotations
 
@@ -24,7 +21,7 @@ if TYPE_CHECKING:
     AnyForm = TypeVar("AnyForm", bound=Form)
 
 MOST_BYTES = 64 << 20
-"""The largest document or manifest: one of 14 nodes has some hundred kilobytes."""
+"""The largest document or manifest in bytes; one of 14 nodes has some hundred kilobytes."""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 

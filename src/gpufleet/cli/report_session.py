@@ -1,6 +1,7 @@
-"""Read everything that `gpufleet report INVENTORY` shows, as one document. Border: it asks nodes
-over SSH, and reads git and files of the project. If a part cannot be read, the document states why,
-and the rest is still read.
+"""Read everything that `gpufleet report INVENTORY` shows, as one document.
+
+Border: it queries nodes over SSH, and reads git and the project's files. If a part cannot be read,
+the document states why, and the rest is still read.
 """
 
 from __future__ import annotations
@@ -59,18 +60,18 @@ from gpufleet.upgrade.run.connections import open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 PLAN_SECONDS = 8.0
-"""Limit for the plan: models that no node has are described by the Hub."""
+"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
 DRIFT_SECONDS = 300.0
-"""Limit for the comparison with deploys, as in `gpufleet drift`."""
+"""Time limit in seconds for the comparison with deploys, as in `gpufleet drift`."""
 MOST_SECRET_BYTES = 1 << 16
-"""The largest file that can be a secret."""
+"""The maximum size of a secret's file in bytes."""
 
 
 def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Document:
     """
-    Return the document of a fleet; `deploys`: also what deploys would change.
+    Return the document of a fleet; with `deploys`, also the changes that deploys would make.
 
-    Each round of questions has this deadline in seconds; a silent node is asked once. Raises
+    `seconds` is the deadline of each round of questions. A silent node is queried once. Raises
     `FleetError` for an inventory with mistakes.
     """
     return _Reading(inventory_file, look(inventory_file, seconds), seconds).document(
@@ -79,8 +80,6 @@ def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Documen
 
 
 class _Reading:
-    """One reading of a fleet."""
-
     def __init__(self, inventory_file: str, seen: FleetLook, seconds: float) -> None:
         self.inventory, self.seen, self.seconds = inventory_file, seen, seconds
         self.fleet: Fleet = seen.declared
@@ -133,7 +132,7 @@ class _Reading:
     # -- nodes
 
     def _probes(self) -> Iterator[tuple[str, Answer]]:
-        """Yield each GPU node with its probe, or a sentence why there is none."""
+        """Yield each GPU node with its probe, or the reason why it is missing."""
         found = self.seen.observed.report
         why = {each.node: each.found for each in found.findings if each.check == "probe"}
         for name in self.settings:
@@ -152,7 +151,7 @@ class _Reading:
                 yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
 
     def _certificates(self) -> tuple[dict[str, Answer], tuple[Certificate, ...]]:
-        """Query what the nodes' servers show; return also the answers of nodes without GPUs."""
+        """Query the nodes' TLS servers; return the nodes' answers and the certificates."""
         files = look_questions.authority_files(self.fleet.nodes, None)
         servers = look_questions.tls_servers(self.fleet.nodes, None, dict(read_texts(files)))
         looks: dict[str, Answer] = {
@@ -178,7 +177,7 @@ class _Reading:
     # -- the plan
 
     def _plan(self) -> Assessment | Plan:
-        """Return the plan with its nodes, or the reason why there is none."""
+        """Return the plan with its nodes, or the reason why it is missing."""
         if silent := [name for name, each in self.answers.items() if isinstance(each, str)]:
             return Plan(
                 unknown=(f"it needs an answer from every node; silent: {node_ranges(silent)}",)
@@ -195,7 +194,7 @@ class _Reading:
         return Plan(refused=found.problems) if isinstance(found, RefusedWork) else found
 
     def _rates(self, plan: Assessment | Plan) -> tuple[ModelRate, ...]:
-        """Return the measured rates of planned replicas; without a plan, of running ones."""
+        """Return the measured rates of planned replicas; without a plan, of running replicas."""
         there = measured_rates.stored_results(self.inventory)
         self.unknown += there.problems
         if isinstance(plan, Assessment):
@@ -256,7 +255,9 @@ class _Reading:
         )
 
     def _locks(self) -> tuple[dict[str, str], dict[str, Models]]:
-        """Return the declared release by node, and the locks of models by their file."""
+        """
+        Return the declared release by node, and the model locks by their path in the settings.
+        """
         releases: dict[str, str] = {}
         locks: dict[str, Models] = {}
         for name, here in self.settings.items():
@@ -272,7 +273,7 @@ class _Reading:
         return releases, locks
 
     def _files(self) -> Iterator[tuple[str, str]]:
-        """Yield the inventory, its variables and locks, each with its SHA-256."""
+        """Yield the inventory, its variables and locks, with their SHA-256."""
         root = self.fleet.root.resolve()
         paths = {Path(self.inventory).resolve()}
         for folder in ("group_vars", "host_vars"):
@@ -292,7 +293,9 @@ class _Reading:
                 self.unknown.append(f"{shown}: cannot be read: {file_fault(error)}")
 
     def _secrets(self) -> set[str]:
-        """Return the secrets in files that settings name, and those written in settings."""
+        """
+        Return the secrets in the files that the settings name, and in the settings themselves.
+        """
         found: set[str] = set()
         for name, each in self.fleet.nodes.items():
             plain: dict[str, Any] = each.settings.model_dump(mode="json", exclude_unset=True)
@@ -306,9 +309,7 @@ class _Reading:
 
 
 def _shown(path: Path, root: Path) -> str:
-    """
-    Return a file's path relative to the project or to gpufleet, where it is in one of them.
-    """
+    """Return a file's path, relative to the project or to gpufleet if it is in one of them."""
     if path.is_relative_to(root):
         return str(path.relative_to(root))
     if path.is_relative_to(PROJECT):

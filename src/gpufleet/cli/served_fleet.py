@@ -1,6 +1,6 @@
-"""A fleet that a command sends requests to: its nodes' answers, the target, the load.
+"""Query the fleet that a command sends requests to: its nodes, target and load.
 
-Border: it asks nodes over SSH.
+Border: it queries nodes over SSH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpufleet.upgrade.run.traffic import Frontends
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """The nodes' answers."""
+    """The nodes' answers, and the declaration with the running replicas."""
 
     declared: TargetDeclaration
     nodes: Mapping[str, Node]
@@ -48,7 +48,7 @@ class ServedFleet:
         self.project, self.nodes = project, nodes
 
     def ask_nodes(self) -> NodeAnswers:
-        """Ask all nodes what runs. Raises `FleetError` for nodes without an answer."""
+        """Query the state of all nodes. Raises `FleetError` if they cannot be queried."""
         answers = observe.survey(self.nodes, self.project)
         documents = {n: each for n, each in answers.items() if not isinstance(each, str)}
         looks = observe.look(self.nodes, documents)
@@ -75,8 +75,8 @@ class ServedFleet:
         """
         Return the target of a model's requests, and remarks for the operator.
 
-        A gateway, unless a replica is named or there is no gateway. `place` is the node that sends
-        them; None: this machine.
+        The target is a gateway, unless a replica is named or there is no gateway. `place` is the
+        node that sends the requests, by default this machine.
         """
         if replica is not None or (gateway is None and not declared.gateways):
             return load_target.replica_target(model, replica, declared, place), ()
@@ -90,7 +90,7 @@ class ServedFleet:
         return target, (*rotation.lines(), *rotation.remarks, *affinity)
 
     def rotation(self, model: str, gateway: str, declared: TargetDeclaration) -> Rotation:
-        """Query a gateway for the replicas of a model that get requests."""
+        """Query a gateway for the replicas of a model that receive requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
             raise FleetError(f"{gateway}: its gateway is not running: `gpufleet status` shows why")
@@ -100,7 +100,7 @@ class ServedFleet:
         self, target: Target, found: NodeAnswers, *, drained: str | None = None
     ) -> list[guest.ServerLoad | str]:
         """
-        Return how busy the replicas of a target are now.
+        Return the current load of a target's replicas.
 
         A drained replica's load is unknown, except for `drained`, which a load test uses alone.
         """
@@ -115,10 +115,10 @@ class ServedFleet:
         families: Sequence[str] = (),
     ) -> tuple[list[guest.ServerLoad | str], dict[str, str]]:
         """
-        Return the load of a target's replicas now, and their servers' pages of /metrics.
+        Return the current load of a target's replicas, and their servers' pages of /metrics.
 
-        Pages are by `NODE:PORT`; a server without one makes its replica's load unknown. `families`
-        are the beginnings of additional lines to read, besides those of the load.
+        Pages are keyed by `NODE:PORT`. A server without a page makes its replica's load unknown.
+        `families` are the beginnings of lines to read in addition to the load's lines.
         """
         running = [each for each in found.declared.running if each.id in target.replicas]
         looks = {name: observe.without_drain(each, drained) for name, each in found.looks.items()}
@@ -159,7 +159,7 @@ class ServedFleet:
 
 
 def declared_fleet(project: Fleet) -> TargetDeclaration:
-    """Return an inventory's declaration before any node is queried, so without running replicas."""
+    """Return an inventory's declaration without running replicas, before any node is queried."""
     return TargetDeclaration(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},

@@ -1,6 +1,6 @@
 """`gpufleet size MODEL ...`: estimate a model's GPU memory. Contacts no node.
 
-Thin: reads files, calls the modules that know, prints. The options have vLLM's names.
+Thin: reads files, calls the library, prints. The options have vLLM's names.
 """
 
 from __future__ import annotations
@@ -27,12 +27,14 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 _MOST = 10**15
-"""Tokens or bytes: a thousand times the memory of a large node."""
+"""The maximum of tokens or bytes: a thousand times the memory of a large node."""
 
 
 class _Number(click.ParamType[int]):
     """
-    A number in the form of vLLM's flags: 32768, 32k (1000s), 32K (1024s); some also accept `auto`.
+    A number in the syntax of vLLM's flags: 32768, 32k (1000s) or 32K (1024s).
+
+    With `auto`, the words `auto` and -1 are also accepted.
     """
 
     name = "number"
@@ -258,7 +260,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 
 
 def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the remark on a name that cards with different memory share."""
+    """Yield a remark if cards with different memory share the given name."""
     from gpufleet.catalog.gpu_models import namesakes
 
     if given["gpu"] and not given["gpu_memory_gib"] and (others := namesakes(given["gpu"])):
@@ -288,7 +290,7 @@ def _require_one_gpu(given: Mapping[str, Any]) -> None:
 
 
 def _with_share(options: Options, share: float) -> Options:
-    """Return the options of a process that has a share of its GPU."""
+    """Return the options of a process with a share of its GPU."""
     from gpufleet.planning.gpu_shares import utilization
 
     told = utilization(
@@ -298,7 +300,7 @@ def _with_share(options: Options, share: float) -> Options:
 
 
 def _least_share(description: Description, options: Options) -> str:
-    """Return a sentence with the least share that fits, in hundredths."""
+    """Return a sentence with the smallest share that fits, in hundredths."""
     from gpufleet.planning.gpu_shares import larger_shares
     from gpufleet.sizing import fit
 
@@ -311,7 +313,7 @@ def _least_share(description: Description, options: Options) -> str:
 def _divisions(
     origin: str, description: Description, options: Options, gpus: int, *, as_json: bool
 ) -> int:
-    """Print a row for each division of a number of GPUs; return whether none certainly fits."""
+    """Print a row for each division of a number of GPUs; return 1 if none of them fits, else 0."""
     from gpufleet.console import add_row, display, new_table
     from gpufleet.sanitize import printable
     from gpufleet.sizing.divisions import divisions
@@ -351,7 +353,7 @@ _VERDICTS = {
 
 
 def _list_gpus() -> None:
-    """Print the GPUs that `--gpu` takes, with the total that CUDA reports of each."""
+    """Print the GPUs accepted by `--gpu`, with the total memory that CUDA reports."""
     from gpufleet.catalog.gpu_models import cards
     from gpufleet.console import add_row, display, new_table
 
@@ -443,7 +445,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 def _redundant_experts(given: Mapping[str, Any]) -> int | None:
-    """Return the number of redundant experts for load balancing; None: balancing is off."""
+    """Return the number of redundant experts for load balancing; None without balancing."""
     copies = (given["eplb_config"] or {}).get("num_redundant_experts")
     if not given["enable_eplb"]:
         return None
@@ -498,7 +500,7 @@ def _print(
 
 
 def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
-    """Yield the table's rows: a quantity, its number, a remark."""
+    """Yield the table's rows: quantity, number and remark."""
     on_gpu = options.device == "cuda" and options.kv_cache_memory_bytes is None
     if on_gpu:
         share = found.gpu_memory_utilization

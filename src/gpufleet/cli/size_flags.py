@@ -1,4 +1,4 @@
-"""Judge the options of `gpufleet size` as vLLM's flags. Thin: the rules are in `gpufleet.flags`."""
+"""Check the options of `gpufleet size` as vLLM's flags. Thin: the rules are in `gpufleet.flags`."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ _NOT_OF_VLLM = frozenset(
     }
 )
 _NEWER_NAMES = {"--runner": "--task", "--convert": "--task"}
-"""Options of `size` for which some releases have an older flag."""
+"""The older flag of some releases, by option of `size`."""
 
 
 def judge_flags(given: Mapping[str, Any], release: str) -> tuple[str, ...]:
     """
     Return a sentence for each given option without effect.
 
-    Raises `FleetError` where the release refuses an option, whatever the model.
+    Raises `FleetError` if the release refuses an option for any model.
     """
     from gpufleet.flags import schema
     from gpufleet.flags.check import check

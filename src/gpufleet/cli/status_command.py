@@ -1,4 +1,4 @@
-"""`gpufleet status`: whether replicas serve."""
+"""`gpufleet status`: show whether replicas serve."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def _health(health: Health, *, drained: bool) -> Text:
 
 
 def _marks(found: FleetStatus, now: float) -> Iterator[str]:
-    """Yield the nodes out of service, and the unfinished upgrade."""
+    """Yield the nodes and replicas out of service, and the unfinished upgrades."""
     for node, mark in found.out.cordoned:
         yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
     for replica, node, mark in found.out.drained:
@@ -198,7 +198,7 @@ def _amiss(found: FleetStatus) -> Iterator[str]:
 
 
 def _ago(seconds: float) -> str:
-    """Return a span in its two largest units: `3 d 4 h`."""
+    """Return a duration in seconds as text in its two largest units: `3 d 4 h`."""
     left = max(0, int(seconds))
     parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):

@@ -1,4 +1,4 @@
-"""The class of all commands whose options take a value. It imports nothing that is slow to load."""
+"""The base class of commands whose options take a value. It imports no slow modules."""
 
 from __future__ import annotations
 
@@ -8,10 +8,12 @@ import click
 
 
 class StrictCommand(click.Command):
-    """A command that takes an option's value once: of two, click would silently use the last."""
+    """
+    A command that refuses repeated values of an option, where click would use the last silently.
+    """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse an option that is given twice and takes one value."""
+        """Refuse a repeated option that takes one value."""
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for param, times in Counter(order).items():

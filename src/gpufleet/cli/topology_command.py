@@ -1,7 +1,7 @@
-"""`gpufleet topology`: show how a node's GPUs are linked: live, from a probe or a pasted matrix.
+"""`gpufleet topology`: show how a node's GPUs are linked, from a node, a probe or a matrix.
 
-A file's kind is recognised by its content, so it may have any name; only an inventory ends in
-`.py`.
+A file's kind is recognised by its content, so it may have any name; only an inventory's name ends
+in `.py`.
 """
 
 from __future__ import annotations
@@ -88,7 +88,7 @@ def look(source: str, node: str | None) -> Interconnect:
     """
     Return the links between the GPUs of one node of `source`.
 
-    `node` names it where `source` has several; for a pasted matrix `node` is the name to show.
+    `node` selects the node if `source` has several; for a pasted matrix it is the displayed name.
     Raises `FleetError` if `source` is neither an inventory, a probe nor a matrix. For an inventory,
     gevent's patches must be in place, as for `fleet.live.probe`.
     """
@@ -113,7 +113,7 @@ def _live(file: str, node: str | None) -> Interconnect:
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
-    """Return the links of a node. Raises `FleetError` for a node without a probe."""
+    """Return the links of a node. Raises `FleetError` if its probe is missing."""
     if isinstance(answer, str):
         raise FleetError(f"{name}: {answer}")
     return from_probe(name, answer)

@@ -1,8 +1,6 @@
-"""One run of `gpufleet measure --tune`: try settings on one drained replica, then restore the
-declared ones.
+"""One run of `gpufleet measure --tune`: try settings on one drained replica, then restore it.
 
-Border. It runs the same commands as an operator: drain, deploy with `--data`, measure, deploy,
-undrain.
+Border. It runs an operator's commands: drain, deploy with `--data`, measure, deploy, undrain.
 """
 
 from __future__ import annotations
@@ -32,7 +30,7 @@ DEPLOY_SECONDS = 900
 
 
 class TuneSession:
-    """The replica whose settings are tried."""
+    """A session that tries settings on one replica."""
 
     def __init__(self, session: Session, wanted: MeasureOptions) -> None:
         self.session, self.project = session, session.project
@@ -58,12 +56,14 @@ class TuneSession:
         self._check_node()
         self.tuning = Tuning(self._values())
         self._divided = self.left is not None
-        """Whether the replica may run with another tensor parallel size than the declared one."""
+        """Whether the replica may run with a tensor parallel size other than the declared one."""
 
     def _check_node(self) -> None:
         """
-        Refuse a node that a cordon or another model's last replica excludes, or whose replica does
-        not run as declared.
+        Raise `FleetError` for a node that cannot be used for trials.
+
+        Excluded are nodes with a cordon, nodes with another model's last replica, and nodes whose
+        replica does not run as declared.
         """
         problems = []
         drain, looks = self.drains.find(self.node)
@@ -83,7 +83,7 @@ class TuneSession:
             raise FleetError(*problems)
 
     def _values(self) -> dict[str, tuple[int, ...]]:
-        """Return the values to try, by setting, without those that the planner refuses."""
+        """Return the values to try by setting, without values that the planner refuses."""
         # After a killed run the unit may still have a tried value.
         arguments = [f"--{name} {value}" for name, value in self.served.flags.items()]
         values = self.typed or tuning.usual_values(
@@ -103,7 +103,7 @@ class TuneSession:
         return found
 
     def tune(self) -> Tuning:
-        """Try all values; afterwards the replica runs as declared and receives requests."""
+        """Try all values. Afterwards, the replica runs as declared and receives requests."""
         planned = self.tuning.planned
         say(
             f"{self.replica} on {self.node}: {count_of(len(planned), 'measurement')}, with a "

@@ -1,4 +1,4 @@
-"""`gpufleet upgrade`, `gpufleet rollback`: change a serving fleet, and undo the change."""
+"""`gpufleet upgrade` and `gpufleet rollback`: change a serving fleet, and undo the change."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def rollback(
 
 
 class _UpgradeCommand:
-    """One command on one fleet."""
+    """One upgrade or rollback command on one fleet."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class _UpgradeCommand:
         self.keys: InterruptKeys | None = None
 
     def show_plan(self) -> int:
-        """Show the waves. Takes no lock, writes no journal."""
+        """Show the waves, without a lock or a journal."""
         from gpufleet.upgrade.run import upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -245,7 +245,7 @@ class _UpgradeCommand:
             return self._start(nodes, journal, kind, what)
 
     def resume(self, *, abort: bool) -> int:
-        """Continue the unfinished upgrade, or undo it."""
+        """Continue the unfinished upgrade, or undo its current wave."""
         from gpufleet.upgrade.run import upgrade_journal
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -290,7 +290,7 @@ class _UpgradeCommand:
         )
 
     def roll_back(self, *, dry: bool) -> int:
-        """Restore what the last upgrade replaced."""
+        """Restore the units that the last upgrade replaced."""
         self._refuse_unfinished()
         from gpufleet.upgrade.run import observe, upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
@@ -406,7 +406,7 @@ class _UpgradeCommand:
         display(plan_table.waves(plan))
 
     def _print_report(self, journal: Journal) -> None:
-        """Print what was done, and the next command."""
+        """Print the report, and the next command."""
         from gpufleet.upgrade.report.report import report
 
         found = report(journal.entries)
@@ -423,8 +423,9 @@ class _UpgradeCommand:
 
     def _put_back_declaration(self, of: str) -> None:
         """
-        Print what to declare for the release that runs now; offer to write it if the upgrade had
-        written the lines.
+        Print the declaration of the restored release.
+
+        If the upgrade had written the lines, offer to restore them.
         """
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
@@ -452,7 +453,7 @@ class _UpgradeCommand:
     # -- journals
 
     def _earlier_journals(self) -> list[Sequence[Any]]:
-        """Return the entries of earlier journals; unreadable ones are skipped."""
+        """Return the entries of earlier journals, without unreadable ones."""
         from gpufleet.upgrade.run import upgrade_journal
 
         found: list[Sequence[Any]] = []
@@ -464,7 +465,7 @@ class _UpgradeCommand:
         return found
 
     def _find_unfinished(self) -> Path | None:
-        """Return the newest journal of an unfinished upgrade of this inventory."""
+        """Return the newest journal of an unfinished or stuck upgrade of this inventory."""
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
         mine = Path(self.wanted.inventory).resolve()
@@ -495,7 +496,7 @@ class _UpgradeCommand:
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
-        """Return the upgrades that nodes report, if there is no journal."""
+        """Return sentences on the locks that nodes report, if no journal can be resumed."""
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -512,7 +513,7 @@ class _UpgradeCommand:
 
 
 def _print_how_to_resume(journal: Journal) -> None:
-    """Print the groups that are unfinished, their state, and how to resume."""
+    """Print the unfinished groups, and how to resume."""
     state = journal.state
     if state.is_over:
         return
@@ -616,7 +617,7 @@ def _policy(declared: Fleet, names: Collection[str]) -> Upgrade:
 
 
 def _limited_nodes(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes that --limit names, directly or by group."""
+    """Return the nodes in --limit, named directly or by group."""
     groups = declared.groups.members
     found = {n for each in limit for n in groups.get(each, (each,))}
     return tuple(n for n in declared.nodes if n in found)

@@ -1,1 +1,1 @@
-"""A stage's unit, credentials, flags, readiness, status, logs and restarts."""
+"""Stages on nodes: units, credentials, flags, readiness, status, logs and restarts."""

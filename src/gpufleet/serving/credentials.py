@@ -1,4 +1,4 @@
-"""Choose the secrets that go to a node, and those that each stage's unit loads. Pure."""
+"""Choose the secrets of a node and of each stage's unit. Pure."""
 
 from __future__ import annotations
 
@@ -17,15 +17,17 @@ CLUSTER_KEY = "cluster-key"
 HF_TOKEN = "hf-token"  # noqa: S105  # a name
 VARIABLE = "variable"
 """
-Prefix of a credential that becomes an environment variable: `variable.NAME` for every stage,
-`variable.NAME.MODEL` for those of one model (templates/vllm/vllm-variables.sh).
+Prefix of a credential that becomes an environment variable.
+
+`variable.NAME` is for every stage, `variable.NAME.MODEL` for one model's stages
+(templates/vllm/vllm-variables.sh).
 """
 # The Hub's token is for downloads: no unit loads it (`unit_credentials`).
 NOT_FOR_UNITS = (HF_TOKEN,)
 
 
 def secret_files(vllm: Vllm, serving: Mapping[str, Served]) -> dict[str, str]:
-    """Return the secret files on this machine that settings name, by the name of the credential."""
+    """Return the secret files on this machine that the settings name, by credential."""
     variables = {f"{VARIABLE}.{name}": path for name, path in vllm.environment_files.items()} | {
         f"{VARIABLE}.{name}.{model}": path
         for model, served in serving.items()
@@ -41,10 +43,10 @@ def secret_files(vllm: Vllm, serving: Mapping[str, Served]) -> dict[str, str]:
 
 def unit_credentials(stage: Stage, model: Served, names: Iterable[str] = ()) -> tuple[str, ...]:
     """
-    Return the names of the credentials that the stage's unit loads, where a node has them.
+    Return the names of the credentials that the stage's unit loads, if the node has them.
 
-    `names` are those of the node, among which variables are found. A rank without a server needs no
-    API key, and no restart for a new key.
+    `names` are the node's credentials, from which the variables are selected. A rank without a
+    server needs no API key, and no restart for a new key.
     """
     variables = variable_credentials(stage, model, names)
     if not stage.group:
@@ -58,7 +60,7 @@ def variable_credentials(stage: Stage, model: Served, names: Iterable[str]) -> t
     """
     Return the node's credentials that become variables of the stage's process.
 
-    A model's variable, plain or from a file, overrides that of `vllm`.
+    A model's variable, plain or from a file, overrides the same variable of `vllm`.
     """
     own = {f"{VARIABLE}.{name}.{stage.model}" for name in model.environment_files}
     shadowed = {*model.environment, *model.environment_files}
@@ -76,10 +78,10 @@ def node_credentials(
     contents: Mapping[str, bytes], stages: Iterable[Stage], serving: Mapping[str, Served]
 ) -> dict[str, bytes]:
     """
-    Return the secrets that go to a node with these stages, by name.
+    Return the secrets of a node with these stages, by name.
 
-    `contents` are those of `secret_files`. Variables and Ray's token go only to nodes with a stage
-    that loads them.
+    `contents` are the contents of the `secret_files`. Only nodes with a stage that loads them get
+    variables and Ray's token.
     """
     found = {name: content.strip() for name, content in contents.items()}
     loaded = {
@@ -93,7 +95,10 @@ def node_credentials(
 
 
 def unit_hashes(stage: Stage, model: Served, secrets: Mapping[str, bytes]) -> dict[str, str]:
-    """Return the SHA-256 of a node's `secrets` that the stage's unit loads, by name."""
+    """Return the SHA-256 of each secret that the stage's unit loads, by name.
+
+    `secrets` are the node's.
+    """
     return {
         name: hashlib.sha256(secrets[name]).hexdigest()
         for name in unit_credentials(stage, model, secrets)

@@ -1,7 +1,7 @@
-"""Check an operator's own flags and variables, before any plan.  Pure.
+"""Check an operator's own flags and variables, for runs without a plan. Pure.
 
-For runs that have no plan. `flag_check.check_plan` judges the whole command line of each stage, and
-reports these problems in the same words.
+`flag_check.check_plan` checks the whole command line of each stage, and reports the same problems
+in the same words.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served, Vllm
 
 _Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
-"""The model, the message, and the settings that it concerns."""
+"""The model, the message, and the settings concerned."""
 
 # Tensor and pipeline parallelism to try if an entry leaves them to the plan: a flag that is refused
 # with all of these is refused with any.

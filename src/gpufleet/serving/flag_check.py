@@ -1,9 +1,9 @@
-"""Check the planned stages' arguments and variables against the vLLM release that runs them. Pure.
+"""Check the planned stages' arguments and variables against their vLLM release. Pure.
 
-Contract: the judged command line is exactly the unit's (`Engine.arguments`,
-`Engine.environment`), by the schema of the release that will run it; never by a
-neighbour's. A sentence names the key that an operator wrote, the place that set it, and what to
-write instead. Equal findings of several stages or nodes are reported once.
+The checked command line is exactly the unit's (`Engine.arguments`, `Engine.environment`), by the
+schema of the release that will run it, never of another release. A sentence names the key that an
+operator wrote, its file, and the correction. Equal findings of several stages or nodes are reported
+once.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.settings.variables import Origin
 
 Origins: TypeAlias = Mapping[str, Origin]
-"""Where each top-level key of one node was set."""
+"""The origin of each top-level key of one node's settings."""
 
 # Texts that YAML reads back unchanged; all others are quoted.
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*|0|-?[1-9][0-9]*|0\.[0-9]*[1-9]")
@@ -51,7 +51,7 @@ _NOT_JUDGING = {
 
 @dataclass(frozen=True)
 class FlagFindings:
-    """Findings as sentences: `refused` stops a deploy, `remarks` do not."""
+    """Findings as sentences: `refused` stop a deploy, `remarks` do not."""
 
     refused: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -66,10 +66,10 @@ class FlagFindings:
 @dataclass(frozen=True)
 class LaunchCommand:
     """
-    A stage's command line and variables, and the settings that they come from.
+    A stage's command line and variables, with their settings.
 
-    `keys` has the path of the setting for each word of `argv`, `variables` that for each of the
-    operator's variables. Variables without a path are gpufleet's.
+    `keys` has the path of the setting for each word of `argv`. `variables` has the path for each of
+    the operator's variables; gpufleet's own variables have no path.
     """
 
     stage: Stage
@@ -84,9 +84,9 @@ def launch_command(
     stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
 ) -> LaunchCommand:
     """
-    Return what the unit of a stage starts, as `unit.render_unit` writes it.
+    Return the command line and variables of a stage's unit, as in `unit.render_unit`.
 
-    Raises `FleetError` for arguments and variables that no process can be given.
+    Raises `FleetError` for arguments and variables that a process cannot have.
     """
     lines = list(engine().arguments(stage, model, vllm))
     if stage.group:
@@ -117,9 +117,11 @@ def check_plan(
     origins: Mapping[str, Origins] | None = None,
 ) -> tuple[str, ...]:
     """
-    Judge every stage of a plan by the packaged schemas; return remarks. A release without a
-    packaged schema is a remark: the deploy checks flags with its own files on each node, before
-    anything restarts. Raises `FleetError` with every flag that would be refused.
+    Check every stage of a plan by the packaged schemas, and return remarks.
+
+    A release without a packaged schema is a remark: the deploy checks flags with the release's own
+    files on each node, before any restart. Raises `FleetError` with every flag that would be
+    refused.
     """
     found = FlagFindings()
     known = frozenset(schema.versions())
@@ -151,7 +153,7 @@ def check_plan(
 def check_stage(
     schema: Schema, begun: LaunchCommand, origins: Origins | None = None
 ) -> FlagFindings:
-    """Judge one stage by the schema of the release that will run it."""
+    """Return the findings on one stage by the schema of its release."""
     found = FlagFindings()
     for problem in check(schema, begun.argv, begun.environment):
         if problem.by is JudgedBy.ADVICE and not problem_keys(begun, problem):
@@ -167,9 +169,9 @@ def check_stage(
 @cache
 def check_fingerprint() -> str:
     """
-    Return the identity of the judging rules: SHA-256 over everything that affects a verdict. These
-    are the reader of releases, the rules and this file. The packaged schemas do not count, because
-    a release's own files replace them.
+    Return a fingerprint of the checking rules, from the SHA-256 over everything that affects a
+    verdict: the reader of releases, the rules and this file. The packaged schemas do not count,
+    because a release's own files replace them.
     """
     flags = Path(schema.__file__).parent
     judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)
@@ -187,7 +189,7 @@ def _not_known(version: str) -> str:
 
 
 def problem_keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
-    """Return the settings that a problem is about."""
+    """Return the settings that cause a problem."""
     if problem.kind is Kind.MODEL and not problem.at:
         return (begun.keys[0],)
     if problem.at:
@@ -202,7 +204,7 @@ def problem_keys(begun: LaunchCommand, problem: Problem) -> tuple[KeyPath, ...]:
 def problem_sentence(
     schema: Schema, begun: LaunchCommand, problem: Problem, origins: Origins
 ) -> str:
-    """Return the problem of a stage's flag or variable: place, key, reason, remedy."""
+    """Return the sentence on a problem of a flag or variable: file, key, reason and correction."""
     keys = problem_keys(begun, problem)
     where = [f"{place}: " for key in keys[:1] if (place := _place(key, origins))]
     what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument
@@ -219,7 +221,7 @@ def _place(key: KeyPath, origins: Origins) -> str:
 
 
 def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
-    """Yield what to write, then further advice."""
+    """Yield the correction, then further advice."""
     written = None if problem.rewritten is None else as_settings(problem.rewritten)
     variable = problem.kind is Kind.ENVIRONMENT
     if written == "":
@@ -236,7 +238,7 @@ def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
 
 def as_settings(words: tuple[str, ...]) -> str:
     """
-    Return arguments as `flags` in group_vars has them; "" for none.
+    Return arguments in the form of `flags` in group_vars; "" for no arguments.
 
     >>> as_settings(("--kv-cache-dtype", "fp8", "--no-enable-x"))
     '`kv-cache-dtype: fp8` and `enable-x: false`'

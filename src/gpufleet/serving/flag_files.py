@@ -1,4 +1,4 @@
-"""Check that the files named in settings exist on the nodes whose servers read them.  Pure."""
+"""Check that the files named in the settings exist on the nodes of their servers. Pure."""
 
 from __future__ import annotations
 
@@ -25,9 +25,10 @@ def check_files(
     origins: Mapping[str, Origins],
 ) -> tuple[str, ...]:
     """
-    Return remarks on paths of planned servers that could not be looked up on their nodes.
-    `documents` are the nodes' probes; a path that a probe did not look up is not judged. Raises
-    `FleetError` with every path that is missing on a node whose server reads it.
+    Return remarks on the paths of planned servers that could not be checked.
+
+    `documents` are the nodes' probes. A path that a probe did not look up is not judged. Raises
+    `FleetError` with every path that is missing or unusable on a node whose server reads it.
     """
     found: dict[tuple[str, str], list[str]] = {}
     for stage in stages:
@@ -58,7 +59,7 @@ def check_files(
 def _looked_for(
     stage: Stage, served: Served, document: Mapping[str, Any]
 ) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yield each path that a stage reads, the setting that names it, and what the probe found."""
+    """Yield each path that a stage reads: its setting, the path, and the probe's result."""
     here: KeyPath = ("serving", stage.model)
     models, files = document.get("models"), document.get("files")
     if isinstance(models, Mapping):
@@ -84,7 +85,7 @@ _PUT_IT_THERE = "put it there, or write a path that exists on every node that se
 
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
-    """Return the problem of a path and its remedy; "" as the remedy: none is known to be needed."""
+    """Return the problem of a path and its remedy; "" if the path could not be checked."""
     if said == "folder" and key[-1] in ONE_FILE:
         return "is a directory, not a file", _PUT_IT_THERE
     if not isinstance(said, Mapping):
@@ -104,7 +105,7 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
 
 
 def _reads_safetensors(served: Served) -> bool:
-    """Return whether vLLM loads the tensors in the index, not files of another format."""
+    """Return whether vLLM loads the tensors listed in the index, not another format."""
     return served.flags.get("load-format", "auto") in {"auto", "hf", "safetensors"} and not (
         {"config-format", "model-loader-extra-config"} & served.flags.keys()
     )

@@ -1,8 +1,8 @@
-"""Merge the journals of a replica's ranks by time.  Pure.
+"""Merge the journals of a replica's ranks by time. Pure.
 
-Takes the output of `on_node/common/unit_journal.py` on each node, repeatedly if lines are followed.
-Lines have the time of their own node, so the order of two nodes' lines is as exact as their clocks;
-known differences are reported.
+The input is the output of `on_node/common/unit_journal.py` on each node, repeated if lines are
+followed. Lines have the time of their own node, so the order of two nodes' lines is as exact as
+their clocks. Known clock differences are reported.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class Line:
     """One line of one rank's journal."""
 
     microseconds: int
-    """Seconds since 1970, by the node's clock."""
+    """Microseconds since 1970, by the node's clock."""
     node: str
     order: int
-    """Position among the lines of the node, which may have equal times."""
+    """Position among the lines of the node, which can have equal times."""
     rank: int | None = field(compare=False)
     pid: int | None = field(compare=False)
     priority: int | None = field(compare=False)
@@ -50,12 +50,12 @@ class Line:
 
     @property
     def time(self) -> str:
-        """ISO 8601 in UTC, to the millisecond."""
+        """The time as ISO 8601 in UTC, to the millisecond."""
         moment = dt.datetime.fromtimestamp(self.microseconds // 1_000_000, dt.UTC)
         return f"{moment:%Y-%m-%dT%H:%M:%S}.{self.microseconds // 1000 % 1000:03}Z"
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return {
             "time": self.time,
             "node": self.node,
@@ -69,22 +69,22 @@ class Line:
 @dataclass
 class Journals:
     """
-    A replica's journals while they are read.
+    The reader of a replica's journals.
 
-    `program(node)` is the next query to a node, `take(answers)` returns the received lines. `notes`
-    has remarks, each once; `whole` is false once lines are missing.
+    `program(node)` returns the next query to a node, and `take(answers)` the received lines.
+    `notes` has remarks, each once. `whole` is false once lines are missing.
     """
 
     replica: str
-    """Its id: `llama-0`."""
+    """The replica's id, such as `llama-0`."""
     lines: int
-    """The maximum of lines in the first round."""
+    """The maximum number of lines in the first round."""
     when: Mapping[str, float]
-    """`parse_since()`'s."""
+    """The start time, from `parse_since()`."""
     notes: list[str] = field(default_factory=list)
     whole: bool = True
     nodes: set[str] = field(default_factory=set)
-    """Nodes that have a unit of the replica, or lines of it."""
+    """Nodes that have a unit or lines of the replica."""
     _cursors: dict[str, str] = field(default_factory=dict)
     _begun: dict[str, int] = field(default_factory=dict)
     _silent: set[str] = field(default_factory=set)
@@ -102,7 +102,7 @@ class Journals:
             raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
 
     def program(self, node: str) -> str | None:
-        """Return the next program to run on a node; None: the node is finished."""
+        """Return the next program to run on a node; None if the node is finished."""
         if self._rounds and node not in self.nodes | self._silent:
             return None
         where: dict[str, Any] = dict(self.when)
@@ -114,7 +114,7 @@ class Journals:
 
     @property
     def _most(self) -> int:
-        """The maximum of lines for the next round, so that followed lines are not lost."""
+        """The maximum number of lines in the next round, large enough for followed lines."""
         return max(self.lines, FOLLOWED_LINES) if self._rounds else self.lines
 
     def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
@@ -199,7 +199,7 @@ class Journals:
 
 
 class _UnreadError(Exception):
-    """A node answered without a readable journal."""
+    """A node's answer has no readable journal."""
 
 
 def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
@@ -224,8 +224,8 @@ def parse_since(text: str | None) -> dict[str, float]:
     """
     Return the start time of the requested lines, in the form of `on_node/common/unit_journal.py`.
 
-    Takes `10m` or `-10m` (s, m, h, d: so long ago, by each node's own clock) or a time as ISO 8601
-    (UTC, unless it names a zone). Raises `FleetError`.
+    `text` is an age such as `10m` or `-10m` (s, m, h, d; by each node's own clock) or a time in ISO
+    8601 (UTC by default). Raises `FleetError` for other text.
 
     >>> parse_since("-10m"), parse_since("2026-11-21T19:40")
     ({'ago': 600}, {'at': 1795290000.0})
@@ -245,8 +245,8 @@ def parse_since(text: str | None) -> dict[str, float]:
 
 def format_lines(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
     """
-    Return lines for a terminal: time, node, rank, message. From its second line on a message is
-    indented, so that it cannot look like a line of another rank.
+    Return lines for a terminal: time, node, rank and message. The second and later lines of a
+    message are indented, so that they cannot look like lines of another rank.
     """
     width = max(map(len, nodes), default=0)
     return [_one(line, width) for line in lines]

@@ -1,4 +1,4 @@
-"""Read cordons, drains and locks of people and upgrades from nodes' answers.  Pure."""
+"""Parse the cordons, drains and locks of people and upgrades in nodes' answers. Pure."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from gpufleet.serving.rank_status import iso, reason
 
 @dataclass(frozen=True)
 class Change:
-    """An upgrade that locks nodes: it is running, or waits to be resumed."""
+    """An upgrade that locks nodes, either running or waiting to be resumed."""
 
     lock: Lock
-    """The lock as the first of its nodes reports it."""
+    """The lock as reported by its first node."""
     nodes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; times as ISO 8601 in UTC."""
+        """Return plain values; times are in ISO 8601 in UTC."""
         return {
             "id": self.lock.id,
             "owner": self.lock.owner,
@@ -32,12 +32,12 @@ class Change:
 
 @dataclass(frozen=True)
 class OutOfService:
-    """Marks of people and upgrades on nodes; gateways send nothing to drained replicas."""
+    """Marks of people and upgrades on nodes. Gateways send no requests to drained replicas."""
 
     cordoned: tuple[tuple[str, Mark], ...] = ()
-    """(node, cordon) pairs; the mark says who and why."""
+    """(node, cordon) pairs; the mark has the author and the reason."""
     drained: tuple[tuple[str, str, Mark], ...] = ()
-    """(replica, node, drain mark); the mark says who and why."""
+    """(replica, node, drain mark) triples; the mark has the author and the reason."""
     changes: tuple[Change, ...] = ()
 
     def drains(self, replica: str, node: str) -> bool:
@@ -45,7 +45,7 @@ class OutOfService:
         return any((each, at) == (replica, node) for each, at, _ in self.drained)
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return {
             "cordoned": [{"node": node, **_mark(mark)} for node, mark in self.cordoned],
             "drained": [
@@ -63,7 +63,7 @@ def _mark(mark: Mark) -> dict[str, Any]:
 def out_of_service(
     answers: Mapping[str, Mapping[str, Any] | str],
 ) -> tuple[OutOfService, list[str]]:
-    """Return the marks of all nodes, and a sentence for each node with unknown marks."""
+    """Return the marks of all nodes, and a sentence for each node whose marks are unknown."""
     cordoned, drained, unread = [], [], []
     locks: dict[str, tuple[Lock, list[str]]] = {}
     for node, answer in sorted(answers.items()):

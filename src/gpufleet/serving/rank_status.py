@@ -1,4 +1,4 @@
-"""One node's report about its ranks: health, reason, and what last ended each.  Pure."""
+"""Evaluate one node's report on its ranks: health, reason, and the last end of each. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ WENT_DOWN = "the node went down without a shutdown: power, a crash or a reset"
 
 
 class Health(StrEnum):
-    """The state of a rank or a replica, best first."""
+    """The health of a rank or a replica, best first."""
 
     SERVES = "serves"
     RUNS = "runs"  # a rank without an endpoint, in its group
@@ -33,7 +33,7 @@ class Health(StrEnum):
 
     @property
     def is_good(self) -> bool:
-        """Return whether the state is good."""
+        """Return whether the rank serves, or runs in its group."""
         return self in {Health.SERVES, Health.RUNS}
 
 
@@ -49,7 +49,7 @@ _HEALTH = {
 
 @dataclass(frozen=True)
 class LastRestart:
-    """When and why a stage last ended and was started again; times in seconds since 1970."""
+    """Time and cause of a stage's last restart; the time is in seconds since 1970."""
 
     when: float
     cause: str
@@ -63,36 +63,36 @@ class RankStatus:
     rank: int
     health: Health
     why: str = ""
-    """Text for the operator, of one or more lines; "": it serves."""
+    """Text for the operator, of one or more lines; "" if it serves."""
     since: float | None = None
-    """When its unit entered the present state, in seconds since 1970."""
+    """When the unit entered its present state, in seconds since 1970."""
     gpus: tuple[str, ...] = ()
-    """UUIDs in the order of ranks."""
+    """GPU UUIDs in the order of ranks."""
     indices: tuple[int, ...] = ()
-    """NVML indices of the same GPUs; empty: unknown."""
+    """NVML indices of the same GPUs; empty if unknown."""
     port: int | None = None
-    """Port of the endpoint; None: this rank has no endpoint."""
+    """The endpoint's port; None for a rank without an endpoint."""
     ports: tuple[int, ...] = ()
-    """`port`, and the ports of the node's other engines if each engine has its own server."""
+    """`port` and, if each engine has its own server, the ports of the node's other engines."""
     release: str = ""
     kind: str = "generate"
-    """The kind of requests to its model, from its unit."""
+    """The kind of requests for the model, from the unit."""
     adapters: tuple[str, ...] = ()
-    """Names of the LoRA adapters that its server loads, from its unit."""
+    """Names of the LoRA adapters that the server loads, from the unit."""
     restarts: int | None = None
-    """Restarts by systemd, since the last manual start."""
+    """Restarts by systemd since the last manual start."""
     last_restart: LastRestart | None = None
     phase: str = ""
     """Phase of a multi-node rank, from rank.json."""
     incarnation: str = ""
     incarnation_number: int | None = None
     formed: float | None = None
-    """When its incarnation began, in seconds since 1970."""
+    """When the incarnation began, in seconds since 1970."""
     stopped: bool = False
-    """Whether a person or a deploy stopped its unit, and it was not started since."""
+    """Whether a person or a deploy stopped the unit, without a later start."""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values; times as ISO 8601 in UTC."""
+        """Return plain values; times are in ISO 8601 in UTC."""
         return {
             "node": self.node,
             "rank": self.rank,
@@ -125,7 +125,7 @@ def iso(seconds: float | None) -> str | None:
 
 
 def reason(missing: Mapping[str, Any]) -> str:
-    """Return the words for why a value is missing."""
+    """Return the reason for a missing value, as text."""
     words = str(missing.get("missing", "unknown")).replace("_", " ")
     if "seconds" in missing:
         words += f" after {missing['seconds']} s"
@@ -168,7 +168,7 @@ def rank_status(node: str, stage: Mapping[str, Any], answer: Mapping[str, Any]) 
 
 
 def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
-    """Judge one rank by its unit, its endpoint and, in a multi-node replica, its group."""
+    """Return a rank's health and reason, from its unit, its endpoint and its group."""
     seen = stage["seen"]
     unit = str(stage["unit"])
     properties = seen.get("unit", {})
@@ -234,7 +234,7 @@ _PHASES = {
 
 
 def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
-    """Judge a rank by its report about its group; None for a replica of one node."""
+    """Return a rank's health and reason, from its report on its group; None without a group."""
     state, unit = stage["state"], stage["unit"]
     if "missing" in state:
         if len(stage["nodes"]) < 2 and state["missing"] == "absent":
@@ -262,10 +262,10 @@ def _seconds(value: Any) -> float | None:
 
 def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     """
-    Return when and why a stage last ended before its present run; None: unknown.
+    Return the time and cause of a stage's last end before its present run; None if unknown.
 
-    `stage` is one of on_node/serving/status.py's. The rank's own report is preferred for why a
-    group ended, systemd's for how a killed program ended.
+    `stage` is from on_node/serving/status.py. The rank's own report is preferred for the end of a
+    group, and systemd's for the end of a killed program.
     """
     unit = _by_unit(stage, boot_id)
     end = stage["state"].get("last_end")
@@ -284,7 +284,7 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
 
 
 def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
-    """Return when and why a stage last ended, by systemd's own lines; None: unknown."""
+    """Return the time and cause of a stage's last end from systemd's events; None if unknown."""
     if not isinstance(stage["events"], list):
         return None
     present = stage["seen"].get("unit", {}).get("InvocationID")
@@ -310,7 +310,7 @@ def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
 
 
 def _cause(ends: Sequence[Mapping[str, Any]], told: Sequence[str]) -> str:
-    """Return why a run ended, from systemd's lines and the process' own last lines."""
+    """Return the cause of a run's end, from systemd's events and the process' own last lines."""
     known = {event["what"]: event for event in ends}
     by_itself = "restarts" in known
     asked = not by_itself and "stops" in known

@@ -1,9 +1,9 @@
-"""Judge whether a stage is ready, still starting, or dead, and why. Pure.
+"""Judge whether a stage is ready, starting or dead, with the reason. Pure.
 
-Takes the output of `on_node/serving/endpoints.py` about one stage. A stage is ready when its unit
-is active, `/health` is 200, its model is listed and one question for its kind was answered:
-`/health` alone stays 200 while a server drains, while a remote rank is dead and while the engine is
-frozen.
+The input is the output of `on_node/serving/endpoints.py` on one stage. A stage is ready when its
+unit is active, `/health` is 200, its model is listed and the test request for its kind was
+answered. `/health` alone stays 200 while a server drains, while a remote rank is dead, and while
+the engine is frozen.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _ASKED = {
     "reward": "the pooling of one word",
     "transcribe": "a transcription of one second",
 }
-"""The test request for each kind of model, in words: on_node/serving/questions.py."""
+"""The description of each kind's test request (on_node/serving/questions.py)."""
 _GENERATING = frozenset({"generate", "picture", "transcribe"})
 
 
@@ -46,7 +46,7 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a stage; `text` is for the operator, of one or more lines."""
+    """The verdict on a stage. `text` is for the operator, of one or more lines."""
 
     state: State
     text: str
@@ -68,8 +68,9 @@ _WRONG = re.compile(
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
     """
-    Return the most likely cause of the server's end, from its journal and exit status; None:
-    unknown.
+    Return the most likely cause of a server's end, or None.
+
+    The cause is taken from the server's journal and exit status.
     """
     found = explain(LogLine("journal", number, text) for number, text in enumerate(lines, 1))
     if found.causes:
@@ -88,11 +89,11 @@ def messages(lines: Sequence[str]) -> list[str]:
 
 
 MOST_LINES = 10
-"""Lines of a server's journal to print."""
+"""The maximum number of journal lines to print."""
 
 
 def relevant_lines(lines: Sequence[str]) -> list[str]:
-    """Return the relevant lines: the first errors, which are the cause, and the end."""
+    """Return the relevant lines: the first errors, which have the cause, and the last lines."""
     said = messages(lines)
     errors = [line for line in said if _WRONG.search(line)][: MOST_LINES - 2]
     chosen = {*errors, *said[-2:]}
@@ -117,13 +118,13 @@ def verdict(
     alone: bool = False,
 ) -> Verdict:
     """
-    Judge one stage.
+    Return the verdict on one stage.
 
-    Takes `seen` from `on_node/serving/endpoints.py`; `fingerprint` is what the process must have
-    been started with (None: not compared); `keyed`: a request without the API key must be refused;
-    `restarts` is how often the unit may have restarted by itself (NRestarts): one that did so more
-    often has died; `adapters` are listed, and each must answer by its name if the model answered;
-    `alone`: no other model may be listed.
+    `seen` is from `on_node/serving/endpoints.py`. `fingerprint` is the expected fingerprint of the
+    process; None skips the comparison. With `keyed`, a request without the API key must be refused.
+    `restarts` is the number of restarts that the unit may have done by itself (NRestarts); with
+    more restarts, the stage is dead. `adapters` must be listed and, if the model answered, each
+    must answer by its name. With `alone`, no other model may be listed.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -175,7 +176,9 @@ def verdict(
 def _adapter_verdict(
     unit: str, seen: Mapping[str, Any], may: set[str], adapters: Sequence[str]
 ) -> Verdict | None:
-    """Judge an otherwise ready server by its adapters and other listed models."""
+    """
+    Return the verdict if an otherwise ready server fails on its adapters or lists other models.
+    """
     if missing := sorted(set(adapters) - set(seen.get("models", []))):
         return Verdict(
             State.WRONG,
@@ -203,12 +206,12 @@ def _adapter_verdict(
 
 
 def _progress(seen: Mapping[str, Any]) -> str:
-    """Return the kind of tokens that a server counts: pooling models generate none."""
+    """Return the kind of tokens that a server counts. Pooling models generate no tokens."""
     return "generation" if seen.get("kind", "generate") in _GENERATING else "prompt"
 
 
 def _other_kind(seen: Mapping[str, Any]) -> str:
-    """Return advice if a server got a request for a task that its model does not have."""
+    """Return advice for a server whose model does not support the tested task."""
     kind = seen.get("kind", "generate")
     if questions.UNRANKED in str(seen["completion_error"].get("error", "")):
         return (
@@ -230,7 +233,7 @@ def _other_kind(seen: Mapping[str, Any]) -> str:
 
 
 def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | None:
-    """Judge a server's answers to requests without a key, by method and path."""
+    """Return the verdict if a server answers requests without a key, by method and path."""
     for asked, status in statuses.items():
         if status not in {None, _UNAUTHORIZED}:
             return Verdict(
@@ -277,7 +280,7 @@ def not_ready_error(deadline_seconds: int, unit: str, lines: Sequence[str]) -> F
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A stage's endpoint at the address that the node itself uses."""
+    """A server's endpoint, at the node's own address of it."""
 
     id: str
     unit: str
@@ -287,10 +290,10 @@ class Endpoint:
     start_seconds: int
     fingerprint: str
     peers: tuple[str, ...] = ()
-    """The other nodes of its replica."""
+    """The other nodes of the replica."""
     adapters: tuple[str, ...] = ()
-    """Names of the LoRA adapters that it serves."""
+    """Names of the LoRA adapters that the endpoint serves."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return its parameters for on_node/serving/endpoints.py."""
+        """Return the endpoint's parameters for on_node/serving/endpoints.py."""
         return {**asdict(self), "guarded": True, "completion": True}

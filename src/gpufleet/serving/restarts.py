@@ -1,7 +1,7 @@
-"""Find the stages that a deploy would restart, and why: their units against the plan. Pure.
+"""Find the stages that a deploy would restart, with the changes from unit to plan. Pure.
 
-It is informational, for readers of a plan: the deploy decides on the node, by the fingerprint of
-everything that a process was started with.
+The result is informational, for readers of a plan. The deploy decides on the node, by the
+fingerprint of everything that a process was started with.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
 
 NO_ARGUMENT = "its environment or start program"
-"""What differs of a process that has its arguments."""
+"""The change of a process whose arguments are unchanged."""
 # Tells that something else differs; alone, that it is no argument.
 _FINGERPRINT = "--same fingerprint="
 
@@ -25,7 +25,8 @@ def find_restarts(
     """
     Return the changes of each planned stage whose unit differs, by the stage's id.
 
-    The ranks of a replica over nodes restart together: what differs on any of them is said once.
+    The ranks of a multi-node replica restart together, so equal changes of its ranks are listed
+    once.
     """
     found: dict[str, list[str]] = {}
     units = {(each.node, each.id): each for each in running}
@@ -52,7 +53,7 @@ def find_restarts(
 
 
 def _changes(changes: Iterable[str]) -> Iterable[str]:
-    """Return each change once."""
+    """Return each changed argument once, or `NO_ARGUMENT` if no argument differs."""
     every = dict.fromkeys(changes)
     arguments = [each for each in every if not each[2:].startswith(_FINGERPRINT)]
     return arguments or [NO_ARGUMENT]
@@ -68,14 +69,14 @@ def partial_restarts(
     serial: bool = False,
 ) -> Iterator[str]:
     """
-    Yield a sentence for each replica over nodes that a run would change on some of them only.
+    Yield a sentence for each multi-node replica that a run would change on only some of its nodes.
 
-    A rank started with another configuration than the others waits for them, and they for it. Such
-    a run would end the replica without starting it again.
+    Ranks with different configurations wait for each other, so such a run would end the replica
+    without starting it again.
 
-    `running` is what has a unit on any node, `releases` the id of the release by node, `reached`
-    the nodes that the run is about (`--limit`), `serial` whether it takes one after the other.
-    Repairs on one node while the others are as planned do not count.
+    `running` are the stages with a unit on any node, `releases` the id of the release by node, and
+    `reached` the nodes of the run (`--limit`). `serial` is whether the run takes nodes one by one.
+    A repair on one node is allowed if the other nodes are as planned.
     """
     units = {(each.node, each.id): each.arguments for each in running}
     replicas: dict[str, list[Stage]] = {}
@@ -106,7 +107,7 @@ def partial_restarts(
 def _unit_arguments(
     stage: Stage, settings: Mapping[str, NodeSettings], releases: Mapping[str, str]
 ) -> tuple[str, ...]:
-    """Return the arguments that the stage's unit should have, as a probe reads them."""
+    """Return the planned arguments of a stage's unit, in a probe's form."""
     here = settings[stage.node]
     if here.vllm is None:
         return ()

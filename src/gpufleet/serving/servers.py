@@ -1,4 +1,4 @@
-"""The planned and running vLLM servers of a fleet.  Pure."""
+"""List the planned and running vLLM servers of a fleet. Pure."""
 
 from __future__ import annotations
 
@@ -10,18 +10,18 @@ from gpufleet.planning.stage import Running, Stage
 
 @dataclass(frozen=True, order=True)
 class Server:
-    """A vLLM server that completes prompts: part of a stage."""
+    """A vLLM server of a stage."""
 
     node: str
     stage: str
-    """The replica's id, as in its unit's name: `tiny-0`."""
+    """The replica's id, as in its unit's name, such as `tiny-0`."""
     number: int
-    """The server's number, from 1; 0: the only server of its stage on the node."""
+    """The server's number from 1; 0 for the only server of its stage on the node."""
     model: str
-    """Its entry in `serving`."""
+    """The server's entry in `serving`."""
     port: int
     adapters: tuple[str, ...] = ()
-    """Names of the LoRA adapters that it loads."""
+    """Names of the LoRA adapters that the server loads."""
 
 
 def planned_servers(stages: Iterable[Stage]) -> tuple[Server, ...]:
@@ -36,8 +36,8 @@ def running_servers(found: Iterable[Running]) -> tuple[Server, ...]:
 
 def planned_and_running(planned: Iterable[Server], running: Iterable[Server]) -> tuple[Server, ...]:
     """
-    Return the servers of a plan, and those that still run until it is carried out. A server that is
-    both has the adapters from before and after.
+    Return the servers of a plan, and the servers that run until the plan is applied. A planned
+    server that already runs has only the adapters common to both states.
     """
     runs = {_identity(each): each for each in running}
     found = [

@@ -1,8 +1,8 @@
-"""Report which replicas serve, which do not, and what ended them last. Pure.
+"""Report which replicas serve, which do not, and why they last ended. Pure.
 
-Takes the output of `on_node/serving/status.py` on each node, and the declaration. A replica serves
-when all its endpoints are ready (`readiness.py`) and all its ranks are in the same incarnation. A
-replica without an answer is unknown, which does not count as serving.
+The input is the output of `on_node/serving/status.py` on each node, and the declaration. A replica
+serves when all its endpoints are ready (`readiness.py`) and all its ranks are in the same
+incarnation. A replica without an answer is unknown, and does not count as serving.
 """
 
 from __future__ import annotations
@@ -19,42 +19,44 @@ from gpufleet.serving.rank_status import Health, RankStatus, rank_status, reason
 from gpufleet.settings.node_variables import NodeVars
 
 SCHEMA = 1
-"""Version of `FleetStatus.as_json()`; increased when a key changes its meaning or is removed."""
+"""Version of `FleetStatus.as_json()`, increased when a key changes its meaning or is removed."""
 
 _WORST_FIRST = tuple(reversed(Health))
 
 
 @dataclass(frozen=True)
 class ReplicaStatus:
-    """One replica: all of its ranks that were found, by rank."""
+    """One replica, with its found ranks in order."""
 
     model: str
     number: int
     ranks: tuple[RankStatus, ...]
     health: Health
     why: tuple[str, ...]
-    """A sentence for everything that keeps it from serving."""
+    """A sentence for each reason why the replica does not serve."""
 
     @property
     def id(self) -> str:
-        """Return the replica's name as in the plan: `llama-0`."""
+        """Return the replica's name as in the plan, such as `llama-0`."""
         return f"{self.model}-{self.number}"
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Return the names of the LoRA adapters that its servers load."""
+        """Return the names of the LoRA adapters that the replica's servers load."""
         return tuple(sorted({name for rank in self.ranks for name in rank.adapters}))
 
     @property
     def incarnation(self) -> str:
         """
-        Return the common incarnation of its ranks; "": a single-node replica, or ranks that differ.
+        Return the ranks' common incarnation.
+
+        "" for a single-node replica, and for ranks that differ.
         """
         found = {rank.incarnation for rank in self.ranks}
         return found.pop() if len(found) == 1 else ""
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return {
             "replica": self.id,
             "model": self.model,
@@ -72,23 +74,23 @@ class FleetStatus:
 
     replicas: tuple[ReplicaStatus, ...]
     silent: Mapping[str, str]
-    """{node: a sentence why nothing is known of its stages}."""
+    """The reason why a node's stages are unknown, by node."""
     missing: tuple[str, ...] = ()
     """A sentence for each model with fewer replicas than declared."""
     remarks: tuple[str, ...] = ()
     out: OutOfService = field(default_factory=OutOfService)
     may_have: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """{model with missing replicas: nodes without an answer that are declared to serve it}."""
+    """For each model with missing replicas, the silent nodes that are declared to serve it."""
 
     def adapters(self) -> dict[tuple[str, ...], list[str]]:
-        """Group replicas by the names of the adapters that their servers load."""
+        """Return the replicas' names, grouped by the adapters that their servers load."""
         alike: dict[tuple[str, ...], list[str]] = defaultdict(list)
         for replica in self.replicas:
             alike[replica.adapters].append(replica.id)
         return dict(alike)
 
     def shared_gpus(self) -> dict[tuple[str, str], list[str]]:
-        """Return the replicas of each GPU that has several: {(node, GPU): names}."""
+        """Return the replicas of each shared GPU: {(node, GPU): names}."""
         on: dict[tuple[str, str], list[str]] = defaultdict(list)
         for replica in self.replicas:
             for rank in replica.ranks:
@@ -98,12 +100,12 @@ class FleetStatus:
 
     @property
     def serves(self) -> bool:
-        """Return whether all declared replicas serve, and nothing is unknown."""
+        """Return whether all declared replicas serve and nothing is unknown."""
         good = all(replica.health is Health.SERVES for replica in self.replicas)
         return good and not self.silent and not self.missing
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values for `json.dumps`."""
+        """Return plain values for `json.dumps`."""
         return {
             "schema": SCHEMA,
             "serves": self.serves,
@@ -122,9 +124,11 @@ def fleet_status(
     whole: bool = True,
 ) -> FleetStatus:
     """
-    Return the state of the fleet's replicas. `answers` has the document of
-    on_node/serving/status.py, or a sentence, for each queried node. `whole`: these are all nodes of
-    the fleet, so a declared replica that is not found is missing.
+    Return the state of the fleet's replicas.
+
+    `answers` has, for each queried node, the document of on_node/serving/status.py or a sentence.
+    With `whole`, these are all nodes of the fleet, so a declared replica that is not found is
+    missing.
     """
     silent: dict[str, str] = {}
     remarks: list[str] = []
@@ -173,7 +177,7 @@ def fleet_status(
 
 
 def _stages(answer: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return a node's report about its stages; raises `ValueError` for another kind of document."""
+    """Return the stages in a node's report. Raises `ValueError` for an unknown schema."""
     if answer["schema"] != 1:
         raise ValueError(f"schema {answer['schema']!r}, expected 1")
     return list(answer["stages"])
@@ -210,7 +214,7 @@ def _replica(
 
 
 def _doubled(ranks: Iterable[RankStatus]) -> Iterator[tuple[Health, str]]:
-    """Yield a sentence for each rank that two nodes claim."""
+    """Yield a sentence for each rank claimed by several nodes."""
     nodes: dict[int, list[str]] = defaultdict(list)
     for rank in ranks:
         nodes[rank.rank].append(rank.node)
@@ -241,7 +245,7 @@ def _absent(
 
 
 def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
-    """Yield a sentence if the running ranks have different incarnations."""
+    """Yield a sentence if running ranks have different incarnations."""
     running = [rank for rank in ranks if rank.health.is_good and rank.incarnation]
     if len({rank.incarnation for rank in running}) > 1:
         which = ", ".join(f"rank {rank.rank} {rank.incarnation}" for rank in running)
@@ -278,7 +282,7 @@ def _compared(
 def _may_have(
     models: Iterable[str], declared: Mapping[str, NodeVars], silent: Iterable[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the nodes without an answer that are declared to serve each model."""
+    """Return, for each model, the silent nodes that are declared to serve it."""
     return {
         model: tuple(
             node
@@ -293,8 +297,9 @@ def _may_have(
 
 def declared_adapters(declared: Mapping[str, NodeVars]) -> dict[str, tuple[str, ...]]:
     """
-    Return the names of each model's declared adapters. Models whose own `flags` name adapters are
-    left out.
+    Return the names of each model's declared adapters.
+
+    Models whose own `flags` name adapters are omitted.
     """
     return {
         model: tuple(sorted(served.adapters))

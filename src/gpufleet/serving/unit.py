@@ -1,10 +1,10 @@
 """
-Render the systemd unit of a stage. Pure, except that it reads `templates/`. A unit shows everything
-with which the stage is started, one flag per line: `systemctl cat` shows the whole configuration, a
-diff of two units the whole change. Secrets are the exception: the unit only names their files.
+Render the systemd unit of a stage. Pure, except that it reads `templates/`. A unit has the stage's
+whole configuration, one flag per line: `systemctl cat` shows all of it, and a diff of two units
+shows the whole change. Secrets are the exception: the unit only names their files.
 
-Nothing reaches a unit file unescaped: gpufleet's values go through `systemd_quote`, names match
-patterns without characters to escape (`settings.ModelName`).
+All values are escaped: gpufleet's values go through `systemd_quote`, and names match patterns
+without characters to escape (`settings.ModelName`).
 """
 
 from __future__ import annotations
@@ -31,32 +31,32 @@ from gpufleet.settings.serving_settings import Served, Vllm
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = node_paths.RANK
-"""Path of `on_node/rank/rank.py` on nodes: the main process of a multi-node rank."""
+"""Path of `on_node/rank/rank.py` on nodes, the main process of a multi-node rank."""
 LAUNCHER = node_paths.LAUNCHER
 """Path of `templates/vllm/vllm-serve.sh` on nodes."""
 VARIABLES = node_paths.VARIABLES
 """Path of `templates/vllm/vllm-variables.sh` on nodes whose stages have `environment_files`."""
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
-"""Path of `on_node/serving/guard.py` on nodes: servers with a key load it."""
+"""Path of `on_node/serving/guard.py` on nodes; servers with a key load it."""
 GPU_TURN_PROGRAM = "serving/gpu_turn"
-"""The program at `node_paths.GPU_TURN` on nodes."""
+"""The source of the program at `node_paths.GPU_TURN` on nodes."""
 
 
 @dataclass(frozen=True)
 class UnitFile:
-    """A unit file or a drop-in as it must lie on the node."""
+    """The required content of a unit file or drop-in on the node."""
 
     unit: str
     path: str
     content: str
     fingerprint: str
-    """
-    SHA-256 over everything with which the process is started; if it changes, the unit is restarted.
-    """
+    """SHA-256 over everything with which the process is started. A change restarts the unit."""
 
     @property
     def file(self) -> File:
-        """Return the unit as a desired file, owned by root and readable: it has no secret."""
+        """
+        Return the unit as a desired file, owned by root and readable by all: it has no secret.
+        """
         return File(self.path, self.content.encode())
 
 
@@ -74,11 +74,11 @@ def render_unit(
     templates: Path = TEMPLATES,
 ) -> UnitFile:
     """
-    Return the unit that runs `stage` out of the release with id `release`.
+    Return the unit that runs `stage` with the release whose id is `release`.
 
     `toolkit` is `cuda.toolkit` of the node ("13-0"). `credentials` has the SHA-256 of the files in
-    /etc/vllm/credentials, by name: a changed key causes a restart. Raises `FleetError` for
-    arguments and variables that no process can be given.
+    /etc/vllm/credentials, by name, so a changed key causes a restart. Raises `FleetError` for
+    arguments and variables that a process cannot have.
     """
     hashes = dict(credentials or {})
     open_without = stage.servers or not stage.group
@@ -123,7 +123,9 @@ def render_unit(
 
 
 def _turn(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
-    """Return the prefix that makes a server on a shared GPU wait for its turn to start."""
+    """
+    Return the launcher's prefix for a shared GPU, which delays the start until the server's turn.
+    """
     if stage.gpu_share is None:
         return ()
     url = f"http://{local_address(vllm.listen)}:{stage.port}"
@@ -132,16 +134,17 @@ def _turn(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
 
 
 def local_address(listen: str) -> str:
-    """Return the address at which the node reaches an endpoint that listens on `listen`."""
+    """Return the node's own address for an endpoint that listens on `listen`."""
     return "127.0.0.1" if listen in {"0.0.0.0", "::"} else listen  # noqa: S104
 
 
 def stop_seconds(model: Served) -> int:
     """
-    Return the time limit for stopping the model's stages: TimeoutStopSec= of their units.
+    Return TimeoutStopSec= of the model's units, in seconds.
 
-    It is the drain, then 5 s that vLLM gives its workers (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS),
-    then 25 s to exit; systemd then kills the remaining processes.
+    The limit is the drain, then 5 s that vLLM gives its workers
+    (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS), then 25 s to exit; systemd then kills the remaining
+    processes.
     """
     return model.drain_seconds + 30
 
@@ -149,7 +152,7 @@ def stop_seconds(model: Served) -> int:
 def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
     """
     Return the lines of ExecStart= after the program, quoted for systemd. The program is `vllm
-    serve`; in a multi-node replica it is the rank's program, which starts `vllm serve`.
+    serve`, or in a multi-node replica the rank's program, which starts `vllm serve`.
     """
     said = [line for _, line in engine().arguments(stage, model, vllm)]
     if stage.group:
@@ -172,10 +175,10 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
 
 def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
     """
-    Return a fingerprint, of 16 digits, of the start parameters that all ranks of a replica share.
-    Ranks with different fingerprints do not form a group: ranks on nodes that a deploy has already
-    reached wait for the others. It excludes what differs by node, and what follows from the list of
-    nodes, which the ranks compare themselves.
+    Return the fingerprint (16 digits) of the start parameters common to all ranks of a replica.
+    Ranks with different fingerprints do not form a group, so the ranks that a deploy has already
+    changed wait for the others. The fingerprint excludes parameters that differ by node, and
+    parameters that follow from the list of nodes, which the ranks compare themselves.
     """
     said = [line for _, line in engine().arguments(replace(stage, node_rank=0), model, vllm)]
     variables = engine().replica_variables(model) | vllm.environment | model.environment
@@ -203,9 +206,7 @@ def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
 
 @cache
 def _programs() -> str:
-    """
-    Return a fingerprint of gpufleet's own parts in every rank: a new gpufleet restarts all ranks.
-    """
+    """Return a fingerprint of gpufleet's own parts in every rank; a change restarts all ranks."""
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
     guard = payload.source("serving/guard")
@@ -229,9 +230,9 @@ def drop_in(
     **variables: Any,
 ) -> UnitFile:
     """
-    Return the drop-in from template `name` for `unit`, a package's unit. The template gets `unit`,
+    Return the drop-in for `unit`, a package's unit, from template `name`. The template gets `unit`,
     `started` (the line that records the process' fingerprint) and `variables`. `started_with` is
-    everything else that the process reads: versions, contents of files.
+    everything else that the process reads, such as versions and contents of files.
     """
     path = f"{UNIT_DIRECTORY}/{unit}.d/gpufleet.conf"
     return _render(name, unit, path, started_with, templates, **variables)
@@ -246,7 +247,9 @@ def whole_unit(
     **variables: Any,
 ) -> UnitFile:
     """
-    Return the unit file from template `name`, like `drop_in`; it takes precedence over a package's.
+    Return the unit file from template `name`, which takes precedence over a package's unit.
+
+    The parameters are those of `drop_in`.
     """
     return _render(name, unit, f"{UNIT_DIRECTORY}/{unit}", started_with, templates, **variables)
 
@@ -270,7 +273,7 @@ def _render(
 
 
 def _fingerprint(parts: Mapping[str, str | bytes]) -> str:
-    """SHA-256 over named parts; hashed one by one, so that no two sets of parts run together."""
+    """Return the SHA-256 over named parts, hashed separately so that their boundaries count."""
     digests = {
         name: hashlib.sha256(part.encode() if isinstance(part, str) else part).hexdigest()
         for name, part in parts.items()

@@ -1,5 +1,7 @@
-"""Desired state of a node with stages: packages, directories, secrets, units.  Pure, but for
-reading the operator's files."""
+"""Compute the desired state of a node with stages: packages, directories, secrets and units.
+
+Pure, except that it reads the operator's files.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,7 @@ _WITHOUT_APT = frozenset(
 def system_problems(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> Iterator[str]:
-    """Yield a sentence for each node whose system lacks the packages that serving needs."""
+    """Yield a sentence for each node whose system lacks the packages for serving."""
     for name, document in sorted(documents.items()):
         system = document["os_release"].get("id")
         if settings[name].serving and isinstance(system, str) and system in _WITHOUT_APT:
@@ -91,7 +93,9 @@ def required_state(
     apart: bool = False,
 ) -> DesiredState:
     """
-    Return the desired state of a node before its releases; `apart`: without files that units read.
+    Return the desired state of a node before its releases.
+
+    With `apart`, the files that units read are left out.
     """
     user = wanted.user
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
@@ -123,7 +127,7 @@ def required_state(
 
 
 def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
-    """Return the files that units read when they start; their fingerprints cover them."""
+    """Return the files that units read at their start; the units' fingerprints cover them."""
     has_variables = any(name.startswith(f"{VARIABLE}.") for name in secrets)
     variables = File(unit.VARIABLES, read_template("vllm/vllm-variables.sh").encode(), mode=0o755)
     return (
@@ -143,7 +147,7 @@ def _secret(name: str, content: bytes) -> File:
 def unit_files(
     stages: Iterable[Stage], settings: NodeSettings, build: Release, secrets: Mapping[str, bytes]
 ) -> dict[Stage, UnitFile]:
-    """Return the unit of each stage of this node."""
+    """Return the units of this node's stages, by stage."""
     wanted = serving_settings(settings)
     return {
         stage: unit.render_unit(
@@ -161,7 +165,7 @@ def unit_files(
 def launch_commands(
     stages: Iterable[Stage], settings: NodeSettings, build: Release
 ) -> tuple[LaunchCommand, ...]:
-    """Return the arguments and variables of each stage of this node."""
+    """Return the command lines and variables of this node's stages."""
     wanted = serving_settings(settings)
     return tuple(
         flag_check.launch_command(
@@ -176,7 +180,7 @@ def launch_commands(
 
 
 def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> DesiredState:
-    """Return the planned stages' units, and that any other stage is removed."""
+    """Return the planned stages' units; all other stages are removed."""
     values: list[Value] = [NoOtherUnits(GLOB, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, file in rendered.items():
         model = settings.serving[stage.model]
@@ -192,7 +196,7 @@ def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Desi
 
 
 def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
-    """Return the local addresses of each server of this node's stages."""
+    """Return the endpoints of this node's servers, at local addresses."""
     wanted = settings.vllm
     if wanted is None:
         return ()
@@ -214,7 +218,7 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
 
 
 def _start_seconds(stage: Stage, stages: Iterable[Stage], settings: NodeSettings) -> int:
-    """Return the deadline of a stage's start; on a shared GPU it may be the last to start."""
+    """Return the start deadline of a stage in seconds; on a shared GPU, it may start last."""
     together = [each for each in stages if each.gpus == stage.gpus] if stage.gpu_share else [stage]
     return start_seconds(settings.serving[each.model] for each in together)
 
@@ -226,15 +230,16 @@ def wait_seconds(stages: Iterable[Stage], settings: NodeSettings) -> int:
 
 
 def mark_files(files: Iterable[Checkpoint | AdapterCopy]) -> tuple[str, ...]:
-    """Return the mark files that show that each checkpoint and each copy is complete."""
+    """Return the mark files of complete checkpoints and adapter copies."""
     return tuple(sorted({found.mark for found in files}))
 
 
 def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, bytes]:
     """
-    Return the secrets that go to a node, by name: read from this machine's files, or made of them.
+    Return a node's secrets by name, read from this machine's files or derived from them.
 
-    Raises `FleetError` for files that are empty, and for values that no variable can have.
+    Raises `FleetError` for unreadable or empty files, and for values that a header or variable
+    cannot have.
     """
     contents, problems = _secrets(settings)
     if problems:
@@ -243,7 +248,7 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
 
 def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
-    """Return problems of a node's locks and, unless `secrets` is false, of its secrets' files."""
+    """Return the problems of a node's locks and, with `secrets`, of its secret files."""
     if settings.vllm is None or not settings.serving:
         return ()
     problems: list[str] = []
@@ -257,7 +262,7 @@ def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str,
 
 
 def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
-    """Return the contents of secret files by the secret's name, and their problems."""
+    """Return the contents of the secret files by credential, and their problems."""
     contents: dict[str, bytes] = {}
     problems: list[str] = []
     for name, path in secret_files(serving_settings(settings), settings.serving).items():
@@ -285,12 +290,12 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
 
 
 def no_serving() -> DesiredState:
-    """Return that a node serves nothing."""
+    """Return the desired state of a node without stages."""
     return DesiredState(NoOtherUnits(GLOB, stop_seconds=LONGEST_STOP_SECONDS))
 
 
 def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
-    """Return a node's secrets, and remove all others."""
+    """Return a node's secrets; all other credentials are removed."""
     return DesiredState(
         *(_secret(name, content) for name, content in secrets.items()),
         NoOtherFiles(f"{CREDENTIALS}/*"),
@@ -298,7 +303,7 @@ def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
 
 
 def serving_settings(settings: NodeSettings) -> Vllm:
-    """Return a serving node's vLLM settings."""
+    """Return a serving node's vLLM settings. Raises `ValueError` if it has none."""
     if settings.vllm is None:
         raise ValueError("a node without `vllm` serves nothing")
     return settings.vllm

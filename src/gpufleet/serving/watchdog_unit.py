@@ -1,6 +1,6 @@
-"""Render the configuration and unit of a node's watchdog from the plan.  Pure.
+"""Render the configuration and unit of a node's watchdog from the plan. Pure.
 
-The program is `on_node/watchdog/watchdog.py`; docs/monitor/watchdog.md says what it does.
+The program is `on_node/watchdog/watchdog.py`; docs/monitor/watchdog.md describes it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ PINS_SINCE = (0, 12)
 
 
 def is_needed(stages: Iterable[Stage], serving: Mapping[str, Served]) -> bool:
-    """Return whether a node has a server for the watchdog."""
+    """Return whether the watchdog has a server to watch on the node."""
     return any(stage.servers and serving[stage.model].watchdog.mode != "off" for stage in stages)
 
 
@@ -51,8 +51,8 @@ def configuration(
 ) -> str:
     """
     Return the configuration of a node's watchdog. `address` is the node's own address of its
-    servers, `release` the id of their release, `version` that of vLLM. Gateways query the watchdog
-    at `listen` and `port`; None: no gateway does.
+    servers, `release` the id of their release, and `version` vLLM's version. Gateways query the
+    watchdog at `listen` and `port`; without a port, there is no listener.
     """
     told = [
         {
@@ -82,7 +82,7 @@ def configuration(
 
 
 def service(told: str) -> UnitFile:
-    """Return the watchdog's service; it restarts if its configuration or program changes."""
+    """Return the watchdog's unit. A change of its configuration or program restarts it."""
     return unit.whole_unit(
         "watchdog/gpufleet-watchdog.service.j2",
         SERVICE,
