@@ -1,8 +1,9 @@
 """
-Compute the arrival times of requests: a Poisson process, a closed loop, a trace. Pure, except that
-it reads the trace's file. Each client process gets a part. The sum of Poisson processes is one: k
-clients with rate / k and different seeds form a Poisson process of the whole rate, without
-coordination.
+Compute the arrival times of requests: a Poisson process, a closed loop, a trace.
+
+Pure, except that it reads the trace's file. Each client process gets a part. A sum of Poisson
+processes is a Poisson process, so k clients with rate / k and different seeds give the whole rate
+without coordination.
 """
 
 from __future__ import annotations
@@ -20,21 +21,23 @@ from gpufleet.errors import FleetError, file_fault, json_fault
 from gpufleet.on_node.load.request_draws import arrival_times
 
 MOST_ENTRIES = 1_000_000
-"""The most requests of a trace, which is sent to the clients before the load begins."""
+"""
+The maximum number of requests in a trace, which is sent to the clients before the load begins.
+"""
 MOST_BLOCK = 1 << 39
-"""Block numbers are below it: a prompt's tokens represent no larger ones (request_draws.py)."""
+"""The exclusive limit of block numbers, from the representation in a prompt (request_draws.py)."""
 _NAMED = 5
-"""The most lines of a file that a message names."""
+"""The maximum number of lines in an error."""
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """An open loop: requests arrive at random, independent of those in flight."""
+    """An open loop: requests arrive at random, independent of the requests in flight."""
 
     rate: float
-    """Arrivals per second, of all clients together."""
+    """Arrivals per second of all clients together."""
     concurrency: int | None = None
-    """The limit of requests in flight; further due requests wait in the client. None: no limit."""
+    """The limit of requests in flight, or None. Further due requests wait in the client."""
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.rate) and self.rate > 0):
@@ -51,7 +54,7 @@ class Poisson:
         return found
 
     def most_processes(self) -> int | None:
-        """Return how many clients it can be divided among; None: any number."""
+        """Return the maximum number of clients to divide the load among; None without a limit."""
         return self.concurrency
 
 
@@ -61,7 +64,7 @@ class ClosedLoop:
 
     concurrency: int
     spread_seconds: float = 1.0
-    """The first requests are spread over this many seconds."""
+    """The seconds over which the first requests are spread."""
 
     def __post_init__(self) -> None:
         _check_concurrency(self.concurrency)
@@ -72,7 +75,7 @@ class ClosedLoop:
         return {"concurrency": mine, "spread": self.spread_seconds}
 
     def most_processes(self) -> int | None:
-        """Return how many clients it can be divided among."""
+        """Return the maximum number of clients to divide the load among."""
         return self.concurrency
 
 
@@ -86,8 +89,9 @@ class TraceEntry:
     tokens: int
     blocks: tuple[int, ...] = ()
     """
-    The blocks of 512 tokens at the beginning of its prompt; requests with the same ids share these
-    blocks.
+    The blocks of 512 tokens at the beginning of the prompt.
+
+    Requests with the same ids share these blocks.
     """
 
 
@@ -101,12 +105,12 @@ class Trace:
 
     @property
     def seconds(self) -> float:
-        """Return the time from the first request to the last."""
+        """Return the seconds from the first request to the last."""
         return self.entries[-1].due
 
     @property
     def rate(self) -> float:
-        """Return its mean arrivals per second."""
+        """Return the trace's mean arrivals per second."""
         return len(self.entries) / max(self.seconds, 1e-9)
 
     def at_rate(self, rate: float) -> Trace:
@@ -130,11 +134,11 @@ class Trace:
         return found
 
     def most_processes(self) -> int | None:
-        """Return how many clients it can be divided among."""
+        """Return the maximum number of clients to divide the trace among."""
         return min(len(self.entries), self.concurrency or len(self.entries))
 
     def check_context(self, max_model_len: int) -> None:
-        """Refuse, with `FleetError`, requests that the model's context cannot hold."""
+        """Raise `FleetError` for requests that exceed the model's context."""
         large = [each for each in self.entries if each.prompt_tokens + each.tokens > max_model_len]
         if large:
             most = max(each.prompt_tokens + each.tokens for each in large)
@@ -154,7 +158,7 @@ def client_seed(seed: int, process: int) -> str:
 
 
 def poisson_times(rate: float, seconds: float, seed: int, processes: int = 1) -> Iterator[float]:
-    """Yield the arrival times of all clients' requests in order, for a number of seconds."""
+    """Yield the arrival times of all clients' requests in order, up to `seconds`."""
     own = (
         arrival_times(rate / processes, f"{client_seed(seed, process)}/arrivals")
         for process in range(processes)
@@ -164,10 +168,11 @@ def poisson_times(rate: float, seconds: float, seed: int, processes: int = 1) ->
 
 def read_trace(path: Path) -> Trace:
     """
-    Read a trace in Mooncake's form: a JSON object a line.
+    Read a trace in Mooncake's format, one JSON object per line.
 
-    `timestamp` (milliseconds), `input_length`, `output_length` (tokens), and maybe `hash_ids`.
-    Times begin at 0 with the earliest. Raises `FleetError` with the first invalid lines.
+    The keys are `timestamp` (milliseconds), `input_length`, `output_length` (tokens), and
+    optionally `hash_ids`. The earliest request's time becomes 0. Raises `FleetError` with the first
+    invalid lines.
     """
     entries: list[TraceEntry] = []
     problems: list[str] = []

@@ -1,4 +1,4 @@
-"""Measure the load clients' own limit, against a server that computes nothing."""
+"""Measure the load clients' own limit, against a server without computation."""
 
 from __future__ import annotations
 
@@ -20,29 +20,32 @@ from gpufleet.on_node.load.failure_reasons import CLIENT_LIMIT
 from gpufleet.remote import payload
 
 _PACED_PLACES = 32
-"""Requests in flight in each client, read token by token as under load."""
+"""Requests in flight per client, read token by token as under load."""
 _FULL_PLACES = 128
-"""Requests in flight so that the client never waits: tokens come faster than it reads them."""
+"""
+Requests in flight per client at which it never waits: tokens arrive faster than it reads them.
+"""
 _SPREAD_SECONDS, _RAMP_SECONDS = 0.1, 0.3
 _MOST_SECONDS = 60.0
-"""Seconds for the whole measurement, on a busy machine."""
+"""Time limit in seconds of the whole measurement, for a busy machine."""
 
 
 @dataclass(frozen=True)
 class Ceiling:
-    """The highest rate that the clients reach here, against servers that compute nothing."""
+    """The clients' highest rate here, against servers without computation."""
 
     processes: int
     requests_per_second: float
     """
-    The rate of all clients when servers answer at once and share the clients' cores. The clients
-    are then late, because tokens queue in them.
+    The rate of all clients when servers answer immediately and share the clients' cores.
+
+    The clients are late at this rate, because tokens queue in them.
     """
     cpu_seconds: float
-    """CPU seconds of a client for one request while it keeps up and reads each token separately."""
+    """A client's CPU seconds per request while it keeps up and reads each token separately."""
     prompt_tokens: int
     tokens: int
-    """Tokens per answer, one event each; 0: the answer is one document."""
+    """Tokens per answer, one event each; 0 for an answer in one document."""
     cores: int
 
     def rate_at(self, share: float) -> float:
@@ -66,8 +69,9 @@ def measure_ceiling(
     """
     Measure the clients' limit for such requests, in `seconds` and two starts.
 
-    Each client has its own server on its machine, which has `cores` (None: this machine's number).
-    Measured without TLS, which costs a client more. Raises `FleetError` if one of them ends early.
+    Each client has its own server on its machine, which has `cores` cores, by default this
+    machine's number. The measurement is without TLS, which costs a client more. Raises `FleetError`
+    if a client or server ends early.
     """
     tokens = round(work.mean_tokens)
     answer = None if isinstance(work, Workload) else work.example_answer()
@@ -97,12 +101,12 @@ def _run(
     seconds: float,
     transport: Transport,
 ) -> tuple[float, float]:
-    """Return requests per second of all clients, and the processor time of a client for one."""
+    """Return all clients' requests per second, and the CPU seconds per request."""
     arrivals = ClosedLoop(places, _SPREAD_SECONDS)
     requests = work.requests("none", TokenRange(1000, 100_000), "ceiling")
     links: list[Link] = []
     came: list[float] = []
-    """Times of tokens or documents: whole answers may take longer than the measurement."""
+    """Times of tokens or documents, because whole answers may take longer than the measurement."""
     parts = max(1.0, work.mean_tokens)
 
     def note(outcome: Outcome) -> None:

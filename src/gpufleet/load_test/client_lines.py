@@ -1,4 +1,4 @@
-"""Parse a load client's output: outcomes, heartbeats, totals."""
+"""Parse a load client's output: outcomes, heartbeats and totals."""
 
 from __future__ import annotations
 
@@ -14,45 +14,48 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.sanitize import printable
 
 MOST_LINE_BYTES = 16 << 20
-"""Limit of a line's bytes: an answer of a million tokens has 5 MB of gaps."""
+"""The maximum length of a line in bytes: an answer of a million tokens has 5 MB of gaps."""
 MOST_SECONDS = 1e6
 """The longest time in seconds that a client may report; a level ends after an hour or two."""
 MOST_COUNT = 10_000_000
 """The largest count of tokens or requests."""
 _MOST_ERROR = 40
-"""Most characters of a reason: failure_reasons has none above 20."""
+"""The maximum length of an error reason; failure_reasons has none above 20 characters."""
 _EARLY_SECONDS = 1.0
-"""Most seconds that a closed loop's first request may precede its start: it is microseconds."""
+"""The maximum seconds by which a closed loop's first request may precede its start.
+
+Normally it is microseconds.
+"""
 
 
 class ClientError(Exception):
-    """A client ended early, or broke the protocol; the text continues "a load client"."""
+    """A client ended early, or broke the protocol. The text continues "a load client"."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """The last line of a client."""
+    """The last line of a client's output."""
 
     end: str
-    """"stopped" by the controller, "seconds" or "schedule"."""
+    """The reason of the end: "stopped" by the controller, "seconds" or "schedule"."""
     stopped_at: float
-    """The end of its last request, in seconds since the load began."""
+    """The end of the client's last request, in seconds since the load began."""
     sent: int
     unfinished: tuple[float, ...]
-    """Due times of the requests that were dropped at the end."""
+    """Due times of the requests dropped at the end."""
     lag_p99: float
-    """Seconds from due to sent; in a closed loop, how late its loop was."""
+    """Seconds from due to sent; in a closed loop, the delay of the client's loop."""
     cpu_seconds: float
     """CPU seconds of the process since the load began."""
     cpu_share: float
-    """Share of one core."""
+    """The process' share of one core."""
     connects: int
     short: int
-    """Answers with fewer tokens than were asked for."""
+    """Answers with fewer tokens than requested."""
 
 
 class Client:
-    """The state of one client, from its lines."""
+    """The state of one client, parsed from its output."""
 
     def __init__(self, link: Link) -> None:
         self._link = link
@@ -61,23 +64,25 @@ class Client:
         self._heard = time.monotonic()
         self.ready = False
         self.port: int | None = None
-        """The port of a server for the ceiling."""
+        """The port of a ceiling server."""
         self.now = float("-inf")
-        """All requests due until this time are printed or in flight; infinite at its end."""
+        """
+        The time until which all due requests are printed or in flight; infinite after the end.
+        """
         self.lag_p99 = self.cpu_share = self.peak_cpu_share = 0.0
         self.totals: Totals | None = None
 
     @property
     def silent_seconds(self) -> float:
-        """Return the seconds since its last output."""
+        """Return the seconds since the client's last output."""
         return time.monotonic() - self._heard
 
     def in_flight(self, now: float) -> Iterator[float]:
-        """Return when its unfinished requests were due, of those due until `now`."""
+        """Yield the due times, until `now`, of the client's unfinished requests."""
         return (due for due in self._in_flight.elements() if due <= now)
 
     def say(self, line: str) -> None:
-        """Send the client a line. Raises `ClientError` if it has ended."""
+        """Send the client a line. Raises `ClientError` if the client has ended."""
         try:
             self._link.send(f"{line}\n".encode())
         except OSError:
@@ -86,9 +91,9 @@ class Client:
 
     def read(self) -> list[Outcome]:
         """
-        Return the outcomes it has printed since the last call.
+        Return the outcomes printed since the last call.
 
-        Raises `ClientError` if it ended without totals, or printed an unknown line.
+        Raises `ClientError` if the client ended without totals, or printed an unknown line.
         """
         found: list[Outcome] = []
         while (data := self._link.receive()) is not None:

@@ -1,7 +1,7 @@
 """Run load clients on this machine, or on a node over one SSH session.
 
-Border: `NodeClients` reads and writes a command that runs on a node. A node's output is untrusted:
-the length of a message, the unread bytes and the total are all limited.
+Border: `NodeClients` exchanges data with a command on a node. A node's output is untrusted, so the
+length of a message, the unread bytes and the total are limited.
 """
 
 from __future__ import annotations
@@ -35,32 +35,37 @@ CONTROLLER = "controller"
 """This machine's name in results."""
 SILENT_SECONDS = 60.0
 """
-Clients on a node end after this time without a message from here: a machine that lost power sends
-nothing and closes no connection.
+Seconds without a message after which clients on a node end.
+
+A controller that lost power sends nothing and closes no connection.
 """
 ALIVE_SECONDS = 5.0
 MOST_PROCESSES = 16
 """
-Most client processes without `--processes`: they send about 3,000 requests per second of 200
-tokens.
+The maximum of client processes without `--processes`.
+
+They send about 3,000 requests per second of 200 tokens.
 """
 SERVING_SHARE = 4
 """
-On a node with servers, clients use at most a quarter of the cores: all clients are busy while their
-ceiling is measured, and vLLM's processes need cores for every token.
+The divisor of a serving node's cores for clients: they use at most a quarter of the cores.
+
+All clients are busy while their ceiling is measured, and vLLM's processes need cores for every
+token.
 """
 MOST_CORES = 4096
 MOST_UNREAD_BYTES = 64 << 20
 MOST_LEVEL_BYTES = 2 << 30
 """
-Limit for the output of all clients during a level: 15 minutes of 1,000 requests a second with 200
-tokens each are 1.3 GB.
+The maximum output of all clients during a level, in bytes.
+
+15 minutes of 1,000 requests a second with 200 tokens each are 1.3 GB.
 """
 _GREETS_SECONDS = 15.0
 _TAKES_SECONDS = 300.0
-"""Seconds to send a client's program to a node: prompts of 20 MB at 1 Mbit/s."""
+"""Time limit in seconds to send a client's program to a node: prompts of 20 MB at 1 Mbit/s."""
 _MOST_BEFORE = 1 << 18
-"""Most bytes that a login may print first: a banner has some kilobytes."""
+"""The maximum of bytes that a login may print first; a banner has some kilobytes."""
 _MOST_HEAD = 64
 _ERROR_BYTES = 1 << 14
 _WAIT_SECONDS = 0.02
@@ -84,12 +89,12 @@ class ClientPlace:
     """A machine that runs load clients."""
 
     name: str
-    """`controller`, or a node's."""
+    """`controller`, or the node's name."""
     cores: int
-    """How many cores clients may use there."""
+    """The number of cores that clients may use."""
     transport: Transport
     serves: bool = False
-    """Whether it also has vLLM servers."""
+    """Whether the machine also runs vLLM servers."""
 
     @property
     def is_node(self) -> bool:
@@ -99,7 +104,7 @@ class ClientPlace:
     @property
     def processes(self) -> int:
         """
-        Return how many clients there are without `--processes`.
+        Return the number of clients without `--processes`.
 
         >>> [ClientPlace("a", n, local_client).processes for n in (1, 2, 8, 128)]
         [1, 1, 7, 16]
@@ -111,28 +116,28 @@ class ClientPlace:
 
 
 def this_machine() -> ClientPlace:
-    """Return the place of clients that run here."""
+    """Return this machine as a place for clients."""
     return ClientPlace(CONTROLLER, len(os.sched_getaffinity(0)), local_client)
 
 
 class NodeLink:
-    """A client on a node; see `client_transport.Link`."""
+    """A client on a node (`client_transport.Link`)."""
 
     def __init__(self, clients: NodeClients, number: int) -> None:
         self._clients, self._number = clients, number
         self.unread = bytearray()
         self.over: tuple[int, str] | None = None
-        """Its status and the last line of its errors, once it has ended."""
+        """The exit status and the last error line of the client, once it has ended."""
         self._why: str | None = None
 
     def send(self, data: bytes) -> None:
-        """Write to its input; see `Link`."""
+        """Write to the client's input (`Link.send`)."""
         if self.over is not None:
             raise BrokenPipeError
         self._clients.tell("say", self._number, data)
 
     def receive(self) -> bytes | None:
-        """Return what it printed; see `Link`."""
+        """Return the client's output (`Link.receive`)."""
         if not self.unread and self.over is None and not self._clients.lost:
             gevent.sleep(0)  # another greenlet reads what has arrived
         if self.unread:
@@ -142,7 +147,7 @@ class NodeLink:
         return b"" if self.over is not None or self._clients.lost else None
 
     def close(self) -> str:
-        """End it; see `Link`."""
+        """End the client (`Link.close`)."""
         if self._why is not None:
             return self._why
         self._why = ""
@@ -164,14 +169,14 @@ class NodeClients:
 
     def __init__(self, node: str, streams: Streams) -> None:
         """
-        Start the clients' parent process on the streams of `session.COMMAND`; all end when these
-        are closed.
+        Start the clients' parent process on the streams of `session.COMMAND`.
 
-        Raises `FleetError` if it cannot start: no python3, or an unexpected answer.
+        All clients end when the streams are closed. Raises `FleetError` if the process cannot
+        start, for example without python3, or answers unexpectedly.
         """
         self.node = node
         self.lost = ""
-        """Why the connection ended; "": it is open."""
+        """Why the connection ended; "" while it is open."""
         self.cores = 0
         self._streams = streams
         self._links: dict[int, NodeLink] = {}
@@ -190,11 +195,11 @@ class NodeClients:
             raise
 
     def place(self, *, serves: bool) -> ClientPlace:
-        """Return it as a place for clients; `serves`: it has vLLM servers, too."""
+        """Return the node as a place for clients; `serves` is whether it runs vLLM servers."""
         return ClientPlace(self.node, self.cores, self.start, serves)
 
     def start(self, program: Payload) -> NodeLink:
-        """Start a client there."""
+        """Start a client on the node."""
         if not self._links:
             self._taken = 0
         self._number += 1
@@ -205,12 +210,12 @@ class NodeClients:
         return link
 
     def close(self) -> None:
-        """Stop reading and writing. The clients end when the streams are closed."""
+        """Stop reading and writing. The clients end when their streams are closed."""
         self.lost = self.lost or "closed"
         gevent.killall(self._tasks, block=False)
 
     def tell(self, word: str, number: int, data: bytes) -> None:
-        """Send a message. Raises `OSError` when the node accepts no more input."""
+        """Send a message. Raises `OSError` if the node accepts no more input."""
         if self.lost:
             raise BrokenPipeError
         self._write(b"%b %d %d\n%b" % (word.encode(), number, len(data), data))
@@ -220,13 +225,13 @@ class NodeClients:
         self._links.pop(number, None)
 
     def wait(self, reached: Callable[[], bool], seconds: float) -> None:
-        """Wait until a condition holds, at most for a number of seconds."""
+        """Wait until a condition holds, at most `seconds`."""
         until = time.monotonic() + seconds
         while not reached() and not self.lost and time.monotonic() < until:
             gevent.sleep(_WAIT_SECONDS)
 
     def _greet(self) -> None:
-        """Send its program, and wait until it answers."""
+        """Send the parent process' program, and wait for its answer."""
         own = payload.program("load/client_group", loader=LOADER, silent_seconds=SILENT_SECONDS)
         text = own.encode()
         with suppress(OSError):  # the reason is in its output, if there is any
@@ -238,7 +243,7 @@ class NodeClients:
             )
 
     def _silence(self) -> str:
-        """Return why it did not answer."""
+        """Return why the node did not answer."""
         if self._errors:
             return last_lines(self._errors.decode("utf-8", "replace").splitlines())
         why = self.lost.removeprefix(f"{self.node}: ")
@@ -254,7 +259,7 @@ class NodeClients:
             raise BrokenPipeError from error
 
     def _run(self, task: Callable[[], None]) -> None:
-        """Run one of its greenlets; exceptions are caught, because gevent would print them."""
+        """Run a greenlet's task; exceptions are caught, because gevent would print them."""
         try:
             task()
         except (ValueError, KeyError, TypeError, RecursionError):

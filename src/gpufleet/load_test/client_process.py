@@ -1,8 +1,8 @@
-"""Run the load clients of one level: start them, merge their results, stop them.
+"""Run the load clients of one level: start the clients, merge their results, and stop them.
 
-The clients are `on_node/load/client.py`, each a separate process with its own event loop, because
-one Python process uses one core. No client outlives this process, however that ends: clients end
-when their input closes.
+Each client is a separate process of `on_node/load/client.py` with its own event loop, because one
+Python process uses one core. Clients end when their input closes, so they never outlive this
+process.
 """
 
 from __future__ import annotations
@@ -23,44 +23,41 @@ from gpufleet.load_test.outcomes import Outcome
 from gpufleet.remote import payload
 
 CONNECTIONS = 8192
-"""Connections per client, at most; a request beyond them fails as "client limit"."""
+"""The maximum of connections per client. A request beyond it fails as "client limit"."""
 START_SECONDS = 0.2
-"""
-Seconds between the start command and the first possible arrival: every client has received it by
-then.
-"""
+"""Seconds from the start command to the first possible arrival, for every client to receive it."""
 READY_SECONDS = 30.0
 SILENT_SECONDS = 20.0
-"""Clients print a line each second; one without a line for this time has stopped."""
+"""Seconds without output after which a client has stopped. Clients print a line each second."""
 _POLL_SECONDS = 0.02
 _DECIDE_SECONDS = 0.5
-"""Clients' heartbeats come once a second, not at the same time."""
+"""The minimum of seconds between decisions. Heartbeats come once a second, at different times."""
 _END_SECONDS = 10.0
-"""Seconds for the last lines, after the last request must have ended."""
+"""Seconds for the last lines, after the time limit of the last request."""
 
 
 @dataclass(frozen=True)
 class LoadSpec:
-    """One level of load. Its repr shows no key and no prompt."""
+    """One level of load. Its repr contains no key and no prompt."""
 
     url: str
-    """Scheme, host and port."""
+    """Scheme, host and port of the server."""
     path: str
-    """A workload's `path`."""
+    """The workload's `path`."""
     arrivals: Arrivals
     requests: Callable[[int, int], Mapping[str, Any]] = field(repr=False)
-    """A workload's `requests(...)`."""
+    """The result of the workload's `requests(...)`."""
     seed: int
     seconds: float
-    """No request is sent after this many seconds."""
+    """Seconds after which no request is sent."""
     give_up_seconds: float
-    """A request fails if it is not finished this many seconds after it was due."""
+    """Seconds after its due time at which an unfinished request fails."""
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """Headers of every request: `{"Authorization": "Bearer ..."}`."""
+    """Headers of every request, such as `{"Authorization": "Bearer ..."}`."""
     certificate: str | None = field(default=None, repr=False)
-    """PEM of the certificate authority for https; None: the system's authorities."""
+    """PEM of the certificate authority for https; None uses the system's authorities."""
     drain_seconds: float | None = None
-    """Seconds for requests in flight after a decision, before they are dropped; None: no limit."""
+    """Seconds after a decision until requests in flight are dropped; None without a limit."""
     connections: int = CONNECTIONS
 
     def __post_init__(self) -> None:
@@ -104,16 +101,17 @@ class LoadSpec:
 
 @dataclass(frozen=True)
 class Beat:
-    """A heartbeat: the progress of a level."""
+    """A heartbeat with the progress of a level."""
 
     now: float
-    """Seconds since the level began; all requests due until then are known."""
+    """Seconds since the level began. All requests due until this time are known."""
     in_flight: tuple[float, ...]
     """Due times of unfinished requests, sorted."""
     lag_p99: float
     """
-    The delay of the latest client in its last second: seconds from due to sent; in a closed loop,
-    how late its loop is.
+    The lag of the slowest client in its last second: seconds from due to sent.
+
+    In a closed loop, it is the delay of the client's loop.
     """
     cpu_share: float
     """The busiest client's share of one core, in the last second."""
@@ -121,35 +119,37 @@ class Beat:
 
 @dataclass(frozen=True)
 class LevelRun:
-    """How a level's run ended, the requests that it dropped, and the clients' cost and lateness."""
+    """The end of a level's run, its dropped requests, and the clients' cost and lag."""
 
     ended: Literal["decided", "seconds", "schedule"]
     seconds: float
-    """Seconds from its begin until the last request was sent."""
+    """Seconds from the level's begin until the last request was sent."""
     unfinished: tuple[float, ...]
-    """Due times of requests that were dropped at its end: neither served nor failed."""
+    """Due times of requests dropped at the level's end, which are neither served nor failed."""
     clients: tuple[Totals, ...]
     peak_cpu_share: float
-    """The busiest client's share of one core, in its busiest second."""
+    """The busiest client's share of one core in its busiest second."""
 
     @property
     def sent(self) -> int:
-        """Return the number of requests that were sent."""
+        """Return the number of sent requests."""
         return sum(each.sent for each in self.clients)
 
     @property
     def lag_p99(self) -> float:
-        """Return the 99th percentile of seconds from due to sent, of the worst client."""
+        """Return the worst client's 99th percentile of seconds from due to sent."""
         return max(each.lag_p99 for each in self.clients)
 
     @property
     def cpu_seconds(self) -> float:
-        """Return the clients' processor time for one request."""
+        """Return the clients' CPU seconds per request."""
         return sum(each.cpu_seconds for each in self.clients) / max(1, self.sent)
 
     @property
     def short(self) -> int:
-        """Return how many answers were shorter than requested: the server ignored the length."""
+        """
+        Return the number of answers shorter than requested, where the server ignored the length.
+        """
         return sum(each.short for each in self.clients)
 
 
@@ -164,16 +164,16 @@ def run_level(
     sleep: Callable[[float], None] = time.sleep,
 ) -> LevelRun:
     """
-    Run one level of load against a server; return when it has ended.
+    Run one level of load against a server until it has ended.
 
-    About once a second `decide(now, in_flight)` is called; True ends the level. Before each call
-    `on_outcome` has received every request that was due until `now` and is not in `in_flight`
-    (their due times, sorted), and none that was due later, so that fast requests do not come before
-    slow ones. The other requests follow when the clients end. `sleep` waits between two reads of
-    their output.
+    About once a second `decide(now, in_flight)` is called; True ends the level. `in_flight` are
+    sorted due times. Before each call, `on_outcome` has received every request that was due until
+    `now` and is not in `in_flight`, but no later one, so that fast requests do not precede slow
+    ones. The remaining requests follow when the clients end. `sleep` waits between two reads of the
+    clients' output.
 
-    Raises `FleetError` when a client ends early. After any exception, also from these functions, no
-    client is left.
+    Raises `FleetError` if a client ends early. Any exception, also from these functions, ends all
+    clients.
     """
     processes = min(processes, spec.arrivals.most_processes() or processes)
     given = [spec.parameters(process, processes) for process in range(processes)]
@@ -198,7 +198,7 @@ def run_level(
 
 
 class LevelLoop:
-    """The clients of a level, once they are ready."""
+    """The loop over a level's ready clients."""
 
     def __init__(
         self,
@@ -211,14 +211,14 @@ class LevelLoop:
         self._clients, self._sleep = clients, sleep
         self._on_outcome, self._decide, self._on_beat = on_outcome, decide, on_beat
         self._held: list[Outcome] = []
-        """Results whose due time not all clients have passed yet, sorted."""
+        """Outcomes, sorted, whose due time some client has not passed yet."""
         self._decided_at: float | None = None
 
     def run(self, drain: float, seconds: float) -> LevelRun:
         """
-        Start them, and run until all have ended.
+        Start the clients, and run until all have ended.
 
-        After a decision, requests in flight get `drain` seconds. Raises `ClientError` when a client
+        After a decision, requests in flight get `drain` seconds. Raises `ClientError` if a client
         ends early, or has not ended after `seconds`.
         """
         for client in self._clients:
@@ -282,7 +282,7 @@ def wait_for(
     ready: Callable[[Client], bool],
     seconds: float = READY_SECONDS,
 ) -> None:
-    """Read the output of clients until all are ready. Raises `ClientError` after a limit."""
+    """Read the output of clients until all are ready. Raises `ClientError` after `seconds`."""
     until = time.monotonic() + seconds
     while not all(map(ready, clients)):
         if time.monotonic() > until:

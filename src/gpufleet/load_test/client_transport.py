@@ -1,7 +1,7 @@
-"""Start a load client's program locally or on a node, and exchange lines with it.
+"""Start a load client's program locally or on a node, and exchange data with it.
 
-`local_client` runs it on this machine. Another transport is a function that takes the program and
-returns a `Link`: `client_places.NodeClients.start` runs it on a node.
+A transport is a function that takes the program and returns a `Link`. `local_client` runs the
+program on this machine, and `client_places.NodeClients.start` on a node.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from gpufleet.sanitize import printable
 
 PIECE_BYTES = 1 << 18
 ENDS_SECONDS = 2.0
-"""Seconds for a program to end after it is told to: it takes milliseconds."""
+"""Time limit in seconds for a program to end once its input is closed; it takes milliseconds."""
 TAKES_SECONDS = 30.0
-"""Seconds for a program to read its input."""
+"""Time limit in seconds for a program to read its input."""
 _WAIT_SECONDS = 0.005
 
 
@@ -32,13 +32,13 @@ class Link(Protocol):
     """A running program with binary streams."""
 
     def send(self, data: bytes) -> None:
-        """Write to its input. Raises `OSError` when it accepts no more input."""
+        """Write to the program's input. Raises `OSError` if it accepts no more input."""
 
     def receive(self) -> bytes | None:
-        """Return what it printed, without waiting; None: nothing new; b"": its output has ended."""
+        """Return the program's output without waiting; None if nothing is new, b"" at its end."""
 
     def close(self) -> str:
-        """Close its input, then end the program; return its error, "" if it had none."""
+        """Close the program's input, end the program, and return its error or ""."""
 
 
 Transport = Callable[[Payload], Link]
@@ -50,7 +50,7 @@ class LocalLink:
     def __init__(self, program: Payload) -> None:
         self._errors = tempfile.TemporaryFile()  # noqa: SIM115  # closed with the program
         self._why: str | None = None
-        """Why it failed, known once it is closed."""
+        """Why the program failed, once it is closed; "" without a failure."""
         self._process = subprocess.Popen(
             [sys.executable, "-IS", "-c", LOADER],
             stdin=subprocess.PIPE,
@@ -72,11 +72,11 @@ class LocalLink:
 
     @property
     def pid(self) -> int:
-        """Return its process."""
+        """Return the process id."""
         return self._process.pid
 
     def send(self, data: bytes) -> None:
-        """Write to its input; see `Link`."""
+        """Write to the program's input (`Link.send`)."""
         until = time.monotonic() + TAKES_SECONDS
         while data:
             try:
@@ -87,14 +87,14 @@ class LocalLink:
                 time.sleep(_WAIT_SECONDS)
 
     def receive(self) -> bytes | None:
-        """Return what it printed; see `Link`."""
+        """Return the program's output (`Link.receive`)."""
         try:
             return os.read(self._out, PIECE_BYTES)
         except BlockingIOError:
             return None
 
     def close(self) -> str:
-        """End it; see `Link`."""
+        """End the program (`Link.close`)."""
         if self._why is not None:
             return self._why
         status = self._process.poll()
@@ -119,7 +119,7 @@ class LocalLink:
 
 def failure_text(status: int, said: str) -> str:
     """
-    Return how a program ended that failed, and the last line of its errors.
+    Return a failed program's status or signal, and the last line of its errors.
 
     >>> failure_text(1, "MemoryError"), failure_text(-9, "")
     ('status 1: MemoryError', 'signal 9')

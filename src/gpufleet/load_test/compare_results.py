@@ -1,6 +1,6 @@
 """Find differences between two measurements that exceed their noise. Pure.
 
-Only these count as a difference:
+Only the following count as a difference:
 
 - Found rates, where the intervals from the highest rate that kept the contract to the lowest that
   missed it do not overlap.
@@ -32,7 +32,7 @@ from gpufleet.load_test.result import Measurement, RateBracket, unequal_contract
 NOTHING = "no difference that this data can show"
 
 CONFIDENCE = 0.95
-"""The confidence of the intervals of percentiles' shares."""
+"""The confidence of the intervals of shares."""
 
 # Rates that a search computes twice may differ in their last digits.
 _SAME_RATE = 1e-6
@@ -49,24 +49,25 @@ class Comparison:
     changed: tuple[str, ...]
     """Differences between the measured subjects: the possible causes."""
     differences: tuple[str, ...]
-    """Differences beyond noise, as sentences."""
+    """Differences beyond noise as sentences."""
     same: tuple[str, ...]
-    """What was compared without a provable difference."""
+    """Compared values without a provable difference."""
     not_compared: tuple[str, ...]
-    """And why."""
+    """Values that were not compared, with the reason."""
     unlike: tuple[str, ...] = ()
-    """Why the two are not comparable: the differences may come from this alone."""
+    """Why the two are not comparable, which alone may explain the differences."""
 
     @property
     def verdict(self) -> str:
         """
-        Return one line: why the two are not comparable, and the differences, or that there are
-        none.
+        Return one line: the reasons against comparing the two, and the differences or `NOTHING`.
         """
         return "; ".join([*self.unlike, *(self.differences or (NOTHING,))])
 
     def lines(self) -> Iterator[str]:
-        """Yield the comparison for a terminal: what was changed, what differs, what does not."""
+        """
+        Yield the comparison for a terminal: changes, differences, equal and uncompared values.
+        """
         for heading, found in (
             ("not like with like", self.unlike),
             ("changed", self.changed),
@@ -83,8 +84,8 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     """
     Return the differences of `b` from `a` that exceed noise.
 
-    Raises `FleetError`, with a sentence for each field, if workloads, contracts or loops differ:
-    the results would not be comparable.
+    Raises `FleetError` with a sentence for each field if workloads, contracts or loops differ,
+    because the results are then not comparable.
     """
     if problems := [*_unlike(a, b)]:
         raise FleetError(*problems)
@@ -121,9 +122,9 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
 
 def carries_more(a: Measurement, b: Measurement) -> bool:
     """
-    Return whether one GPU carries more in `b` than in `a`, beyond the intervals of the two rates.
+    Return whether the rate per GPU is higher in `b` than in `a`, beyond their intervals.
 
-    Raises `FleetError` as `compare` does.
+    Raises `FleetError` like `compare`.
     """
     if problems := [*_unlike(a, b)]:
         raise FleetError(*problems)
@@ -133,9 +134,9 @@ def carries_more(a: Measurement, b: Measurement) -> bool:
 
 def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Comparison:
     """
-    Return which latencies in another tool's results differ from these at an equal load.
+    Return the latencies in another tool's results that differ from `ours` at an equal load.
 
-    The shares within the contract are never compared: those tools count them differently. The other
+    Shares of kept requests are never compared, because the tools count them differently. The other
     tool's reservations are part of `not_compared`.
     """
     differences: list[str] = []
@@ -168,8 +169,8 @@ def independent_requests(level: LevelSummary) -> float:
     """
     Return a level's effective number of independent requests, from its interval's width.
 
-    At most as many as it answered. Its interval has a higher confidence than `CONFIDENCE`, so the
-    number is rather too small.
+    The number is at most that of the answered requests. The level's interval has a higher
+    confidence than `CONFIDENCE`, so the number is rather too small.
     """
     answered = level.requests - sum(level.errors.values())
     if not level.requests or answered <= 0:
@@ -208,7 +209,7 @@ def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
 
 
 def _a_replica(of: Measurement) -> RateBracket:
-    """Return a result per replica."""
+    """Return the found loads per replica."""
     return _part(of, of.replicas)
 
 
@@ -242,7 +243,7 @@ def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
 
 
 def _equal_levels(a: Measurement, b: Measurement) -> Iterator[tuple[LevelSummary, LevelSummary]]:
-    """Yield the levels of equal load; if one was measured twice, its last measurement."""
+    """Yield the levels of equal load, each with its last measurement."""
     for one, other in product(_last(a), _last(b)):
         if one.concurrency == other.concurrency and _same_rate(one.rate, other.rate):
             yield one, other
@@ -269,7 +270,7 @@ def _equal_load(level: LevelSummary, result: ForeignResult) -> bool:
 
 
 def _rates(a: RateBracket, b: RateBracket, unit: str) -> str | None:
-    """Return in which direction the found loads differ; None: not beyond the intervals."""
+    """Return how the found loads differ beyond their intervals, or None."""
     for low, high, word in ((a, b, "more"), (b, a, "less")):
         if low.missed is not None and high.kept is not None and low.missed <= high.kept:
             least = high.kept - low.missed
@@ -301,7 +302,7 @@ def _latencies(
     b: tuple[LevelSummary | ForeignResult, float],
     names: tuple[str, str] = ("before", "now"),
 ) -> Iterator[str]:
-    """Yield which latencies differ; each side comes with its number of independent requests."""
+    """Yield the latencies that differ. Each side has its number of independent requests."""
     for name, key in _LATENCIES:
         one, other = getattr(a[0], key), getattr(b[0], key)
         if pair := _above(other, b[1], one, a[1]):

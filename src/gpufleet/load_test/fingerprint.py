@@ -1,6 +1,4 @@
-"""
-Identify the measured subject, and everything that must be equal for its result to apply. Pure.
-"""
+"""Describe the measured subject, and everything that its result depends on. Pure."""
 
 from __future__ import annotations
 
@@ -22,27 +20,27 @@ _ADDRESSES = (
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """Everything that changes how much one replica carries."""
+    """Everything that affects the rate of one replica."""
 
     weights: str
     """The repository or folder of the model's weights."""
     revision: str
-    """Commit of the repository; "": a folder has none."""
+    """Commit of the repository; "" for a folder."""
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Arguments of its unit, sorted, without addresses and names."""
+    """Arguments of the unit, sorted, without addresses and names."""
     hardware: tuple[str, ...]
-    """GPUs of one replica: `2 x NVIDIA H100 80GB HBM3`."""
+    """GPUs of one replica, such as `2 x NVIDIA H100 80GB HBM3`."""
 
     @property
     def digest(self) -> str:
-        """Return 16 hexadecimal digits that are equal for equal fingerprints only."""
+        """Return 16 hexadecimal digits that identify the fingerprint."""
         text = json.dumps(asdict(self), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def differences(self, other: Fingerprint) -> tuple[str, ...]:
-        """Return how `other` differs, one text per field: `release 0.31.0-ab, now 0.32.0-cd`."""
+        """Return the differences of `other`, one per field: `release 0.31.0-ab, now 0.32.0-cd`."""
         found = []
         for name in ("weights", "revision", "release"):
             then, now = getattr(self, name), getattr(other, name)
@@ -59,22 +57,22 @@ class Fingerprint:
 
 @dataclass(frozen=True)
 class Subject:
-    """The replica, or one of the equal replicas, that was measured."""
+    """The measured replica, or one of several equal ones."""
 
     weights: str
     """The repository or folder of the model's weights."""
     revision: str
-    """Commit of the repository; "": a folder has none."""
+    """Commit of the repository; "" for a folder."""
     release: str
     """The id of vLLM's release."""
     arguments: tuple[str, ...]
-    """Arguments of its unit, one per line; keys and tokens are replaced."""
+    """Arguments of the unit, one per line; keys and tokens are replaced."""
     gpus: Mapping[str, int]
-    """How many GPUs one replica has, by their name."""
+    """The number of GPUs of one replica, by GPU name."""
     driver: str | None
-    """The NVIDIA driver's version; None: not known, or there is none."""
+    """The NVIDIA driver's version; None if unknown or missing."""
     nodes: tuple[str, ...]
-    """On which the replicas run."""
+    """The nodes of the replicas."""
 
     def __post_init__(self) -> None:
         # Anyone may read a result's file, and equal replicas need not have equal keys.
@@ -82,7 +80,7 @@ class Subject:
 
     @property
     def fingerprint(self) -> Fingerprint:
-        """Return everything that must be equal for the result to apply."""
+        """Return everything that the result depends on."""
         options = (each for each in self.arguments if each.startswith("-"))
         kept = (each for each in options if re.split(r"[ =]", each)[0] not in _ADDRESSES)
         hardware = tuple(f"{count} x {name}" for name, count in sorted(self.gpus.items()))
@@ -91,7 +89,7 @@ class Subject:
 
 def _without_secrets(line: str) -> str:
     """
-    Return an argument without anything marked as a key or token.
+    Return an argument with all keys and tokens replaced.
 
     >>> _without_secrets("--api-key abc"), _without_secrets("--port 8000")
     ('--api-key (not shown)', '--port 8000')

@@ -1,8 +1,8 @@
-"""Read results of `vllm bench serve`, guidellm and aiperf into one small value.
+"""Parse results of `vllm bench serve`, guidellm and aiperf into one type.
 
-Each format is read by its own keys. A value that it lacks, or counts differently from `gpufleet
-measure`, becomes a reservation: a sentence beside the numbers. A foreign file is untrusted: any
-value may be missing or of another type, and is then unknown. Names of keys:
+Each format is read by its own keys. A value that a format lacks, or counts differently from
+`gpufleet measure`, becomes a reservation: a sentence beside the numbers. A foreign file is
+untrusted: a missing value, or a value of another type, is unknown. Sources of the keys:
 vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
 0.13.0 (export schemas up to 1.4).
 """
@@ -33,7 +33,7 @@ _EVEN = "its requests arrive at equal intervals: a server queues less than with 
 
 
 def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
-    """Return the levels of another tool's result file. Raises `FleetError` naming the file."""
+    """Return the levels in another tool's result file. Raises `FleetError` naming the file."""
     try:
         documents = _documents(file.read_text(encoding="utf-8"))
     except RecursionError:
@@ -50,7 +50,7 @@ def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
 
 
 def _documents(text: str) -> list[Any]:
-    """Return the JSON of a file, or of its lines: `vllm bench serve --append-result` adds one."""
+    """Return a file's JSON values: one, or one per line from `vllm bench serve --append-result`."""
     try:
         return [json.loads(text)]
     except json.JSONDecodeError as error:
@@ -239,7 +239,9 @@ def _aiperf(of: Mapping[str, Any]) -> ForeignResult:
 
 
 def _aiperf_load(of: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the settings of the phase that counts; older releases have `loadgen`."""
+    """
+    Return the settings of the profiling phase; older releases have `loadgen` instead of phases.
+    """
     listed = read_object(of, "input_config").get("phases")
     every = [each for each in listed if isinstance(each, dict)] if isinstance(listed, list) else []
     counted = [each for each in every if "profiling" in (each.get("kind"), each.get("name"))]

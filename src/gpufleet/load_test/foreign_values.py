@@ -1,4 +1,4 @@
-"""One level of load as another tool measured it, and readers of untrusted values."""
+"""Describe a level of load measured by another tool, and parse untrusted values."""
 
 from __future__ import annotations
 
@@ -14,22 +14,22 @@ _WORDS = {"ttft": "TTFT", "tpot": "TPOT", "itl": "ITL", "e2e": "e2e"}
 
 @dataclass(frozen=True)
 class ForeignResult:
-    """One level of load, as another tool measured it."""
+    """One level of load, measured by another tool."""
 
     tool: str
     version: str | None
     model: str | None
     rate: float | None
-    """Requested arrivals per second; None: limited only by `concurrency`, or unknown."""
+    """Requested arrivals per second; None if unknown, or limited only by `concurrency`."""
     concurrency: int | None
-    """The limit of concurrent requests; None: no limit, or unknown."""
+    """The limit of concurrent requests; None if unknown or unlimited."""
     seconds: float | None
     requests: int | None
-    """Requests that were sent; None: unknown."""
+    """The number of sent requests; None if unknown."""
     completed: int | None
     failed: int | None
     ttft: Mapping[str, float]
-    """Seconds by percentile, of answered requests; empty: unknown."""
+    """Seconds by percentile, of answered requests; empty if unknown."""
     tpot: Mapping[str, float]
     """Mean seconds between the tokens of one answer."""
     itl: Mapping[str, float]
@@ -37,7 +37,7 @@ class ForeignResult:
     e2e: Mapping[str, float]
     output_tokens_per_second: float | None
     reservations: tuple[str, ...]
-    """Sentences on what is missing, or counted differently than here."""
+    """Sentences on values that are missing, or counted differently than here."""
 
 
 def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]:
@@ -47,7 +47,7 @@ def read_times(values: Mapping[str, Any], per_second: float) -> dict[str, float]
 
 
 def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
-    """Return the object at a path of keys; {} if there is none."""
+    """Return the object at a path of keys; {} if it is missing."""
     found: Any = of
     for name in path:
         found = found.get(name) if isinstance(found, dict) else None
@@ -56,7 +56,7 @@ def read_object(of: Mapping[str, Any], *path: str) -> Mapping[str, Any]:
 
 def read_number(value: Any) -> float | None:
     """
-    Return a finite number >= 0; None: any other value.
+    Return a finite number >= 0; None for any other value.
 
     >>> read_number(2), read_number("inf"), read_number(True), read_number(-1)
     (2.0, None, None, None)
@@ -71,17 +71,17 @@ def read_number(value: Any) -> float | None:
 
 
 def read_count(value: Any) -> int | None:
-    """Return a finite number >= 0, rounded down; None: any other value."""
+    """Return a finite number >= 0, rounded down; None for any other value."""
     found = read_number(value)
     return None if found is None else int(found)
 
 
 def read_text(value: Any) -> str | None:
-    """Return a non-empty text; None: any other value."""
+    """Return a non-empty text; None for any other value."""
     return value if isinstance(value, str) and value else None
 
 
 def missing_latencies(latencies: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
-    """Yield a sentence with the unknown latencies."""
+    """Yield a sentence on the missing latencies."""
     if none := [_WORDS[name] for name, values in latencies.items() if not values]:
         yield f"it has no {', no '.join(none)}"

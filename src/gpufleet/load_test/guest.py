@@ -1,7 +1,7 @@
-"""Limit load beside users: its share of the idle capacity, and when it must stop.  Pure.
+"""Limit load beside users to a share of the idle capacity, and decide when it must stop. Pure.
 
-vLLM's own metrics decide: its queue and its KV cache usage. A queued user request also waits behind
-the guest's, so the first queued one ends the load.
+The decision is by vLLM's own metrics, its queue and its KV cache usage. A queued user request also
+waits behind the guest's requests, so the first queued request ends the load.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ class ServerLoad:
     running: float
     waiting: float
     kv_usage: float
-    """From 0 to 1."""
+    """KV cache usage from 0 to 1."""
     slots: int | None
-    """Its limit of concurrent requests; None: unknown."""
+    """The replica's limit of concurrent requests; None if unknown."""
     gateway_slots: int | None = None
-    """The gateway's limit of concurrent requests to it; None: no limit."""
+    """The gateway's limit of concurrent requests to the replica; None without a limit."""
 
     @property
     def limit(self) -> int | None:
-        """Return the limit of concurrent requests that can reach it; None: unknown."""
+        """Return the limit of concurrent requests that can reach the replica; None if unknown."""
         known = [each for each in (self.slots, self.gateway_slots) if each is not None]
         return None if self.slots is None else min(known)
 
@@ -43,18 +43,18 @@ class Allowance:
     """The number of requests that a guest may have in flight."""
 
     most: int
-    """Requests at once."""
+    """The maximum of requests in flight."""
     why: str = ""
-    """Why none."""
+    """Why the maximum is 0."""
 
 
 def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
     Return a guest's limit of requests in flight.
 
-    It is `share` of the idle slots, or of the slots that the idle KV cache allows, if fewer. A
-    sentence instead of a load is the reason why it is unknown. Raises `FleetError` if a load is
-    unknown, or nothing is idle.
+    The limit is `share` of the idle slots, or of the slots that the idle KV cache allows, if fewer.
+    A sentence instead of a load is the reason why the load is unknown. Raises `FleetError` if a
+    load is unknown, or nothing is idle.
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
@@ -64,10 +64,10 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
 
 def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allowance:
     """
-    Return the limit for a guest that stays, with `own` requests in flight now.
+    Return the limit for a running guest with `own` requests in flight.
 
-    It is 0 while requests queue and others' requests are among the running or queued ones. Raises
-    `FleetError` where a replica's limit is not known.
+    The limit is 0 while requests queue and other clients have running or queued requests. Raises
+    `FleetError` if a replica's limit is unknown.
     """
     others = subtract_own_load(loads, own)
     # Alone, a guest's own requests may wait: no request waits behind them.
@@ -85,9 +85,9 @@ def allowance(loads: Sequence[ServerLoad | str], own: int, share: float) -> Allo
 
 def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[ServerLoad | str]:
     """
-    Return loads without the guest's own requests, assumed to be the same share on every server.
+    Return loads without the guest's own requests, assumed to be an equal share on every server.
 
-    A server does not report the owners of requests; a gateway spreads all evenly.
+    A server does not report the owners of requests, and a gateway spreads all evenly.
     """
     loads = list(loads)
     total = sum(each.running + each.waiting for each in loads if not isinstance(each, str))
@@ -107,9 +107,9 @@ def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[Serve
 
 def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
     """
-    Return how many requests more would fit: by slots, or by the KV cache if that is less.
+    Return the number of additional requests that fit, by slots and by KV cache.
 
-    Raises `FleetError` where a load, or a replica's limit of requests, is not known.
+    Raises `FleetError` if a load, or a replica's limit of requests, is unknown.
     """
     idle = 0.0
     unknown = []
@@ -132,7 +132,7 @@ def _too_little(idle: float, share: float) -> str:
 
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
-    """Return why a guest must stop now, as a sentence; "": it may continue."""
+    """Return why a guest must stop now, as a sentence; "" if it may continue."""
     loads = list(loads)
     full = [each for each in loads if not isinstance(each, str) and _fills_gateway(each)]
     if loads and len(full) == len(loads):
@@ -155,7 +155,7 @@ def _fills_gateway(load: ServerLoad) -> bool:
 
 
 def busy_replicas(loads: Iterable[ServerLoad | str]) -> Mapping[str, float]:
-    """Return the replicas that already have others' requests before the load starts."""
+    """Return the replicas with requests, and their number of running and waiting requests."""
     return {
         each.replica: each.running + each.waiting
         for each in loads

@@ -1,8 +1,9 @@
-"""Confidence intervals, percentiles, trends and correlation of measured numbers. Pure.
+"""Compute confidence intervals, percentiles, trends and correlation of measurements. Pure.
 
-Requests that share a queue are not independent: when one waits too long, so do its neighbours. An
-interval that ignores this is far too narrow. `autocorrelation_time` is the number of consecutive
-requests that are worth one independent request; divide counts by it before computing an interval.
+Requests that share a queue are not independent: a request that waits too long delays its
+neighbours. An interval that ignores this is far too narrow. `autocorrelation_time` is the number of
+consecutive requests that count as one independent request; divide counts by it before computing an
+interval.
 """
 
 from __future__ import annotations
@@ -15,12 +16,10 @@ from statistics import NormalDist, fmean, stdev
 from typing import Literal, NamedTuple
 
 PERCENTILES = (50, 90, 95, 99)
-"""
-Percentiles that results report, as in `vllm bench serve`, guidellm and llm-d's Benchmark Report.
-"""
+"""The reported percentiles, as in `vllm bench serve`, guidellm and llm-d's Benchmark Report."""
 
 FEWEST_DEGREES = 5
-"""The fewest degrees of freedom for `t_quantile`: below, its series is off by more than 0.5 %."""
+"""The minimum degrees of freedom for `t_quantile`; below, its series is off by more than 0.5 %."""
 
 BATCHES = 20
 """
@@ -29,14 +28,14 @@ interval only a little (Schmeiser, "Batch size effects in the analysis of simula
 """
 
 HEAD_CONFIDENCE = 0.99
-"""Confidence with which a series' first batch must differ from the others: waits are skewed."""
+"""Confidence of a difference between a series' first batch and the others: waits are skewed."""
 
 SAME = 1e-9
-"""Relative tolerance: means of equal numbers differ by rounding."""
+"""Relative tolerance for rounding in means of equal numbers."""
 
 CORRELATION_BATCHES = 200
 """
-Blocks into which a series is split for its correlation: this bounds the work, and resolves
+Blocks into which a series is split for its correlation: the number bounds the work, and resolves
 correlation over at least 0.5 % of the series.
 """
 
@@ -60,9 +59,9 @@ class Steadiness(NamedTuple):
     """The point from which a series shows no trend."""
 
     start: int
-    """Index of the first value that counts; the middle, if there is a trend even from there on."""
+    """Index of the first value that counts; the middle, if a trend remains even from there."""
     drift: Literal["none", "rising", "falling"]
-    """The trend that is left from `start` on."""
+    """The remaining trend from `start`."""
 
 
 def percentile(values: Sequence[float], percent: float) -> float:
@@ -96,8 +95,9 @@ def t_quantile(probability: float, degrees: float) -> float:
     """
     Return a quantile of Student's t distribution.
 
-    Fisher and Cornish's series in 1 / degrees (Abramowitz and Stegun, 26.7.5), within 0.5 % for
-    five degrees of freedom or more and probabilities up to 0.999.
+    It is computed by Fisher and Cornish's series in 1 / degrees (Abramowitz and Stegun, 26.7.5),
+    within 0.5 % for five degrees of freedom or more and probabilities up to 0.999. Fewer degrees
+    raise `ValueError`.
 
     >>> round(t_quantile(0.975, 10), 3)
     2.228
@@ -119,10 +119,10 @@ def wilson(
     kept: float, requests: float, confidence: float, degrees: float | None = None
 ) -> Interval:
     """
-    Return Wilson's interval of a share (Wilson 1927): it stays within 0 and 1, also at 0 of n.
+    Return Wilson's interval of a share (Wilson 1927), which stays within 0 and 1, also at 0 of n.
 
-    `requests` must be independent: divide both counts by `autocorrelation_time` if they are not,
-    and give the `degrees` of freedom that this estimate left; it then uses Student's t.
+    `requests` must be independent. Otherwise, divide both counts by `autocorrelation_time`, and
+    give the remaining `degrees` of freedom of this estimate, so that Student's t is used.
 
     >>> [round(bound, 4) for bound in wilson(95, 100, 0.95)]
     [0.8882, 0.9785]
@@ -142,8 +142,8 @@ def slope(xs: Sequence[float], ys: Sequence[float], confidence: float) -> Slope 
     """
     Return the least-squares slope of y over x with its t-interval.
 
-    None where it cannot be known: fewer than seven points, or all at one x. The points' errors
-    must be independent: give means of batches of a correlated series.
+    The result is None for fewer than seven points, or if all are at one x. The points' errors must
+    be independent; for a correlated series, give means of batches.
     """
     if len(xs) < FEWEST_DEGREES + 2:
         return None
@@ -159,7 +159,7 @@ def slope(xs: Sequence[float], ys: Sequence[float], confidence: float) -> Slope 
 
 
 def batch_means(values: Sequence[float], batches: int = BATCHES) -> list[float]:
-    """Return the means of consecutive batches of nearly equal size; of each value, if fewer."""
+    """Return the means of at most `batches` consecutive batches of nearly equal size."""
     count = min(batches, len(values))
     edges = [at * len(values) // count for at in range(count + 1)] if count else []
     return [sum(values[start:end]) / (end - start) for start, end in pairwise(edges)]
@@ -169,19 +169,19 @@ def find_steady(
     times: Sequence[float], values: Sequence[float], confidence: float = 0.95
 ) -> Steadiness:
     """
-    Return the index from which a series has no trend: the end of the warm-up.
+    Return the index from which a series has no trend, the end of the warm-up.
 
-    Drops one twentieth after another from the front, at most half of the series, while one of two
-    tests shows a trend: the slope of the remaining batch means has an interval without zero; or the
-    first of them differs from the others at `HEAD_CONFIDENCE`. (A slope hardly detects a short cold
-    start.) `times` ascend.
+    The function drops one twentieth after another from the front, at most half of the series, while
+    one of two tests shows a trend. In the first test, the slope of the remaining batch means has an
+    interval without zero. In the second, the first batch mean differs from the others at
+    `HEAD_CONFIDENCE`. (A slope hardly detects a short cold start.) `times` ascend.
 
-    Why not MSER (White 1997), which simulation studies recommend: it keeps the stretch with the
-    least variance, which for waiting times is the quiet one. On a stationary M/D/8 queue (500
-    requests) it drops a quarter of the series, and its share of requests within the limit comes
-    out one percentage point too high. The slope adds no such bias, and drops less than 5 % of a
-    stationary series on average if that is 20 times as long as its autocorrelation time; a tenth
-    where it is 8 times as long.
+    MSER (White 1997), recommended by simulation studies, is not used. It keeps the part with the
+    least variance, which for waiting times is the quiet part. On a stationary M/D/8 queue (500
+    requests), it drops a quarter of the series, and its share of requests within the limit is one
+    percentage point too high. The slope adds no such bias. It drops less than 5 % of a stationary
+    series on average if the series is 20 times as long as its autocorrelation time, and a tenth if
+    it is 8 times as long.
     """
     xs, ys = batch_means(times), batch_means(values)
     if _are_same(ys):
@@ -196,7 +196,7 @@ def find_steady(
 
 def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float:
     """
-    Return a number above zero if batch means rise, below if they fall, 0 if they show no trend.
+    Return a positive number for rising batch means, a negative one for falling, 0 for no trend.
     """
     line = slope(xs, ys, confidence)
     if line is None:
@@ -211,12 +211,12 @@ def _trend(xs: Sequence[float], ys: Sequence[float], confidence: float) -> float
 
 def autocorrelation_time(values: Sequence[float]) -> float:
     """
-    Return how many consecutive values are worth one independent value for the mean; >= 1.
+    Return the number of consecutive values that count as one independent value; at least 1.
 
-    It is 1 + 2 x the sum of the autocorrelations, summed as Geyer's initial monotone sequence
-    (Geyer, "Practical Markov chain Monte Carlo", 1992, 3.3): pairs of lags until one is not
-    positive. The series is first shortened to `CORRELATION_BATCHES` means, so that the work stays
-    the same for any length. A constant series has 1.
+    The number is 1 + 2 x the sum of the autocorrelations, summed as Geyer's initial monotone
+    sequence (Geyer, "Practical Markov chain Monte Carlo", 1992, 3.3): pairs of lags until one is
+    not positive. The series is first shortened to `CORRELATION_BATCHES` means, so that the work
+    stays the same for any length. A constant series has 1.
     """
     size = max(1, len(values) // CORRELATION_BATCHES)
     whole = len(values) // size
@@ -234,7 +234,7 @@ def _are_same(values: Sequence[float]) -> bool:
 
 
 def _long_run_variance(errors: Sequence[float]) -> float:
-    """Return n x the variance of the mean of a series of errors around zero."""
+    """Return n x the variance of the mean, for a series of n errors around zero."""
     total = -_covariance(errors, 0)
     smallest = math.inf
     for lag in range(0, len(errors) // 2, 2):

@@ -1,8 +1,8 @@
-"""Decide, while requests finish, whether a level of load needs more requests; summarize it.  Pure.
+"""Decide during a level of load whether it needs more requests, and summarize it. Pure.
 
-Fast requests finish first: a request counts only when all requests due before it are decided as
-well: finished, failed, or too old to keep the contract. `verdicts` evaluates the share within the
-contract. A level whose queue grows without end is stopped early.
+Fast requests finish first, so a request counts only when all requests due before it are also
+decided: finished, failed, or too old to keep the contract. `verdicts` evaluates the share of kept
+requests. A level whose queue grows without end is stopped early.
 """
 
 from __future__ import annotations
@@ -32,62 +32,70 @@ from gpufleet.load_test.verdicts import (
 Ended = Literal["resolved", "budget", "over-saturated"]
 
 FIRST_REQUESTS = 50
-"""
-First requests of a level: their median time is that of a request in a server that does not queue
-yet.
-"""
+"""The number of first requests of a level whose median time is a request's time without a queue."""
 OVERLOAD_SECONDS, OVERLOAD_REQUESTS, OVERLOAD_REQUEST_TIMES = 30.0, 100, 3
 """
-The fewest seconds, requests and request times before a level can be over-saturated; the seconds as
-guidellm has them. While a server fills up, its requests in flight grow each second, too.
+The minimum of seconds, requests and request times before a level can be over-saturated. The seconds
+are guidellm's. While a server fills up, its requests in flight also grow each second.
 """
 OVERLOAD_CONFIDENCE = 0.999
-"""The confidence of the two slopes: the contract does not measure them, so they must be clear."""
+"""
+The confidence of the two slopes, which must be clear because the contract does not measure them.
+"""
 OVERLOAD_GROWTH = 4.0
-"""Standard deviations. The queue of a server that just keeps up with Poisson arrivals wanders by
-about the square root of their number; only growth beyond that is a lack of capacity."""
+"""The minimum growth of the queue, in standard deviations, for over-saturation.
+
+The queue of a server that just keeps up with Poisson arrivals varies by about the square root of
+their number; only growth beyond this shows a lack of capacity.
+"""
 
 
 @dataclass(frozen=True)
 class LevelSummary:
-    """The results of one level of load. Latencies in seconds, from the intended arrival."""
+    """The results of one level of load. Latencies are in seconds from the intended arrival."""
 
     rate: float | None
     """Requested arrivals per second; None in a closed loop."""
     concurrency: int | None
     """Clients of a closed loop; None in an open loop."""
     seconds: float
-    """Seconds of arrivals that count: after the warm-up, until the oldest undecided request."""
+    """Seconds of counted arrivals: from the end of the warm-up to the oldest undecided request."""
     requests: int
-    """That count."""
+    """The number of counted requests."""
     kept: int
-    """How many of the requests kept the whole contract."""
+    """The number of requests that kept the whole contract."""
     low: float
-    """Wilson's interval of kept / requests that the verdict rests on: for as many requests as are
-    worth independent ones, at the confidence of the last look."""
+    """Lower bound of Wilson's interval of kept / requests, on which the verdict is based.
+
+    The interval is for the effective number of independent requests, at the confidence of the last
+    look.
+    """
     high: float
     verdict: Verdict
     why: str
-    """The reason of the verdict, with the numbers."""
+    """The reason of the verdict with the numbers."""
     ended: Ended
     warm_up_seconds: float
     errors: Mapping[str, int]
-    """Failed requests by reason; "unfinished": too old to keep the contract, and not answered."""
+    """
+    Failed requests by reason; "unfinished" ones are too old to keep the contract and unanswered.
+    """
     ttft: Mapping[str, float]
-    """mean, p50, p90, p95, p99; empty where there are none. Failed requests have no latencies."""
+    """mean, p50, p90, p95 and p99; empty without answered requests."""
     itl: Mapping[str, float]
-    """Over all gaps between chunks, not over requests' means."""
+    """Statistics over all gaps between chunks, not over the requests' means."""
     e2e: Mapping[str, float]
     mean_concurrency: float
-    """By Little's law: the sum of times in the system / seconds."""
+    """Mean concurrency by Little's law: the sum of times in the system / seconds."""
     output_tokens_per_second: float
     """
-    Tokens of requests that finished between the warm-up and the end of arrivals: more load than the
-    server carries does not raise it.
+    Tokens of requests that finished between the warm-up and the end of arrivals, per second.
+
+    Load above the server's capacity does not raise it.
     """
     prompt_tokens_per_second: float
     dispatch_lag_p99: float
-    """Lateness of the client: seconds from due to sent."""
+    """The client's lag: p99 of seconds from due to sent."""
 
     @property
     def load(self) -> float:
@@ -101,16 +109,16 @@ class LevelSummary:
 
     @property
     def answered_per_second(self) -> float:
-        """Return the requests per second that counted and had a whole answer."""
+        """Return the counted requests with a complete answer, per second."""
         return _ratio(self.requests - sum(self.errors.values()), self.seconds)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values; `from_json` parses them."""
+        """Return the summary as JSON values, which `from_json` parses."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, stored: Mapping[str, Any]) -> LevelSummary:
-        """Parse `as_json`'s output; TypeError if keys are missing or unknown."""
+        """Parse `as_json`'s output. Raises TypeError if keys are missing or unknown."""
         return cls(**stored)
 
 
@@ -119,12 +127,12 @@ class Decision(NamedTuple):
 
     action: Literal["go on", "stop"]
     ended: Ended | None
-    """Why it stops."""
+    """Why the level stops."""
     why: str
 
 
 class Level:
-    """Collects one level's outcomes and decides when they suffice. Has no clock: give it times."""
+    """Collects one level's outcomes, and decides when they suffice. It has no clock of its own."""
 
     def __init__(
         self,
@@ -148,7 +156,7 @@ class Level:
         self._decision = Decision("go on", None, "no look yet")
 
     def add(self, outcome: Outcome) -> None:
-        """Record a finished or failed request, in any order."""
+        """Record a finished or failed request. The order is arbitrary."""
         self._outcomes.append(outcome)
         self._strains.append((outcome.due, strains_of(outcome, self._contract)))
         if is_answered(outcome):
@@ -159,8 +167,8 @@ class Level:
         Return whether to continue; a "stop" is final.
 
         `in_flight` are the due times of all unfinished requests. A request older than the
-        contract's e2e, or than the give-up time, counts as missed. (Its first token may have come
-        in time, so a limit on TTFT decides nothing before the request finishes.)
+        contract's e2e, or than the give-up time, counts as missed. (A limit on TTFT decides nothing
+        before the request finishes, because the first token may have arrived in time.)
         """
         if self._decision.action == "stop":
             return self._decision
@@ -184,8 +192,10 @@ class Level:
 
     def summary(self) -> LevelSummary:
         """
-        Return its result. First add the outcomes of all requests in flight at the end: by then the
-        verdict is decided, but late tokens may be missing.
+        Return the level's result.
+
+        Add the outcomes of all requests in flight at the end first. The verdict is decided by then,
+        but late tokens may be missing.
         """
         judged = self._judgement
         counted = [each for each in self._outcomes if judged.start <= each.due < judged.end]
@@ -222,7 +232,7 @@ class Level:
         )
 
     def _looks_until(self, seconds: float) -> int:
-        """Return how many looks are over by then; they are at 2^(-k/2) of the budget."""
+        """Return the number of looks up to this time; looks are at 2^(-k/2) of the budget."""
         if seconds <= 0:
             return 0
         return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))
@@ -240,9 +250,10 @@ class Level:
 
     def _request_seconds(self) -> float:
         """
-        Return one request's time without queueing: the median of the first ones.
+        Return one request's time without queueing: the median of the first requests.
 
-        Or of all requests, if that is less: the first ones may have met a cold server.
+        If the median of all requests is lower, it is used instead, because the first requests may
+        have met a cold server.
         """
         if not self._times:
             return 0.0
@@ -251,12 +262,12 @@ class Level:
 
     def _check_overload(self, in_flight: Sequence[float]) -> str:
         """
-        Return why the server cannot keep up; "": no sign of that.
+        Return why the server cannot keep up, or "" without signs of it.
 
-        Needs an open loop, a server that is full, and three signs: requests in flight rise over the
-        second half of the time, TTFT (of an answer without tokens, the time to its end) rises over
-        due times, and the rise of requests in flight exceeds the variation that Poisson arrivals
-        cause on a server that just keeps up.
+        Over-saturation needs an open loop, a full server, and three signs. Requests in flight rise
+        over the second half of the time. TTFT (for an answer without tokens, the time to its end)
+        rises over due times. The rise of requests in flight exceeds the variation from Poisson
+        arrivals on a server that just keeps up.
         """
         now, half = self._now, self._now / 2
         looks, self._overload_looks = self._overload_looks, self._looks_until(now)
@@ -287,6 +298,6 @@ def _ratio(total: float, seconds: float) -> float:
 
 
 def _trend(points: Sequence[tuple[float, float]]) -> Slope | None:
-    """Return the slope over time of a series, by means of batches."""
+    """Return a series' slope over time, by means of batches."""
     times, values = batch_means([x for x, _ in points]), batch_means([y for _, y in points])
     return slope(times, values, OVERLOAD_CONFIDENCE)

@@ -1,6 +1,6 @@
-"""Charts of levels of load, as inline SVG without script, font or image.  Pure.
+"""Draw charts of levels of load, as inline SVG without scripts, fonts or images. Pure.
 
-Series differ not only by colour, but also by dash and by a label at their end.
+Series differ by colour, by dash and by a label at their end.
 """
 
 from __future__ import annotations
@@ -44,23 +44,27 @@ class Point:
     x: float
     y: float
     said: str
-    """The words that a browser shows for it."""
+    """The point's tooltip."""
     low: float | None = None
-    """Ends of its interval; None: it has none."""
+    """The lower end of the point's interval, or None."""
     high: float | None = None
     style: str = ""
-    """A class of its own; "": the series' class."""
+    """The point's own CSS class; "" for the series' class."""
 
 
 @dataclass(frozen=True)
 class Series:
-    """Points that belong together."""
+    """The connected points of a chart."""
 
     name: str
     style: str
     points: Sequence[Point]
     step: float | None = None
-    """Of a series over time: no dots, and a gap where more than a step of x lies between points."""
+    """The step of a series over time, or None.
+
+    A series over time has no dots, and a gap where consecutive points are further apart than 1.5
+    steps.
+    """
 
 
 @dataclass(frozen=True)
@@ -70,24 +74,22 @@ class Chart:
     title: str
     x_label: str
     unit: str
-    """The unit of y: `s`, `%`, `tokens/s`."""
+    """The unit of y, such as `s`, `%` or `tokens/s`."""
     series: Sequence[Series]
     limit: float | None = None
-    """The contract's."""
+    """The contract's limit."""
     band: tuple[float, float] | None = None
-    """
-    The range of x between the highest load that kept the contract and the lowest that missed it.
-    """
+    """The range of x from the highest load that kept the contract to the lowest that missed it."""
     logarithmic: bool = False
     """Whether y is logarithmic: latencies of a full server are many times those of an idle one."""
     top: float | None = None
-    """The end of y; None: as the points need."""
+    """The end of y; None fits the points."""
     marks: Sequence[tuple[float, str]] = ()
-    """Vertical lines: where on x, and the words that a browser shows."""
+    """Vertical lines, by position on x and tooltip."""
 
 
 def draw(chart: Chart) -> str:
-    """Return the chart as SVG; "" where it has no point."""
+    """Return the chart as SVG; "" without points."""
     points = [point for series in chart.series for point in series.points]
     if not points:
         return ""
@@ -187,7 +189,7 @@ def _series(page: ET.Element, series: Series, scale: _Scale) -> None:
 
 
 def _path(series: Series, ordered: Sequence[Point], scale: _Scale) -> Iterator[str]:
-    """Yield the parts of a line; one point alone is a dash of half a step."""
+    """Yield the parts of a line; in a series over time, an isolated point is a short dash."""
     apart = math.inf if series.step is None else 1.5 * series.step
     before = -math.inf
     for each in ordered:
@@ -200,7 +202,7 @@ def _path(series: Series, ordered: Sequence[Point], scale: _Scale) -> Iterator[s
 
 
 def _labels(page: ET.Element, ends: Sequence[tuple[float, float, Series]]) -> None:
-    """Write each series' name beside its last point, without overlaps."""
+    """Write each series' name beside its last point without overlaps."""
     below = -math.inf
     for wanted, x, series in sorted(ends, key=lambda each: each[0]):
         y = max(wanted + 4, below + _LABEL_ROW)
@@ -223,7 +225,7 @@ def value_text(value: float, unit: str) -> str:
 
 
 def _ticks(end: float) -> Iterator[float]:
-    """Yield round numbers from 0 up to the first that is not below `end`."""
+    """Yield round numbers from 0 up to the first one that is at least `end`."""
     if end <= 0:
         yield from (0.0, 1.0)
         return
@@ -234,7 +236,9 @@ def _ticks(end: float) -> Iterator[float]:
 
 
 def _log_ticks(start: float, end: float) -> Iterator[float]:
-    """Yield 1, 2 and 5 times powers of ten around an interval; of many decades, the powers."""
+    """
+    Yield 1, 2 and 5 times powers of ten around an interval; for many decades, only the powers.
+    """
     first, last = math.floor(math.log10(start)), math.ceil(math.log10(end))
     last = max(last, first + 1)
     parts = (1, 2, 5) if last - first <= 3 else (1,)

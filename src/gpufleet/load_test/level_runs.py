@@ -1,4 +1,4 @@
-"""Levels of load on one target, one after the other: requests, end, and the client's own cost.
+"""Run levels of load on one target: requests, stop conditions, and the client's own cost.
 
 Border: it starts load clients and reads the key and certificate of the target.
 """
@@ -35,21 +35,24 @@ Work: TypeAlias = Workload | Made | WrittenPrompts
 
 FEWEST_GIVE_UP_SECONDS = 30.0
 GIVE_UP_TIMES = 10
-"""Requests are cut off at this many times the longest objective: they have missed it."""
+"""The multiple of the longest objective at which a request is cut off as missed."""
 MOST_CLIENT_SHARE = 0.5
 """
-The largest share of the clients' cores that may be busy: above it, due requests wait in the client.
+The maximum share of the clients' cores that may be busy.
+
+Above it, due requests wait in the client.
 """
 LATE_SECONDS, LATE_SHARE = 0.05, 0.05
-"""A client was too slow if its p99 lateness exceeds both 50 ms and 5 % of the TTFT objective."""
+"""A client was too slow if its p99 lag exceeds both 50 ms and 5 % of the TTFT objective."""
 DRAIN_SECONDS = 2.0
 """
-Seconds after a verdict for requests in flight: they no longer count, but the server must be idle
-before the next level.
+Seconds after a verdict for requests in flight.
+
+They no longer count, but the server must be idle before the next level.
 """
 _TRY_SECONDS = 120.0
 ALONE_ERROR = 0.001
-"""The chance that a contract whose share is kept is refused by requests sent one at a time."""
+"""The chance of refusing, by single requests, a contract whose share is kept."""
 
 
 class LevelObserver:
@@ -70,7 +73,7 @@ class LevelObserver:
 
 @dataclass
 class LevelRuns:
-    """Runs levels against one target, and keeps their results."""
+    """Runs levels against one target, and collects their results."""
 
     target: Target
     contract: Contract
@@ -79,23 +82,27 @@ class LevelRuns:
     seed: int
     processes: int
     trace: Trace | None = None
-    """The trace whose times replace random arrivals; None: random arrivals."""
+    """The trace that replaces random arrivals, or None."""
     place: ClientPlace = field(default_factory=this_machine)
-    """Where the clients run."""
+    """The place of the clients."""
     most_in_flight: int | None = None
     """
-    Limit of requests in flight of an open loop; further due requests wait in the clients. None: no
-    limit.
+    The limit of requests in flight of an open loop, or None.
+
+    Further due requests wait in the clients.
     """
     stop_reason: Callable[[int], str] = lambda _in_flight: ""
-    """Gets the number of requests in flight; a non-empty result ends the level and the search."""
+    """A function of the number of requests in flight.
+
+    A non-empty result ends the level and the search.
+    """
     observers: Sequence[LevelObserver] = ()
     sleep: Callable[[float], None] = time.sleep
-    """Function to wait for output of the load clients."""
+    """The function that waits for output of the load clients."""
     stopped: str = ""
-    """Why the last level was ended from outside."""
+    """The result of `stop_reason` that ended the last level; "" if none did."""
     lags: list[float] = field(default_factory=list)
-    """How late requests were sent (p99, in seconds), for each level of an open loop."""
+    """The p99 lag of requests in seconds, for each level of an open loop."""
     costs: list[float] = field(default_factory=list)
     """CPU seconds per request, for each level."""
 
@@ -106,10 +113,10 @@ class LevelRuns:
 
     def try_largest(self) -> float:
         """
-        Send the largest request of the workload; return the seconds that its answer took.
+        Send the largest request of the workload, and return its seconds to the whole answer.
 
-        Raises `FleetError` without an answer: a wrong key, a too short context, a server that does
-        not stream.
+        Raises `FleetError` without an answer, for example for a wrong key, a too short context, or
+        a server that does not stream.
         """
         work = self.work
         if isinstance(work, Workload):
@@ -133,9 +140,10 @@ class LevelRuns:
 
     def check_alone(self) -> None:
         """
-        Send requests of the workload one at a time, until one keeps the contract.
+        Send requests of the workload one at a time until one of them keeps the contract.
 
-        Raises `FleetError` with their latencies if so many miss it that its share is not kept.
+        Raises `FleetError` with their latencies if enough of them miss it to prove that its share
+        is not kept.
         """
         most, give_up = fewest_alone(self.contract), give_up_seconds(self.contract)
         found: list[Outcome] = []
@@ -188,7 +196,7 @@ class LevelRuns:
         return Poisson(rate, self.most_in_flight)
 
     def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
-        """Return a summary; *not known* if the client was too slow."""
+        """Return a summary; *not known* if the level was stopped or the client too slow."""
         if found.rate is not None:
             self.lags.append(run.lag_p99)
         self.costs.append(run.cpu_seconds)
@@ -223,10 +231,10 @@ class LevelRuns:
 
 def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> LevelSummary:
     """
-    Return a level; *not known* if it was missed while the client itself was late.
+    Return a level; *not known* if the client was late and the level missed.
 
-    A late client only lengthens latencies, so a level that is still kept counts as kept. `lag_p99`
-    of a closed loop is how late the client's loop was.
+    A late client only lengthens latencies, so a kept level stays kept. In a closed loop, `lag_p99`
+    is the delay of the client's loop.
     """
     promised = contract.ttft_seconds or contract.e2e_seconds or 0.0
     on_time = lag_p99 <= max(LATE_SECONDS, LATE_SHARE * promised)
@@ -242,7 +250,7 @@ def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> Lev
 
 def fewest_alone(contract: Contract) -> int:
     """
-    Return how many requests in a row, all missed, show that a share is not kept.
+    Return the number of consecutive missed requests that prove that a share is not kept.
 
     >>> fewest_alone(Contract(share=0.95)), fewest_alone(Contract(share=0.5))
     (3, 10)
@@ -251,7 +259,7 @@ def fewest_alone(contract: Contract) -> int:
 
 
 def _say_missed(model: str, contract: Contract, found: Sequence[Outcome]) -> str:
-    """Say that requests one at a time miss a contract, with the best of their latencies."""
+    """Return a sentence on single requests that miss a contract, with their best latencies."""
     errors = sorted({each.error for each in found if each.error})
     said = [f"failures: {', '.join(errors)}"] if errors else []
     for name, limit in (
@@ -270,18 +278,18 @@ def _say_missed(model: str, contract: Contract, found: Sequence[Outcome]) -> str
 
 
 def give_up_seconds(contract: Contract) -> float:
-    """Return after how many seconds a request counts as failed."""
+    """Return the seconds after which a request counts as failed."""
     longest = max(contract.ttft_seconds or 0.0, contract.e2e_seconds or 0.0)
     return max(FEWEST_GIVE_UP_SECONDS, GIVE_UP_TIMES * longest)
 
 
 def too_old_seconds(contract: Contract) -> float:
-    """Return after how many seconds a request that is not finished counts as missed."""
+    """Return the seconds after which an unfinished request counts as missed."""
     return min(give_up_seconds(contract), contract.e2e_seconds or math.inf)
 
 
 def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Ceiling:
-    """Measure the rate that clients reach at a place with a workload's requests."""
+    """Measure the clients' maximum rate at a place with a workload's requests."""
     like: Workload | Made
     if isinstance(work, Workload):
         prompt, tokens = round(work.mean_prompt_tokens), round(work.mean_tokens)
@@ -302,7 +310,7 @@ _NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
 
 
 def _explain(error: str, work: Work) -> str:
-    """Explain a failed first request."""
+    """Return a sentence on a failed first request."""
     size = ""
     if isinstance(work, PictureWork | SoundWork):
         size = f" ({work.largest()})"
@@ -329,7 +337,7 @@ def _explain(error: str, work: Work) -> str:
 
 
 def read_key(path: str | None) -> str:
-    """Return the key in a file; "" without one. Raises `FleetError` naming the file."""
+    """Return the key in a file; "" without a file. Raises `FleetError` naming the file."""
     if path is None:
         return ""
     try:
@@ -351,7 +359,7 @@ def _read_certificate(path: str | None) -> str | None:
 
 
 def describe_work(work: Work) -> str:
-    """Return a workload in a few words."""
+    """Return a short description of a workload."""
     if isinstance(work, Workload):
         return f"{work.name}: {work.input} tokens in, {work.output} out" + (
             f", {work.turns} turns" if work.turns > 1 else ""

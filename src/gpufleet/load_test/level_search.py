@@ -1,4 +1,4 @@
-"""Run levels of load until the highest one that keeps the contract is known."""
+"""Search the highest level of load that keeps the contract."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from gpufleet.load_test.result import RateBracket, Searched
 from gpufleet.load_test.verdicts import fewest_seconds
 
 START_RATE = 0.5
-"""Arrivals per second of the first level; lower ones are tried if it is missed."""
+"""Arrivals per second of the first level. If it is missed, lower ones are tried."""
 MOST_CONCURRENCY = 1024.0
-"""The maximum concurrency of a closed loop; guidellm's limit of streams."""
+"""The maximum concurrency of a closed loop, as guidellm's limit of streams."""
 
 
 @dataclass(frozen=True)
 class LevelSearch:
-    """Searches the capacity of one target."""
+    """The search for the capacity of one target."""
 
     runs: LevelRuns
     seconds: float
-    """Time limit of a level, in seconds; longer where a verdict takes longer."""
+    """Time limit of a level in seconds; longer if a verdict takes longer."""
     request_seconds: float
-    """The time of the largest request on an idle server."""
+    """The time of the largest request on an idle server, in seconds."""
     on_level: Callable[[LevelSummary], None] = lambda _level: None
 
     def rate(self, most: float) -> Searched:
-        """Find the arrivals per second that keep the contract; `most` is never exceeded."""
+        """Find the arrivals per second that keep the contract, up to `most`."""
         start = min(START_RATE, most)
         # At this rate one request of the largest size is in the server on average.
         alone = 1 / self.request_seconds if self.request_seconds else start
@@ -39,7 +39,7 @@ class LevelSearch:
         """
         Find the concurrency at which a closed loop keeps the contract.
 
-        Ends above `most_rate` answers per second, the most that the clients can send.
+        The search ends above `most_rate` answers per second, the clients' maximum.
         """
         first = min(MOST_CONCURRENCY, max(1.0, round(start)))
         search = RateSearch(first, MOST_CONCURRENCY, whole=True, least=1.0)
@@ -80,9 +80,9 @@ class LevelSearch:
 
     def _least_seconds(self, load: float, *, closed: bool) -> float:
         """
-        Return a level's time limit: at least twice the time for a verdict.
+        Return a level's time limit in seconds: at least twice the time for a verdict.
 
-        Of a server that answers next to nothing in time, a request counts once it is too old.
+        On a server that answers almost nothing in time, a request counts once it is too old.
         """
         contract = self.runs.contract
         rate = load / self.request_seconds if closed and self.request_seconds else load
@@ -101,7 +101,7 @@ def single_level(level: LevelSummary) -> RateBracket:
 
 
 def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
-    """Return the levels' result after an interrupted search."""
+    """Return the result of an interrupted search's levels."""
     kept = max(
         (each for each in levels if each.verdict == "kept"), key=lambda e: e.load, default=None
     )

@@ -1,4 +1,4 @@
-"""The target of a load test: one replica's server, or a model behind its gateway. Pure."""
+"""Choose the target of a load test: a replica's server, or a model behind its gateway. Pure."""
 
 from __future__ import annotations
 
@@ -24,47 +24,48 @@ class Target:
     """The address for requests, and the replicas that answer them."""
 
     name: str
-    """`replica tiny-0`, or `gateway` with its node."""
+    """`replica tiny-0`, or `gateway` with the node's name."""
     url: str
     """Scheme, host and port."""
     model: str
-    """Its entry in `serving`."""
+    """The model's entry in `serving`."""
     served_name: str
     """The model's name in requests."""
     replicas: tuple[str, ...]
-    """The replicas that may get its requests."""
+    """The replicas that may receive the requests."""
     replicas_of: int
-    """The planned number of the model's replicas: more than `replicas` while some are drained."""
+    """The planned number of the model's replicas, above `replicas` while some are drained."""
     key_file: str | None = None
-    """File on this machine with the key that the server or gateway requires."""
+    """File on this machine with the server's or gateway's key."""
     certificate_file: str | None = None
-    """File with certificate authorities on this machine; None: the system's."""
+    """File on this machine with certificate authorities; None uses the system's."""
     nodes: tuple[str, ...] = ()
-    """The nodes of those replicas."""
+    """The nodes of the replicas."""
     unknown: tuple[str, ...] = ()
-    """Servers that get requests from the gateway, although no node that answered has them."""
+    """Servers that receive requests from the gateway, but are on no node that answered."""
     session_header: str = ""
-    """Header by which the gateway keeps a conversation on one replica; "": it does not."""
+    """Header by which the gateway keeps a conversation on one replica; "" without affinity."""
     per_server: int | None = None
     """
-    The gateway's limit of concurrent requests per server; others wait in the gateway. None: no
-    limit.
+    The gateway's limit of concurrent requests per server, or None.
+
+    Further requests wait in the gateway.
     """
 
 
 @dataclass(frozen=True)
 class TargetDeclaration:
-    """The declaration that a target is chosen from."""
+    """The declaration from which a target is chosen."""
 
     addresses: Mapping[str, str]
-    """The address of every node of the inventory, which connections use."""
+    """The address of every node of the inventory, for connections."""
     settings: Mapping[str, NodeSettings]
     """Settings of the GPU nodes."""
     gateways: Mapping[str, NodeSettings]
     """Settings of the nodes with a gateway."""
     running: Sequence[Running]
     out: Mapping[str, str]
-    """Replicas that get no requests, and why."""
+    """Replicas that receive no requests, with the reason."""
 
 
 def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
@@ -84,7 +85,7 @@ def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
 
 
 def kind_of(model: str, declared: TargetDeclaration) -> ModelKind:
-    """Return the kind of requests to a model."""
+    """Return the kind of a model's requests."""
     kinds = (each.kind for each in declared.running if each.model == model)
     return next(kinds, "generate")
 
@@ -93,7 +94,7 @@ def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contra
     """
     Return a model's objectives as a contract.
 
-    Raises `FleetError` if none of them is a latency, or one does not suit its kind.
+    Raises `FleetError` if no objective is a latency, or if one does not apply to the model's kind.
     """
     objectives = served_as(model, declared).objectives
     kind = kind_of(model, declared)
@@ -116,7 +117,7 @@ def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contra
 
 
 def contract_from(objectives: Objectives, share: float) -> Contract:
-    """Return objectives as a contract that a share of requests has to keep."""
+    """Return objectives as a contract for a share of requests."""
     return Contract(
         objectives.ttft_p99_seconds,
         objectives.itl_p99_seconds,
@@ -126,14 +127,16 @@ def contract_from(objectives: Objectives, share: float) -> Contract:
 
 
 def served_as(model: str, declared: TargetDeclaration) -> Served:
-    """Return a model's settings, from the first node that has it."""
+    """Return a model's settings, from the first node that declares it."""
     return next(each.serving[model] for each in declared.settings.values() if model in each.serving)
 
 
 def with_drained(declared: TargetDeclaration, replica: str | None) -> TargetDeclaration:
     """
-    Return the declaration with one replica that may be drained: a load test uses it alone. A guest
-    that stays must not use this, because a drain applies to it, too.
+    Return the declaration in which one replica receives requests even if it is drained.
+
+    A load test uses such a replica alone. A running guest must not use this, because a drain also
+    applies to guests.
     """
     out = {name: why for name, why in declared.out.items() if name != replica}
     return replace(declared, out=out)
@@ -143,9 +146,9 @@ def replica_target(
     model: str, wanted: str | None, declared: TargetDeclaration, place: str | None = None
 ) -> Target:
     """
-    Return one replica's own server: the named one, or the model's first serving one.
+    Return one replica's own server: of the named replica, or of the model's first serving one.
 
-    `place` is the node that the load comes from; None: this machine.
+    `place` is the node that the load comes from, by default this machine.
     """
     ready = _ready(model, declared)
     names = list(dict.fromkeys(each.stage for each in ready))
@@ -201,9 +204,10 @@ def gateway_target(
     place: str | None = None,
 ) -> Target:
     """
-    Return a model behind the gateway of the node `chosen`, where `declared.out` get no requests.
+    Return the target of a model behind the gateway on the node `chosen`.
 
-    `place` is the node that the load comes from; None: this machine.
+    The replicas in `declared.out` receive no requests. `place` is the node that the load comes
+    from, by default this machine.
     """
     gateway = declared.gateways[chosen].gateway
     assert gateway is not None  # noqa: S101  # `gateways` has no others
@@ -241,14 +245,16 @@ def gateway_target(
 
 
 def _count_planned(model: str, declared: TargetDeclaration) -> int:
-    """Return the planned number of replicas: as declared, or as nodes have units for."""
+    """
+    Return the planned number of replicas: the declared number, or that of existing units if larger.
+    """
     wanted = served_as(model, declared).replicas
     found = {each.id for each in declared.running if each.model == model}
     return max(len(found), 0 if wanted == "fit" else wanted)
 
 
 def affinity_remarks(chosen: str, declared: TargetDeclaration) -> tuple[str, ...]:
-    """Return remarks about a gateway that would send all load of one client to one replica."""
+    """Return remarks on a gateway that would send all load of one client to one replica."""
     gateway = declared.gateways[chosen].gateway
     if gateway is None or gateway.affinity.by != "client":
         return ()
@@ -260,7 +266,7 @@ def affinity_remarks(chosen: str, declared: TargetDeclaration) -> tuple[str, ...
 
 
 def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tuple[str, ...]:
-    """Return remarks about load that comes from this node of the fleet."""
+    """Return remarks on load that comes from this node of the fleet."""
     here = sorted({each.id for each in declared.running if each.node == place})
     measured = [each for each in here if each in target.replicas]
     others = [each for each in here if each not in target.replicas]
@@ -285,9 +291,9 @@ def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tu
 
 def key_problem(target: Target, key: str, rate: float, declared: TargetDeclaration) -> str:
     """
-    Return why a gateway refuses this key's requests, or their rate; "": it accepts them.
+    Return why a gateway refuses this key's requests or their rate; "" if it accepts them.
 
-    Refused requests would count as missed by the servers.
+    Refused requests would count as missed.
     """
     found = declared.gateways.get(target.name.removeprefix("gateway "))
     if not target.name.startswith("gateway ") or found is None or found.gateway is None:
@@ -323,7 +329,9 @@ def served_name(model: str, declared: TargetDeclaration) -> str:
 
 
 def _ready(model: str, declared: TargetDeclaration) -> list[servers.Server]:
-    """Return a model's servers that get requests, by replica."""
+    """
+    Return a model's servers that receive requests, by replica. Raises `FleetError` without any.
+    """
     every = [each for each in servers.running_servers(declared.running) if each.model == model]
     found = [each for each in every if each.stage not in declared.out]
     if not found:

@@ -1,8 +1,8 @@
-"""Requests with a picture or a sound, which the client makes itself.  Pure.
+"""Define requests with a picture or a sound that the client generates. Pure.
 
-A picture has one colour, a sound is a tone: what a server computes depends on their size. An answer
-about a picture has the length that is asked for; a tone has few words, so a rate of sounds is one
-of the encoder, and of transcripts that are shorter than those of speech.
+A picture has one colour and a sound is a tone, because a server's computation depends on their
+size. An answer about a picture has the requested length. A tone has few words, so a rate of sounds
+measures the encoder, and transcripts shorter than those of speech.
 """
 
 from __future__ import annotations
@@ -26,7 +26,10 @@ from gpufleet.settings.serving_settings import ModelKind
 
 MOST_PIXELS: Final = 4096
 MOST_SECONDS: Final = 600
-"""Some 19 MB: vLLM refuses files above 25 MB (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB)."""
+"""The longest sound in seconds, some 19 MB.
+
+vLLM refuses files above 25 MB (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB).
+"""
 SHORT_ANSWERS: Final = (
     "the sounds are tones, whose transcripts are shorter than those of speech: speech takes longer"
 )
@@ -38,12 +41,12 @@ class PictureWork:
 
     name: str
     input: Lengths
-    """Words of the question."""
+    """The question's length in words."""
     output: Lengths
     pixels: int
-    """Of each side."""
+    """Pixels of each side."""
     reason: str
-    """Why it has these sizes."""
+    """The reason for these sizes."""
 
     kind: ModelKind = "generate"
     path = CHAT
@@ -57,7 +60,9 @@ class PictureWork:
 
     @property
     def most_tokens(self) -> int:
-        """Return the tokens of the largest request that are known: the server counts pictures."""
+        """
+        Return the known tokens of the largest request; only the server counts the picture's tokens.
+        """
         return self.input.most + self.output.most
 
     @property
@@ -76,7 +81,7 @@ class PictureWork:
         return replace(self, input=most[0], output=most[1])
 
     def check_context(self, max_model_len: int) -> None:
-        """Refuse, with `FleetError`, requests that the model's context certainly cannot hold."""
+        """Raise `FleetError` for requests that certainly exceed the model's context."""
         if self.most_tokens >= max_model_len:
             raise FleetError(
                 f"workload {self.name}: its largest request has {self.most_tokens} tokens beside "
@@ -87,7 +92,7 @@ class PictureWork:
     def requests(
         self, model: str, _ids: TokenRange, salt: str
     ) -> Callable[[int, int], dict[str, Any]]:
-        """Return a client's input for requests; see `workloads.Workload.requests`."""
+        """Return a client's input for requests (`workloads.Workload.requests`)."""
         form = {
             "kind": "pictures",
             "model": model,
@@ -99,10 +104,10 @@ class PictureWork:
         return lambda _process, _processes: form
 
     def example_answer(self) -> None:
-        """Return None: answers are streams of tokens."""
+        """Return None, because answers are streams of tokens."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as results store it."""
+        """Return the workload's description for results."""
         return {"preset": self.name, "kind": self.kind, "words": str(self.input),
                 "output": str(self.output), "pixels": self.pixels}  # fmt: skip
 
@@ -115,22 +120,22 @@ class PictureWork:
 
 @dataclass(frozen=True)
 class SoundWork:
-    """Tones to write down; an answer comes as a whole."""
+    """Tones to transcribe; an answer arrives as a whole."""
 
     name: str
     input: Lengths
-    """Seconds."""
+    """The sound's length in seconds."""
     reason: str
-    """Why it has these lengths."""
+    """The reason for these lengths."""
 
     kind: ModelKind = "transcribe"
     path = questions.SPEECH
     mean_tokens = 0.0
-    """Tokens of an answer: unknown, the model decides."""
+    """Tokens of an answer, unknown because the model decides; 0 stands for unknown."""
     mean_prompt_tokens = 1.0
-    """Tokens of a sound: unknown, only the server counts them."""
+    """Tokens of a sound, unknown because only the server counts them."""
     most_tokens = 0
-    """None is known."""
+    """The tokens of the largest request; 0, because they are unknown."""
 
     def __post_init__(self) -> None:
         if self.input.most > MOST_SECONDS:
@@ -144,21 +149,21 @@ class SoundWork:
         return replace(self, input=fixed_length(self.input.most))
 
     def check_context(self, max_model_len: int) -> None:
-        """Do nothing: a sound of any length is cut into pieces."""
+        """Do nothing, because a sound of any length is split into pieces."""
 
     def requests(
         self, model: str, _ids: TokenRange, salt: str
     ) -> Callable[[int, int], dict[str, Any]]:
-        """Return a client's input for requests; see `workloads.Workload.requests`."""
+        """Return a client's input for requests (`workloads.Workload.requests`)."""
         form = {"kind": "sounds", "model": model, "salt": salt, "input": self.input.form()}
         return lambda _process, _processes: form
 
     def example_answer(self) -> dict[str, Any]:
-        """Return an answer, to measure the client's limit."""
+        """Return an example answer, to measure the client's limit."""
         return {"text": "a few words", "usage": {"type": "duration", "seconds": 30}}
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as results store it."""
+        """Return the workload's description for results."""
         return {"preset": self.name, "kind": self.kind, "seconds": str(self.input)}
 
     def __str__(self) -> str:
@@ -181,7 +186,7 @@ RECORDINGS: Final = SoundWork(
 
 def parse_picture_work(text: str) -> PictureWork:
     """
-    Return the work that an operator typed: words of a question, tokens of an answer, pixels.
+    Parse picture work: words of a question, tokens of an answer, pixels.
 
     >>> str(parse_picture_work("32,100,512"))
     'lengths: 32 words about a picture of 512 x 512 pixels, 100 tokens out'
@@ -194,7 +199,7 @@ def parse_picture_work(text: str) -> PictureWork:
 
 def parse_sound_work(text: str) -> SoundWork:
     """
-    Return the work that an operator typed: seconds of a sound.
+    Parse sound work: seconds of a sound.
 
     >>> str(parse_sound_work("5-30"))
     'lengths: sounds of 5-30 seconds'

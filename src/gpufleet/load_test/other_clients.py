@@ -1,8 +1,8 @@
-"""Judge whether the other clients of the measured servers still get the promised latencies.  Pure.
+"""Judge whether other clients of the measured servers still get the promised latencies. Pure.
 
-A server's histograms count the requests of all clients. What a load test has put on itself is taken
-out: of each latency the client's own view from the sending, which includes the way, so that at
-least as many of its requests are late there as at the server. Two signs of harm:
+A server's histograms count the requests of all clients. The load test's own requests are
+subtracted, by the client's own latency from the sending. This latency includes the network, so at
+least as many requests are late there as at the server. There are two signs of harm:
 
 - more than one in a hundred requests of others was late: objectives apply to 99 of 100;
 - more than one in a hundred of all requests was late: others share queue and steps with
@@ -26,19 +26,23 @@ from gpufleet.engines.metrics_page import MetricsPage, expected_name, read_page
 from gpufleet.load_test.outcomes import Contract, Outcome
 
 WINDOW_SECONDS = 300.0
-"""Over the last five minutes: a user who asks once a minute counts, and a burst of harm does not
-disappear in the hour before it."""
+"""The observed time in seconds.
+
+A user with one request a minute counts, and a burst of harm does not disappear in the hour before
+it.
+"""
 SETTLE_SECONDS = 3.0
 """
-Seconds until a load client's requests before an observation are known here: it reports once a
-second.
+Seconds until a load client's requests before an observation are known here.
+
+The client reports once a second.
 """
 LATE_SHARE = 0.01
-"""Objectives are for 99 of 100 requests."""
+"""The allowed share of late requests, because objectives apply to 99 of 100 requests."""
 
 
 class _Promise(NamedTuple):
-    """An objective, the histogram that shows it, and the alert on both."""
+    """An objective, its histogram, and the alert on both."""
 
     name: str
     measure: Measure
@@ -46,10 +50,7 @@ class _Promise(NamedTuple):
     """The field of a contract."""
     alert: str
     fewest: int
-    """
-    A hundredth of this many observations may be late, even if there are fewer; the number is that
-    of the alert.
-    """
+    """The minimum of observations that the allowed share applies to, as in the alert."""
     said: str
 
 
@@ -73,7 +74,7 @@ PROMISES: Mapping[str, _Promise] = {
 
 
 def line_beginnings() -> tuple[str, ...]:
-    """Return the beginnings of the lines of a page that are needed."""
+    """Return the beginnings of the required lines of a page."""
     return engine.line_beginnings(*(each.measure for each in PROMISES.values()))
 
 
@@ -84,7 +85,7 @@ class Counts:
     total: float
     late: float
     bound: float
-    """The bound in seconds above which observations count as late."""
+    """The bound in seconds above which observations are late."""
 
 
 def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
@@ -108,7 +109,7 @@ def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
 
 
 def _buckets(page: MetricsPage, promise: str) -> Mapping[float, float]:
-    """Return {bound: observations up to it} of a promised latency, over all engines of a server."""
+    """Return a promised latency's observations up to each bound, over all engines of a server."""
     counts: dict[float, float] = {}
     for labels, value in page.measured(PROMISES[promise].measure):
         if "le" in labels:
@@ -129,30 +130,30 @@ class _Look(NamedTuple):
 
     at: float
     level_seconds: float
-    """The level that ran, and the time of its last heartbeat."""
+    """The time of the level's last heartbeat, in seconds."""
     level: int
     servers: Mapping[str, Mapping[str, Counts]]
     own: Mapping[str, tuple[int, int]]
 
 
 class OtherClients:
-    """Counts of servers, and of the load test's own requests, over the last minutes."""
+    """The counts of servers, and of the load test's own requests, over `WINDOW_SECONDS`."""
 
     def __init__(self, bounds: Mapping[str, float]) -> None:
-        """Set the bounds of `Counts` of each promised latency."""
+        """Set the bounds of each promised latency's `Counts`."""
         self._bounds = bounds
         self._looks: deque[_Look] = deque()
         self._own = dict.fromkeys(bounds, (0, 0))
-        """Observations of the load test itself, and how many of them may have been late."""
+        """Observations of the load test itself, and the number of possibly late ones."""
         self._level, self._level_seconds = 0, 0.0
         self._late_in_flight = 0
 
     def begin_level(self) -> None:
-        """Begin a level of load: its times start at 0."""
+        """Begin a level of load, whose times start at 0."""
         self._level, self._level_seconds, self._late_in_flight = self._level + 1, 0.0, 0
 
     def end_level(self, unfinished: int) -> None:
-        """Count the requests that were dropped at a level's end: they may all have been late."""
+        """Count the requests dropped at a level's end, which may all have been late."""
         for name in self._own:
             if name != "itl":
                 self._add(name, unfinished, unfinished)
@@ -169,15 +170,13 @@ class OtherClients:
             self._add(name, 1, end is None or end - outcome.sent > bound)
 
     def beat(self, now: float, in_flight: Sequence[float]) -> None:
-        """Record the requests in flight at a heartbeat, by due times of the level."""
+        """Record the due times of the requests in flight at a heartbeat."""
         self._level_seconds = now
         bound = self._bounds.get("ttft", math.inf)
         self._late_in_flight = sum(now - due > bound for due in in_flight)
 
     def look(self, at: float, servers: Mapping[str, Mapping[str, Counts]]) -> str:
-        """
-        Record the servers' counts at a moment; return why they cannot be compared; "": they can.
-        """
+        """Record the servers' counts at a moment; return why they cannot be compared, or ""."""
         if self._looks:
             last = self._looks[-1].servers
             if last.keys() != servers.keys():
@@ -191,7 +190,7 @@ class OtherClients:
         return ""
 
     def late_reason(self) -> str:
-        """Return a sentence on how others are harmed; "": no sign of harm."""
+        """Return a sentence on harm to other clients; "" without signs of harm."""
         settled = [each for each in self._looks if self._is_settled(each)]
         if len(settled) < 2:
             return ""
@@ -224,7 +223,7 @@ class OtherClients:
 
 
 def bound_remarks(contract: Contract, bounds: Mapping[str, float]) -> tuple[str, ...]:
-    """Return remarks about objectives that are not a bound of the servers' histograms."""
+    """Return remarks on objectives that are not a bound of the servers' histograms."""
     return tuple(
         f"others' {name.upper() if name != 'e2e' else 'requests'} count as late above "
         f"{bounds[name]:g} s, the first bound of vLLM's histogram from the objective of "

@@ -1,8 +1,8 @@
-"""Contracts, requests and outcomes of a load test, as values. Pure.
+"""Define contracts and outcomes of a load test. Pure.
 
-Times are seconds from the start of the load; `due` is a request's intended arrival, which an
-open-loop client decides independently of the server. Latencies count from there: a client that
-counts from `sent` hides its own queue (coordinated omission).
+Times are seconds from the start of the load. `due` is a request's intended arrival, which an
+open-loop client decides independently of the server. Latencies start at `due`, because a client
+that counts from `sent` hides its own queue (coordinated omission).
 """
 
 from __future__ import annotations
@@ -16,48 +16,50 @@ class Contract:
     """The latencies promised to clients, and the share of requests that must meet them."""
 
     ttft_seconds: float | None = None
-    """Time to first token, at most; None: not promised."""
+    """The maximum time to first token; None without a promise."""
     itl_seconds: float | None = None
-    """Mean time between the tokens of one answer, at most."""
+    """The maximum mean time between the tokens of one answer."""
     e2e_seconds: float | None = None
-    """Time to the last token, at most."""
+    """The maximum time to the last token."""
     share: float = 0.95
-    """The share of requests that must keep all of it."""
+    """The share of requests that must keep the whole contract."""
     confidence: float = 0.95
     """The confidence of the interval that must hold the true share, for a verdict."""
 
 
 class Outcome(NamedTuple):
-    """One request, as the client saw it."""
+    """The client's view of one request."""
 
     due: float
     sent: float
-    """Later than `due` by the client's own lag, or by what held it back in a closed loop."""
+    """
+    The time of sending, later than `due` by the client's lag or, in a closed loop, by its wait.
+    """
     first: float | None
-    """When the first token came; None: none came."""
+    """The time of the first token; None if none arrived."""
     done: float | None
-    """When the last token came; None: it failed, or was given up."""
+    """The time of the last token; None if the request failed or was given up."""
     prompt_tokens: int
     tokens: int
-    """That came."""
+    """The number of received tokens."""
     gaps: tuple[float, ...]
     """Seconds between chunks of the answer."""
     error: str
-    """Why it failed: "429", "timeout", "reset" ...; "": it did not."""
+    """Why the request failed, such as "429", "timeout" or "reset"; "" without a failure."""
 
     @property
     def ttft(self) -> float | None:
-        """Seconds from its intended arrival to its first token."""
+        """Seconds from the intended arrival to the first token."""
         return None if self.first is None else self.first - self.due
 
     @property
     def itl(self) -> float | None:
-        """Mean seconds between its tokens; None with fewer than two."""
+        """Mean seconds between the answer's tokens; None with fewer than two tokens."""
         if self.first is None or self.done is None or self.tokens < 2:
             return None
         return (self.done - self.first) / (self.tokens - 1)
 
     @property
     def e2e(self) -> float | None:
-        """Seconds from its intended arrival to its last token."""
+        """Seconds from the intended arrival to the last token."""
         return None if self.done is None else self.done - self.due

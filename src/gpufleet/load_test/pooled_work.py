@@ -1,8 +1,8 @@
-"""Requests to models that generate no text: embeddings, rankings, labels.  Pure.
+"""Define requests to models that generate no text: embeddings, rankings, labels. Pure.
 
-An answer arrives as a whole, so its only latency is the time to its end. Texts are random token
-ids, and their lengths are exact. A reranker accepts no token ids: words are sent instead, and the
-server counts the tokens.
+An answer arrives as a whole, so its only latency is the time to its end. Texts are random token ids
+with exact lengths. A reranker accepts no token ids, so words are sent instead, and the server
+counts the tokens.
 """
 
 from __future__ import annotations
@@ -19,12 +19,9 @@ from gpufleet.settings.serving_settings import ModelKind
 from gpufleet.sizing.model_kinds import POOLS
 
 PAIR_TOKENS: Final = 4
-"""
-Most special tokens that a tokenizer adds around a query and its document: RoBERTa's `<s> </s></s>
-</s>`.
-"""
+"""The maximum of special tokens around a query and its document: RoBERTa's `<s> </s></s> </s>`."""
 _NUMBERS: Final = 1024
-"""Numbers of a vector: those of BGE-M3 and Qwen3-Embedding-0.6B."""
+"""The dimensions of a vector, as in BGE-M3 and Qwen3-Embedding-0.6B."""
 _LENGTHS: Final = (
     "a reranker's request has a query and 1 or more documents, others have one text: write "
     "`--lengths QUERY,DOCUMENT,COUNT`, as 16,256,20, or `--lengths TOKENS`"
@@ -33,16 +30,16 @@ _LENGTHS: Final = (
 
 @dataclass(frozen=True)
 class PooledWork:
-    """Requests of random texts to a model of a kind that pools."""
+    """Requests of random texts to a pooling model."""
 
     name: str
     kind: ModelKind
     input: Lengths
-    """Of a text; of a reranker's query."""
+    """The length of a text, or of a reranker's query."""
     reason: str
-    """Why it has these lengths."""
+    """The reason for these lengths."""
     documents: int = 0
-    """How many documents come with a reranker's query."""
+    """The number of documents of a reranker's query."""
     document: Lengths | None = None
     """The length of each document."""
 
@@ -53,7 +50,7 @@ class PooledWork:
             raise FleetError(f"workload {self.name}: {_LENGTHS}")
 
     mean_tokens = 0.0
-    """Tokens of an answer: it has none."""
+    """Tokens of an answer, which has none."""
 
     @property
     def path(self) -> str:
@@ -85,7 +82,7 @@ class PooledWork:
         )
 
     def check_context(self, max_model_len: int) -> None:
-        """Refuse, with `FleetError`, texts that the model's context cannot hold."""
+        """Raise `FleetError` for texts that exceed the model's context."""
         if self.most_tokens > max_model_len:
             what = "query and document have" if self.documents else "text has"
             raise FleetError(
@@ -96,7 +93,7 @@ class PooledWork:
     def requests(
         self, model: str, ids: TokenRange, salt: str
     ) -> Callable[[int, int], dict[str, Any]]:
-        """Return a client's input for requests; see `workloads.Workload.requests`."""
+        """Return a client's input for requests (`workloads.Workload.requests`)."""
         form = {
             "kind": "pooled",
             "asked": self.kind,
@@ -169,7 +166,7 @@ PRESETS: Mapping[ModelKind, tuple[PooledWork, ...]] = MappingProxyType(
 
 def parse_work(kind: ModelKind, text: str) -> PooledWork:
     """
-    Return the work that an operator typed: lengths of texts, or a reranker's QUERY,DOCUMENT,COUNT.
+    Parse the lengths of texts, or a reranker's QUERY,DOCUMENT,COUNT.
 
     >>> str(parse_work("rerank", "16,256,20"))
     'lengths: a query of 16 words with 20 documents of 256'

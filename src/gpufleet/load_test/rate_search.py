@@ -1,11 +1,11 @@
-"""Find the highest load that keeps a contract: double until one misses, then bisect.  Pure.
+"""Find the highest load that keeps a contract: double until a miss, then bisect. Pure.
 
-If the first level already misses, it is halved, at most down to one request at a time.
+If the first level already misses, the load is halved, at most down to one request at a time.
 
 Only levels with a verdict bound the result. A level whose verdict is "not known" is tried once
-more, with twice the budget. If it is still unknown, the limit is close: then levels below and above
-it are tried, as far away as the tolerance allows, because these reach a verdict sooner. If these do
-not enclose it closely enough, the result is "not known" and names the levels.
+more, with twice the budget. If it is still unknown, the limit is close. Then levels below and above
+it are tried, as far away as the tolerance allows, because these reach a verdict sooner. If they do
+not enclose it closely enough, the result is "not known" with the levels.
 
 A load is arrivals per second, or the concurrency of a closed loop.
 """
@@ -23,38 +23,42 @@ Status = Literal["found", "not known", "not even one", "ceiling", "budget"]
 
 MOST_LEVELS = 24
 """
-The most levels of a search. Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16, and a
-level without a verdict is tried twice: of 40 simulated searches with 900 s a level and at most 20
-levels 39 ended within a tenth of the true rate on both sides, with at most 15 levels 34; over HTTP
-of 20 with at most 20 levels 19, and the other one after its 21st.
+The maximum number of levels in a search.
+
+Doubling from 0.5 to 2,048 and bisecting to a tenth takes 16 levels, and a level without a verdict
+is tried twice. Of 40 simulated searches with 900 s a level, 39 ended within a tenth of the true
+rate on both sides with at most 20 levels, and 34 with at most 15. Of 20 searches over HTTP with at
+most 20 levels, 19 ended so, and the other one after its 21st.
 """
 MOST_UNKNOWN = 5
 """
-The search ends after this many levels without a verdict between kept and missed ones: each takes
-three times a level's budget. Those below the first miss do not count: few requests come at a low
-rate.
+The maximum number of levels without a verdict between kept and missed ones, because each takes
+three times a level's budget. Levels below the first miss do not count, because few requests arrive
+at a low rate.
 """
 MOST_HALVINGS = 4
 """
-The most halvings after a missed first level: each level takes twice the time of the one before.
+The maximum of halvings after a missed first level.
+
+Each level takes twice the time of the previous one.
 """
 FEWEST_FOR_KNEE = 5
-"""
-The minimum of levels for a knee: two lines fit any smaller number of points; guidellm uses the
-same.
-"""
+"""The minimum of levels for a knee, as in guidellm: two lines fit any smaller number of points."""
 KNEE_SLOPE = 0.5
-"""At a knee the second line's slope is at most this share of the first one's."""
+"""The maximum ratio of the second line's slope to the first one's at a knee."""
 KNEE_SHORTFALL = 0.9
 """
-At a knee tokens per second at the largest load are at most this share of the first line's: chance
-lowers them less.
+The maximum ratio, at a knee, of tokens per second at the largest load to the first line's.
+
+Chance lowers tokens less.
 """
 ROUNDING = 1e-6
 """Relative margin that keeps two gaps within the tolerance despite floating-point errors."""
 APART = 1.1
 """
-Smallest ratio of two loads whose ITL is compared: for closer loads noise exceeds the load's effect.
+The minimum ratio of two loads whose ITL is compared.
+
+For closer loads, noise exceeds the load's effect.
 """
 
 
@@ -64,16 +68,16 @@ class SearchResult:
 
     status: Status
     kept: LevelSummary | None
-    """The highest level that kept the contract."""
+    """The highest level that kept the contract, or None."""
     missed: LevelSummary | None
-    """The lowest level that missed it."""
+    """The lowest level that missed the contract, or None."""
     unknown: tuple[LevelSummary, ...]
-    """Levels between these without a verdict after the second try, lowest first."""
+    """Levels between `kept` and `missed` without a verdict after the second try, lowest first."""
     why: str
 
 
 class _Bracket(NamedTuple):
-    """Loads between which the limit lies, and unresolved ones between them."""
+    """The loads that enclose the limit, and the lowest and highest unresolved load between them."""
 
     kept: float
     lowest: float
@@ -101,9 +105,9 @@ class RateSearch:
         Set the first and the largest load to try.
 
         If the first load is missed, it is halved down to `least`, one request at a time, at most
-        `MOST_HALVINGS` times. None: the first load is the smallest.
-        The search ends when missed - kept <= `tolerance` x kept, or after `budget_levels` levels,
-        second tries counted. `whole`: only whole numbers, as concurrency is.
+        `MOST_HALVINGS` times. Without `least`, the first load is the smallest. The search ends when
+        missed - kept <= `tolerance` x kept, or after `budget_levels` levels, including second
+        tries. With `whole`, only whole numbers are tried, for example for concurrency.
         """
         if not 0 < start <= most or not tolerance > 0:
             raise ValueError(
@@ -120,20 +124,21 @@ class RateSearch:
 
     @property
     def budget_factor(self) -> int:
-        """The factor on the usual budget for the level of the last `next`: 1 or 2."""
+        """The factor, 1 or 2, on the usual budget for the level of the last `next`."""
         return 2 if self._second_try else 1
 
     def next(self) -> float | None:
         """
-        Return the load to measure next; None: done. It returns the same load until its level is
-        added.
+        Return the load to measure next, or None at the end.
+
+        The same load is returned until its level is added.
         """
         if self._asked is None and self._levels_left > 0:
             self._asked = self._choose()
         return self._asked
 
     def add(self, level: LevelSummary) -> None:
-        """Record the level that `next` requested; ValueError if it requested none."""
+        """Record the level requested by `next`. Raises ValueError if no level is requested."""
         if self._asked is None:
             raise ValueError("no level was asked for: call next() first")
         load, self._asked = self._asked, None
@@ -152,7 +157,7 @@ class RateSearch:
             self._unresolved[load] = level
 
     def result(self) -> SearchResult:
-        """Return the result so far, also before the end of the search."""
+        """Return the result so far, even before the end of the search."""
         status, why = self._status()
         return SearchResult(
             status,
@@ -191,7 +196,7 @@ class RateSearch:
         return self._beside(_Bracket(kept, between[0], between[-1], missed))
 
     def _below_start(self, lowest: float) -> float | None:
-        """Return the next load below the first one while that is missed; None: done."""
+        """Return the next load below the missed first one, or None at the end."""
         floor = max(self._least, self._start / 2.0**MOST_HALVINGS)
         if self._missed is None or self._missed[0] > self._start or lowest <= floor:
             return None
@@ -199,7 +204,9 @@ class RateSearch:
         return max(1.0, float(math.floor(wanted))) if self._whole else wanted
 
     def _beside(self, bracket: _Bracket) -> float | None:
-        """Return a load below or above unresolved ones, the wider gap first; None: both closed."""
+        """
+        Return a load below or above the unresolved ones, in the wider gap; None if both are closed.
+        """
         room = (1 + self._tolerance) * bracket.lowest / bracket.highest
         close = (1 + self._tolerance) ** 0.25
         # Both gaps share what the tolerance leaves. If that is next to nothing, the two ends only
@@ -227,7 +234,9 @@ class RateSearch:
         return None
 
     def _rounded(self, load: float, low: float, high: float) -> float | None:
-        """Return a load strictly between two; None if whole numbers leave none."""
+        """
+        Return a load strictly between `low` and `high`; None if no whole number is between them.
+        """
         if not self._whole:
             return load
         inside = min(max(float(round(load)), math.floor(low) + 1.0), math.ceil(high) - 1.0)
@@ -263,11 +272,11 @@ class RateSearch:
 
 def find_knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """
-    Return the level beyond which tokens per second no longer rise in proportion: tokens of answers,
-    or of prompts if answers have none.
+    Return the knee: the level beyond which tokens per second rise by less than the load.
 
-    The best fit of two lines, one from zero to the knee and one from there on, if the second rises
-    at most `KNEE_SLOPE` as steeply; None if it does not, or for fewer than five loads.
+    Tokens are those of answers, or of prompts if answers have none. The knee is the best fit of two
+    lines, one from zero to the knee and one beyond it, if the second rises at most `KNEE_SLOPE` as
+    steeply. The result is None otherwise, and for fewer than five loads.
     """
     ordered = _by_load(levels)
     if len(ordered) < FEWEST_FOR_KNEE:
@@ -283,7 +292,7 @@ def find_knee(levels: Sequence[LevelSummary]) -> LevelSummary | None:
 
 
 def bend_sentences(levels: Sequence[LevelSummary]) -> tuple[str, ...]:
-    """Return the knee and the level at which ITL runs away, as sentences; none without them."""
+    """Return sentences on the knee, and on the level at which ITL runs away, if they exist."""
     knee, runaway = find_knee(levels), itl_runaway(levels)
     return (
         *([f"The knee: above {knee.load:.4g} {knee.unit}, tokens per second rise by less."]
@@ -294,7 +303,9 @@ def bend_sentences(levels: Sequence[LevelSummary]) -> tuple[str, ...]:
 
 
 def _misfit(points: Sequence[tuple[float, float]], at: int) -> tuple[float, float, float]:
-    """Return squared error and slopes of a line from zero to a level and one from there on."""
+    """
+    Return the squared error and the slopes of a line from zero to a level, and of one beyond it.
+    """
     first = _steepness(points[: at + 1])
     edge = points[at][0]
     rest = [(x - edge, y - first * edge) for x, y in points[at + 1 :]]
@@ -307,7 +318,8 @@ def itl_runaway(levels: Sequence[LevelSummary]) -> LevelSummary | None:
     """
     Return the first level at which p99 ITL grows by a larger factor than the load.
 
-    Compared with the next lower level that is at least `APART` below; None if there is none.
+    Each level is compared with the next lower level that is lower by at least the factor `APART`.
+    The result is None if no level grows so.
     """
     compared: LevelSummary | None = None
     for level in _by_load(levels):
@@ -323,11 +335,11 @@ def itl_runaway(levels: Sequence[LevelSummary]) -> LevelSummary | None:
 
 
 def _by_load(levels: Sequence[LevelSummary]) -> list[LevelSummary]:
-    """Return levels with requests by load; of two tries the later one."""
+    """Return levels with requests by load; after two tries, only the later one."""
     last = {level.load: level for level in levels if level.requests}
     return [last[load] for load in sorted(last)]
 
 
 def _steepness(points: Sequence[tuple[float, float]]) -> float:
-    """Return the slope of the line through zero that fits best."""
+    """Return the slope of the best-fitting line through zero."""
     return sum(x * y for x, y in points) / sum(x * x for x, _ in points)

@@ -1,7 +1,7 @@
-"""Convert a measurement to llm-d's Benchmark Report v0.2.1, which other tools read.  Pure.
+"""Convert a measurement to llm-d's Benchmark Report v0.2.1, for other tools. Pure.
 
-The format has one report for each level of load ("stage"), joined by the experiment's id. What the
-format lacks (verdict, interval, the end of the search) is under `gpufleet` in
+The format has one report for each level of load ("stage"), joined by the experiment's id. Values
+that the format lacks (verdict, interval, the end of the search) are under `gpufleet` in
 `results.observability`, the only part in which a tool may add keys. Format:
 github.com/llm-d/llm-d-benchmark, benchmark-report/; package llmd-benchmark-report 0.2.1.
 """
@@ -21,18 +21,16 @@ from gpufleet.load_test.result import Measurement
 from gpufleet.load_test.workloads import Lengths, Workload, parse_lengths
 
 VERSION = "0.2.1"
-"""The version of the format; a reader of 0.2 reads it too."""
+"""The version of the format. A reader of 0.2 also reads it."""
 
 UNFINISHED = "unfinished"
-"""
-A level's reason for requests that had no answer when they were too old to keep the contract.
-"""
+"""A level's error name for unanswered requests that were too old to keep the contract."""
 
 _PART_VERSION = "0.0.1"
 """The version of the descriptions of components and of load."""
 
 _DRAWN = {"input", "words", "seconds"}
-"""Keys of workloads whose requests the client makes itself."""
+"""Keys of workloads whose requests the client generates."""
 
 # vLLM's options by the format's names of parallelism.
 _PARALLELISM = {
@@ -47,9 +45,9 @@ _STATISTICS = ("mean", "stddev", "min", "p50", "p90", "p95", "p99", "max")
 
 def reports(found: Measurement) -> list[dict[str, Any]]:
     """
-    Return one Benchmark Report for each level, in the order in which they were measured.
+    Return one Benchmark Report for each level, in the order of measurement.
 
-    Those of a search in a closed loop beside the open one are an experiment of their own.
+    The levels of an additional closed-loop search are a separate experiment.
     """
     both = [found]
     if found.closed is not None:
@@ -85,7 +83,9 @@ def report_of(found: Measurement, stage: int) -> dict[str, Any]:
 
 
 def text(report: Mapping[str, Any]) -> str:
-    """Return a report as the text of its file. Raises `ValueError` for a number without a value."""
+    """
+    Return a report as the text of its file. Raises `ValueError` for numbers that are not finite.
+    """
     return json.dumps(report, indent=1, allow_nan=False) + "\n"
 
 
@@ -160,7 +160,7 @@ def _component(
 
 
 def _arguments(of: Subject) -> dict[str, str | None]:
-    """Return options with their values; an option without a value has None."""
+    """Return options with their values; None for an option without a value."""
     found: dict[str, str | None] = {}
     for line in of.arguments:
         if line.startswith("-"):
@@ -245,7 +245,7 @@ def _described(lengths: Lengths) -> dict[str, Any]:
 
 
 def _lengths(written: object) -> Lengths | None:
-    """Parse lengths in the operator's notation; None: anything else."""
+    """Parse lengths in the operator's notation; None for anything else."""
     try:
         return parse_lengths(written) if isinstance(written, str) else None
     except FleetError:
@@ -267,9 +267,9 @@ def _requests(level: LevelSummary) -> dict[str, Any]:
 
 def _latency(level: LevelSummary) -> dict[str, Any]:
     """
-    Return the latencies whose mean is known: the format takes no statistics without one.
+    Return the latencies whose mean is known, because the format requires a mean.
 
-    Those without a mean are in `results.observability.gpufleet` only.
+    Latencies without a mean are in `results.observability.gpufleet` only.
     """
     found = {}
     for name, units, values in (
@@ -303,5 +303,5 @@ def _own(found: Measurement, stage: int) -> dict[str, Any]:
 
 
 def _hash(value: object) -> str:
-    """Return 32 hexadecimal digits, as the format's other writers have them."""
+    """Return 32 hexadecimal digits, as in the format's other writers."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()[:32]

@@ -1,8 +1,8 @@
-"""The stored result of a measurement: written atomically, parsed strictly, compared by fingerprint.
+"""Store a measurement's result: written atomically, parsed strictly, compared by fingerprint.
 
 A measurement is one JSON file in `measurements/` beside the inventory. Its result is valid only for
-the same weights, release, arguments and hardware: these are in `Fingerprint`, and `measured_rate`
-uses no other result.
+the same weights, release, arguments and hardware. These form the `Fingerprint`, and `measured_rate`
+uses only results with an equal one.
 """
 
 from __future__ import annotations
@@ -29,30 +29,32 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 FORMAT = 1
-"""The version of the file's format; incompatible changes raise it."""
+"""The version of the file's format, raised for incompatible changes."""
 
 MODE = 0o644
-"""A result has no secret: no prompt, no key."""
+"""The mode of a result, which has no secret: no prompt and no key."""
 
 _DAY = 86400
 
 REPORT_ENDING = ".report.json"
-"""The ending of the Benchmark Report beside a measurement, which is not read back."""
+"""The ending of the Benchmark Report beside a measurement, which gpufleet does not read."""
 
 
 @dataclass(frozen=True)
 class RateBracket:
-    """The loads between which the contract begins to be missed."""
+    """The interval of loads in which the contract begins to be missed."""
 
     kept: float | None
-    """The highest load that kept it, in arrivals per second (open loop) or concurrent requests
-    (closed loop); None: no load did."""
+    """The highest load that kept the contract, or None.
+
+    It is in arrivals per second (open loop) or concurrent requests (closed loop).
+    """
     missed: float | None
-    """The lowest load above it that missed it; None: no load did."""
+    """The lowest load above `kept` that missed the contract, or None."""
     status: str
-    """How the search ended."""
+    """The status of the search at its end."""
     why: str = ""
-    """The reason of the status, with the numbers."""
+    """The reason of the status with the numbers."""
     concurrency: float | None = None
     """Mean number of requests in the system at `kept`, by Little's law."""
 
@@ -62,12 +64,12 @@ class Searched:
     """Measured levels of load, and their result."""
 
     levels: tuple[LevelSummary, ...]
-    """In the order in which they were measured."""
+    """The levels in the order of measurement."""
     found: RateBracket
 
     @property
     def best(self) -> LevelSummary | None:
-        """Return the highest level that kept the contract; None: none did."""
+        """Return the highest level that kept the contract, or None."""
         kept = (e for e in self.levels if e.verdict == "kept" and e.load == self.found.kept)
         return next(kept, None)
 
@@ -78,13 +80,13 @@ class Client:
 
     processes: int
     ceiling: float | None
-    """The most requests per second that it can send; None: unknown."""
+    """The client's maximum of requests per second; None if unknown."""
     cpu_seconds: float | None
-    """CPU seconds per request; None: unknown."""
+    """CPU seconds per request; None if unknown."""
     lag_p99: float | None
-    """Seconds between the intended arrival and the send, over all levels; None: closed loop."""
+    """p99 of seconds from intended arrival to sending, over all levels; None in a closed loop."""
     place: str
-    """`controller`, or the node that it ran on."""
+    """`controller`, or the client's node."""
 
 
 @dataclass(frozen=True)
@@ -92,21 +94,21 @@ class Measurement:
     """One run of `gpufleet measure`."""
 
     when: dt.datetime
-    """When it began, in UTC."""
+    """The begin of the run, in UTC."""
     version: str
     """The version of gpufleet."""
     model: str
-    """Its entry in `serving`."""
+    """The model's entry in `serving`."""
     target: str
-    """`replica tiny-0`, or `gateway` with its node."""
+    """`replica tiny-0`, or `gateway` with the node's name."""
     replicas: int
-    """The replicas that answered its requests: those in the gateway's rotation when it began."""
+    """The number of serving replicas in the gateway's rotation at the begin."""
     contract: Contract
     workload: Mapping[str, Any]
     """Preset, lengths in tokens, and the seed."""
     loop: Literal["open", "closed"]
     levels: tuple[LevelSummary, ...]
-    """In the order in which they were measured."""
+    """The levels in the order of measurement."""
     found: RateBracket
     client: Client
     subject: Subject
@@ -114,13 +116,14 @@ class Measurement:
     """Further remarks, as sentences."""
     replicas_of: int | None = None
     """
-    The planned number of the model's replicas, including drained and stopped ones; 1 for a
-    replica's own server. None: unknown.
+    The planned number of the model's replicas, also drained and stopped ones; None if unknown.
+
+    It is 1 for a replica's own server.
     """
     closed: Searched | None = None
-    """The same target in a closed loop, for comparison; None: not searched."""
+    """The same target in a closed loop, for comparison; None without that search."""
     series: TimeSeries | None = None
-    """How the run went; None: not recorded."""
+    """The time series of the run; None if it was not recorded."""
 
     def __post_init__(self) -> None:
         if self.when.tzinfo is None:
@@ -132,18 +135,18 @@ class Measurement:
 
     @property
     def served_by(self) -> str:
-        """Return which part of a model's replicas served: `2 of 3 replicas`."""
+        """Return the share of a model's replicas that served, such as `2 of 3 replicas`."""
         if self.replicas_of is None:
             return count_of(self.replicas, "replica")
         return f"{self.replicas} of {count_of(self.replicas_of, 'replica')}"
 
     @property
     def searched(self) -> Searched:
-        """Return its levels and their result."""
+        """Return the levels and their result."""
         return Searched(self.levels, self.found)
 
     def as_closed(self) -> Measurement:
-        """Return the search in the closed loop as a measurement of its own."""
+        """Return the closed-loop search as a separate measurement."""
         if self.closed is None:
             raise ValueError("no closed loop was searched")
         return replace(
@@ -166,8 +169,7 @@ class Measurement:
         """
         Parse `as_json`'s output.
 
-        Raises `FleetError` with a sentence for a newer format, for unknown keys and for values of
-        the wrong type.
+        Raises `FleetError` for a newer format, for unknown keys and for values of the wrong type.
         """
         if not isinstance(document, Mapping):
             raise FleetError("it is not a measurement: it must be an object of JSON")
@@ -194,13 +196,13 @@ class StoredMeasurements:
     """The contents of a directory of measurements."""
 
     measurements: tuple[Measurement, ...]
-    """From the oldest to the newest."""
+    """Measurements from the oldest to the newest."""
     problems: tuple[str, ...]
-    """Files that cannot be read, as sentences."""
+    """Unreadable files, as sentences."""
 
 
 class MissedContract(str):
-    """The reason why no rate is known: even the lowest measured rate missed the contract."""
+    """The reason why a rate is unknown: even the lowest measured rate missed the contract."""
 
 
 @dataclass(frozen=True)
@@ -208,20 +210,22 @@ class MeasuredRate:
     """The measured rate of one replica."""
 
     requests_per_second: float
-    """The rate at which the contract was kept."""
+    """The rate that kept the contract."""
     missed: float | None
-    """The rate at which the contract was missed; None: no such rate was found."""
+    """The rate that missed the contract, or None."""
     when: dt.datetime
     age_seconds: float
     target: str
     replicas: int
-    """How many replicas behind the target shared its load."""
+    """The number of replicas behind the target that shared its load."""
     workload: Mapping[str, Any]
     fingerprint: str
 
     @property
     def age(self) -> str:
-        """Return the day, the age and the fingerprint: `on 2026-11-20 (3 days ago, ...)`."""
+        """
+        Return the day, the age and the fingerprint, such as `on 2026-11-20 (3 days ago, ...)`.
+        """
         days = int(self.age_seconds // _DAY)
         ago = f"{count_of(days, 'day')} ago" if days else "less than a day ago"
         return f"on {self.when:%Y-%m-%d} ({ago}, fingerprint {self.fingerprint})"
@@ -236,10 +240,10 @@ class MeasuredRate:
 
 def write(found: Measurement, directory: Path) -> Path:
     """
-    Write a measurement into a directory and return its file, named by model, target and time.
+    Write a measurement into a directory, and return its file, named by model, target and time.
 
-    A file that exists is left alone. Raises `FleetError` if it cannot be written, `ValueError` for
-    a number that is not finite.
+    Existing files are never overwritten. Raises `FleetError` if the file cannot be written, and
+    `ValueError` for a number that is not finite.
     """
     text = json.dumps(found.as_json(), indent=1, allow_nan=False) + "\n"
     moment = found.when.astimezone(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
@@ -269,7 +273,7 @@ def read(file: Path) -> Measurement:
 
 
 def read_measurements(directory: Path) -> StoredMeasurements:
-    """Return a directory's measurements; none if it does not exist."""
+    """Return a directory's measurements; empty if it does not exist."""
     found: list[Measurement] = []
     problems: list[str] = []
     for file in sorted(directory.glob("*.json")):
@@ -290,11 +294,11 @@ def measured_rate(
     contract: Contract | None = None,
 ) -> MeasuredRate | str:
     """
-    Return the requests per second that one replica was measured to carry, or why that is unknown.
+    Return one replica's measured requests per second, or why they are unknown.
 
-    Only a result with this fingerprint, and this contract if one is given, is used: results of one
-    replica take precedence over those of several that shared the load, then the newest. If no
-    measured rate kept the contract, a lower one is not estimated.
+    Only open-loop results with this fingerprint and, if given, this contract are used. Results of
+    one replica take precedence over results of several replicas that shared the load, then the
+    newest. If no measured rate kept the contract, no lower rate is estimated.
     """
     mine = sorted((each for each in measurements if each.model == model), key=lambda e: e.when)
     mine = [each for each in mine if each.loop == "open"]
@@ -332,10 +336,10 @@ def measured_rate(
 
 def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, ...]:
     """
-    Return which alerts a model would fire at the highest level that kept the contract.
+    Return remarks on alerts that would fire at the highest level that kept the contract.
 
-    Alerts compare the p99 of all requests with an objective, and of all pauses between tokens one
-    by one; a contract is for a share of requests, and for the mean pause of each.
+    Alerts compare the p99 of all requests, and of all single pauses between tokens, with an
+    objective. A contract applies to a share of requests, and to each request's mean pause.
     """
     if best is None:
         return ()
@@ -353,7 +357,7 @@ def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, .
 
 
 def unequal_contract(a: Contract, b: Contract) -> tuple[str, ...]:
-    """Return the fields in which two contracts differ: `share 0.95, now 0.99`."""
+    """Return the fields in which two contracts differ, such as `share 0.95, now 0.99`."""
     one, other = asdict(a), asdict(b)
     return tuple(
         f"{name} {'none' if one[name] is None else one[name]}, "
@@ -376,7 +380,7 @@ def _fault(error: ValidationError) -> str:
 
 
 def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
-    """Yield the keys of a document that parsing ignored."""
+    """Yield the paths of a document's unknown keys."""
     if isinstance(document, Mapping) and isinstance(known, Mapping):
         for key, value in document.items():
             place = f"{at}.{key}" if at else str(key)

@@ -1,7 +1,7 @@
-"""Render a measurement as one HTML file: charts, tables, unknowns.  Pure.
+"""Render a measurement as one HTML file with charts, tables and unknowns. Pure.
 
-The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
-Colours follow the reader's light or dark mode, and are those of an upgrade's report. Texts of
+The page loads and runs nothing (scripts, fonts, images), as its Content-Security-Policy enforces.
+Colours follow the reader's light or dark mode, and are the same as in an upgrade's report. Texts of
 nodes, settings and operators are escaped.
 """
 
@@ -64,7 +64,7 @@ _TIME_NOTE = (
     "cache are what vLLM said, requests of others included; ITL is the mean of each answer."
 )
 _MOST_SECONDS = 600.0
-"""A longer run has minutes on its axis."""
+"""The length in seconds above which a run's axis is in minutes."""
 _SHARE_NOTE = (
     "Whiskers: Wilson's interval for the number of independent requests that the level is worth. "
     "A level is kept or missed only where its whole interval lies on one side of the line."
@@ -72,7 +72,7 @@ _SHARE_NOTE = (
 
 
 def result_page(found: Measurement) -> str:
-    """Return the page's text."""
+    """Return the text of the page."""
     title = f"{found.model}, {found.target}"
     when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     how = f"{found.served_by}, measured {when} by gpufleet {found.version}"
@@ -143,7 +143,7 @@ def _promises(contract: Contract) -> Iterator[str]:
 
 
 def _charts(drawings: Iterable[tuple[str, Chart, str]]) -> Iterator[str]:
-    """Yield charts beside each other, and the notes below them."""
+    """Yield charts side by side, and the notes below them."""
     drawn = [(name, svg, note) for name, chart, note in drawings if (svg := draw(chart))]
     if drawn:
         figures = (
@@ -240,7 +240,7 @@ def _time_drawings(found: Measurement, of: TimeSeries) -> Iterator[tuple[str, Ch
 
 
 def _both_loops(found: Measurement, closed: Searched) -> Iterator[str]:
-    """Yield the table of the open loop beside the closed one."""
+    """Yield the table that compares the open loop with the closed one."""
     yield "<h2>Open loop beside closed loop</h2>"
     yield _table(
         ("loop", "keeps", "misses", "answers/s", "in the system", "TTFT p99", "ended"),

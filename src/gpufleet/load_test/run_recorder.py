@@ -1,4 +1,4 @@
-"""Record the requests of a load test and the load of its servers, in the time of the whole run."""
+"""Record the requests of a load test, and the load of its servers, over the whole run."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from gpufleet.load_test.time_series import Load, Requests, TimeSeries, time_seri
 
 
 class Recorder(LevelObserver):
-    """Collects what a `TimeSeries` is made of."""
+    """Collects the data of a `TimeSeries`."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """Begin now."""
+        """Begin the recording now."""
         self._clock, self._zero = clock, clock()
         self._requests = Requests()
         self._loads: list[Load] = []
@@ -34,15 +34,17 @@ class Recorder(LevelObserver):
         self._level, self._begin = [], math.inf
 
     def outcome(self, outcome: Outcome) -> None:
-        """Keep a request of this level."""
+        """Record a request of this level."""
         self._level.append(outcome)
 
     def beat(self, beat: Beat) -> None:
-        """Learn when the level began: a heartbeat never comes before its own time."""
+        """
+        Update the estimate of the level's begin: a heartbeat never arrives before its own time.
+        """
         self._begin = min(self._begin, self._now - beat.now)
 
     def ended(self, run: LevelRun) -> None:
-        """Place the level's requests in the time of the whole run."""
+        """Convert the level's requests to the time of the whole run."""
         begin = self._begin if math.isfinite(self._begin) else self._now - run.seconds
         begin = max(0.0, begin)
         self._levels.append(begin)
@@ -54,7 +56,7 @@ class Recorder(LevelObserver):
         self._level = []
 
     def load(self, loads: Iterable[ServerLoad | str]) -> None:
-        """Keep a reading of the servers' load; none where one of them is unknown."""
+        """Record a reading of the servers' load, unless one of them is unknown."""
         loads = [*loads]
         known = [each for each in loads if not isinstance(each, str)]
         if known and len(known) == len(loads):
@@ -65,5 +67,5 @@ class Recorder(LevelObserver):
             self._loads.append(Load(self._now, running, waiting, kv_usage / len(known)))
 
     def series(self) -> TimeSeries | None:
-        """Return the series so far; None without a request."""
+        """Return the series so far; None without requests."""
         return time_series(self._requests, self._loads, self._levels)

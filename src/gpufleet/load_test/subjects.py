@@ -36,9 +36,10 @@ def measurements_folder(inventory_file: str) -> Path:
 
 def longest_request(stage: Running, model: Described) -> int | None:
     """
-    Return the tokens of prompt and answer that a replica takes; None: unknown.
+    Return a replica's maximum tokens of prompt and answer together; None if unknown.
 
-    Without `--max-model-len` it is the model's own length, unless flags change the model's config.
+    Without `--max-model-len`, the maximum is the model's own, unless flags change the model's
+    config.
     """
     given = {name: value for name, _, value in (e.strip().partition(" ") for e in stage.arguments)}
     if LENGTH in given:
@@ -55,7 +56,8 @@ def subject_of(
     """
     Return the description of a replica.
 
-    `stages` are all of its ranks, `replicas` those of all replicas that share the load.
+    `stages` are all ranks of the replica; `replicas` are the ranks of all replicas that share the
+    load.
     """
     ranks = sorted(stages, key=lambda each: each.rank)
     first = ranks[0]

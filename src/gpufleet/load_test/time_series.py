@@ -1,7 +1,7 @@
-"""Compute the time series of a load test: arrivals, latencies, the servers' load.  Pure.
+"""Compute the time series of a load test: arrivals, latencies and the servers' load. Pure.
 
-Steps of equal length, by the time at which requests were due; at most `MOST_STEPS` of them, however
-long it took.
+The steps have equal length, by the requests' due times. There are at most `MOST_STEPS`, however
+long the test took.
 """
 
 from __future__ import annotations
@@ -16,30 +16,33 @@ from gpufleet.load_test.intervals import percentile
 
 MOST_STEPS = 240
 _LENGTHS = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800)
-"""Seconds of a step."""
+"""The possible step lengths in seconds."""
 _DIGITS = 6
 
 
 @dataclass(frozen=True)
 class TimeSeries:
-    """Series with one value for each step; None: unknown for that step."""
+    """Series with one value for each step; None if unknown in that step."""
 
     step_seconds: float
     levels: tuple[float, ...]
-    """When each level began, in seconds since the measurement did; a closed loop's come last."""
+    """
+    The begin of each level in seconds since the measurement's begin; a closed loop's come last.
+    """
     rate: tuple[float, ...]
-    """Requests that were due per second."""
+    """Due requests per second."""
     failed: tuple[float, ...]
     """
-    Requests per second of these without a complete answer; requests that were dropped at a level's
-    end do not count.
+    Due requests per second without a complete answer.
+
+    Requests dropped at a level's end do not count.
     """
     running: tuple[float | None, ...]
-    """Requests that the target's servers worked on, including those of others."""
+    """Requests that the target's servers worked on, including other clients'."""
     waiting: tuple[float | None, ...]
     """Requests that waited for the servers."""
     kv_usage: tuple[float | None, ...]
-    """Share of their KV caches in use: the mean of all."""
+    """The used share of the servers' KV caches, as the mean of all."""
     ttft_p50: tuple[float | None, ...]
     """Seconds from the intended arrival to the first token."""
     ttft_p95: tuple[float | None, ...]
@@ -59,7 +62,7 @@ class Load(NamedTuple):
 
 
 class Requests:
-    """Requests of a run: when they were due, in its own time, and how fast they were."""
+    """The requests of a run: their due times, in the run's own time, and their latencies."""
 
     def __init__(self) -> None:
         # Arrays: a run of hours has a million requests.
@@ -67,7 +70,7 @@ class Requests:
         self.failed = array("d")
 
     def add(self, due: float, ttft: float | None, itl: float | None, *, failed: bool) -> None:
-        """Add one; None where it has no such latency."""
+        """Add a request; a latency that it lacks is None."""
         self.due.append(due)
         self.ttft.append(math.nan if ttft is None else ttft)
         self.itl.append(math.nan if itl is None else itl)
@@ -78,7 +81,7 @@ class Requests:
 def time_series(
     requests: Requests, loads: Sequence[Load], levels: Sequence[float]
 ) -> TimeSeries | None:
-    """Return the series; None without a request. `levels` are the times at which they began."""
+    """Return the series; None without requests. `levels` are the times at which levels began."""
     if not requests.due:
         return None
     last = max([max(requests.due), 0.0, *(each.at for each in loads)])

@@ -1,8 +1,8 @@
-"""Choose the settings to try on one replica, and the one with the highest rate.  Pure.
+"""Choose the settings to try on one replica, and those with the highest rate. Pure.
 
-Tries one setting after the other, each value together with the best values so far. A trial is
-better only if `compare_results` would report it: its interval of rates per GPU lies above the best
-one's.
+One setting is tried after the other, each value together with the best values so far. A trial is
+better only if `compare_results` would report it, because its interval of rates per GPU lies above
+the best one's.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from gpufleet.planning.stage import Running
 from gpufleet.settings.serving_settings import Served
 
 WHY = "gpufleet measure --tune"
-"""Prefix of the reason of its drains, by which the next run finds the marks of a killed run."""
+"""Prefix of the reason of drains, by which the next run finds the marks of a killed run."""
 SEQS, TOKENS, TENSOR = "max-num-seqs", "max-num-batched-tokens", "tensor_parallel"
 COMMON: Mapping[str, tuple[int, ...]] = {SEQS: (128, 256, 512), TOKENS: (2048, 8192, 16384)}
-"""Tried where nothing is declared: vLLM's own default depends on release and GPU."""
+"""Values to try without a declared one, because vLLM's default depends on release and GPU."""
 MOST_VALUES = 8
-"""Most values of one setting: each costs a restart and a measurement."""
+"""The maximum of values for one setting; each costs a restart and a measurement."""
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,16 @@ class Trial:
     """One combination of settings on the replica."""
 
     settings: Mapping[str, int]
-    """Settings that replace the declared ones; empty: as declared."""
+    """Settings that replace the declared ones; empty for the declared settings."""
     measured: Measurement | None = None
     why: str = ""
-    """Why it was not measured; "": it was."""
+    """Why the trial was not measured; for a measured one, the reason of its result."""
     file: Path | None = None
     """The file of the result."""
 
     @property
     def gpus(self) -> int:
-        """Return how many GPUs the replica took."""
+        """Return the number of the replica's GPUs."""
         return sum(self.measured.subject.gpus.values()) if self.measured else 0
 
     def __str__(self) -> str:
@@ -52,7 +52,7 @@ class Trial:
 
 
 class Tuning:
-    """The trials so far, and the next one."""
+    """The completed trials, and the next one."""
 
     def __init__(self, values: Mapping[str, Sequence[int]]) -> None:
         """Set the values to try, by setting, in order."""
@@ -62,10 +62,10 @@ class Tuning:
             {}, *({name: each} for name, every in values.items() for each in every)
         ]  # fmt: skip
         self.planned = tuple(self._left)
-        """The trials of each value alone, planned before any value is known to be better."""
+        """The trials of each value alone, before a better value is known."""
 
     def next(self) -> Mapping[str, int] | None:
-        """Return the next trial, the declared settings first; None: done."""
+        """Return the next trial, the declared settings first; None at the end."""
         if not self._left:
             return None
         return {**self.best.settings, **self._left[0]}
@@ -82,7 +82,7 @@ class Tuning:
 
     @property
     def proposal(self) -> Trial | None:
-        """Return the trial with a higher rate than the declared settings; None: none."""
+        """Return the trial with a higher rate per GPU than the declared settings, or None."""
         return self.best if self.best.settings else None
 
     def as_json(self) -> dict[str, Any]:
@@ -94,23 +94,25 @@ class Tuning:
 
 
 class TrialActions(Protocol):
-    """The actions on the replica. Each raises `FleetError` on failure."""
+    """The actions of a tuning run on its replica. Each raises `FleetError` on failure."""
 
     def drain(self) -> None:
-        """Drain it; return when no request is left."""
+        """Drain the node, and return when no request is left."""
 
     def deploy(self, settings: Mapping[str, int]) -> None:
-        """Deploy it with these settings instead of declared ones; return when it answers."""
+        """
+        Deploy the node with these settings instead of declared ones, and return when it answers.
+        """
 
     def measure(self) -> tuple[Measurement, Path]:
-        """Measure it; return the measurement, and its file."""
+        """Measure the replica, and return the measurement with its file."""
 
     def undrain(self) -> None:
-        """Undrain it."""
+        """Undrain the node."""
 
 
 class TrialRun:
-    """One run of all trials: at the end, even after errors, the replica is restored."""
+    """One run of all trials. At its end, even after errors, the replica is restored."""
 
     def __init__(
         self,
@@ -120,14 +122,16 @@ class TrialRun:
         *,
         is_as_declared: bool,
     ) -> None:
-        """Set the trials; without `is_as_declared` a killed run may have left other settings."""
+        """Set the trials. Without `is_as_declared`, a killed run may have left other settings."""
         self._tuning, self._actions, self._say = tuning, actions, say
         self._runs: Mapping[str, int] | None = {} if is_as_declared else None
 
     def run(self) -> None:
         """
-        Try everything. Raises `FleetError` where what is declared cannot be measured, and where the
-        replica cannot be put back.
+        Run all trials.
+
+        Raises `FleetError` if the declared settings cannot be measured, or the replica cannot be
+        restored.
         """
         try:
             self._actions.drain()
@@ -172,7 +176,7 @@ def _trial_json(trial: Trial) -> dict[str, Any]:
 
 def describe(settings: Mapping[str, int]) -> str:
     """
-    Return settings as they are written.
+    Return settings as text.
 
     >>> describe({"max-num-seqs": 256}), describe({})
     ('max-num-seqs 256', 'as declared')
@@ -194,7 +198,7 @@ def data_of(model: str, settings: Mapping[str, int]) -> dict[str, int]:
 
 
 def fields_of(served: Served, settings: Mapping[str, int]) -> dict[str, Any]:
-    """Return the fields of a model's settings with these replacing the declared ones."""
+    """Return the fields of a model's settings, with `settings` replacing the declared ones."""
     flags = {name: value for name, value in settings.items() if name != TENSOR}
     found: dict[str, Any] = {"flags": {**served.flags, **flags}}
     return found | ({TENSOR: settings[TENSOR]} if TENSOR in settings else {})
@@ -202,9 +206,9 @@ def fields_of(served: Served, settings: Mapping[str, int]) -> dict[str, Any]:
 
 def parse_values(typed: Sequence[str]) -> dict[str, tuple[int, ...]]:
     """
-    Return the values that were typed as `NAME=VALUE,VALUE`.
+    Parse values to try, written as `NAME=VALUE,VALUE`.
 
-    Raises `FleetError` for another form, for other settings and for too many values.
+    Raises `FleetError` for another syntax, for other settings and for too many values.
     """
     found: dict[str, tuple[int, ...]] = {}
     problems = []
@@ -233,10 +237,10 @@ def usual_values(
     arguments: Sequence[str], divisions: Sequence[int], running: int
 ) -> dict[str, tuple[int, ...]]:
     """
-    Return the default trials: half and twice the running value, or common values.
+    Return the default values to try: half and twice the running value, or common values.
 
-    `arguments` are those of the replica's unit, `divisions` the sizes of tensor-parallel groups
-    that fit, `running` the one that runs.
+    `arguments` are the arguments of the replica's unit, `divisions` the sizes of tensor-parallel
+    groups that fit, and `running` the running size.
     """
     given = {name: value for name, _, value in (each.strip().partition(" ") for each in arguments)}
     found: dict[str, tuple[int, ...]] = {}
@@ -261,11 +265,12 @@ def choose_replica(
     marks: Mapping[str, Mark],
 ) -> tuple[Running, Mark | None]:
     """
-    Return the replica to try settings on (the one that is named, or the last of several), and the
-    mark of a killed run on it, after which it may not run as declared.
+    Return the replica to try settings on, and the mark of a killed run on it, if any.
 
-    `marks` are those of drained replicas. A replica that a killed run has left is chosen first.
-    Raises `FleetError` where it is the only one and not named, spans nodes, or gets no requests.
+    The replica is the named one, else one left by a killed run, else the last of several. After a
+    killed run, it may not run as declared. `marks` are the marks of drained replicas. Raises
+    `FleetError` for a replica that is the only one without being named, that spans nodes, or that
+    gets no requests.
     """
     ranks = list(_ranks(model, declared))
     left = {name: mark for name, mark in marks.items() if mark.why.startswith(WHY)}

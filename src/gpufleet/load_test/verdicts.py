@@ -37,22 +37,28 @@ from gpufleet.load_test.outcomes import Contract, Outcome
 Verdict = Literal["kept", "missed", "not known"]
 
 LOOKS = 8
-"""At 1, 1/sqrt(2), 1/2, ... of the budget; the first is at 9 % of it."""
+"""The number of looks, at 1, 1/sqrt(2), 1/2, ... of the budget; the first is at 9 % of it."""
 MOST_STRAIN = 2.0
 """
-Strain of a failure, or of a latency of twice its limit or more: capped, so that one outlier hides
-no trend.
+The strain of a failure, and of a latency of twice its limit or more.
+
+The cap keeps an outlier from hiding a trend.
 """
 BLOCKS_PER_REQUEST_TIME = 3
-"""Requests that are in the server together share its state: a third of a request's time is worth
-one independent request at most, and correlation is measured over means of such blocks, which show
-a slow queue below the noise of single requests. Without this, a simulated server of 64 slots is
-judged kept at its limit in 22 % of runs, as it has not queued yet; with it in 1 %."""
+"""Independent blocks per request time.
+
+Requests that are in the server together share its state, so a third of a request's time counts as
+one independent request at most. Correlation is measured over means of such blocks, which show a
+slow queue below the noise of single requests. Without this, a simulated server of 64 slots that has
+not queued yet is judged kept at its limit in 22 % of runs; with it, in 1 %.
+"""
 
 
 REQUESTS_PER_DEGREE = 3
-"""Independent requests for each degree of freedom: the correlation is an estimate, too, from lags
-up to a few times its own length."""
+"""Independent requests for each degree of freedom.
+
+The correlation is also an estimate, from lags up to a few times its own length.
+"""
 
 
 class _Steady(NamedTuple):
@@ -60,22 +66,22 @@ class _Steady(NamedTuple):
 
     start: int
     drifts: frozenset[str]
-    """The trends that are left: "none", "rising", "falling"."""
+    """The remaining trends: "none", "rising", "falling"."""
 
 
 class Judgement(NamedTuple):
-    """The present verdict on the requests of a level."""
+    """The current verdict on the requests of a level."""
 
     verdict: Verdict
     start: float
-    """Due times from here ..."""
+    """The due time from which requests count, inclusive."""
     end: float
-    """... to before here count."""
+    """The due time until which requests count, exclusive."""
     requests: int
-    """That count."""
+    """The number of counted requests."""
     kept: int
     interval: Interval
-    """The interval of the share that keeps the contract."""
+    """The interval of the share of requests that keep the contract."""
     why: str
 
 
@@ -83,15 +89,16 @@ NO_JUDGEMENT = Judgement("not known", 0.0, 0.0, 0, 0, Interval(0.0, 1.0), "no lo
 
 
 def is_answered(outcome: Outcome) -> bool:
-    """Return whether the answer is complete."""
+    """Return whether a request has a complete answer."""
     return not outcome.error and outcome.done is not None
 
 
 def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
     """
-    Return the part of each promised limit that a request took; above 1: it missed that one.
+    Return the part of each promised limit that a request took; above 1, the limit is missed.
 
-    At most `MOST_STRAIN`, which a failed request has for all; one 0 where no latency is promised.
+    A part is at most `MOST_STRAIN`, the value of a failed request for all limits. Without a
+    promised latency, the result is a single 0.
     """
     ttft, itl, e2e = contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds
     failed = not is_answered(outcome) or (ttft is not None and outcome.first is None)
@@ -125,10 +132,11 @@ def look_confidence(contract: Contract, look: int) -> float:
 
 def fewest_requests(contract: Contract) -> int:
     """
-    Return how many requests prove that a level is kept if all of them keep the contract.
+    Return the number of kept requests, without a miss, that prove that a level is kept.
 
-    They count only if independent, and after the warm-up. Levels close to the limit need 50 to 100
-    times as many: in simulated queues about 10,000 within 5 % of the limit, whatever the server.
+    The requests must be independent, and after the warm-up. Levels close to the limit need 50 to
+    100 times as many requests: in simulated queues about 10,000 within 5 % of the limit, for any
+    server.
 
     >>> fewest_requests(Contract(share=0.95, confidence=0.95))
     130
@@ -144,10 +152,10 @@ def fewest_requests(contract: Contract) -> int:
 
 def fewest_seconds(contract: Contract, rate: float, request_seconds: float) -> float:
     """
-    Return how many seconds of arrivals are enough to show that a level far below the limit is kept.
+    Return the seconds of arrivals that prove that a level far below the limit is kept.
 
-    `rate` in arrivals per second; `request_seconds` is one request's time in the server. Give a
-    level at least twice as much: estimating the correlation costs part of it.
+    `rate` is in arrivals per second; `request_seconds` is one request's time in the server. Give a
+    level at least twice this time, because estimating the correlation costs part of it.
     """
     requests = fewest_requests(contract)
     blocks = requests / BLOCKS_PER_REQUEST_TIME
@@ -162,7 +170,7 @@ def judge_share(
     look: int,
 ) -> Judgement:
     """
-    Judge a level by (due, strains) of all requests due before `end`, in order of due times.
+    Judge a level by the (due, strains) pairs of all requests due before `end`, sorted by due time.
 
     `request_seconds` is one request's time in the server; `look` counts the looks from 0.
     """
@@ -188,7 +196,7 @@ def judge_share(
 
 
 def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
-    """Return the point from which no objective's strain has a trend, and the remaining trends."""
+    """Return the point from which no limit's strain has a trend, and the remaining trends."""
     times = [due for due, _ in strains]
     found = [
         find_steady(times, each) for each in zip(*(parts for _, parts in strains), strict=True)
@@ -200,7 +208,7 @@ def _find_steady(strains: Sequence[tuple[float, tuple[float, ...]]]) -> _Steady:
 
 
 def _independent(counted: Sequence[tuple[float, ...]], request_times: float) -> float:
-    """Return how many independent requests these are worth."""
+    """Return the number of independent requests that these count as."""
     blocks = min(len(counted), round(BLOCKS_PER_REQUEST_TIME * request_times))
     if blocks < 1:
         return 0.0
@@ -212,7 +220,7 @@ def _independent(counted: Sequence[tuple[float, ...]], request_times: float) -> 
 
 
 def _verdict(contract: Contract, interval: Interval, steady: _Steady) -> tuple[Verdict, str]:
-    """Return the verdict, and the reason if the interval alone would give another one."""
+    """Return the verdict, and the doubt that prevents a verdict by the interval alone."""
     if interval.low > contract.share:
         rises = "rising" in steady.drifts
         return ("not known", "; but latencies still rise") if rises else ("kept", "")

@@ -1,7 +1,7 @@
-"""Shapes of requests: lengths, shared prefixes, conversations. Pure.
+"""Define workloads: lengths, shared prefixes and conversations. Pure.
 
-Lengths are in tokens and exact: prompts are random token ids. The operator's own prompts are in
-`written_prompts.py`.
+Lengths are in tokens and exact, because prompts are random token ids. `written_prompts.py` has the
+operator's own prompts.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ def _check(right: bool, sentence: str) -> None:
 
 @dataclass(frozen=True)
 class Lengths:
-    """Distribution of token counts. Made by `fixed_length`, `uniform_lengths`, `lognormal`."""
+    """
+    A distribution of token counts, created by `fixed_length`, `uniform_lengths` or `lognormal`.
+    """
 
     kind: Literal["fixed", "uniform", "lognormal"]
     low: int
@@ -58,7 +60,7 @@ def fixed_length(tokens: int) -> Lengths:
 
 
 def uniform_lengths(low: int, high: int) -> Lengths:
-    """Return lengths that are equally likely from `low` to `high`, both included."""
+    """Return uniformly distributed lengths from `low` to `high`, both included."""
     _check(
         1 <= low <= high, f"lengths from {low} to {high} tokens are invalid: write 1 <= LOW <= HIGH"
     )
@@ -69,8 +71,8 @@ def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
     """
     Return lognormal lengths, cut at `maximum`, whose mean is `mean` after the cut.
 
-    `sigma` is that of the logarithm: 0.99 for prompts and 0.86 for answers of the conversations in
-    Azure's trace of 2023.
+    `sigma` is the standard deviation of the logarithm: 0.99 for prompts and 0.86 for answers of the
+    conversations in Azure's trace of 2023.
     """
     _check(
         1 <= mean < maximum and 0 < sigma <= 4,
@@ -82,7 +84,7 @@ def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
 
 def parse_lengths(text: str) -> Lengths:
     """
-    Return lengths as an operator writes them: `512`, `256-1024` or `lognormal:MEAN:MAXIMUM`.
+    Parse lengths: `512`, `256-1024` or `lognormal:MEAN:MAXIMUM`.
 
     >>> parse_lengths("256-1024").mean
     640.0
@@ -103,7 +105,7 @@ def parse_lengths(text: str) -> Lengths:
 
 @dataclass(frozen=True)
 class TokenRange:
-    """Ids that are ordinary tokens: `low` <= id < `high`."""
+    """A range of ordinary token ids: `low` <= id < `high`."""
 
     low: int
     high: int
@@ -117,11 +119,17 @@ class TokenRange:
 
 
 SPECIAL_FIRST = 1000
-"""Mistral's Tekken reserves the first 1,000 ids for control tokens; others a few hundred."""
+"""The number of first ids that may be special.
+
+Mistral's Tekken reserves the first 1,000 ids for control tokens; other tokenizers reserve a few
+hundred.
+"""
 SPECIAL_LAST = 4096
 """
-Llama 3 has 256 at the end, DeepSeek-V3 1,280, Llama 4 2,048; after those come unused ids that round
-the vocabulary up.
+The number of last ids that may be special or unused.
+
+Llama 3 has 256 special ids at the end, DeepSeek-V3 1,280 and Llama 4 2,048. Unused ids that round
+the vocabulary up follow them.
 """
 
 
@@ -129,8 +137,8 @@ def ordinary_ids(vocab_size: int) -> TokenRange:
     """
     Return a range of token ids without special tokens.
 
-    `vocab_size` is config.json's. For a small vocabulary, the middle half. Raises `FleetError` for
-    one that is too small to draw from.
+    `vocab_size` is from config.json. For a small vocabulary, the range is the middle half. Raises
+    `FleetError` for a vocabulary that is too small.
 
     >>> ordinary_ids(151936)
     TokenRange(low=1000, high=147840)
@@ -149,13 +157,16 @@ class Workload:
     """The length of a prompt without its prefix; in a conversation, of a user's turn."""
     output: Lengths
     reason: str
-    """Why it has these lengths."""
+    """The reason for these lengths."""
     prefix_tokens: int = 0
-    """That all requests of a group begin with, as a system prompt."""
+    """Tokens of the common prefix of a group's requests, such as a system prompt."""
     prefix_groups: int = 1
     turns: int = 1
-    """Requests of a conversation. Each repeats those before it, with random tokens in place of
-    their answers: a server's cache has the prompts before, not its own answers."""
+    """Requests of a conversation.
+
+    Each request repeats the previous ones, with random tokens instead of their answers. So a
+    server's cache has the previous prompts, but not its own answers.
+    """
 
     def __post_init__(self) -> None:
         _check(self.prefix_tokens >= 0, f"a prefix of {self.prefix_tokens} tokens: write 0 or more")
@@ -173,7 +184,7 @@ class Workload:
 
     @property
     def mean_prompt_tokens(self) -> float:
-        """Return the mean tokens of a prompt, over all turns."""
+        """Return a prompt's mean number of tokens over all turns."""
         before = (self.turns - 1) / 2
         return self.prefix_tokens + (before + 1) * self.input.mean + before * self.output.mean
 
@@ -183,7 +194,7 @@ class Workload:
         return self.output.mean
 
     def check_context(self, max_model_len: int) -> None:
-        """Refuse, with `FleetError`, a workload that the model's context cannot hold."""
+        """Raise `FleetError` if the workload exceeds the model's context."""
         if self.most_tokens <= max_model_len:
             return
         parts = [f"{self.input.most} + {self.output.most}"]
@@ -208,9 +219,9 @@ class Workload:
         """
         Return a client's input for requests, as a function of its number and the number of clients.
 
-        `model` is the served name; `salt` differs from run to run, so that a run does not find an
-        earlier run's prompts in a cache. `session_header` names conversations to a gateway
-        (`gateway.affinity`).
+        `model` is the served name. `salt` differs between runs, so that a run does not find an
+        earlier run's prompts in a cache. `session_header` is the header that identifies
+        conversations to a gateway (`gateway.affinity`).
         """
         form = {
             "kind": "tokens",
@@ -228,7 +239,7 @@ class Workload:
 
 
 def text_work(prompt_tokens: int, tokens: int) -> Workload:
-    """Return requests of one size, to measure the client's limit."""
+    """Return a workload of one size, to measure the client's limit."""
     return Workload("ceiling", fixed_length(prompt_tokens), fixed_length(tokens), "its own cost")
 
 
@@ -272,11 +283,11 @@ PRESETS: Mapping[str, Workload] = MappingProxyType(
         )
     }
 )
-"""Workloads by name. The means are those of AzureLLMInferenceTrace_{conv,code}.csv, counted."""
+"""Workloads by name. The means are computed from AzureLLMInferenceTrace_{conv,code}.csv."""
 
 
 def _mu(mean: float, sigma: float, maximum: int) -> float:
-    """Return the mean of the logarithm with which min(x, maximum) has this mean."""
+    """Return the mean of the logarithm at which min(x, maximum) has this mean."""
 
     def normal(x: float) -> float:
         return 0.5 * math.erfc(-x / math.sqrt(2))

@@ -1,6 +1,6 @@
-"""The operator's own prompts, from a file, as a workload. They are never printed.
+"""Read the operator's own prompts from a file as a workload. Prompts are never printed.
 
-A refusal names a line and its problem, never the line's content; no repr contains it.
+An error contains a line's number and problem, never its content, and no repr contains it.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpufleet.settings.serving_settings import ModelKind
 
 CHAT = "/v1/chat/completions"
 MOST_BYTES = 32 << 20
-"""The largest file: it is sent to each client, and stays in its memory."""
+"""The maximum size of the file in bytes; it is sent to each client and stays in its memory."""
 _NAMED = 5
-"""Lines that a refusal names."""
+"""The maximum number of lines in an error."""
 _OURS = ("model", "stream", "stream_options")
 _TEXT = '{"messages": [...]} or {"prompt": "..."}'
 _INPUT = '{"input": "..."}'
@@ -34,23 +34,23 @@ _FORMS: Mapping[str, str] = {
 
 @dataclass(frozen=True)
 class WrittenPrompts:
-    """Requests as clients send them, all to one path, repeated from the first after the last."""
+    """Requests in clients' own form, all to one path. After the last, the first is sent again."""
 
     name: str
     path: str
     _bodies: tuple[Mapping[str, Any], ...] = field(repr=False)
     _max_tokens: int
     kind: ModelKind = "generate"
-    """The kind of the model that gets them."""
+    """The kind of the target model."""
 
     def __len__(self) -> int:
         return len(self._bodies)
 
     def check_context(self, max_model_len: int) -> None:
         """
-        Refuse, with `FleetError`, requests that the model's context certainly cannot hold.
+        Raise `FleetError` for requests that certainly exceed the model's context.
 
-        Only the server can count a text's tokens: it answers 400 to those that are too long.
+        Only the server can count a text's tokens; it answers 400 to a text that is too long.
         """
         if self.kind != "generate":
             return
@@ -94,12 +94,12 @@ def from_jsonl(
     path: Path, kind: ModelKind = "generate", *, max_tokens: int = 512
 ) -> WrittenPrompts:
     """
-    Read prompts: one JSON object per line, the body of a request to vLLM's OpenAI server.
+    Read prompts from a file with one JSON object per line, a request body for vLLM's OpenAI server.
 
-    Each has `messages`, or each has `prompt` (a text, or token ids); a reranker's have `query` and
-    `documents`, those of other models that make no text `input`. Other fields are kept; the model's
-    name and streaming are set here. `max_tokens` applies to lines without their own. Raises
-    `FleetError` with the first lines that cannot be taken.
+    All lines have `messages`, or all have `prompt` (a text, or token ids). A reranker's lines have
+    `query` and `documents`, and lines for other pooling models have `input`. Other fields are kept;
+    the model's name and streaming are set by the load test. `max_tokens` applies to lines without
+    their own. Raises `FleetError` with the first invalid lines.
     """
     if max_tokens < 1:
         raise FleetError(f"answers of at most {max_tokens} tokens are invalid: write 1 or more")
@@ -136,7 +136,7 @@ def from_jsonl(
 
 
 def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
-    """Return a line's request, and why it is refused; "": it is accepted."""
+    """Return a line's request, and its problem or ""."""
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
@@ -170,7 +170,7 @@ def _problem(body: Mapping[str, Any]) -> str:
 
 
 def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
-    """Return why a line is not a request to a model of this kind; "": it is one."""
+    """Return why a line is not a request to a model of this kind; "" if it is."""
     texts = [body.get("input")]
     if kind == "rerank":
         documents = body.get("documents")

@@ -1,5 +1,5 @@
-"""Metrics of a fleet, and their rules, dashboards, scrape configuration and routes. Pure.
+"""Define a fleet's metrics, rules, dashboards, scrape configuration and routes. Pure.
 
-`metrics/` is the one list of metrics. Rules and panels use only these, and tests compare both with
-the answers of real servers.
+`metrics/` is the only list of metrics. Rules and panels use only its metrics, and tests compare
+both with the answers of real servers.
 """

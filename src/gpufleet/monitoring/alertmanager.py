@@ -1,10 +1,10 @@
-"""Render Alertmanager's configuration: which receiver gets which alert. Pure.
+"""Render Alertmanager's configuration, which routes alerts to receivers. Pure.
 
 Pages go to `page`, everything else to `ticket`; alerts without a receiver are shown but not sent.
-Secrets are in files beside the configuration (credentials/), which it names. Only a webhook's URL
-cannot be read from a file by Alertmanager before 0.26 (config/notifiers.go of 0.25 has no url_file,
-and amtool 0.25 refuses it). If `urls` has it, it is written into the configuration, which is then
-secret.
+Secrets are in files beside the configuration (credentials/), which refers to them. The exception is
+a webhook's URL, which Alertmanager before 0.26 cannot read from a file (config/notifiers.go of 0.25
+has no url_file, and amtool 0.25 refuses it). A URL in `urls` is written into the configuration,
+which is then secret.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from gpufleet.monitoring.prometheus import MARK
 from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
 
 NODE_DOWN = "NodeDown"
-"""While it fires for a node, the node's other alerts are not sent: this one explains them."""
+"""The alert that suppresses a node's other alerts, because it explains them."""
 ALIVE = "MonitoringAlive"
-"""Fires always. Sent to `heartbeat` every minute, if there is one."""
+"""The alert that always fires. It is sent to `heartbeat`, if set, every minute."""
 
 # A page is sent at once but for what comes in the same breath; a ticket can wait to be one of many.
 _PAGE = {"group_wait": "10s", "group_interval": "2m", "repeat_interval": "4h"}
@@ -38,9 +38,9 @@ def alertmanager_yml(
     """
     Return alertmanager.yml.
 
-    `urls` maps each secret file that holds a webhook URL to that URL. `folder` is where the
-    configuration will lie, with a slash at its end: Alertmanager resolves file names from its
-    working directory, which may differ.
+    `urls` maps each secret file that holds a webhook URL to that URL. `folder` is the
+    configuration's directory with a trailing slash, because Alertmanager resolves file names from
+    its working directory, which may differ.
     """
     receivers = {
         "page": wanted.page,
@@ -75,7 +75,7 @@ def alertmanager_yml(
 
 
 def secret_files(wanted: Alertmanager) -> dict[str, str]:
-    """Return {file beside the configuration: its source file on this machine}."""
+    """Return the secret files beside the configuration, with their source files on this machine."""
     found: dict[str, str] = {}
     for name, each in (
         ("page", wanted.page),
@@ -96,7 +96,7 @@ def secret_files(wanted: Alertmanager) -> dict[str, str]:
 
 
 def webhooks(wanted: Alertmanager) -> tuple[str, ...]:
-    """Return the members of `secret_files` that contain a webhook URL."""
+    """Return the paths of `secret_files` that contain a webhook URL."""
     return tuple(file for file in secret_files(wanted) if file.endswith("-webhook"))
 
 
@@ -105,7 +105,7 @@ def _file(name: str, way: str) -> str:
 
 
 def _inhibitions() -> Iterator[dict[str, Any]]:
-    """Yield the alerts to suppress while their cause fires."""
+    """Yield the rules that suppress alerts while their cause fires."""
     yield {
         "source_matchers": [f'alertname="{NODE_DOWN}"'],
         "target_matchers": [f'alertname!="{NODE_DOWN}"'],

@@ -1,7 +1,7 @@
-"""Publish when a node's certificates expire, for the node exporter's textfiles. Pure.
+"""Publish the expiry of a node's certificates as textfiles of the node exporter. Pure.
 
 Roles that place a certificate also place this file, so alerts are about the certificate on the
-node. The end is read on this machine, so nodes run no additional program.
+node. The expiry is read on this machine, so nodes run no additional program.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from gpufleet.monitoring.metrics.gpufleet_metrics import CERTIFICATE_END
 from gpufleet.on_node.common.textfile import format_labels
 
 EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
-"""Uses of a certificate, the label `use`: they identify the setting that names the file."""
+"""Uses of a certificate, the label `use`. They identify the setting that names the file."""
 
 
 def metrics_file(folder: str) -> str:
     """
-    Return the file about the certificate in a folder of the node.
+    Return the metrics file of the certificate in a folder of the node.
 
     >>> metrics_file("/etc/gpufleet/gateway")
     '/var/lib/gpufleet/textfile/certificate-gateway.prom'
@@ -27,9 +27,9 @@ def metrics_file(folder: str) -> str:
 
 def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value, ...]:
     """
-    Return the file that says when `folder/name` ends.
+    Return the metrics file with the expiry of `folder/name`.
 
-    `end` is in seconds since 1970; None: there is no such certificate, and the file is removed.
+    `end` is in seconds since 1970. Without a certificate, it is None, and the file is removed.
     """
     path = metrics_file(folder)
     if end is None:
@@ -49,9 +49,9 @@ def end_text(path: str, use: str, end: int) -> str:
 
 def certificate_end(setting: str, pem: bytes) -> int:
     """
-    Return when the first certificate in a PEM ends, in seconds since 1970; the rest is ignored.
+    Return the expiry of the first certificate in a PEM, in seconds since 1970.
 
-    Raises `FleetError`, with the setting's name, where there is none.
+    Further certificates are ignored. Raises `FleetError` with the setting's name if there is none.
     """
     from gpufleet.monitoring import exporter_certificates
 

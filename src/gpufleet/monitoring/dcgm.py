@@ -33,9 +33,9 @@ _PROFILED = frozenset({"hopper", "blackwell"})
 
 def require_published(system: System, node: str) -> None:
     """
-    Raise `FleetError` if a node's settings want DCGM and NVIDIA publishes none for its system.
+    Raise `FleetError` if NVIDIA publishes no DCGM for a node's system.
 
-    For a system outside gpufleet's table this is unknown: its operator's repository may have it.
+    A system outside gpufleet's table is accepted, because the operator's repository may have DCGM.
     """
     try:
         has = vendor_repository(system).dcgm
@@ -50,7 +50,7 @@ def require_published(system: System, node: str) -> None:
 
 
 def has_profiling(wanted: Dcgm, machine: Machine) -> bool:
-    """Return whether the exporter may read profiling counters of every GPU of a machine."""
+    """Return whether the exporter may read profiling counters of all GPUs of a machine."""
     if wanted.profiling is not None:
         return wanted.profiling
     # By the PCI bus, which every deploy can read: the driver's answer would change the file while
@@ -72,7 +72,7 @@ def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
 
 
 def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
-    """Return the host engine's unit, and the exporter's if declared."""
+    """Return the units and files of the host engine, and of the exporter if declared."""
     engine = drop_in("dcgm/nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:

@@ -1,4 +1,4 @@
-"""The file that tells DCGM's exporter what to serve, written from the list of metrics. Pure."""
+"""Write the counters file of DCGM's exporter from the list of metrics. Pure."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ def counters(*, profiling: bool) -> bytes:
 
     Fields that a board lacks have no series, which is harmless. A profiling field without
     permission breaks the exporter: it then reads no field of any GPU, but keeps running without
-    series (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So they are only in
-    it with `profiling`.
+    series (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So the file has
+    profiling fields only with `profiling`.
     """
     text = io.StringIO(_HEAD)
     text.seek(0, io.SEEK_END)

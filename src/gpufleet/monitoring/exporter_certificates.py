@@ -1,7 +1,7 @@
-"""Check that an exporter or a gateway can present a certificate that its clients trust. Pure.
+"""Check that clients will trust the certificate of an exporter or a gateway. Pure.
 
-A separate module because `cryptography.x509` takes 14 ms to load, which only fleets with
-certificates need.
+It is a separate module because `cryptography.x509` takes 14 ms to load, and only fleets with
+certificates need it.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ _PRIVATE_KEY = re.compile(
 
 
 class CertificateFiles(NamedTuple):
-    """The files that settings name, each with its content."""
+    """A certificate's files, each as path and content."""
 
     certificate: tuple[str, bytes]
     key: tuple[str, bytes]
     ca: tuple[str, bytes] | None
     setting: str = "exporters.tls"
-    """The setting that names them."""
+    """The setting that names the files."""
 
 
 def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:
-    """Return problems of a certificate, its key and its CA, as sentences."""
+    """Return the problems of a certificate, its key and its CA, as sentences."""
     (path, certificate), (key_path, key) = named.certificate, named.key
     try:
         chain = x509.load_pem_x509_certificates(certificate)
@@ -118,9 +118,9 @@ def fingerprint(named: CertificateFiles) -> str:
 
 def end(setting: str, pem: bytes) -> dt.datetime:
     """
-    Return when the first certificate in a PEM ends.
+    Return the expiry of the first certificate in a PEM.
 
-    Raises `FleetError`, with the setting's name, where there is none.
+    Raises `FleetError` with the setting's name if there is no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
@@ -141,9 +141,7 @@ def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
 
 
 def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
-    """
-    Yield upcoming problems of a certificate, and mismatches with the address that clients use.
-    """
+    """Yield remarks on a certificate that expires soon, or is not for the clients' address."""
     path, leaf = named.certificate[0], _leaf(named)
     yield from end_remarks(named, now)
     if not _names(leaf, address):
@@ -154,7 +152,7 @@ def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime)
 
 
 def _names(leaf: x509.Certificate, address: str) -> bool:
-    """Return whether a certificate is for an address, as Go compares them (crypto/x509)."""
+    """Return whether a certificate is for an address, by Go's rules (crypto/x509)."""
     try:
         found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

@@ -1,10 +1,11 @@
 """
-Access to a node's exporters: TLS and password. Reads the files that settings name.
+Prepare the access to a node's exporters: TLS and password. Reads the operator's files.
 
-A node gets a web configuration as Prometheus' exporters take it (github.com/prometheus/
-exporter-toolkit, docs/web-configuration.md), its own certificate and key, and a hash of the
-password; units load them as credentials. Everything is checked here, before a node is touched: if
-an exporter fails because of its certificate, only the alerts that it feeds would show that.
+A node gets a web configuration in the format of Prometheus' exporters
+(github.com/prometheus/exporter-toolkit, docs/web-configuration.md), its own certificate and key,
+and a hash of the password. Units load them as credentials. Everything is checked before a node is
+changed, because only the alerts on an exporter's metrics would show that its certificate is
+invalid.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ class Access:
     Access to the exporters of one node.
 
     Attributes:
-        credentials: what their units load, by name; empty: plain HTTP without access control.
-        listen: the address that they bind; "": all.
-        username, password: the login; None: no login.
-        certificate_sha256: of the certificate that they show; None: they speak plain HTTP.
-        certificate_end: when it ends, in seconds since 1970.
-        remarks: what an operator may want to know.
+        credentials: the credentials of their units, by name; empty for plain HTTP without a login.
+        listen: the address to bind; "" binds all addresses.
+        username, password: the login; None without a login.
+        certificate_sha256: the hash of their certificate; None for plain HTTP.
+        certificate_end: the certificate's expiry, in seconds since 1970.
+        remarks: remarks for the operator.
     """
 
     credentials: Mapping[str, bytes] = field(default_factory=dict, repr=False)
@@ -63,9 +64,9 @@ class Access:
 
     def files(self, directory: str) -> tuple[Value, ...]:
         """
-        Return the credentials as files that only root can read, in a directory of root.
+        Return the credentials as files in a directory, readable only by root.
 
-        Beside a certificate is a public file with its end.
+        A certificate's expiry is in a public metrics file.
         """
         if not self.credentials:
             return ()
@@ -80,8 +81,9 @@ class Access:
 
     def only_these(self, directory: str) -> tuple[Value, ...]:
         """
-        Return the desired state that removes other credentials, to apply after all units have
-        dropped them.
+        Return the desired state without other credentials.
+
+        Apply it after all units have dropped them.
         """
         gone = self._end(directory) if self.certificate_end is None else ()
         return (*self.files(directory), NoOtherFiles(f"{directory}/*"), *gone)
@@ -92,7 +94,7 @@ class Access:
         )
 
     def started_with(self) -> dict[str, str]:
-        """Return the hashes of the credentials; a changed hash means a restart."""
+        """Return the hashes of the credentials. A changed hash causes a restart."""
         return {
             f"credential {name}": hashlib.sha256(content).hexdigest()
             for name, content in self.credentials.items()
@@ -108,17 +110,17 @@ class Access:
         return f"{_bracketed(self.listen)}:{port}"
 
     def url(self, port: int) -> str:
-        """Return the address of an exporter's metrics as the node itself reaches them."""
+        """Return the URL of an exporter's metrics on the node itself."""
         scheme = "https" if self.certificate_sha256 else "http"
         return f"{scheme}://{_bracketed(self.listen or '127.0.0.1')}:{port}/metrics"
 
 
 def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -> Access:
     """
-    Return how the exporters of `node` are reached.
+    Return the access to the exporters of `node`.
 
     `address` is the node's address for Prometheus. Raises `FleetError` with all problems of the
-    files that settings name, each with its key.
+    files in the settings, each with its key.
     """
     problems: list[str] = []
     credentials: dict[str, bytes] = {}
@@ -197,9 +199,9 @@ def file_of_node(path: str, node: str) -> str:
 @cache
 def password_hash(password: str, username: str, node: str) -> str:
     """
-    Return the bcrypt hash of a password, always the same one for a user on a node.
+    Return a password's bcrypt hash, which is constant for a user on a node.
 
-    The salt is derived only from both names: it is readable in the hash, and a salt from the
+    The salt is derived only from the two names, because the hash contains it, and a salt from the
     password would allow guesses without bcrypt's cost.
     """
     names = f"gpufleet exporters\0{node}\0{username}".encode()
@@ -210,7 +212,7 @@ def password_hash(password: str, username: str, node: str) -> str:
 
 
 def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
-    """Return the password and "", or a sentence why there is none."""
+    """Return the password and None, or "" and the reason why the password is unusable."""
     key, path = "exporters.basic_auth.password_file", file_of_node(basic.password_file, node)
     wrong: list[str] = []
     content = _read(key, path, wrong)
@@ -254,12 +256,12 @@ class Metrics:
     url: str
     families: tuple[str, ...]
     access: Access = field(default_factory=Access)
-    """How it is reached: the look has the password, on its standard input, and no file has it."""
+    """The access to the exporter. A query gets the password on standard input, never in a file."""
     loopback_port: int | None = None
-    """Port of its source, which listens only on loopback; None: it has none."""
+    """Port of the exporter's source, which listens only on loopback; None without one."""
 
     def parameters(self) -> dict[str, Any]:
-        """Return its parameters for on_node/serving/endpoints.py."""
+        """Return the exporter's parameters for on_node/serving/endpoints.py."""
         return {
             "id": self.id,
             "unit": self.unit,

@@ -1,7 +1,7 @@
-"""Desired state of Prometheus' node exporter on a node: its unit and flags.  Pure.
+"""Compute the desired state of Prometheus' node exporter on a node: its unit and flags. Pure.
 
-The distribution's package or its publisher's own program, one unit for both. The unit has the
-package's name for both, so there is never a second exporter, and gpufleet writes all of it: a
+The program is from the distribution's package or from its publisher. The unit has the package's
+name in both cases, so there is never a second exporter. gpufleet writes the whole unit, because a
 package's unit has no hardening.
 """
 
@@ -81,7 +81,7 @@ _COUNTERS = (
 )
 
 FACTS_FAMILIES = ("gpufleet_facts_failed", "gpufleet_facts_timestamp_seconds")
-"""Metrics of gpufleet's facts that exist even if no other fact could be read."""
+"""Metrics of gpufleet's facts that exist even if no fact could be read."""
 # A family of each collector that alerts rest on.
 _FAMILIES = {
     "cpu": "node_cpu_seconds_total",
@@ -96,7 +96,7 @@ _FAMILIES = {
 
 
 def archive(wanted: NodeExporter) -> ProgramArchive | None:
-    """Return the publisher's program; None: the distribution's is used."""
+    """Return the publisher's program; None for the distribution's package."""
     return ProgramArchive(PROGRAM, wanted.archive, (PROGRAM,)) if wanted.archive else None
 
 
@@ -124,7 +124,7 @@ def required_state(wanted: NodeExporter) -> tuple[Value, ...]:
 
 
 def unit(wanted: NodeExporter, access: Access) -> UnitFile:
-    """Return the unit, for either kind of program."""
+    """Return the exporter's unit."""
     return whole_unit(
         "node_exporter/node_exporter.service.j2",
         UNIT,
@@ -138,7 +138,7 @@ def unit(wanted: NodeExporter, access: Access) -> UnitFile:
 
 
 def services(rendered: UnitFile, access: Access) -> tuple[Value, ...]:
-    """Return the unit with its credentials; a drop-in from earlier releases is removed."""
+    """Return the unit with its credentials. An earlier release's drop-in is removed."""
     return (
         *access.files(CREDENTIALS),
         rendered.file,
@@ -151,7 +151,7 @@ def arguments(wanted: NodeExporter, access: Access) -> tuple[str, ...]:
     """
     Return the program's flags.
 
-    `$CREDENTIALS_DIRECTORY` in one of them is for systemd to fill in.
+    systemd expands `$CREDENTIALS_DIRECTORY` in them.
     """
     on = [name for name in dict.fromkeys((*ON, *wanted.collectors)) if name not in wanted.without]
     off = [name for name in dict.fromkeys((*OFF, *wanted.without)) if name not in wanted.collectors]
@@ -184,14 +184,14 @@ _CREDENTIAL = f"${{CREDENTIALS_DIRECTORY}}/{WEB_CONFIG}"
 
 
 def _quoted(word: str) -> str:
-    """Return a flag as one word of a unit; systemd fills in the credentials directory."""
+    """Return a flag as one word of a unit; systemd expands the credentials directory."""
     if word.endswith(_CREDENTIAL):
         return systemd_quote(word.removesuffix(_CREDENTIAL)) + _CREDENTIAL
     return systemd_quote(word)
 
 
 def flag_check_script(wanted: NodeExporter, access: Access) -> str:
-    """Return the shell script that makes the program parse its flags without changes."""
+    """Return the shell script in which the program only parses its flags."""
     words = [program(wanted), *arguments(wanted, access), "--version"]
     line = " ".join(map(quote, words))
     hint = (
@@ -206,9 +206,9 @@ def flag_check_script(wanted: NodeExporter, access: Access) -> str:
 
 def metrics(wanted: NodeExporter, access: Access, *, facts: bool = False) -> Metrics:
     """
-    Return what the exporter must serve: one family from each collector that alerts need.
+    Return the required metrics of the exporter: one family from each collector that alerts need.
 
-    With `facts` also gpufleet's own metrics, unless the exporter must not read files.
+    With `facts`, gpufleet's own metrics are also required, unless the textfile collector is off.
     """
     ours = FACTS_FAMILIES if facts and "textfile" not in wanted.without else ()
     return Metrics(

@@ -1,8 +1,8 @@
-"""Write, correct and remove gpufleet's files in a shared folder; leave all other files alone.
+"""Write, update and remove gpufleet's files in a shared folder, and no other files.
 
-A list in the folder names gpufleet's files, with the hash of each as written. A file that is not in
-the list, or was changed since, is not touched but refused. The list is written before the files, so
-that the next run recognises a killed run's files.
+A list in the folder has gpufleet's files with their hashes. A file that is not in the list, or has
+changed, is refused and left unchanged. The list is written before the files, so that the next run
+recognises a killed run's files.
 """
 
 from __future__ import annotations
@@ -20,10 +20,11 @@ LIST = ".gpufleet-written.json"
 
 def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """
-    Write these files into `folder`, and remove those that an earlier call wrote and this one omits.
+    Write these files into `folder`, and remove obsolete files of earlier calls.
 
-    `wanted` maps paths inside it to contents. Returns the changes, one line each; empty without
-    changes. Raises `FleetError` for every file that gpufleet must not write, before writing any.
+    `wanted` maps paths inside the folder to contents. Returns the changes, one line each; empty
+    without changes. Raises `FleetError` for every file that gpufleet must not write, before writing
+    any.
     """
     ours = _listed(folder)
     now = {path: _hash(folder / path) for path in {*ours, *wanted}}
@@ -75,7 +76,7 @@ def _why(listed: bool) -> str:
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
-    """Return {path: allowed hashes} of the files written here before."""
+    """Return the allowed hashes of previously written files by path."""
     try:
         found: dict[str, list[str]] = json.loads((folder / LIST).read_bytes())["files"]
     except FileNotFoundError:
@@ -108,7 +109,7 @@ def _text(files: Mapping[str, list[str]]) -> bytes:
 
 
 def _put(path: Path, content: bytes) -> None:
-    """Write a file in one step: a reader sees the old one or the new one."""
+    """Write a file atomically."""
     path.parent.mkdir(parents=True, exist_ok=True)
     draft = path.with_name(f".{path.name}.new")
     draft.write_bytes(content)

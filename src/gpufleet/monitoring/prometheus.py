@@ -1,10 +1,10 @@
-"""Prometheus' configuration and its targets by job, from the inventory and the plan.
+"""Render Prometheus' configuration and its targets by job, from the inventory and the plan.
 
-Targets lie in files that Prometheus reads again whenever they change (file_sd), so adding or
-removing a node needs no reload. Exporters' access (TLS, a password) is configuration: nodes with
-the same access share one scrape configuration and one file.
+Targets are in files that Prometheus rereads after each change (file_sd), so adding or removing a
+node needs no reload. Exporters' access (TLS, a password) is configuration, so nodes with the same
+access share one scrape configuration and one file.
 
-Pure: values in, text out. `instance` is the node's name, independent of its address.
+Pure. `instance` is the node's name, independent of its address.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _MOST_SECONDS = 10
 
 @dataclass(frozen=True, order=True)
 class Access:
-    """Access to a target. Files are on this machine; empty: not required."""
+    """Access to a target. Files are on this machine; "" if not required."""
 
     tls: bool = False
     ca_file: str = ""
@@ -45,27 +45,27 @@ class Access:
 
 @dataclass(frozen=True)
 class Scrape:
-    """One scrape configuration, and the targets in its file."""
+    """One scrape configuration with its targets."""
 
     name: str
-    """`node`, `node-tls-auth`: of the configuration and of its file."""
+    """The name of the configuration and its file, such as `node` or `node-tls-auth`."""
     job: Job
     access: Access
     targets: tuple[Target, ...] = field(hash=False)
 
     @property
     def file(self) -> str:
-        """Its targets' file, from the configuration's directory."""
+        """The path of the targets' file, relative to the configuration's directory."""
         return f"targets/{self.name}.json"
 
     @property
     def content(self) -> str:
-        """The file's content."""
+        """The content of the targets' file."""
         return json.dumps(list(self.targets), indent=1) + "\n"
 
     @property
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Pairs of (file beside the configuration, its source file on this machine)."""
+        """Pairs of (file beside the configuration, source file on this machine)."""
         if self.access.password_file:
             yield f"credentials/{self.name}.password", self.access.password_file
         if self.access.ca_file:
@@ -75,7 +75,9 @@ class Scrape:
 def unreachable_servers(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> list[str]:
-    """Return the servers that `home` cannot scrape, because they listen only on their own node."""
+    """
+    Return sentences on servers that `home` cannot scrape, because they listen on their node only.
+    """
     alone = {each.node for each in servers if each.node != home} & {
         name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
     }
@@ -93,9 +95,9 @@ def scrapes(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server] = (), home: str = ""
 ) -> tuple[Scrape, ...]:
     """
-    Return everything that the Prometheus on node `home` scrapes; "": an external Prometheus.
+    Return the scrapes of the Prometheus on node `home`; "" is an external Prometheus.
 
-    A job without targets still has an (empty) file, so that its first target needs no reload.
+    A job without targets has an empty file, so that its first target needs no reload.
     """
     found: list[Scrape] = []
     ports_of = {
@@ -132,10 +134,10 @@ def keep_silent_targets(
     wanted: Iterable[Scrape], before: Mapping[str, Iterable[Target]], silent: Collection[str]
 ) -> tuple[Scrape, ...]:
     """
-    Return `wanted` with the last known vLLM servers of nodes that did not answer.
+    Return `wanted` with the last known vLLM servers of silent nodes.
 
-    `before` has the files' current contents: nodes without an answer keep their targets, so that a
-    server that is down still shows as down.
+    `before` has the files' current contents. Silent nodes keep their targets, so that a server that
+    is down is still reported as down.
     """
     return tuple(
         Scrape(
@@ -158,7 +160,7 @@ def keep_silent_targets(
 
 
 def targets(wanted: Iterable[Scrape]) -> dict[str, list[Target]]:
-    """Return {name of the scrape configuration: its file_sd list}; a job's own name is one."""
+    """Return the file_sd lists by name of the scrape configuration, which may be a job's name."""
     return {each.name: list(each.targets) for each in wanted}
 
 
@@ -174,7 +176,7 @@ def _access(exporters: Exporters, node: str) -> Access:
 
 
 def _named(job: Job, by_access: Mapping[Access, list[Target]]) -> Iterator[Scrape]:
-    """Name scrape configurations after their job; several of one job are numbered."""
+    """Yield a job's scrape configurations, named after the job and numbered if names collide."""
     seen: dict[str, int] = {}
     for access, found in sorted(by_access.items()):
         parts = [str(job), *(["tls"] if access.tls else []), *(["auth"] if access.username else [])]
@@ -200,8 +202,9 @@ def _of_servers(
 
 def server_address(node: NodeVars, *, here: bool) -> str | None:
     """
-    Return the address of a node's vLLM servers, for a scraper on it (`here`) or elsewhere; None:
-    none.
+    Return the address of a node's vLLM servers, or None if the scraper cannot reach them.
+
+    `here` is whether the scraper runs on the node.
     """
     listens = _vllm_listens(node)
     if listens in _LOOPBACK:
@@ -214,7 +217,7 @@ def _vllm_listens(node: NodeVars) -> str:
 
 
 def _monitor(nodes: Mapping[str, NodeVars], home: str, job: Job) -> Iterator[Target]:
-    """Yield the servers of monitoring nodes: this node's, and others' if reachable."""
+    """Yield the targets of monitoring servers: of node `home`, and of other nodes if reachable."""
     for name, node in sorted(nodes.items()):
         monitoring = node.settings.monitoring
         server = monitoring and (
@@ -238,7 +241,7 @@ def _target(job: Job, host: str, port: int, instance: str, **labels: str) -> Tar
 
 def host_port(host: str, port: int) -> str:
     """
-    Return host and port as addresses are written.
+    Return host and port as an address, with brackets around IPv6.
 
     >>> host_port("2001:db8::1", 9090)
     '[2001:db8::1]:9090'
@@ -247,7 +250,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def local_address(listen: str) -> str:
-    """Return the address at which a server that binds `listen` is reached on its own node."""
+    """Return the local address of a server that binds `listen`."""
     return "127.0.0.1" if listen in _ANY else listen
 
 
@@ -256,9 +259,10 @@ def local_address(listen: str) -> str:
 
 def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     """
-    Return Prometheus' configuration; it refers to rules/, targets/ and credentials/ beside it.
+    Return Prometheus' configuration, which refers to rules/, targets/ and credentials/ beside it.
 
-    It also reads own-targets/<name>.json and own-rules/*.yml, for your own targets and rules.
+    Prometheus also reads own-targets/<name>.json and own-rules/*.yml, for your own targets and
+    rules.
     """
     server = monitoring.prometheus
     seconds = server.scrape_seconds if server else 15

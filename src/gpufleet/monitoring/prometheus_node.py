@@ -1,4 +1,6 @@
-"""Desired state of Prometheus on a monitoring node: unit, configuration, targets.  Pure."""
+"""
+Compute the desired state of Prometheus on a monitoring node: unit, configuration, targets. Pure.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,7 @@ DATA = f"{STATE}/metrics2"
 
 
 def unit(server: Prometheus, program: ProgramArchive | None) -> UnitFile:
-    """Return its unit, for the distribution's package or its publisher's own program."""
+    """Return Prometheus' unit, for the distribution's package or the publisher's program."""
     return whole_unit(
         "prometheus/prometheus.service.j2",
         UNIT,
@@ -35,7 +37,7 @@ def unit(server: Prometheus, program: ProgramArchive | None) -> UnitFile:
 def configuration_files(
     configuration: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
-    """Return its directories, configuration and credentials."""
+    """Return Prometheus' directories, configuration and credentials; others are removed."""
     return DesiredState(
         *directories(HOME, DATA),
         # There from the beginning: Prometheus watches no directory that comes later.
@@ -47,7 +49,7 @@ def configuration_files(
 
 
 def target_files(wanted: tuple[Scrape, ...]) -> DesiredState:
-    """Return the target files, and remove all others."""
+    """Return the target files; other files of targets are removed."""
     found = render.targets(wanted).items()
     return DesiredState(
         *(File(f"{HOME}/{path}", content) for path, content in found),

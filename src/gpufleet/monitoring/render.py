@@ -1,7 +1,7 @@
 """Render every monitoring file by its path: for a monitoring node, or for your own servers.
 
-Pure: settings in, contents out. They contain no secrets: `needed_secrets` lists the files of this
-machine that the operator must copy, and their places.
+Pure. The files contain no secrets: `needed_secrets` lists the files of this machine that the
+operator must copy, with their paths.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
     alertmanager/alertmanager.yml, credentials/
@@ -63,7 +63,7 @@ def prometheus(
     wanted: Iterable[Scrape],
     measured: Iterable[MeasuredReplica] = (),
 ) -> dict[str, bytes]:
-    """Return the files that Prometheus reads at a start or a reload: a change needs a reload."""
+    """Return the files that Prometheus reads at its start, so a change needs a reload."""
     rules = rule_files(rule_settings(monitoring, nodes, measured))
     return {
         "prometheus.yml": prometheus_yml(monitoring, wanted).encode(),
@@ -77,9 +77,7 @@ def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
 
 
 def grafana(monitoring: Monitoring) -> dict[str, bytes]:
-    """
-    Return Grafana's provisioning files by path: the Prometheus data source and the dashboards.
-    """
+    """Return Grafana's provisioning files by path: for the data source and the dashboards."""
     server = monitoring.prometheus
     at = host_port(local_address(server.listen), server.port) if server else "127.0.0.1:9090"
     seconds = server.scrape_seconds if server else 15
@@ -133,9 +131,7 @@ def render_files(
 
 
 def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
-    """
-    Return the secrets that rendered files refer to, {path: file of this machine with its content}.
-    """
+    """Return the secrets of the rendered files: the source file on this machine by path."""
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
         own = alertmanager.secret_files(monitoring.alertmanager)

@@ -1,7 +1,7 @@
-"""Silences of alerts: for whom, until when, by whom and why. Pure.
+"""Create and parse silences of alerts. Pure.
 
-Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence is created with an end: it
-needs no closing, and a killed upgrade leaves no lasting silence.
+The format is that of Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence is
+created with an end, so it needs no closing, and a killed upgrade leaves no lasting silence.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.answer_forms import refuse_malformed
 
 MARK = "gpufleet: "
-"""The prefix of gpufleet's `createdBy`: other silences are never closed."""
+"""The prefix of gpufleet's `createdBy`. Silences without it are never closed."""
 LONGEST = dt.timedelta(hours=24)
 _DURATION = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -28,16 +28,16 @@ class Silence:
 
     id: str
     state: str
-    """active, pending or expired."""
+    """The state: active, pending or expired."""
     nodes: tuple[str, ...]
-    """Silenced nodes; empty: the silence is not about nodes."""
+    """The silenced nodes; empty if the silence is not about nodes."""
     by: str
     why: str
     until: dt.datetime
 
     @property
     def ours(self) -> bool:
-        """Return whether gpufleet created it."""
+        """Return whether gpufleet created the silence."""
         return self.by.startswith(MARK)
 
     def as_json(self) -> dict[str, Any]:
@@ -54,7 +54,7 @@ class Silence:
 
 def duration(text: str) -> dt.timedelta:
     """
-    Return a length of time: `30m`, `2h`, `90s`.
+    Parse a duration, such as `30m`, `2h` or `90s`.
 
     Raises `FleetError` for an invalid duration, and for more than a day.
 
@@ -71,7 +71,7 @@ def duration(text: str) -> dt.timedelta:
 def new_silence(
     node: str, by: str, why: str, until: dt.datetime, now: dt.datetime
 ) -> dict[str, Any]:
-    """Return the request that silences everything about a node."""
+    """Return the request for a silence of all alerts on a node."""
     return {
         "matchers": [{"name": "instance", "value": node, "isRegex": False, "isEqual": True}],
         "startsAt": now.isoformat(),
@@ -83,7 +83,7 @@ def new_silence(
 
 def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
     """
-    Return the silences that a server lists and that are not over, soonest to end first.
+    Return the unexpired silences in a server's list, sorted by end.
 
     Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for any other document.
     """
@@ -113,7 +113,7 @@ def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ..
     """
     Return a node's silences from `on_node/monitoring/silences.py`'s answer.
 
-    Raises `FleetError` naming the node if it did not carry out the request.
+    Raises `FleetError` naming the node if it did not execute the request.
     """
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
@@ -124,7 +124,7 @@ def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ..
 
 
 def _moment(text: str) -> dt.datetime:
-    """Return a time with its zone; raises `ValueError` for one without."""
+    """Parse a time with its zone. Raises `ValueError` for a time without a zone."""
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")

@@ -1,6 +1,6 @@
-"""Targets of a monitoring node: the inventory's nodes, and the servers that run on them.
+"""Collect the targets of a monitoring node: the inventory's nodes and their servers.
 
-Pure, except that it reads the secrets that settings name.
+Pure, except that it reads the secrets named in the settings.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ class MonitoringTargets:
     name: str
     nodes: Mapping[str, NodeVars] = field(repr=False)
     servers: tuple[Server, ...]
-    """vLLM's servers."""
+    """The vLLM servers."""
     silent: frozenset[str] = frozenset()
     """Nodes whose running servers are unknown."""
     measured: tuple[MeasuredReplica, ...] = ()
-    """Replicas with a measurement that holds for what runs; empty where rules are not rendered."""
+    """Running replicas with an applicable measurement; empty if rules are not rendered."""
 
     @property
     def settings(self) -> NodeSettings:
@@ -44,14 +44,14 @@ class MonitoringTargets:
         return self.settings.monitoring
 
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
-        """Return its scrape targets; `before` has the current target files by name."""
+        """Return the node's scrapes; `before` has the current target files by path."""
         wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
         return prometheus.keep_silent_targets(wanted, before, self.silent)
 
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
     """
-    Return {file on the node: content} for {file on the node: file on this machine}.
+    Return the contents of files of this machine, by their path on the node.
 
     `where` is the setting that names the files. Raises `FleetError` with every file that is
     unreadable or empty.

@@ -1,1 +1,1 @@
-"""Grafana dashboards, built of panels whose queries name metrics of `metrics/` only."""
+"""Grafana dashboards, whose panels query only metrics of `metrics/`."""

@@ -1,4 +1,4 @@
-"""Common parts of dashboards: variables, their selectors, thresholds, words. Pure."""
+"""Define common parts of dashboards: variables, selectors, thresholds and words. Pure."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def stat(
     width: int = 3,
     decimals: int | None = None,
 ) -> Panel:
-    """Return a panel with one large number on a coloured background: good or bad."""
+    """Return a panel with one large number on a background coloured by its state."""
     return Panel(
         Kind.STAT,
         title,
@@ -92,7 +92,7 @@ def lines(
     stacked: bool = False,
     empty: str = "",
 ) -> Panel:
-    """Return values over time; `steps` are drawn as lines."""
+    """Return a panel of values over time; `steps` are drawn as lines."""
     return Panel(
         Kind.LINES,
         title,
@@ -120,7 +120,7 @@ def timeline(
     height: int = 8,
     empty: str = "",
 ) -> Panel:
-    """Return a band for each series, coloured by its state."""
+    """Return a panel with a band for each series, coloured by its state."""
     return Panel(
         Kind.TIMELINE,
         title,
@@ -137,5 +137,5 @@ def timeline(
 def heatmap(
     title: str, unit: Unit, expr: str, what_to_do: str, *, width: int = 12, height: int = 8
 ) -> Panel:
-    """Return how a histogram's observations spread over its buckets, over time."""
+    """Return a panel of a histogram's distribution over its buckets, over time."""
     return Panel(Kind.HEATMAP, title, unit, (Query(expr),), what_to_do, width, height)

@@ -1,4 +1,4 @@
-"""All nodes at a glance: who serves, what is wrong, what runs where. Pure."""
+"""Define the dashboard of all nodes: alerts, nodes, stages, capacity and versions. Pure."""
 
 from __future__ import annotations
 

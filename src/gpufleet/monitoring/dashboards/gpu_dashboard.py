@@ -1,4 +1,4 @@
-"""The dashboard of GPUs and their links: heat, power, memory errors, NVLink. Pure."""
+"""Define the dashboard of GPUs and links: heat, power, memory errors and NVLink. Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Grafana's JSON of our dashboards. Pure, and the same for every fleet.
+"""Render gpufleet's dashboards as Grafana's JSON. Pure, and the same for every fleet.
 
-The classic model, which Grafana 10 to 13 takes as a file: schemaVersion 42 is what
-@grafana/schema 13.2.3 (raw/dashboard) writes by default; nothing here is younger than Grafana 10.
+The format is the classic model, which Grafana 10 to 13 accept as a file. schemaVersion 42 is the
+default of @grafana/schema 13.2.3 (raw/dashboard). All features exist since Grafana 10.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _Marked = TypeVar("_Marked", Step, ValueDisplay)
 
 
 def dashboards() -> dict[str, str]:
-    """Return `{"gpufleet-fleet.json": text, ...}`, as Grafana's file provisioning takes them."""
+    """Return `{"gpufleet-fleet.json": text, ...}` for Grafana's file provisioning."""
     return {
         f"{dashboard.uid}.json": json.dumps(grafana(dashboard), indent=2, ensure_ascii=False) + "\n"
         for dashboard in DASHBOARDS
@@ -92,7 +92,7 @@ def grafana(dashboard: Dashboard) -> Json:
 
 
 def description(panel: Panel) -> str:
-    """Return a panel's description as Markdown: its metrics, and what to do."""
+    """Return a panel's description as Markdown: what to do, and the meaning of its metrics."""
     known = meanings()
     named = dict.fromkeys(
         name for query in panel.queries for name in _NAME.findall(query.expr) if name in known
@@ -105,7 +105,7 @@ def description(panel: Panel) -> str:
 
 @cache
 def meanings() -> Mapping[str, str]:
-    """Return the meaning of every series and recording that queries may use."""
+    """Return the meaning of every series and recording allowed in queries."""
     return {
         **{name: metric.help for name, metric in catalogue.SERIES.items()},
         **{
@@ -329,7 +329,9 @@ def _column(column: Column) -> Json:
 
 
 def _only_bad(marks: tuple[_Marked, ...]) -> tuple[_Marked, ...]:
-    """Colour only bad cells: in a green table one red cell is hard to see."""
+    """
+    Return marks without the colour of good values: in a green table a red cell is hard to see.
+    """
     return tuple(
         replace(mark, colour=Colour.NONE) if mark.colour is Colour.GOOD else mark for mark in marks
     )
@@ -342,10 +344,10 @@ def _cell_link(column: Column) -> Json:
 
 def _transformations(panel: Panel) -> list[Json]:
     """
-    Return the transformations of a table's answers to rows.
+    Return the transformations that turn a table's answers into rows.
 
-    They are joined by the label of the first column, which leaves out a query without an
-    answer; `merge` would then no longer match the rows.
+    Answers are joined by the label of the first column, which omits a query without an answer.
+    `merge` would not match the rows in that case.
     """
     if panel.kind is not Kind.TABLE:
         return []
@@ -368,7 +370,7 @@ def _transformations(panel: Panel) -> list[Json]:
 
 
 def _field(panel: Panel, column: Column) -> str:
-    """Return Grafana's name of a column: @grafana/prometheus 13.1.4, result_transformer."""
+    """Return Grafana's name of a column (@grafana/prometheus 13.1.4, result_transformer)."""
     if column.query is None:
         return column.label
     return f"Value #{ascii_uppercase[column.query]}" if len(panel.queries) > 1 else "Value"

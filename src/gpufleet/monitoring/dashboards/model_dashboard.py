@@ -1,4 +1,4 @@
-"""The dashboard of one model and its replicas, with the values that a client can measure. Pure."""
+"""Define the dashboard of a model and its replicas, with clients' view. Pure."""
 
 from __future__ import annotations
 
@@ -55,14 +55,14 @@ def _held(recorded: str, objective: str) -> str:
 
 
 def _of_this(vector: str) -> str:
-    """Restrict a vector of stages without a model label to this model's."""
+    """Return a vector of stages without a model label, restricted to this model's."""
     return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
 
 
 def _spread(
     title: str, histogram: Measure, what_to_do: str, objective: str = "", empty: str = _QUIET
 ) -> Panel:
-    """Return a latency's quantiles over time, with its objective."""
+    """Return a panel of a latency's quantiles over time, with its objective."""
     quantiles = tuple(
         Query(_quantile(quantile, histogram), name)
         for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))

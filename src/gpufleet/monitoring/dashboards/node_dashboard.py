@@ -1,4 +1,4 @@
-"""The dashboard of one node: its hardware, what it runs, and which resources are short. Pure."""
+"""Define the dashboard of a node: hardware, versions, stages and short resources. Pure."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Parts of a dashboard as values: panels, their queries, and the colours' meanings. Pure.
+"""Define the parts of a dashboard: panels, queries and the meanings of colours. Pure.
 
-`monitoring/dashboards/grafana.py` makes Grafana's JSON of them. Ids of units and colours are
-Grafana's own (@grafana/data 13.2.3, valueFormats/categories and
-themes/createVisualizationColors).
+`monitoring/dashboards/grafana.py` converts them to Grafana's JSON. The ids of units and colours are
+Grafana's own (@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ class Unit(StrEnum):
 
 
 class Kind(StrEnum):
-    """The panel types of Grafana that are used here; none of them needs Angular."""
+    """The panel types of Grafana in use; none of them needs Angular."""
 
     LINES = "timeseries"
     STAT = "stat"
@@ -44,7 +43,7 @@ class Kind(StrEnum):
 
 
 class Colour(StrEnum):
-    """The meaning of colours, equal on all dashboards."""
+    """The meanings of colours, equal on all dashboards."""
 
     GOOD = "green"
     LOOK = "orange"
@@ -78,9 +77,9 @@ class Query:
     One query of a panel.
 
     Attributes:
-        expr: PromQL, with the dashboard's variables as `$instance`.
-        legend: a series' name, with its labels as `{{gpu}}`.
-        limit: whether this query is a limit for the others; drawn dashed and red.
+        expr: PromQL, with the dashboard's variables such as `$instance`.
+        legend: a series' name, with its labels such as `{{gpu}}`.
+        limit: whether the query is a limit for the others, drawn dashed and red.
     """
 
     expr: str
@@ -96,10 +95,10 @@ class Column:
     Attributes:
         heading: its title, unique in the table.
         label: the label to show; or
-        query: the number of the query whose value to show, from 0.
-        unit, steps, shown: of that value; `steps` colour a cell's background.
-        link: the dashboard that a cell opens: the uid of one with a variable of the name `label`.
-        width: in pixels; None: the remaining space.
+        query: the number, from 0, of the query whose value is shown.
+        unit, steps, shown: the display of this value; `steps` colour a cell's background.
+        link: the uid of the dashboard that a cell opens, which has a variable named `label`.
+        width: in pixels; None takes the remaining space.
     """
 
     heading: str
@@ -118,11 +117,11 @@ class Panel:
     One panel.
 
     Attributes:
-        what_to_do: comes in its description after the meaning of its metrics.
-        empty: the meaning of an empty answer; "": it is never empty on a healthy fleet.
+        what_to_do: advice, written in the description before the meaning of the metrics.
+        empty: the meaning of an empty answer; "" if a healthy fleet always has values.
         steps, shown: colours and words of values; `lines` draws the steps as lines.
-        minimum, maximum: of the axis; None: from the values.
-        stacked: draw series on top of each other, for their sum.
+        minimum, maximum: the ends of the axis; None fits the values.
+        stacked: whether series are stacked to show their sum.
     """
 
     kind: Kind
@@ -145,7 +144,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A heading and the panels below it; each line of panels fills the width."""
+    """A heading with the panels below it. Each line of panels fills the width."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -157,10 +156,10 @@ class Variable:
     A choice at the top of a dashboard, from the values of a label.
 
     Attributes:
-        name: as in `$name`.
-        label: what stands before it.
-        values: the query of its values: label_values(...).
-        many: several may be chosen, and all are at first; else the first one is.
+        name: the variable's name in `$name`.
+        label: its displayed label.
+        values: the query for its values: label_values(...).
+        many: whether several may be selected; initially all are selected, otherwise the first.
     """
 
     name: str
@@ -171,7 +170,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment that is marked in every panel: when `expr` is 1."""
+    """A moment marked in every panel, when `expr` is 1."""
 
     name: str
     expr: str
@@ -185,9 +184,9 @@ class Dashboard:
     One dashboard.
 
     Attributes:
-        uid: Grafana's name for it in addresses and links, never changed.
-        question: the question that it answers.
-        hours: the initial time range.
+        uid: Grafana's id in URLs and links, never changed.
+        question: the question that the dashboard answers.
+        hours: the initial time range in hours.
     """
 
     uid: str

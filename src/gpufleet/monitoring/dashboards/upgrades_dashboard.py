@@ -1,4 +1,4 @@
-"""Dashboard of upgrades: versions over time, and what each change cost. Pure."""
+"""Define the dashboard of upgrades: versions over time, and the cost of each change. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RATE = "[$__rate_interval]"
 
 
 def _versions(title: str, label: str, what_to_do: str, info: str = "gpufleet_node_info") -> Panel:
-    """Return a band for each version that each node had."""
+    """Return a panel with a band for each version on each node."""
     return timeline(
         title,
         (

@@ -1,4 +1,1 @@
-"""
-The one list of metrics: those that rules, dashboards and gates may use, by the server that exports
-them.
-"""
+"""The list of metrics for rules, dashboards and gates, by the server that exports them."""

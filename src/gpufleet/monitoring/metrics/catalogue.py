@@ -1,4 +1,4 @@
-"""Every metric that rules, dashboards and gates may name. Pure."""
+"""Join the lists of all metrics for rules, dashboards and gates. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LISTS: tuple[tuple[Metric, ...], ...] = (
 
 def join_lists(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     """
-    Return {name: metric} of lists that share no name.
+    Return {name: metric} of lists without common names.
 
-    `up` and other metrics that every target has are in server_metrics' list only. Raises ValueError
-    for a name in two places, which could contradict each other.
+    `up` and other metrics that every target has are only in the list of prometheus_metrics. Raises
+    ValueError for a name in two lists, which could contradict each other.
     """
     found: dict[str, Metric] = {}
     for metric in (metric for metrics in lists for metric in metrics):

@@ -1,13 +1,13 @@
-"""Fields that DCGM's exporter serves; gpufleet's counters file is written from this list. Pure.
+"""List the fields of DCGM's exporter, from which the counters file is written. Pure.
 
-The exporter does not start with a name that it does not know. These are DCGM's older names: each
-was looked up in the field tables of NVIDIA's Go binding at the commits that exporters 4.1.0, 4.4.0,
-4.5.0 and 4.8.2 were built from (DCGM 4.2, 4.3, 4.4, 4.5), and at DCGM 4.6.1, which knows them as
-aliases of its new names. So rules keep working over an upgrade of DCGM. A metric has the name that
-the counters file uses. Left out because DCGM 4.2 lacks them: NVLINK_COUNT_EFFECTIVE_ERRORS,
+The exporter does not start with an unknown name. These are DCGM's older names. Each was looked up
+in the field tables of NVIDIA's Go binding at the commits that exporters 4.1.0, 4.4.0, 4.5.0 and
+4.8.2 were built from (DCGM 4.2, 4.3, 4.4, 4.5), and at DCGM 4.6.1, which has them as aliases of its
+new names. So rules keep working over an upgrade of DCGM. A metric has its name in the counters
+file. DCGM 4.2 lacks the following fields, so they are omitted: NVLINK_COUNT_EFFECTIVE_ERRORS,
 FABRIC_HEALTH_MASK, GET_GPU_RECOVERY_ACTION.
 
-Help texts have no comma: the counters file is read as CSV.
+Help texts have no comma, because the counters file is read as CSV.
 """
 
 from __future__ import annotations

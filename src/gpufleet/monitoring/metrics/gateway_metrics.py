@@ -1,7 +1,7 @@
-"""Metrics of HAProxy's built-in exporter that rules and panels use. Pure.
+"""List the metrics of HAProxy's built-in exporter for rules and panels. Pure.
 
-HAProxy calls a backend or frontend `proxy`; a backend of the gateway is a model, its servers are
-the model's replicas. Read from HAProxy 2.6.12 with two backends, one of them dead
+HAProxy calls a backend or frontend `proxy`. A backend of the gateway is a model, and its servers
+are the model's replicas. The list was read from HAProxy 2.6.12 with two backends, one of them dead
 (tests/unit/monitoring/recorded/haproxy-2.6.txt).
 """
 

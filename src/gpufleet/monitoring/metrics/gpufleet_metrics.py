@@ -1,10 +1,11 @@
-"""Metrics that gpufleet's programs on nodes write for the node exporter's textfiles. Pure.
+"""List the metrics that gpufleet writes for the node exporter's textfiles. Pure.
 
-`on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py` check.prom and
-drift.prom, the watchdog watchdog.prom. Their definitions are in
-`on_node/common/metric_families.py`, which is sent to nodes. Roles that place a certificate write
-certificate-*.prom (`monitoring/certificate_ends.py`): it is not in that list, because a change of
-the list restarts watchdogs. docs/reference/node-metrics.md says where each value is from.
+On nodes, `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py`
+writes check.prom and drift.prom, and the watchdog writes watchdog.prom.
+`on_node/common/metric_families.py`, which is sent to nodes, has their definitions. Roles that place
+a certificate write certificate-*.prom (`monitoring/certificate_ends.py`). Its metric is not in
+metric_families, because a change of that list restarts watchdogs. docs/reference/node-metrics.md
+has the source of each value.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""One metric that something in the fleet serves. Pure."""
+"""Define the type of a metric. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ Release: TypeAlias = tuple[int, int]
 
 
 class Job(StrEnum):
-    """The server of a metric: the label `job` of its series, and the group of its targets."""
+    """
+    The server of a metric, which is the label `job` of its series and the group of its targets.
+    """
 
     NODE = "node"  # node_exporter, with our own facts from its textfile collector
     DCGM = "dcgm"
@@ -23,18 +25,18 @@ class Job(StrEnum):
 @dataclass(frozen=True)
 class Metric:
     """
-    One metric, as its server writes it.
+    One metric, in its server's form.
 
     Attributes:
-        name: with its exported suffix (`_total`); for a histogram without `_bucket`.
+        name: the name with its exported suffix (`_total`); for a histogram, without `_bucket`.
         job: its server.
-        type: as exported.
-        help: its meaning with unit, in one sentence without a full stop.
+        type: the exported type.
+        help: its meaning and unit, in one sentence without a full stop.
         labels: its series' own labels; `instance` and `job` come from the scrape.
-        only: where it exists, if not everywhere: "H100 and newer", "nodes with NVLink". Empty:
+        only: the targets with it, such as "H100 and newer" or "nodes with NVLink". Empty:
             every healthy target serves it, which a test checks.
-        since, before: the server's releases that have it, [since, before); None: all known.
-        source: where this was read: a document, a version, a measurement.
+        since, before: the server's releases that have it, [since, before); None for all known.
+        source: the source of this entry: a document, a version, a measurement.
     """
 
     name: str
@@ -49,7 +51,7 @@ class Metric:
 
     @property
     def series(self) -> tuple[str, ...]:
-        """The names of its series."""
+        """The names of the metric's series."""
         if self.type != "histogram":
             return (self.name,)
         return tuple(self.name + suffix for suffix in ("_bucket", "_count", "_sum"))

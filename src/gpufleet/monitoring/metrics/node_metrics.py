@@ -1,9 +1,9 @@
-"""Metrics of the node exporter that rules and dashboards use. Pure.
+"""List the metrics of the node exporter for rules and dashboards. Pure.
 
-Names, types and labels are those of Debian's 1.5.0, run on a Debian 12 machine, and hold for the
-publisher's 1.12. Those that it calls "untyped" (vmstat, netstat) have the type that the kernel
-gives them. `only` says which collector or hardware a metric needs; the collectors chosen for GPU
-nodes are in monitoring/node_exporter.py.
+Names, types and labels were read from Debian's 1.5.0 on a Debian 12 machine, and also apply to the
+publisher's 1.12. Metrics that the exporter calls "untyped" (vmstat, netstat) have the kernel's
+type. `only` names the collector or hardware that a metric needs. monitoring/node_exporter.py has
+the collectors for GPU nodes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""Metrics of Prometheus and Alertmanager themselves that rules and panels use. Pure.
+"""List the metrics of Prometheus and Alertmanager for rules and panels. Pure.
 
-Read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are recorded in
-tests/unit/monitoring/recorded/; both exported every name with only a failing webhook and a target
-list that is not JSON.
+The list was read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are
+recorded in tests/unit/monitoring/recorded/. With only a failing webhook and an invalid target list,
+the two export every name.
 """
 
 from __future__ import annotations

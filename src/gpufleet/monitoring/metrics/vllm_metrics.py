@@ -1,12 +1,12 @@
-"""Metrics of vLLM's servers that rules, dashboards and gates use. Pure.
+"""List the metrics of vLLM's servers for rules, dashboards and gates. Pure.
 
-Releases are those whose `vllm/v1/metrics/` was read, 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
-were run as well (tests/unit/monitoring/recorded/). A metric has the same name and labels in all
-releases from 0.18, or `since` has its first release.
+The list was read from `vllm/v1/metrics/` of releases 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
+were also run (tests/unit/monitoring/recorded/). A metric has the same name and labels in all
+releases from 0.18, or from its first release in `since`.
 
-Not here, although guides name them: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
-`gpu_prefix_cache_hit_rate`, `num_requests_swapped`, `avg_*_throughput` were removed in 0.12 at the
-latest; `request_error_total` never existed.
+Some metrics in guides are missing here: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
+`gpu_prefix_cache_hit_rate`, `num_requests_swapped` and `avg_*_throughput` were removed in 0.12 at
+the latest, and `request_error_total` never existed.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Recording and alert rules, by subject."""
+"""Recording and alerting rules by subject."""

@@ -1,7 +1,7 @@
-"""Rules that compare a model's finished requests with its replicas' measured rates. Pure.
+"""Define rules that compare a model's finished requests with its measured rates. Pure.
 
-A measured rate (`gpufleet measure`) holds for one release on one node's hardware: its rule checks
-the release in the node's facts, so that it stops with an upgrade instead of with the next deploy of
+A measured rate (`gpufleet measure`) is valid for one release on one node's hardware. Its rule
+checks the release in the node's facts, so that it ends with an upgrade, not with the next deploy of
 the rules. Replicas without an applicable rate count on neither side.
 """
 
@@ -31,26 +31,26 @@ FULL_SECONDS = 600
 
 @dataclass(frozen=True)
 class MeasuredReplica:
-    """A running replica with a stored measurement that applies to it."""
+    """A running replica with an applicable stored measurement."""
 
     model: str
-    """Its entry in `serving`."""
+    """The model's entry in `serving`."""
     stage: str
-    """Its id: `llama-0`."""
+    """The replica's id, such as `llama-0`."""
     node: str
-    """The node of its first rank."""
+    """The node of the replica's first rank."""
     release: str
-    """The id of the release that its unit starts."""
+    """The id of the release that the replica's unit starts."""
     requests_per_second: float
-    """That it was measured to carry within its model's objectives."""
+    """The measured rate within the model's objectives."""
     measured: dt.date
-    """When, in UTC."""
+    """The date of the measurement in UTC."""
 
 
 def rules(
     measured: Iterable[MeasuredReplica],
 ) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
-    """Return recordings and alerts for measured replicas; none without any."""
+    """Return recordings and alerts for measured replicas; empty without replicas."""
     found = sorted(measured, key=lambda each: (each.model, each.stage))
     if not found:
         return (), ()
@@ -58,7 +58,9 @@ def rules(
 
 
 def _carried(found: Iterable[MeasuredReplica]) -> Recording:
-    """Return each replica's rate, while it is ready and runs the measured release."""
+    """
+    Return the recording of each replica's rate, while it is ready and runs the measured release.
+    """
     alike: dict[tuple[str, str, float], list[MeasuredReplica]] = {}
     for each in found:
         alike.setdefault((each.model, each.release, each.requests_per_second), []).append(each)
@@ -77,7 +79,7 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    r"""Return a regular expression in PromQL's notation that matches only these names.
+    r"""Return a regular expression in PromQL's syntax that matches only these names.
 
     >>> _any_of(["gpu-02.example.net", "gpu-01"])
     '"gpu-01|gpu-02\\\\.example\\\\.net"'
@@ -87,7 +89,7 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def _dates(found: Iterable[MeasuredReplica]) -> Recording:
-    """Return a constant for each model, whose label has the date of its oldest measurement."""
+    """Return a constant per model, whose label is the date of its oldest measurement."""
     oldest: dict[str, dt.date] = {}
     for each in found:
         oldest[each.model] = min(each.measured, oldest.get(each.model, each.measured))

@@ -1,4 +1,4 @@
-"""Prometheus' rule files, from gpufleet's rules and the operators' settings. Pure."""
+"""Render Prometheus' rule files, from gpufleet's rules and the operators' settings. Pure."""
 
 from __future__ import annotations
 
@@ -34,11 +34,11 @@ class RuleSettings:
     Settings that rules depend on.
 
     Attributes:
-        objectives: {model: what its clients were promised}.
-        alerts: {alert: the operator's changes}, the setting `monitoring.alerts`.
-        settings: the present ones of the names in `Alert.needs`, e.g. "watchdog".
-        runbooks_url: where docs/alerts/ can be read.
-        measured: running replicas with a stored measurement that holds for them.
+        objectives: the objectives by model.
+        alerts: the operator's changes by alert, from `monitoring.alerts`.
+        settings: the names from `Alert.needs` that are present, e.g. "watchdog".
+        runbooks_url: the address of docs/alerts/.
+        measured: running replicas with an applicable stored measurement.
     """
 
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
@@ -50,7 +50,7 @@ class RuleSettings:
 
 @dataclass(frozen=True)
 class Rules:
-    """One group of rules; its recordings come first, so that its alerts see new values."""
+    """One group of rules. Its recordings precede its alerts, which then see new values."""
 
     name: str
     recordings: tuple[Recording, ...]
@@ -60,7 +60,7 @@ class Rules:
 def groups(
     objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
 ) -> tuple[Rules, ...]:
-    """Return all rules as shipped; each group becomes a file of its name."""
+    """Return all shipped rules. Each group becomes a file of its name."""
     return (
         Rules("gpu", gpu_rules.RECORDINGS, gpu_rules.ALERTS),
         Rules("node", node_rules.RECORDINGS, node_rules.ALERTS),
@@ -72,15 +72,15 @@ def groups(
 
 
 def all_groups() -> tuple[Rules, ...]:
-    """Return all possible rules, as if every objective were set and every model measured."""
+    """Return all possible rules, for every objective set and every model measured."""
     return groups(_ALL_OBJECTIVES, _ALL_MEASURED)
 
 
 def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
     """
-    Return for each alert the seconds that its expression must hold before it fires.
+    Return the seconds, by alert, for which its expression must be true before it fires.
 
-    `changes` is `monitoring.alerts` of each monitoring node; if they differ, the shortest counts.
+    `changes` has `monitoring.alerts` of each monitoring node; the shortest time applies.
     """
     found = {}
     for alert in (alert for group in all_groups() for alert in group.alerts):
@@ -94,9 +94,9 @@ def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str,
 
 def rule_files(declared: RuleSettings) -> dict[str, str]:
     """
-    Return `{"gpu.rules.yml": text, ...}`; a group without rules has no file.
+    Return `{"gpu.rules.yml": text, ...}`, without groups that have no rules.
 
-    Raises FleetError for changes to alerts that do not exist.
+    Raises FleetError for changes to unknown alerts.
     """
     shipped = groups(declared.objectives, declared.measured)
     _check_names(declared, shipped)
@@ -155,7 +155,7 @@ def _alert(alert: Alert, declared: RuleSettings) -> dict[str, Any]:
 
 
 class _Readable(yaml.SafeDumper):
-    """Dumps expressions as written, on their own lines."""
+    """A YAML dumper that keeps the line breaks of expressions."""
 
 
 _Readable.add_representer(

@@ -1,4 +1,4 @@
-"""Alerts over gpufleet's own facts: whether nodes answer and are as declared. Pure."""
+"""Define alerts on gpufleet's own facts: whether nodes answer and match their declaration. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
 SOON_DAYS, URGENT_DAYS = 21, 7
-"""Days until a certificate ends; at the first a deploy also prints a note."""
+"""Days until a certificate expires. From the first one, a deploy also prints a note."""
 
 RECORDINGS: tuple[Recording, ...] = (
     Recording(

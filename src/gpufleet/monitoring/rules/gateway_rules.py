@@ -1,7 +1,7 @@
-"""Rules over the metrics of HAProxy, the fleet's gateway; none without one. Pure.
+"""Define rules on the metrics of HAProxy, the fleet's gateway. Pure.
 
-A backend (`proxy`) is a model, its servers are replicas. The thresholds are gpufleet's, each with
-its reason.
+A backend (`proxy`) is a model, and its servers are replicas. The thresholds are gpufleet's, each
+with its reason.
 """
 
 from __future__ import annotations

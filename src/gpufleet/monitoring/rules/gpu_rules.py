@@ -1,8 +1,9 @@
-"""Recording rules and alerts about GPUs, from DCGM or from gpufleet's facts. Pure.
+"""Define recording rules and alerts on GPUs, from DCGM or from gpufleet's facts. Pure.
 
-`gpu:*` is recorded only by instance, gpu and UUID, so that a label that an exporter renames cannot
-change a rule. DCGM's blank values are left out there: exporters before 4.8 write them as numbers. A
-node without DCGM has `gpufleet_gpu_*` instead, where NVML has the same values.
+`gpu:*` is recorded by instance, gpu and UUID, and some series also by reason, error or Xid, so that
+a label renamed by an exporter cannot change a rule. DCGM's blank values are omitted, because
+exporters before 4.8 write them as numbers. A node without DCGM has `gpufleet_gpu_*` instead, if
+NVML has the same values.
 """
 
 from __future__ import annotations
@@ -69,14 +70,14 @@ def _gpu(name: str, expr: str, help_text: str, *labels: str) -> Recording:
 
 
 def _labelled(label: str, parts: dict[str, str]) -> str:
-    """Join expressions into one, with their names as a label."""
+    """Return several expressions joined into one, with their names as a label."""
     return "\nor ".join(
         f'label_replace({expr}, "{label}", "{name}", "", "")' for name, expr in parts.items()
     )
 
 
 def numbers(xids: Collection[int]) -> str:
-    """Write Xid numbers as a regular expression."""
+    """Return Xid numbers as a regular expression."""
     return "|".join(str(xid) for xid in sorted(xids))
 
 

@@ -1,7 +1,7 @@
-"""Rules over monitoring itself: a monitoring server must be monitored as well. Pure.
+"""Define rules on the monitoring servers themselves. Pure.
 
-Prometheus cannot report its own failure: then MonitoringAlive stops, which an external service must
-notice (docs/alerts/monitoring-alive.md).
+Prometheus cannot report its own failure. MonitoringAlive stops in that case, which an external
+service must detect (docs/alerts/monitoring-alive.md).
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""Recording rules and alerts about machines. Pure.
+"""Define recording rules and alerts on machines. Pure.
 
-File systems are told apart by instance and mount point, network interfaces by instance and device.
+File systems are identified by instance and mount point, network interfaces by instance and device.
 """
 
 from __future__ import annotations

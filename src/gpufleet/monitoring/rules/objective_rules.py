@@ -1,6 +1,6 @@
-"""Rules that compare each model with its objectives: `serving.<model>.objectives`.
+"""Define rules that compare each model with its objectives, `serving.<model>.objectives`.
 
-Pure. `model:` values have only the label model: clients' view, over all stages.
+Pure. `model:` values are the clients' view over all stages, so they have only the label model.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
     """
     Return recordings and alerts for the declared `{model: its objectives}`.
 
-    An objective that no model has gets neither a recording nor an alert.
+    An objective without a model has neither a recording nor an alert.
     """
     promised = tuple(
         recording
@@ -60,7 +60,9 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
 
 
 def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
-    """Return the objectives as constants with the label `model`; None without objectives."""
+    """
+    Return the recording of an objective, constants with the label `model`; None without values.
+    """
     constants = [
         f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
         for model, value in sorted(values.items())

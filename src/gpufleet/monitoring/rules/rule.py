@@ -1,4 +1,4 @@
-"""Parts of a rule file: recording rules and alerts. Pure."""
+"""Define the parts of a rule file: recording rules and alerts. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class AlertSeverity(StrEnum):
-    """Urgency of an alert: the label `severity`, by which Alertmanager routes."""
+    """The urgency of an alert, the label `severity` by which Alertmanager routes."""
 
     PAGE = "page"  # wakes a person: clients are hurt, or soon will be
     TICKET = "ticket"  # on the next working day
@@ -20,10 +20,10 @@ class Recording:
     A recording rule: a value computed in advance, for rules and panels.
 
     Attributes:
-        record: its name, level:metric:operation (prometheus.io/docs/practices/rules).
+        record: the name, level:metric:operation (prometheus.io/docs/practices/rules).
         expr: PromQL.
-        help: what it is, with its unit.
-        labels: those that its series have.
+        help: the meaning and unit.
+        labels: the labels of its series.
     """
 
     record: str
@@ -35,17 +35,17 @@ class Recording:
 @dataclass(frozen=True)
 class Alert:
     """
-    Something that an operator must act on.
+    A condition that an operator must act on.
 
     Attributes:
         name: CamelCase; its runbook is `docs/alerts/<kebab-case>.md`.
         expr: PromQL; its series have `instance` and, of a GPU, `gpu` and `UUID`; of vLLM `stage`.
-        severity: which receiver gets it.
-        for_seconds: how long it must hold.
+        severity: the severity, which selects the receiver.
+        for_seconds: the seconds for which the expression must be true.
         summary: one line with Prometheus' templates, e.g. "{{ $labels.instance }}: ...".
-        action: what to do first, one or two sentences.
-        keep_seconds: how long it keeps firing after its cause has ended, against flapping.
-        needs: settings without which it is not rendered, e.g. "watchdog". Empty: always.
+        action: the first action, in one or two sentences.
+        keep_seconds: the seconds that it keeps firing after its end, against flapping.
+        needs: settings required to render it, e.g. "watchdog".
     """
 
     name: str
@@ -59,13 +59,13 @@ class Alert:
 
     @property
     def page(self) -> str:
-        """The file of its runbook in docs/alerts/, without suffix."""
+        """The file name of the runbook in docs/alerts/, without suffix."""
         return runbook_page(self.name)
 
 
 def runbook_page(alert: str) -> str:
     """
-    Return the file of an alert's runbook in docs/alerts/, without suffix.
+    Return the file name of an alert's runbook in docs/alerts/, without suffix.
 
     >>> runbook_page("GpuLost")
     'gpu-lost'

@@ -1,11 +1,12 @@
-"""Rules over servers' metrics for each stage; objective_rules and capacity_rules have those for
-models. Pure.
+"""Define rules on servers' metrics for each stage. Pure.
 
-`stage:` values have the labels instance, stage and model, `model:` values only the label model:
-vLLM's own labels `model_name` and `engine` are summed away, because the first changes with a served
-name and the second with data parallelism. `engine` is kept where a single engine can stall.
+objective_rules and capacity_rules have the rules for models. `stage:` values have the labels
+instance, stage and model; `model:` values have only the label model. vLLM's own labels `model_name`
+and `engine` are summed away, because the first changes with a served name and the second with data
+parallelism. `engine` is kept where a single engine can stall.
 
-All numbers are ours; a comment says why. `monitoring.alerts` changes or switches off any of them.
+All numbers are gpufleet's, each with the reason in a comment. `monitoring.alerts` can change or
+disable each alert.
 """
 
 from __future__ import annotations
@@ -49,8 +50,8 @@ def rules(
     """
     Return recordings and alerts for the declared `{model: its objectives}` and measured replicas.
 
-    An objective that no model has gets neither a recording nor an alert; nor does capacity without
-    measurements.
+    An objective without a model has neither a recording nor an alert. The same applies to capacity
+    without measurements.
     """
     promised, held = objective_rules.rules(objectives)
     carried, near = capacity_rules.rules(measured)
@@ -99,7 +100,7 @@ STAGES = (
 
 
 def _nothing_moved() -> str:
-    """Return an expression that keeps series of engines with work and without any progress."""
+    """Return a PromQL suffix that keeps only engines without any progress."""
     # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
     # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). Of a model that
     # does not complete text only prompts move. A counter that restarts has moved as well.
