@@ -1,4 +1,4 @@
-"""gpufleet: bare Linux GPU servers into a vLLM fleet over SSH, safe to change."""
+"""gpufleet turns bare Linux GPU servers into a vLLM fleet over SSH, and changes it safely."""
 
 import os
 

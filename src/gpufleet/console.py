@@ -1,7 +1,7 @@
 """
-Tables for people on a terminal.
+Print tables on a terminal.
 
-rich takes 20 ms to load, so it is imported when something is printed.
+rich takes 20 ms to load, so it is imported only for printing.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ UNFOLDED = 1000
 
 
 def display(what: RenderableType) -> None:
-    """Print to standard output, folded to the terminal's width if it is one."""
+    """Print to standard output, wrapped at the terminal's width if it is a terminal."""
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else UNFOLDED, highlight=False).print(what)
@@ -33,7 +33,7 @@ def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
     """
     Return an empty table in gpufleet's style.
 
-    Columns in `whole` are never wrapped: people copy their values, such as flags.
+    Columns in `whole` are never wrapped, because people copy their values, such as flags.
     """
     from rich.table import Table
 
@@ -44,7 +44,7 @@ def new_table(*columns: str, whole: Collection[str] = ()) -> Table:
 
 
 def add_row(table: Table, *cells: str | Text, style: str = "") -> None:
-    """Add cells as plain text: neither rich nor the terminal interprets them."""
+    """Add cells as plain text, which neither rich nor the terminal interprets."""
     from rich.text import Text
 
     # Text: what operators write may look like rich's own markup. Printable: what nodes say may be
@@ -55,5 +55,5 @@ def add_row(table: Table, *cells: str | Text, style: str = "") -> None:
 
 
 def show_value(value: Any) -> str:
-    """Return a value of a setting as a cell of a table."""
+    """Return a setting's value as the text of a table cell."""
     return value if isinstance(value, str) else json.dumps(value, default=str)

@@ -1,7 +1,7 @@
 """The exception type for operators, and sentences for parser errors.
 
-Its text is printed unchanged, so every problem is a whole sentence: what was found, why it is
-wrong, what to do; with the file and the key where there is one.
+The text of the exception is printed unchanged, so every problem is a whole sentence: the finding,
+why it is wrong, and what to do, with the file and the key if there is one.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
 
 
 class FleetError(Exception):
-    """An error that the operator can correct; carries all problems, not only the first.
+    """An error that the operator can correct. It carries all problems, not only the first.
 
-    `problems` are the sentences in the order found; `str()` is one problem a line.
+    `problems` are the sentences in the order found; `str()` has one problem a line.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -27,7 +27,7 @@ class FleetError(Exception):
 
 
 class NotKnownError(FleetError):
-    """Something that may be valid, but that gpufleet cannot judge."""
+    """A possibly valid thing that gpufleet cannot judge."""
 
 
 # Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.
@@ -96,7 +96,7 @@ def json_fault(error: json.JSONDecodeError) -> str:
 
 def answer_fault(error: Exception) -> str:
     """
-    Return the mistake in a program's answer, as its reader reports it.
+    Return the mistake in a program's answer, from the exception of its parser.
 
     >>> answer_fault(KeyError("gpus"))
     "it has no 'gpus'"

@@ -1,4 +1,4 @@
-"""Numbers, durations and names, written short for sentences.  Pure."""
+"""Format numbers, durations and names briefly, for sentences. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from difflib import get_close_matches
 
 def ranges(numbers: Iterable[int], between: str = ",") -> str:
     """
-    Write numbers short.
+    Return numbers as ranges.
 
     >>> ranges([6, 0, 1, 2])
     '0-2,6'
@@ -21,7 +21,7 @@ def ranges(numbers: Iterable[int], between: str = ",") -> str:
 
 def node_ranges(names: Iterable[str]) -> str:
     """
-    Write nodes' names short, as cluster tools do.
+    Return nodes' names as ranges, in the notation of cluster tools.
 
     >>> node_ranges(["gpu-01", "gpu-02", "gpu-03", "login"])
     'gpu-[01-03] login'
@@ -49,7 +49,7 @@ def node_ranges(names: Iterable[str]) -> str:
 
 def join_names(names: Iterable[str], limit: int = 4) -> str:
     """
-    Join names with commas; of many, show only the first ones, so that a sentence stays readable.
+    Join names with commas; more than `limit` names are shortened with "and N more".
 
     >>> join_names(["d", "a", "c", "e", "b"])
     'a, b, c and 2 more'
@@ -62,7 +62,7 @@ def join_names(names: Iterable[str], limit: int = 4) -> str:
 
 def count_of(count: int, noun: str) -> str:
     """
-    Write a count with its noun.
+    Return a count with its noun.
 
     >>> count_of(1, "node"), count_of(2, "node")
     ('1 node', '2 nodes')
@@ -72,7 +72,7 @@ def count_of(count: int, noun: str) -> str:
 
 def format_duration(seconds: float) -> str:
     """
-    Format a duration in words.
+    Format a duration in seconds as text.
 
     >>> format_duration(41.4), format_duration(120), format_duration(3700)
     ('41 s', '2 min', '1 h 2 min')
@@ -87,13 +87,13 @@ def format_duration(seconds: float) -> str:
 
 
 def suggestion(name: str, known: Sequence[str]) -> str:
-    """Return `; did you mean X?` when a known name is close to the one written, else nothing."""
+    """Return `; did you mean X?` if a known name is close to `name`, else ""."""
     close = get_close_matches(name, known, n=1)
     return f"; did you mean {close[0]!r}?" if close else ""
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers in ascending runs without gaps."""
+    """Return numbers in ascending runs of consecutive numbers."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

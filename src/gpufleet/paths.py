@@ -1,4 +1,4 @@
-"""Files of this machine: deploys, roles, templates and locks of gpufleet; files written whole."""
+"""Locate gpufleet's own files on this machine, write files atomically, and lock them."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from gpufleet.errors import FleetError
 _INSTALLED = Path(__file__).with_name("_project")
 PROJECT = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2]
 """
-The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or the
-wheel's copy of it. It does not depend on the working directory.
+The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or its
+copy in the wheel. The path does not depend on the working directory.
 """
 
 
 def add_project_to_path() -> None:
-    """Make `roles` importable for deploys, also from an installed package."""
+    """Make `roles` importable for deploys, also in an installed package."""
     if str(PROJECT) not in sys.path:
         sys.path.append(str(PROJECT))
 
 
 def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
     """
-    Import a module of a folder of the project that is not part of the library.
+    Import a module from a project folder outside the library.
 
-    `needed_by` is the command that needs it, and `run` what to run instead, for the sentence of the
-    `FleetError` that is raised where there is no such folder: a wheel brings no `lab/`.
+    Raises `FleetError` if the folder does not exist, for example `lab/` in an installed wheel. The
+    sentence names the command, `needed_by`, and the command to run instead, `run`.
     """
     folder = module.partition(".")[0]
     if not (PROJECT / folder).is_dir():
@@ -45,22 +45,22 @@ def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
 
 
 def shipped_deploys() -> tuple[str, ...]:
-    """Return the names of the deploys that gpufleet ships: vllm, node ..."""
+    """Return the names of the deploys that gpufleet ships, such as vllm or node."""
     return tuple(sorted(file.stem for file in (PROJECT / "deploys").glob("*.py")))
 
 
 def shipped_lock(name: str) -> Path | None:
-    """Return gpufleet's own lock of this name, `locks/vllm-0.32.0.txt`; None: there is none."""
+    """Return gpufleet's own lock of this name (`locks/vllm-0.32.0.txt`), or None."""
     file = PROJECT / name
     return file if Path(name).parts[:1] == ("locks",) and file.is_file() else None
 
 
 def write_whole(file: Path, text: str) -> None:
     """
-    Write a file atomically, also against a power loss.
+    Write a file atomically, also across a power loss.
 
-    A link is kept: its target is written, with its mode. Raises `FleetError` where that cannot be
-    done.
+    A link is kept: its target is written. An existing file keeps its mode. Raises `FleetError` if
+    the file cannot be written.
     """
     place = file.resolve()
     new = place.with_name(f".{place.name}.new")
@@ -85,7 +85,10 @@ def write_whole(file: Path, text: str) -> None:
 
 
 def lock_file(path: Path, descriptor: int) -> None:
-    """Lock an open file until it is closed; close it, and raise `FleetError`, if another has it."""
+    """Lock an open file until it is closed.
+
+    If another process has the lock, the file is closed and `FleetError` raised.
+    """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError:

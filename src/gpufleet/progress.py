@@ -1,8 +1,8 @@
 """Format the progress of a long step, for a terminal and for a log. Pure.
 
-Progress of bytes with rate and remaining time, of counted steps with the same, and of waiting, by
-name. `Pace` says when a line is due. (Steps of an upgrade: `upgrade/report`.) Seconds here are of a
-monotonic clock, such as `time.monotonic()`.
+The module formats bytes and counted steps with rate and remaining time, and the names of awaited
+things. `Pace` decides when a line is due. (`upgrade/report` has the steps of an upgrade.) Times are
+in seconds of a monotonic clock, such as `time.monotonic()`.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
 class Pace:
-    """The times of progress lines: after 2 s, then every 5 s, after a minute every 30 s."""
+    """The times of progress lines: after 2 s, then every 5 s, and every 30 s after a minute."""
 
     def __init__(self, began: float) -> None:
         self.began = began
         self._next = began + FIRST_SECONDS
 
     def is_due(self, now: float) -> bool:
-        """Return whether a line is due; if so it counts as printed."""
+        """Return whether a line is due; if so, count it as printed."""
         if now < self._next:
             return False
         early = now - self.began < OFTEN_UNTIL_SECONDS
@@ -47,7 +47,7 @@ class Pace:
 
 class Amount:
     """
-    Bytes that become more.
+    Progress of a transfer in bytes.
 
     `record` adds an observation, `text` formats the result.
 
@@ -64,7 +64,7 @@ class Amount:
         self._total: int | None = None
 
     def record(self, now: float, done: int, total: int | None = None) -> None:
-        """Record the bytes that have arrived, and the total; None: unknown."""
+        """Record the transferred bytes, and the total; None if unknown."""
         if not self._looks or done < self._looks[-1][1]:
             # Less than before: it was restarted, so earlier figures do not count.
             self._looks.clear()
@@ -79,10 +79,10 @@ class Amount:
 
     def text(self) -> str:
         """
-        Return the progress at the last record.
+        Return the progress at the last record; "" before the first one.
 
-        "1.2 of 5.3 GiB, 85 MiB/s, 48 s left"; without a total "1.2 GiB so far, 85 MiB/s"; after 15
-        s without a byte "1.2 of 5.3 GiB, no progress for 15 s". "" before the first record.
+        With a total the text is "1.2 of 5.3 GiB, 85 MiB/s, 48 s left", without a total "1.2 GiB so
+        far, 85 MiB/s", and after 15 s without a byte "1.2 of 5.3 GiB, no progress for 15 s".
         """
         if not self._looks or self._moved_at is None:
             return ""
@@ -118,7 +118,10 @@ class Count:
         self._looks: deque[tuple[float, int]] = deque()
 
     def record(self, now: float, done: int) -> None:
-        """Record how many are done; of two records within a second the first one stays."""
+        """Record the number of finished steps.
+
+        Of the records within a second, only the first and the latest are kept.
+        """
         if len(self._looks) > 1 and now - self._looks[-2][0] < RATE_SECONDS:
             self._looks.pop()
         self._looks.append((now, done))
@@ -126,7 +129,7 @@ class Count:
             self._looks.popleft()
 
     def text(self) -> str:
-        """Return how many were done at the last record, the rate, and the remaining time."""
+        """Return the finished steps at the last record, the rate, and the remaining time."""
         if not self._looks:
             return ""
         (began, before), (now, done) = self._looks[0], self._looks[-1]
@@ -152,8 +155,8 @@ def amount_of(done: int, total: int) -> str:
 
 def download_text(done: int, total: int, left: Iterable[str]) -> str:
     """
-    Return how many bytes are there, and which items are awaited; no rate, because an item counts
-    only once it is complete.
+    Return the downloaded bytes and the awaited items. There is no rate, because an item counts only
+    once it is complete.
 
     >>> download_text(1_288_490_188, 5_690_831_667, ["torch", "triton"])
     '1.2 of 5.3 GiB are there, 2 left: torch, triton'
@@ -165,7 +168,7 @@ def download_text(done: int, total: int, left: Iterable[str]) -> str:
 
 def wait_text(noun: str, total: int, left: Iterable[str], seconds: float) -> str:
     """
-    Return how many of the expected things have arrived, and which are missing.
+    Return the number of things that have arrived, and the names of the missing ones.
 
     >>> wait_text("node", 64, ["gpu-31", "gpu-12", "gpu-07"], 12.3)
     '61 of 64 nodes after 12 s, 3 left: gpu-07, gpu-12, gpu-31'
@@ -193,6 +196,7 @@ def _decimals(value: float, below: int) -> int:
     """
     Return the number of decimals: 1 below the limit, else 0.
 
-    The limit is higher for amounts, in which 30 s of a slow line must show, than for rates.
+    The limit is higher for amounts than for rates, because 30 s of a slow download must change an
+    amount.
     """
     return 1 if value < below else 0

@@ -56,7 +56,7 @@ def is_secret(value: str) -> bool:
 
 
 def find_secrets(value: Any) -> Iterator[str]:
-    """Yield the secrets of a JSON value: texts of keys with `is_secret_name`, at any depth."""
+    """Yield the secrets of a JSON value: texts whose key is a secret name, at any depth."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             if isinstance(below, str) and below and is_secret_name(str(name)):
@@ -69,7 +69,10 @@ def find_secrets(value: Any) -> Iterator[str]:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without these secrets and without anything that looks like one."""
+    """Return the text without these secrets and without texts of a secret's form.
+
+    Given secrets of up to three characters are kept, because sentences may need such words.
+    """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) > 3:  # a shorter one is a word that sentences may need
             text = text.replace(secret, HIDDEN)

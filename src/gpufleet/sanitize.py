@@ -1,8 +1,8 @@
 """Make text of nodes and operators safe for a terminal, an XML file and an HTML page. Pure.
 
-Names of processes, serials, kernel messages and error output come from machines that may be broken
-or hostile. A terminal obeys escape sequences in them: they change titles, clear the screen,
-overwrite lines, reverse text. JSON for programs escapes them itself.
+Process names, serials, kernel messages and error output come from machines that may be broken or
+hostile. A terminal interprets escape sequences in them, which change titles, clear the screen,
+overwrite lines or reverse text. JSON output escapes them itself.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ th, td { border-bottom: 1px solid var(--line); padding: .25rem .8rem .25rem 0; t
   tbody th, td { border: 0; padding: .1rem 0; }
   td[data-label]::before { content: attr(data-label) ": "; color: var(--pale); } }
 """
-"""The style of pages that are printed, and read on telephones: there a row is a block."""
+"""The style of pages for print and phones. On a phone, a table row is a block."""
 
 # What XML 1.0 cannot have in any way (its production 2, Char).
 _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
@@ -51,10 +51,10 @@ _NOT_XML = re.compile("[^\t\n\r\x20-\ud7ff\ue000-\ufffd\U00010000-\U0010ffff]")
 
 def printable(text: str) -> str:
     r"""
-    Return `text` with unprintable characters, except line ends, escaped as Python does.
+    Return `text` with unprintable characters, except line ends, as Python's escapes.
 
-    That is every control and format character of Unicode (C0 and C1 controls, directional
-    overrides, zero-width characters), lone surrogates, and spaces that are not U+0020.
+    All control and format characters of Unicode (C0 and C1 controls, directional overrides,
+    zero-width characters), lone surrogates, and spaces that are not U+0020 are unprintable.
 
     >>> printable("a\x1b[2J")
     'a\\x1b[2J'
@@ -68,7 +68,7 @@ def last_lines(lines: Iterable[str]) -> str:
     """
     Return the end of a node's output as one printable line.
 
-    `nothing` when there is nothing. Very long lines are cut.
+    Empty output gives "nothing". Very long lines are cut.
     """
     last = [each.strip() for each in lines if each.strip()][-LINES:]
     return " / ".join(printable(_cut(each)) for each in last) or "nothing"
@@ -84,9 +84,9 @@ def _escaped(character: str) -> str:
 
 def html_page(title: str, style: str, body: Iterable[str]) -> str:
     """
-    Return a page that loads nothing and runs nothing.
+    Return an HTML page that loads no resources and runs no scripts.
 
-    The title is text; `body` are elements, which are HTML already.
+    `title` is plain text. `body` has elements in HTML.
     """
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">\n'
@@ -100,10 +100,10 @@ def html_page(title: str, style: str, body: Iterable[str]) -> str:
 
 
 def html_text(words: str) -> str:
-    """Escape texts of nodes and operators for an element or an attribute; line ends stay."""
+    """Escape texts of nodes and operators for an element or an attribute; line ends are kept."""
     return escape(xml_text(words))
 
 
 def xml_text(words: str) -> str:
-    """Return a printable text with `?` for characters that XML forbids, not escaped yet."""
+    """Return a printable text with `?` for characters that XML forbids; markup is not escaped."""
     return _NOT_XML.sub("?", "\n".join(map(printable, words.splitlines())))

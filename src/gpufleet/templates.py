@@ -1,4 +1,4 @@
-"""Files of `templates/`: as they are, or rendered by Jinja."""
+"""Read or render the files of `templates/`."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ def read_template(name: str, templates: Path = TEMPLATES) -> str:
 
 
 def load_template(name: str, templates: Path = TEMPLATES) -> Template:
-    """Return a file of `templates/` for rendering."""
+    """Return a file of `templates/` as a Jinja template."""
     return _environment(templates).get_template(name)
 
 
 def render_template(name: str, templates: Path = TEMPLATES, **variables: Any) -> str:
-    """Return a file of `templates/` with its variables put in."""
+    """Return a rendered file of `templates/`."""
     return load_template(name, templates).render(variables)
 
 

@@ -1,16 +1,16 @@
-"""A release of vLLM as numbers, to compare it with others.  Pure."""
+"""Parse vLLM's release numbers for comparison. Pure."""
 
 from __future__ import annotations
 
 import re
 
 RELEASE = re.compile(r"\d+\.\d+\.\d\w*(?:\.\w+)*")
-"""Three numbers with an optional suffix: 0.32.0, 0.19.1rc2, 0.32.0.post1."""
+"""A pattern of three numbers with an optional suffix: 0.32.0, 0.19.1rc2, 0.32.0.post1."""
 
 
 def numbers(version: str) -> tuple[int, ...]:
     """
-    Return a release's number, without what follows it; () if there is none.
+    Return a release's numbers without any suffix; () if there are none.
 
     >>> numbers("0.32.0.post1"), numbers("0.19.1rc2"), numbers("")
     ((0, 32, 0), (0, 19, 1), ())
