@@ -38,7 +38,7 @@ def judge_flags(given: Mapping[str, Any], release: str) -> tuple[str, ...]:
     """
     Return a sentence for each given option without effect.
 
-    Raises `FleetError` if the release refuses an option for any model.
+    Raises `FleetError` if the release refuses an option for every model.
     """
     from gpufleet.flags import schema
     from gpufleet.flags.check import check

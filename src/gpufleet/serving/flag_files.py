@@ -85,7 +85,9 @@ _PUT_IT_THERE = "put it there, or write a path that exists on every node that se
 
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
-    """Return the problem of a path and its remedy; "" if the path could not be checked."""
+    """
+    Return a path's problem, or "", and its remedy, which is "" if the path could not be checked.
+    """
     if said == "folder" and key[-1] in ONE_FILE:
         return "is a directory, not a file", _PUT_IT_THERE
     if not isinstance(said, Mapping):
