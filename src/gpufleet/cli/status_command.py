@@ -51,7 +51,7 @@ _STYLES = {  # by the word of a `Health`
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
-    help="Seconds to wait for each node.  [default: 40; 100 with --completion]",
+    help="Seconds to wait for each node.  [default: 40; 160 with --completion]",
 )
 @json_option
 def status(
