@@ -1,1 +1,1 @@
-"""Provide tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""
+"""Tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""

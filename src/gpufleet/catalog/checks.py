@@ -1,4 +1,4 @@
-"""List the node checks by name. A leaf: settings take the names from here.
+"""Node checks by name. This module imports nothing from gpufleet: settings take the names from it.
 
 Every check has a runbook page, docs/checks/<id>.md.
 """
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """One check: the question that it answers, and the parts that only root can read."""
+    """One check, its question, and the data that only root can read (`root`)."""
 
     id: str
     question: str

@@ -1,8 +1,7 @@
-"""Provide NVIDIA's driver branches: their support periods, their CUDA releases and kernel modules.
-Pure data.
+"""NVIDIA's driver branches: support periods, CUDA releases and kernel modules.  Pure data.
 
-A branch that is not here is not refused, only reported as `unknown`: NVIDIA publishes branches more
-often than gpufleet releases. Unknown values are None, and no check uses them.
+A branch that is missing here is reported as `unknown` and not refused: NVIDIA publishes branches
+more often than gpufleet releases. Unknown values are None, and no check uses them.
 """
 
 from __future__ import annotations
@@ -19,11 +18,12 @@ Designation = Literal["long term support", "production", "new feature"]
 @dataclass(frozen=True)
 class Branch:
     """
-    One branch of the driver, as in "580".
+    One branch of the driver, for example "580".
 
-    `end_of_life` is the last day of the month that NVIDIA names; `cuda` the CUDA release that came
-    with the branch, the newest whose PTX it compiles; `flavours` the kernel modules that its
-    packages have.
+    `end_of_life` is the last day of the month that NVIDIA names; for branches without a month it is
+    the date of NVIDIA's edition that no longer lists them. None if unknown. `cuda` is the CUDA
+    release that came with the branch, the newest whose PTX it compiles. `flavours` are the kernel
+    modules in the branch's packages.
     """
 
     name: str
@@ -74,13 +74,13 @@ FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
 
 
 def branch(name: str) -> Branch | None:
-    """Return the table's entry of a branch; None if it has none."""
+    """Return the table's entry of a branch, or None if it is missing."""
     return BRANCHES.get(name)
 
 
 def flavours(name: str) -> tuple[Flavour, ...]:
     """
-    Return the kernel modules in a branch's packages; for an unknown branch by its number.
+    Return the kernel modules in a branch's packages; an unknown branch is judged by its number.
 
     >>> flavours("620")
     ('open',)
@@ -91,7 +91,7 @@ def flavours(name: str) -> tuple[Flavour, ...]:
 
 
 def cuda_major(name: str) -> int | None:
-    """Return the CUDA major version that a branch runs; None: unknown."""
+    """Return the CUDA major version that a branch runs, or None if unknown."""
     if known := branch(name):
         return known.cuda[0]
     newer = [each for each in _BRANCHES if int(each.name) < int(name)]
@@ -100,7 +100,7 @@ def cuda_major(name: str) -> int | None:
 
 def version_numbers(version: str) -> tuple[int, ...]:
     """
-    Return a driver's version or branch as numbers, to be compared.
+    Return a driver's version or branch as numbers, for comparison.
 
     >>> version_numbers("580.95.05") < version_numbers("580.178.04")
     True

@@ -1,8 +1,8 @@
-"""Provide GPUs by name: the memory that CUDA reports, and the compute capability.
+"""GPUs by name: the memory that CUDA reports, and the compute capability.
 
-vLLM's budget is a share of the total that CUDA reports, which is neither the number on the box (80
-GB) nor NVML's total (79.65 GiB): the driver keeps a part. `data/gpus.json` has what was measured,
-each with its source; an unknown name is refused, never replaced by a similar one.
+vLLM's budget is a share of the total that CUDA reports. This is neither the number on the box (80
+GB) nor NVML's total (79.65 GiB), because the driver keeps a part. `data/gpus.json` has measured
+totals, each with its source. An unknown name is refused, never replaced by a similar one.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from gpufleet.errors import FleetError
 _DATA = Path(__file__).with_name("data") / "gpus.json"
 
 LOWEST_SHARE = 0.97
-"""CUDA's total over NVML's, the lowest of the catalogue: 14.56 of 15.00 GiB, a T4."""
+"""The lowest ratio of CUDA's total to NVML's in the catalogue: 14.56 of 15.00 GiB, a T4."""
 
 
 @dataclass(frozen=True)
 class Card:
-    """One kind of GPU."""
+    """One GPU model."""
 
     name: str
     """The name for `--gpu`."""
@@ -35,11 +35,11 @@ class Card:
     products: tuple[str, ...]
     """NVML's names of the GPU."""
     source: str
-    """Where the total was seen."""
+    """The source of the total."""
     aliases: tuple[str, ...] = ()
-    """Other names that operators write."""
+    """Other names that `--gpu` accepts."""
     shares_name: bool = False
-    """Whether NVML has the same name for cards with another memory."""
+    """Whether NVML gives the same name to cards with different memory."""
 
 
 _WITH_SIZE = re.compile(r"[ -]\d+ ?GB$", re.IGNORECASE)
@@ -51,15 +51,15 @@ _OTHER_MAKER = re.compile(
     r"|inferentia|trainium)",
     re.IGNORECASE,
 )
-"""Names of accelerators that are not NVIDIA's."""
+"""Matches names of accelerators from other vendors than NVIDIA."""
 
 
 def card(name: str) -> Card:
     """
     Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
 
-    Raises `FleetError` for a name that is not in the catalogue, with near ones, and for a name that
-    cards with different memory share.
+    Raises `FleetError` for an unknown name, with similar names, and for a name that cards with
+    different memory share.
     """
     found = _by_key().get(_key(name))
     if found and found.shares_name and _key(name) in map(_key, found.products):
@@ -92,7 +92,7 @@ def card(name: str) -> Card:
 
 def namesakes(name: str) -> tuple[str, ...]:
     """
-    Return the cards of other memory that a short name may mean as well.
+    Return the cards with other memory sizes that a short name may also mean.
 
     >>> namesakes("A100"), namesakes("A100-80GB"), namesakes("H100")
     (('A100-40GB',), (), ())
@@ -109,11 +109,11 @@ def namesakes(name: str) -> tuple[str, ...]:
 
 def cuda_total_gib(product: str, nvml_bytes: int) -> float:
     """
-    Return the total that CUDA reports of a GPU in a node, in GiB, or a little less.
+    Return the total that CUDA reports for a GPU of a node, in GiB, or a slightly lower value.
 
-    `product` and `nvml_bytes` are NVML's name and total memory. For a product that is not in the
-    catalogue, and for a card or a partition that has less than the catalogue's, it is NVML's total
-    times `LOWEST_SHARE`: at most what CUDA would report.
+    `product` and `nvml_bytes` are NVML's name and total memory. For a product outside the
+    catalogue, and for a card or partition with less memory than the catalogue's, the result is
+    NVML's total times `LOWEST_SHARE`: at most CUDA's total.
     """
     found = product_card(product)
     if found and nvml_bytes / 2**30 >= found.memory_gib:
@@ -122,7 +122,7 @@ def cuda_total_gib(product: str, nvml_bytes: int) -> float:
 
 
 def product_card(product: str) -> Card | None:
-    """Return the GPU of NVML's name `product`; None: the catalogue does not have it."""
+    """Return the GPU with NVML's name `product`, or None if the catalogue does not have it."""
     return _by_key().get(_key(product))
 
 

@@ -1,4 +1,4 @@
-"""Boards that are sold only with NVLink: if one shows none, its links are down."""
+"""GPUs that are sold only with NVLink: if one shows no NVLink, its links are down."""
 
 from __future__ import annotations
 
@@ -14,16 +14,17 @@ LINKS_OF_BOARD = {
     "NVIDIA GB200": 18,
 }
 """
-NVLinks of a GPU, by NVML's exact name.
+Number of NVLinks of a GPU, by NVML's exact name.
 
-The data sheets' NVLink bandwidth by that of a link: A100 600 GB/s by 50, A800 and H800 400 by 50,
-H100, H200 and H20 900 by 50, B200 and GB200 1800 by 100.
+It is the data sheet's NVLink bandwidth divided by the bandwidth of a link: A100 600 / 50 GB/s, A800
+and H800 400 / 50, H100, H200 and H20 900 / 50, B200 and GB200 1800 / 100.
 """
 
 
 def is_always_wired(model: str) -> bool:
     """
-    Return whether a GPU of this name is only sold behind NVSwitches or wired to others.
+    Return whether a GPU of this name is sold only with NVLink: behind NVSwitches or wired to
+    others.
 
     >>> is_always_wired("Tesla V100-SXM2-32GB"), is_always_wired("NVIDIA H100 PCIe")
     (True, False)

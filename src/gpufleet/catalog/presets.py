@@ -1,8 +1,8 @@
 """
-Provide presets: flags for serving situations.
+Presets: flags for serving situations.
 
-A preset is a file of `data/presets/`: a situation, and for each flag a value, the releases that it
-holds for and the reason. Pure, except that it reads its own data.
+A preset is a file of `data/presets/`: a situation, and for each flag the values with their releases
+and reasons. Pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Subject:
-    """Inputs of a preset's choices. None: unknown; choices that need it are not made."""
+    """Inputs of a preset's choices. A None field is unknown; choices that need it do not apply."""
 
     model: str
     """The model's name or path."""
     vllm: tuple[int, ...]
     architecture: str | None = None
     caches: frozenset[str] | None = None
-    """Kinds of its layers' caches: full, window, chunk, latent, state."""
+    """Cache types of the model's layers: full, window, chunk, latent, state."""
     capability: tuple[int, int] | None = None
     """The lowest compute capability of the GPUs that may serve it."""
 
@@ -51,15 +51,15 @@ class Choice(_Entry):
     table: Literal["families"] | None = None
     """The table in which the value is looked up, by the name in `value`."""
     without: tuple[str, ...] = ()
-    """Does not apply to models with a cache of these kinds."""
+    """Does not apply to models with one of these cache types."""
     capability: float | None = None
     """The minimum compute capability of the GPUs."""
     architectures: tuple[str, ...] = ()
-    """Applies only to these; empty: to all."""
+    """Applies only to these architectures; empty: to all."""
 
 
 class Need(_Entry):
-    """A flag that only the operator can know."""
+    """A flag whose value only the operator can know."""
 
     flag: str
     what: str
@@ -86,7 +86,7 @@ class Family(BaseModel):
     tool_call_parser: str | None = Field(None, alias="tool-call-parser")
     reasoning_parser: str | None = Field(None, alias="reasoning-parser")
     also: tuple[str, ...] = ()
-    """Further parsers whose syntax a prompt can ask its models for."""
+    """Further parsers that a prompt template can request from its models."""
     since: str = "0.18.0"
 
 
@@ -98,7 +98,7 @@ def names() -> tuple[str, ...]:
 
 @cache
 def load(name: str) -> Preset:
-    """Return a preset. Raises `FleetError` if there is none of this name."""
+    """Return a preset. Raises `FleetError` if no preset has this name."""
     if name not in names():
         raise FleetError(
             f"there is no preset {name!r}{suggestion(name, list(names()))}; `gpufleet presets` "
@@ -122,9 +122,10 @@ def presets_setting(flag: str) -> tuple[str, ...]:
 
 def choose(preset: str, choices: tuple[Choice, ...], subject: Subject) -> tuple[Any, str] | None:
     """
-    Return the value of a preset's flag for a subject, and why; None: no choice holds.
+    Return the value of a preset's flag for a subject, and the reason; None if no choice applies.
 
-    Raises `FleetError` where the value depends on an unknown model family.
+    Raises `FleetError` if the value depends on an unknown model family, or if the family has no
+    parser of this type or needs a newer release.
     """
     for choice in choices:
         if not _holds(choice, subject):
@@ -171,5 +172,5 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
 
 
 def cache_kinds(caches: Iterable[object]) -> frozenset[str]:
-    """Return the kinds of caches, by the names of their types: `LatentCache` is "latent"."""
+    """Return the cache types by class name: `LatentCache` is "latent"."""
     return frozenset(type(each).__name__.removesuffix("Cache").lower() for each in caches)

@@ -1,8 +1,8 @@
 """
-Provide published recipes: arguments and variables for serving a model, by GPU.
+Published recipes: arguments and variables for serving a model, by GPU.
 
-`data/recipes.json` has facts of vLLM's recipes, `data/documented_recipes.json` of its
-documentation, each with its file there. Pure, but for reading its own data.
+`data/recipes.json` has facts from vLLM's recipes, `data/documented_recipes.json` from vLLM's
+documentation, each with its source file. Pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpufleet.formatting import join_names
 
 DATA = Path(__file__).parent / "data" / "recipes.json"
 DOCUMENTED = DATA.with_name("documented_recipes.json")
-"""Models that do not complete text, of which vLLM's recipes have few; these here win."""
+"""Recipes of models that do not complete text. They take precedence over vLLM's recipes."""
 
 
 class _Entry(BaseModel):
@@ -49,18 +49,18 @@ class Recipe(Addition):
     since: str
     """The first release of vLLM that serves it."""
     source: str
-    """Its file at the place that `recipe_origins()` names."""
+    """The source file, relative to its origin in `recipe_origins()`."""
     verified_on: tuple[str, ...] = ()
     """GPUs, by the catalogue's names."""
     kind: str | None = None
-    """The value for `serving.<model>.kind`; None: the model's files determine it."""
+    """The value for `serving.<model>.kind`; None if the model's files determine it."""
     extra: str | None = None
-    """vLLM's extra, as `audio`, with packages that it needs; None: it needs none."""
+    """vLLM's extra with required packages, for example `audio`; None if not needed."""
     installs_more: bool = False
-    """Whether it needs packages that no release of vLLM installs."""
+    """Whether the recipe needs packages that no release of vLLM installs."""
     features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     optional: dict[str, tuple[str, ...]] = Field(default_factory=dict)
-    """Features that it leaves off unless asked for."""
+    """Features that are off by default."""
     on: dict[str, Addition] = Field(default_factory=dict)
     """Additions for a GPU or a generation: `nvidia`, `hopper`, `blackwell`."""
     variants: tuple[Variant, ...]
@@ -78,7 +78,7 @@ def _tables() -> tuple[_Table, ...]:
 
 
 def recipe_origins() -> tuple[str, ...]:
-    """Return the recipes' sources, with their date or release."""
+    """Return the recipes' origins, with their date or release."""
     return tuple(each.about for each in _tables())
 
 
@@ -95,9 +95,9 @@ def all_recipes() -> tuple[Recipe, ...]:
 
 def find(model: str) -> Recipe:
     """
-    Return the recipe of a model, which may be any of its variants' names, in any case.
+    Return the recipe of a model; `model` may be the name of any variant, in any case.
 
-    Raises `FleetError` with near names if there is none.
+    Raises `FleetError` with similar names if there is no recipe.
     """
     names = {
         each.lower(): recipe
@@ -121,10 +121,10 @@ def addition(
     features: tuple[str, ...] = (),
 ) -> Addition:
     """
-    Return a variant's flags for a GPU of the catalogue, with optional features by name.
+    Return a variant's arguments and variables for a GPU, with optional features by name.
 
-    More specific entries come later and take precedence. Without a GPU, the arguments for all of
-    them.
+    More specific entries come later and take precedence. Without a GPU, the result has the
+    arguments for all NVIDIA GPUs. Raises `FleetError` for an unknown feature.
     """
     if unknown := [name for name in features if name not in recipe.optional]:
         known = join_names(recipe.optional) or "none"

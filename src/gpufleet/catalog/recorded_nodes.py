@@ -1,9 +1,9 @@
 """
 Recorded probes of healthy hardware, by the names for `--as`.
 
-`data/nodes/*.json` are documents that the probe printed on the lab's machines, whose profiles
-(`lab/profiles/*.conf`) state what of the hardware is documented and what is assumed. `python -m
-tests.support.record_node` rewrites them.
+`data/nodes/*.json` are probe documents from the lab's machines. The machines' profiles
+(`lab/profiles/*.conf`) state which hardware facts are documented and which are assumed. `python -m
+tests.support.record_node` rewrites the files.
 """
 
 from __future__ import annotations
@@ -21,13 +21,13 @@ _DATA = Path(__file__).with_name("data") / "nodes"
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the hardware that is known by name."""
+    """Return the names of the recorded hardware."""
     return tuple(sorted(path.stem for path in _DATA.glob("*.json")))
 
 
 def document(name: str) -> dict[str, Any]:
     """
-    Return the probe's document of one kind of node; the caller may change it.
+    Return the probe document of one type of node; the caller may change it.
 
     Raises `FleetError` for an unknown name, with the known ones.
     """

@@ -1,9 +1,9 @@
 """
 Architectures and quantizations that each vLLM release serves, and on which GPUs. Pure.
 
-Contract: `data/vllm_support.json` was read from the sources of the releases that it names, by
-tests/data/release_limits.py. For a release between two known ones, what both have is known; where
-they differ it is unknown. A newer one counts as the newest.
+Contract: tests/data/release_limits.py reads `data/vllm_support.json` from the sources of the
+releases that the file names. For a release between two known ones, a fact is known if both agree,
+and unknown if they differ. A newer release is treated as the newest known one.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any, TypeAlias
 _DATA = Path(__file__).with_name("data") / "vllm_support.json"
 
 Version: TypeAlias = tuple[int, ...]
-"""(0, 19, 0)"""
+"""A release as numbers, for example (0, 19, 0)."""
 
 
 @dataclass(frozen=True)
@@ -26,55 +26,62 @@ class QuantizationNeeds:
     """Requirements of a release for a quantization method."""
 
     capability: int
-    """The least compute capability, 80 for 8.0 (`get_min_capability` of the method's class)."""
+    """The minimum compute capability, 80 for 8.0 (`get_min_capability` of the method's class)."""
     dtypes: tuple[str, ...]
-    """The model's dtypes that it computes with (`get_supported_act_dtypes`)."""
+    """The model dtypes that the method supports (`get_supported_act_dtypes`)."""
 
 
 def releases() -> tuple[Version, ...]:
-    """Return the releases that were read, oldest first."""
+    """Return the known releases, oldest first."""
     return tuple(_version(text) for text in _document()["releases"])
 
 
 def supports_architecture(architecture: str, vllm: Version) -> bool | None:
-    """Return whether a release serves an architecture; None: it is not known of that release."""
+    """Return whether a release serves an architecture, or None if unknown."""
     return _held(_spans(architecture, "served"), vllm)
 
 
 def supports_pipeline(architecture: str, vllm: Version) -> bool | None:
-    """Return whether the architecture's class can be divided into stages (`SupportsPP`)."""
+    """
+    Return whether the architecture's class supports pipeline stages (`SupportsPP`); None if
+    unknown.
+    """
     return _held(_spans(architecture, "pipeline"), vllm)
 
 
 def supports_lora(architecture: str, vllm: Version) -> bool | None:
-    """Return whether the architecture's class takes LoRA adapters (`SupportsLoRA`)."""
+    """
+    Return whether the architecture's class supports LoRA (`SupportsLoRA`), or None if unknown.
+    """
     return _held(_spans(architecture, "lora"), vllm)
 
 
 def limits_by_experts(architecture: str, vllm: Version) -> bool | None:
-    """Return whether the architecture's class refuses more tensor-parallel ranks than experts."""
+    """Return whether the class refuses more tensor-parallel ranks than experts; None if unknown."""
     return _held(_spans(architecture, "expert_limit"), vllm)
 
 
 def refuses_float16(architecture: str, vllm: Version) -> bool | None:
-    """Return whether a release refuses float16 for the models of an architecture."""
+    """Return whether a release refuses float16 for an architecture's models; None if unknown."""
     return _held(_spans(architecture, "no_float16"), vllm)
 
 
 def nearest_serving(architecture: str, vllm: Version) -> Version | None:
-    """Return the release nearest to `vllm` that serves an architecture; None: none does."""
+    """
+    Return the release nearest to `vllm` that serves an architecture, or None if no release does.
+    """
     serving = [one for one in releases() if supports_architecture(architecture, one)]
     newer = [one for one in serving if one >= vllm]
     return newer[0] if newer else serving[-1] if serving else None
 
 
 def is_known_method(method: str) -> bool:
-    """Return whether any release that was read has the quantization method."""
+    """Return whether any known release has the quantization method."""
     return method in _document()["quantization"]
 
 
 def quantization_needs(method: str, vllm: Version) -> QuantizationNeeds | None:
-    """Return a release's requirements for a quantization; None: it does not have that method."""
+    """Return a release's requirements for a quantization method; None if it lacks the method."""
     found = None
     for row in _document()["quantization"].get(method, ()):
         if _version(row["since"]) <= vllm:
@@ -85,7 +92,9 @@ def quantization_needs(method: str, vllm: Version) -> QuantizationNeeds | None:
 
 
 def nearest_with_method(method: str, vllm: Version) -> Version | None:
-    """Return the release nearest to `vllm` that has a quantization method."""
+    """
+    Return the release nearest to `vllm` that has a quantization method, or None if no release does.
+    """
     having = [one for one in releases() if quantization_needs(method, one) is not None]
     newer = [one for one in having if one >= vllm]
     return newer[0] if newer else having[-1] if having else None
@@ -99,7 +108,7 @@ def _held(spans: Sequence[tuple[Version, Version | None]] | None, vllm: Version)
     """
     Return whether a release is in one of the spans.
 
-    None where the nearest known releases before and after it differ.
+    None if there are no spans, or if the nearest known releases before and after it differ.
     """
     if spans is None:
         return None

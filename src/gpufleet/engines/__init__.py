@@ -1,1 +1,1 @@
-"""Engines that serve models: what differs between them, each in a folder of its own."""
+"""Inference engines, one folder each, with all that is specific to an engine."""

@@ -1,9 +1,9 @@
-"""The interface of an engine, and the engines that there are.  Pure.
+"""The interface of an engine, and the list of all engines. Pure.
 
 An engine is a folder beside this file whose package has an `ENGINE`. Its command line and variables
-become a stage's unit (serving/unit.py). Waves, gates, drains, load
-tests and the doctor read a server's /metrics by `Measure` (metrics_page.py), and need no engine's
-name: a page says by its prefix whose it is.
+become a stage's unit (serving/unit.py). Waves, gates, drains, load tests and the doctor read a
+server's /metrics by `Measure` (metrics_page.py), without the engine's name: the prefix of a page's
+metrics identifies the engine.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.serving_settings import Served, Vllm
 
 DEFAULT = "vllm"
-"""The engine of models that name none."""
+"""The engine of models without an `engine` setting."""
 
 
 class Measure(StrEnum):
-    """A metric of a server's work; the value is its name in sentences."""
+    """A metric of a server's work; the value is its name in messages."""
 
     RUNNING = "running requests"
     """Gauge."""
@@ -34,15 +34,15 @@ class Measure(StrEnum):
     KV_USE = "KV cache usage"
     """Gauge, from 0 to 1."""
     PREEMPTED = "preempted requests"
-    """Counter of requests that lost their KV cache to others."""
+    """Counter of requests whose KV cache blocks were taken by other requests."""
     FINISHED = "finished requests"
-    """Counter; by the label `finished_reason` where the engine tells it."""
+    """Counter; with the label `finished_reason` if the engine exports it."""
     PROMPT_TOKENS = "tokens of a prompt"
     """Histogram over requests."""
     TTFT = "time to first token"
     """Histogram, seconds."""
     ITL = "time between tokens"
-    """Histogram, seconds: one observation a pause."""
+    """Histogram, seconds; one observation for each pause between two outputs."""
     E2E = "time of a whole request"
     """Histogram, seconds."""
     QUEUE_TIME = "time in the queue"
@@ -50,11 +50,11 @@ class Measure(StrEnum):
     GENERATED_TOKENS = "generated tokens of a request"
     """Histogram over requests."""
     STEPS = "tokens of a step"
-    """Histogram over the engine's steps that produced any."""
+    """Histogram over the engine's steps that produced tokens."""
     WAITING_BY_REASON = "waiting requests by reason"
     """Gauge, by the label `reason`."""
     REJECTED = "requests turned away"
-    """Counter: the server's queue is at its limit."""
+    """Counter of requests that the server rejected because its queue was full."""
     PROMPT_TOKENS_TOTAL = "prompt tokens"
     """Counter."""
     GENERATED = "generated tokens"
@@ -81,16 +81,16 @@ HISTOGRAMS = frozenset(
 @dataclass(frozen=True)
 class ProgressMetrics:
     """
-    The metrics by which the watchdog sees that a server makes progress.
+    The metrics from which the watchdog detects a server's progress.
 
     Attributes:
-        marks: any change of one of them is progress. Each release has some.
-        work: those gauges among them that count requests which run or wait.
-        engine_label: the label that tells apart the engines of one server.
-        deferred: metric, label and value of a gauge of waiting requests that wait for something
-            else than the engine: they are no work. None: the engine counts none.
-        awake: metric, label and value of a gauge that is 0 while the engine sleeps. None: it cannot
-            sleep.
+        marks: metrics whose change is progress. No release has all of them, each has some.
+        work: the gauges in `marks` that count running or waiting requests.
+        engine_label: the label that identifies an engine of a server with several.
+        deferred: metric, label and value of a gauge of requests that do not wait for the engine;
+            they do not count as work. None if the engine has no such gauge.
+        awake: metric, label and value of a gauge that is 0 while the engine sleeps. None if the
+            engine cannot sleep.
     """
 
     marks: tuple[str, ...]
@@ -106,21 +106,21 @@ class Engine:
     An engine that serves models.
 
     Attributes:
-        name: as settings write it.
-        title: as sentences write it.
-        prefix: the beginning of the names of all its own metrics.
-        metrics: the names of each measure, the newest first, a histogram's without `_bucket`. It
-            lacks a measure that the engine does not have.
-        progress: what the watchdog reads.
-        program: what is started, below the folder of a release.
+        name: the name in settings.
+        title: the name in messages.
+        prefix: the prefix of the names of all its own metrics.
+        metrics: metric names by measure, the newest name first, a histogram's without `_bucket`.
+            Measures that the engine does not export are missing.
+        progress: the metrics that the watchdog reads.
+        program: the command that starts a server, relative to the folder of a release.
         arguments: a stage's arguments in groups of one line each, a flag and its values, with the
             path of the setting that each comes from: `("serving", "llama", "port")`. Raises
             `FleetError` for values that no process can receive.
-        environment: the variables of a stage's process, by the id of its release and the node's
-            `cuda.toolkit`. Raises `FleetError` with every name and value that no process can
-            have, or that is the plan's to set.
-        replica_variables: those that all ranks of a replica have, whatever their GPUs are.
-        rank: what a rank of a replica over nodes is started with besides.
+        environment: the variables of a stage's process, for the id of its release and the node's
+            `cuda.toolkit`. Raises `FleetError` with every name and value that is invalid, and
+            every name that the plan sets.
+        replica_variables: the variables that all ranks of a replica share, whatever their GPUs.
+        rank: the additional launch arguments of a rank of a multi-node replica.
     """
 
     name: str
@@ -135,16 +135,16 @@ class Engine:
     rank: Callable[[Stage, Served, Vllm], Rank]
 
     def series(self, measure: Measure) -> tuple[str, ...]:
-        """Return the names of a measure's samples; of a histogram those of its buckets."""
+        """Return the names of a measure's samples; for a histogram, the names of its buckets."""
         suffix = "_bucket" if measure in HISTOGRAMS else ""
         return tuple(name + suffix for name in self.metrics.get(measure, ()))
 
 
 def engines() -> tuple[Engine, ...]:
     """
-    Return every engine that runs models, by name.
+    Return all engines that can serve models, by name.
 
-    A folder without an `ENGINE` knows flags alone.
+    A folder without an `ENGINE` has flag schemas only.
     """
     found = sorted(each.name for each in pkgutil.iter_modules(room.__path__) if each.ispkg)
     modules = [import_module(f"{room.__name__}.{name}") for name in found]
@@ -157,9 +157,9 @@ def engine(name: str = DEFAULT) -> Engine:
 
 
 def line_beginnings(*measures: Measure) -> tuple[str, ...]:
-    """Return the beginnings of the lines of any engine's page that have these measures.
+    """Return the prefixes of the lines of these measures on any engine's page.
 
-    They end with the brace of the labels: a longer name is another metric.
+    A prefix ends with the brace of the labels, because a longer name is another metric.
     """
     return tuple(
         f"{name}{{" for each in engines() for measure in measures for name in each.series(measure)

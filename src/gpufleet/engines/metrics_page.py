@@ -1,4 +1,4 @@
-"""A server's page of /metrics, read by what it measures, whichever engine wrote it.  Pure."""
+"""Parse a server's /metrics page of any engine, and look up values by measure.  Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import TypeAlias
 from gpufleet.engines.engine import Engine, Measure, engines
 
 Samples: TypeAlias = tuple[tuple[Mapping[str, str], float], ...]
-"""Labels and value of each of a metric's series."""
+"""The series of a metric, each with its labels and value."""
 
 
 @dataclass(frozen=True)
@@ -27,19 +27,19 @@ class MetricsPage:
     samples: Mapping[str, Samples]
 
     def measured(self, measure: Measure) -> Samples:
-        """Return a measure's samples, of a histogram its buckets; empty: the page has none."""
+        """Return a measure's samples (a histogram's buckets); empty if the page has none."""
         if self.engine is None:
             return ()
         names = self.engine.series(measure)
         return next((self.samples[name] for name in names if name in self.samples), ())
 
     def values(self, measure: Measure) -> tuple[float, ...]:
-        """Return a measure's values: one for each engine of the server, and each label."""
+        """Return a measure's values, one for each engine of the server and each label."""
         return tuple(value for _, value in self.measured(measure))
 
 
 def read_page(text: str) -> MetricsPage:
-    """Parse a page of /metrics. Raises `ValueError` for a text that is none."""
+    """Parse a page of /metrics. Raises `ValueError` if the text is not such a page."""
     from prometheus_client.parser import text_string_to_metric_families
 
     samples: dict[str, list[tuple[Mapping[str, str], float]]] = defaultdict(list)
@@ -53,6 +53,6 @@ def read_page(text: str) -> MetricsPage:
 
 
 def expected_name(measure: Measure, page: MetricsPage | None = None) -> str:
-    """Return the name that a page should have for a measure; of no engine's page, any engine's."""
+    """Return the metric name of a measure for the page's engine, or the names for all engines."""
     owners = (page.engine,) if page and page.engine else engines()
     return " or ".join(names[0] for each in owners if (names := each.metrics.get(measure)))

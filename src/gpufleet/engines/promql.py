@@ -1,4 +1,4 @@
-"""Selectors of servers' metrics in PromQL, for all engines at once.  Pure."""
+"""PromQL selectors of server metrics, for all engines at once.  Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ JOBS = (
     if len(engines()) == 1
     else f'job=~"{"|".join(each.name for each in engines())}"'
 )
-"""Selects the targets of servers: their job is the engine's name."""
+"""The label matcher for server targets; their `job` is the engine's name."""
 
 
 def metric(measure: Measure, labels: str = "", *, part: str = "") -> str:
@@ -17,8 +17,8 @@ def metric(measure: Measure, labels: str = "", *, part: str = "") -> str:
     Return the selector of a measure: an instant vector of its series of all engines.
 
     `labels` are matchers without braces. `part` is the suffix of a histogram's series, `_bucket`
-    unless given. Only the newest name of each engine is selected. A server has the metrics of one
-    engine, so that functions which drop the name, such as rate(), find no series twice.
+    unless given. Only the newest name of each engine is selected. A server has the metrics of only
+    one engine, so functions that drop the name, such as rate(), get no duplicate series.
     """
     suffix = part or ("_bucket" if measure in HISTOGRAMS else "")
     names = [found[0] + suffix for each in engines() if (found := each.metrics.get(measure))]

@@ -1,4 +1,4 @@
-"""Judge the arguments of `sglang serve` by the release that will run it.  Pure.
+"""Validate the arguments of `sglang serve` for the release that will run it. Pure.
 
 Contract: `check` never raises for an operator's mistakes. The release's parser accepts the
 arguments exactly if no problem is `JudgedBy.PARSER`, except for abbreviated names, which argparse
@@ -87,7 +87,9 @@ def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:
-    """Return where else the option is, or what is written like it."""
+    """
+    Return what to say of an unknown option, and the option to write instead, if any is similar.
+    """
     name = one.argument.partition("=")[0]
     dashed = "--" + name[2:].replace("_", "-")
     if dashed != name and dashed in schema.by_option:
@@ -103,13 +105,16 @@ def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:
 
 
 def _faults(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
-    """Yield what the parser refuses in one flag."""
+    """Yield the parser's errors in one flag."""
     for fault in values.read(schema, given)[1]:
         yield _problem(line, given, Kind(fault.kind), fault.found)
 
 
 def _remarks(line: CommandLine, given: GivenFlag) -> Iterator[Problem]:
-    """Yield what the parser accepts, and the server reads otherwise than it was meant."""
+    """
+    Yield advice on a flag that the parser accepts: deprecated, or read differently from its
+    meaning.
+    """
     if given.flag.deprecated:
         yield _problem(
             line,
@@ -140,7 +145,7 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
 
 
 def _required(schema: Schema, line: CommandLine) -> Iterator[Problem]:
-    """Yield the flags without which the parser refuses; a file of --config may have them."""
+    """Yield the required flags that are missing; nothing with --config, whose file may set them."""
     if "--config" in line.by_name:
         return
     for flag in schema.flags:
@@ -163,5 +168,5 @@ def _problem(
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:
-    """Return the words at these places of argv, as the operator wrote them."""
+    """Return the arguments at these indexes of argv, as typed."""
     return " ".join(line.argv[place] for place in at)

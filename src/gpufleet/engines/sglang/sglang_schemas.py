@@ -1,7 +1,7 @@
-"""The flags of SGLang's releases, as their own code defines them.  Pure.
+"""The flags of SGLang's releases, from SGLang's own code.  Pure.
 
-Contract: as of vLLM's (`flags/schema.py`): names are exact, and a release that is not packaged is
-refused; the nearest one never stands in for it.
+Contract: the same as for vLLM (`flags/schema.py`): names are exact, and a release that is not
+packaged is refused, never replaced by the nearest one.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ def versions() -> tuple[str, ...]:
 @cache
 def load(version: str) -> Schema:
     """
-    Return the packaged schema of one release; a build's suffix ("+cpu") does not count.
+    Return the packaged schema of one release; a build suffix ("+cpu") is ignored.
 
     Raises `FleetError` for a release that is not in the package, naming its neighbours.
     """

@@ -24,8 +24,8 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
     """
     Return the arguments in groups of one line each, a flag and its values.
 
-    Each with the path of the setting that it comes from: `("serving", "llama", "port")`. Raises
-    `FleetError` for values that no process can receive.
+    Each group has the path of the setting that it comes from: `("serving", "llama", "port")`.
+    Raises `FleetError` for values that no process can receive.
     """
     own = ("serving", stage.model)
     planned: dict[KeyPath, tuple[str, Argument]] = {

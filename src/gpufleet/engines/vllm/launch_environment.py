@@ -22,7 +22,7 @@ _UUIDS_SINCE = (0, 24)
 
 def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
     """
-    Return the additional variables of a stage of a multi-node replica.
+    Return the additional launch arguments of a stage of a multi-node replica.
 
     Raises `FleetError` for settings that the release or the model does not support.
     """
@@ -46,8 +46,8 @@ def environment(
     """
     Return the variables of the stage's process, by name.
 
-    Built-in < `vllm.environment` < the model's `environment`. The guard's folder comes before an
-    operator's own on the Python path, so that no module of theirs takes its name.
+    Precedence: built-in < `vllm.environment` < the model's `environment`. The guard's folder comes
+    before an operator's own on the Python path, so that an operator's module cannot replace it.
 
     Raises `FleetError` with every invalid name, every name that the plan sets, and every value that
     systemd cannot express.
@@ -88,8 +88,9 @@ def _wrong_variable(name: str, value: str) -> str | None:
 
 def _directories(stage: Stage) -> dict[str, str]:
     """
-    Return the stage's own home and caches: stages that share them would race, and files of removed
-    stages would stay.
+    Return the stage's own home and cache directories.
+
+    Stages with shared directories would race, and files of removed stages would remain.
     """
     state, cache_directory = (
         f"{node_paths.VLLM_STATE}/{stage.id}",
@@ -140,8 +141,9 @@ def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict
 
 def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
     """
-    Return UUIDs if vLLM accepts them, else indices. After a reboot that loses a GPU, an index may
-    name another GPU; a UUID never does.
+    Return the GPUs' UUIDs if vLLM accepts UUIDs, else their indexes.
+
+    After a reboot that loses a GPU, an index may name another GPU; a UUID never does.
     """
     major, minor, *_ = vllm.version.split(".")
     if (int(major), int(minor)) >= _UUIDS_SINCE:
