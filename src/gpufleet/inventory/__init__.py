@@ -1,4 +1,4 @@
-"""The nodes of a fleet with all their variables.
+"""Load the nodes of a fleet with all their variables.
 
 An inventory file contains `from gpufleet import inventory` and calls `inventory.load(__file__,
 ...)`.

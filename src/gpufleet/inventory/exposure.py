@@ -1,6 +1,6 @@
-"""Warn of files and connections of the operator that are open to others.
+"""Warn about the operator's secret files and connections that are open to others.
 
-ssh refuses a key that others can read. gpufleet does not: the mode concerns only the operator's
+ssh refuses a key that others can read. gpufleet only warns: the mode concerns only the operator's
 machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
 """
 
@@ -22,10 +22,11 @@ _OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
     """
-    Yield a sentence for each secret file that others can read, and for unchecked host keys.
+    Yield a remark for each secret file that other users can read or write, and for unchecked host
+    keys.
 
-    Also for servers without a key behind a gateway with keys. A variable that many nodes inherit is
-    checked once.
+    Also for servers without an API key behind a gateway with keys. A variable that many nodes
+    inherit is checked once.
     """
     yield from _ways_past_a_gateway(nodes)
     seen: set[tuple[str, str]] = set()
@@ -55,7 +56,8 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
 
 def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
     """
-    Yield a sentence for each place that opens servers to all although the gateway requires keys.
+    Yield a remark for each setting that opens servers to all clients although the gateway needs
+    keys.
     """
     fronts = [front for node in nodes for front in (node.settings.gateway, node.settings.litellm)]
     if not any(front and front.clients for front in fronts):
@@ -97,8 +99,9 @@ def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
 
 def _open_mode(file: Path) -> int:
     """
-    Return the mode of a file that others can read or write; 0: they cannot, or the file does not
-    exist.
+    Return the mode of a file that other users can read or write.
+
+    0 if they cannot, or if the file does not exist.
     """
     try:
         mode = stat.S_IMODE(file.stat().st_mode)

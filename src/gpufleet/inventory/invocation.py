@@ -27,10 +27,10 @@ from gpufleet.inventory.refusal import Refusal
 from gpufleet.sanitize import printable
 
 SERIES = "~=3.10.0"
-"""The pyinfra release on whose internals this room relies; as in pyproject.toml."""
+"""The pyinfra release on whose internals this package relies; the same as in pyproject.toml."""
 
 _NAMED = 4
-"""Nodes that an interruption lists for each operation."""
+"""Maximum number of nodes that an interruption message lists for each operation."""
 NOT_PYTHON = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
 """File endings of other tools' inventories."""
 
@@ -53,13 +53,14 @@ class Invocation:
     @property
     def deploys(self) -> bool:
         """
-        Return whether deploy files run, which need variables; `exec`, `fact` and the like need
-        none.
+        Return whether the operations are deploy files, which need variables.
+
+        `exec`, `fact` and other operations need none.
         """
         return bool(self.operations) and all(name.endswith(".py") for name in self.operations)
 
     def overrides(self) -> dict[str, Any]:
-        """Parse `--data` like pyinfra."""
+        """Return the variables of `--data`, parsed as pyinfra parses them."""
         from pyinfra_cli.util import parse_cli_arg
 
         pairs = (item.split("=", 1) for item in self.data)
@@ -89,9 +90,9 @@ def current() -> Invocation | None:
 
 def check_invocation() -> None:
     """
-    Refuse a command line whose exit code could not be trusted; do nothing outside pyinfra.
+    Refuse a command line that could give a wrong exit code; do nothing outside pyinfra.
 
-    Raises Refusal with every problem at once.
+    Also replaces pyinfra's SIGINT handler, which exits with 0. Raises Refusal with all problems.
     """
     invocation = current()
     if invocation is None:
@@ -102,13 +103,13 @@ def check_invocation() -> None:
 
 
 def list_inventories() -> str:
-    """Return `; there are inventories/lab.py, ...` for a message; "": there are none."""
+    """Return `; there are inventories/lab.py, ...` for a message, or "" if there are none."""
     found = sorted(str(path) for path in Path("inventories").glob("*.py"))
     return f"; there are {', '.join(found)}" if found else ""
 
 
 def option_problems(invocation: Invocation) -> Iterator[str]:
-    """Yield the problems of the options themselves."""
+    """Yield the problems of the options, without the inventory."""
     if invocation.no_wait:
         yield "--no-wait: pyinfra then exits with 0 although operations failed: remove it"
     if invocation.yes and invocation.dry:
@@ -130,9 +131,9 @@ def selection_problems(
     invocation: Invocation, hosts: Sequence[str], groups: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """
-    Yield problems of --limit and --exclude with these nodes.
+    Yield the problems of --limit and --exclude for these nodes.
 
-    Patterns match as in pyinfra: the name of a group, otherwise a shell pattern of host names.
+    Patterns match as in pyinfra: a group name, otherwise a shell pattern of host names.
     """
     known = [*(group for group in groups if groups[group]), *hosts]
 
@@ -215,8 +216,9 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
     """
-    Return the state after Ctrl-C and the next command; `operations` maps each operation to the
-    nodes that run it.
+    Return the message after Ctrl-C: the commands that may still run, and the next step.
+
+    `operations` maps each operation to the nodes that run it.
     """
     left = "; ".join(
         f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"
@@ -230,7 +232,7 @@ def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
 
 
 def under_way() -> dict[str, list[str]]:
-    """Return the operations of pyinfra's run that have begun and not ended, each with its nodes."""
+    """Return the operations of pyinfra's run that are in progress, each with its nodes."""
     from pyinfra.context import ctx_state
 
     found: dict[str, list[str]] = {}

@@ -1,4 +1,4 @@
-"""The nodes of a fleet with all their variables, checked before a node is touched.
+"""Load the nodes of a fleet and check all their variables before any node is touched.
 
 An inventory file is Python and ends in
 
@@ -6,7 +6,7 @@ An inventory file is Python and ends in
 
 which gives pyinfra its groups. All variables of a node are resolved here and handed to pyinfra as
 that node's own data, so that deploys see exactly the checked values; only `--data` overrides them,
-and it is checked, too. Later layers win, key by key:
+and its values are checked too. Later layers win, key by key:
 
     all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
 
@@ -51,17 +51,17 @@ _HOW = (
 
 
 class InventoryError(Refusal, exceptions.InventoryError):
-    """The inventory or its variables have mistakes; `problems` has all of them."""
+    """Mistakes in the inventory or its variables; `problems` lists all of them."""
 
 
 @dataclass(frozen=True)
 class Fleet:
     """
-    All nodes of one inventory file, in the order in which it names them.
+    All nodes of one inventory file, in the file's order.
 
-    `inventory` is the file as messages name it, `root` the directory above its own, where
-    `group_vars/` and `host_vars/` are. `remarks` are hints that are not mistakes, such as variable
-    files that no node of this inventory uses.
+    `inventory` is the file's name in messages. `root` is the parent of the file's directory and has
+    `group_vars/` and `host_vars/`. `remarks` are hints about correct inventories, for example
+    variable files that no node uses.
     """
 
     inventory: str
@@ -70,7 +70,7 @@ class Fleet:
     groups: Groups
     remarks: tuple[str, ...] = ()
     typed: invocation.Invocation | None = None
-    """pyinfra's command line, kept for deploy files, which cannot query it."""
+    """pyinfra's command line, stored for deploy files, which cannot query it."""
 
     @property
     def gpu_nodes(self) -> Mapping[str, NodeVars]:
@@ -92,7 +92,7 @@ class Fleet:
 
     def as_json(self, names: Iterable[str], *, changed: bool = False) -> dict[str, Any]:
         """
-        Return nodes with every value and the place that set it, as plain data.
+        Return nodes with every value and its origin (file and line), as plain data.
 
         With `changed`, only values that differ from the default.
 
@@ -128,9 +128,9 @@ def load(
     """
     Return an inventory file's groups for pyinfra, with all variables resolved and checked.
 
-    `groups` {group: its nodes}; `children` {group: its child groups}; `also` further directories
-    with `group_vars/` and `host_vars/`, read after those above the inventory's directory. Raises
-    InventoryError with every mistake of every node.
+    `groups` maps each group to its nodes, `children` each group to its child groups. `also` are
+    further directories with `group_vars/` and `host_vars/`, read after the parent of the
+    inventory's directory. Raises InventoryError with every mistake of every node.
     """
     invocation.check_invocation()
     open_files()
@@ -158,8 +158,7 @@ def read(path: str | Path) -> Fleet:
     """
     Execute an inventory file and return its fleet, outside a pyinfra run.
 
-    Raises FleetError for every mistake, also for a missing file, or one that is not such an
-    inventory.
+    Raises FleetError with every mistake, or for a file that is missing or does not call `load`.
     """
     file = Path(path)
     if not _is_file(file):
@@ -193,7 +192,7 @@ def _is_file(path: Path) -> bool:
 
 def current() -> Fleet:
     """
-    Return the fleet of the inventory that this pyinfra run was given.
+    Return the fleet of this pyinfra run's inventory.
 
     Raises InventoryError if that inventory did not call `load`.
     """
@@ -296,7 +295,7 @@ def _fleet(
 def _hosts(
     shown: str, path: Path, groups: Mapping[str, Sequence[Host]]
 ) -> tuple[dict[str, list[str]], dict[str, dict[str, tuple[Any, Origin]]]]:
-    """Return {group: names of its hosts} and {host: the variables written beside its name}."""
+    """Return {group: its host names} and {host: the variables in its inventory entry}."""
     lines = _inline_lines(path)
     hosts: dict[str, list[str]] = {group: [] for group in groups}
     inline: dict[str, dict[str, tuple[Any, Origin]]] = {}
@@ -342,7 +341,7 @@ def _pair(member: Any) -> tuple[Any, Mapping[str, Any]]:
 
 
 def _inline_lines(path: Path) -> dict[tuple[str, str], int]:
-    """Return the lines of literal `("host", {"key": ...})` entries."""
+    """Return the line numbers of the keys in literal `("host", {"key": ...})` entries."""
     lines = {}
     for node in ast.walk(ast.parse(path.read_bytes())):
         match node:
@@ -357,10 +356,10 @@ def _unread(
     directories: Iterable[Path], root: Path, known: Mapping[str, Sequence[str]]
 ) -> Iterator[str]:
     """
-    Report the variable files that no host or group of this inventory uses: often a spelling
-    mistake.
+    Yield a remark for each variable file that no host or group of this inventory uses.
 
-    Files of another inventory, which has that name or mentions it, are skipped.
+    Such a file is often a spelling mistake. A file is skipped if another inventory has its name or
+    mentions it.
     """
     files = sorted((root / "inventories").glob("*.py"))
     others = {path.stem for path in files}
@@ -381,7 +380,7 @@ def _unread(
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
-    """Report missing host key files, without which gpufleet connects to no node."""
+    """Yield a remark for each missing host key file; gpufleet connects to no node without it."""
     files = dict.fromkeys(
         node.for_pyinfra(root)["ssh_known_hosts_file"]
         for node in nodes
@@ -397,12 +396,12 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
 
 
 def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
-    """Return the groups that --limit and --exclude can name; pyinfra has no group `all`."""
+    """Return the groups that --limit and --exclude accept; pyinfra has no group `all`."""
     return {Path(fleet.inventory).stem: tuple(fleet.nodes), **fleet.groups.members}
 
 
 def _python_error(error: Exception, path: str | Path) -> str:
-    """Return the Python error of an inventory file, with its line."""
+    """Return the message of a Python error in an inventory file, with its line."""
     if isinstance(error, SyntaxError):
         if error.msg.startswith("(unicode error)") and "codec" in error.msg:
             return f"{error.filename}:{error.lineno}: is not Python: it is not UTF-8 text"

@@ -1,7 +1,8 @@
 """Limit the output of a command on a node.
 
 pyinfra keeps all that a command prints, and reads as long as it prints: `yes` on a node takes 130
-MiB of the controller's memory in 4 s. Here a command that exceeds the limit is ended, and fails.
+MiB of the controller's memory in 4 s. With this limit, a command that exceeds it is ended and
+fails.
 """
 
 from __future__ import annotations
@@ -21,16 +22,20 @@ PART_BYTES = 8192
 
 
 class TooMuchError(Exception):
-    """A command has printed more than the limit."""
+    """The output of a command exceeds the limit."""
 
 
 def patch_output_bound() -> None:
-    """Wrap pyinfra's reader with a limit on output."""
+    """Wrap pyinfra's reader with the output limit."""
     util.read_buffer = bounded_reader(util.read_buffer)
 
 
 def bounded_reader(reader: Callable[..., None]) -> Callable[..., None]:
-    """Return pyinfra's `read_buffer`, or a replacement with a limit."""
+    """
+    Return `reader` with the output limit.
+
+    `reader` is pyinfra's `read_buffer` or a replacement with its signature.
+    """
 
     def read(name: str, io: Any, output_queue: Any, *arguments: Any, **options: Any) -> None:
         channel = getattr(io, "channel", None)
@@ -49,7 +54,7 @@ def bounded_reader(reader: Callable[..., None]) -> Callable[..., None]:
 
 
 def _lines(io: Any) -> Iterator[bytes]:
-    """Yield the lines of a stream as they come. Raises `TooMuchError`."""
+    """Yield the lines of a stream as they arrive. Raises `TooMuchError` beyond the limit."""
     size = lines = 0
     parts: list[bytes] = []
     while part := io.readline(PART_BYTES):

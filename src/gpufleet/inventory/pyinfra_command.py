@@ -1,7 +1,7 @@
-"""Build the pyinfra command line of a deploy: its file, its `config.py`, its inventory.
+"""Build the pyinfra command line of a deploy: deploy file, `config.py`, inventory.
 
-A directory with its own `deploys/` and `config.py`, as a checkout, uses these; any other directory
-uses those that gpufleet ships. Loads no pyinfra.
+A directory with its own `deploys/` and `config.py`, for example a checkout, uses these. Any other
+directory uses gpufleet's. The module does not import pyinfra at load time.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufleet.formatting import suggestion
 from gpufleet.paths import PROJECT, shipped_deploys
 
 VARIABLE = "GPUFLEET_INVENTORY"
-"""Environment variable with the inventory file for commands without one."""
+"""Environment variable with the default inventory file."""
 
 
 def deploy_names() -> list[str]:
@@ -26,7 +26,7 @@ def deploy_names() -> list[str]:
 
 def deploy_file(name: str) -> str:
     """
-    Return the file of a deploy: `deploys/vllm.py` if this directory has it, else gpufleet's own.
+    Return the file of a deploy: `deploys/vllm.py` of this directory if it exists, else gpufleet's.
 
     Raises `FleetError` for an unknown name, with the known ones.
     """
@@ -41,9 +41,9 @@ def deploy_file(name: str) -> str:
 
 def pyinfra_command(deploy: str, *words: str) -> list[str]:
     """
-    Return the command that runs pyinfra for a deploy; the inventory is the first of `words`.
+    Return the command that runs pyinfra for a deploy.
 
-    `words` are pyinfra's options and the inventory, as typed.
+    `words` are pyinfra's options and the inventory, as typed; the inventory is the first argument.
     """
     own = Path("config.py").is_file()
     config = () if own else ("--config", str(PROJECT / "config.py"))
@@ -56,7 +56,7 @@ def is_inventory(word: str) -> bool:
 
 
 def names_inventory(words: Sequence[str]) -> bool:
-    """Return whether pyinfra's arguments, without options and their values, name an inventory."""
+    """Return whether pyinfra's arguments name an inventory; values of options do not count."""
     if all(word.startswith("-") for word in words):
         return False
     if not words[0].startswith("-"):
@@ -71,10 +71,10 @@ def names_inventory(words: Sequence[str]) -> bool:
 
 def default_inventory() -> str:
     """
-    Return the inventory for a command line without one.
+    Return the default inventory file.
 
-    It is the file that `GPUFLEET_INVENTORY` names, else the only one in `inventories/`. Raises
-    `FleetError` if there is no file, or more than one.
+    It is the value of `GPUFLEET_INVENTORY`, else the only file in `inventories/`. Raises
+    `FleetError` if `inventories/` has no file or more than one.
     """
     if named := os.environ.get(VARIABLE):
         return named

@@ -1,4 +1,4 @@
-"""Sanitize nodes' output before it reaches the terminal, also where pyinfra prints it.
+"""Sanitize nodes' output before it reaches the terminal, including output that pyinfra prints.
 
 pyinfra prints the output of failed operations and facts, and with -v all output: escape sequences
 in it could set the clipboard, retitle the window or overwrite lines. Nodes' output is escaped
@@ -31,7 +31,7 @@ class _Lines(Protocol):
 
 
 def patch_output() -> None:
-    """Replace pyinfra's print functions by those of this module."""
+    """Replace pyinfra's print functions with the functions of this module."""
     click.echo = echo
     output.set_echo(echo)
     util.read_buffer = read_buffer
@@ -40,7 +40,7 @@ def patch_output() -> None:
 
 
 def echo(message: Any = None, *arguments: Any, **options: Any) -> None:
-    """Print as `click.echo` does, with colours and without any other control character."""
+    """Print like `click.echo`, keeping colours and escaping all other control characters."""
     if isinstance(message, bytes | bytearray):
         message = bytes(message).decode("utf-8", "replace")
     shown = None if message is None else escape_unprintable(str(message))
@@ -65,7 +65,8 @@ def read_buffer(
     print_func: Callable[[str], str] | None = None,
 ) -> None:
     """
-    Keep the lines that a node prints; with -v print them, also without the node's own colours.
+    Store a node's output lines; with `print_output` (-v), also print them without the node's
+    colours.
     """
     for each in io:
         line = each if isinstance(each, str) else each.decode("utf-8", "replace")

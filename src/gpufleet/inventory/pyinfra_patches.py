@@ -1,9 +1,9 @@
-"""Compute pyinfra's order of operations without reading source files.
+"""Compute pyinfra's operation order without reading source files.
 
-pyinfra orders operations by the lines that called them, and gets these from `inspect.stack()`,
-which reads every frame's module and source text, both unused. For `deploys/vllm.py` on 64 nodes
-that took 3.6 of 20 s (2 ms per operation and node, measured with pyinfra 3.10); here it takes 0.02
-s. tests/unit/inventory/test_pyinfra_patches.py checks that both give the same order.
+pyinfra orders operations by the lines that called them, and gets the lines from `inspect.stack()`.
+This reads every frame's module and source text, both unused. For `deploys/vllm.py` on 64 nodes,
+`inspect.stack()` took 3.6 of 20 s (2 ms per operation and node, pyinfra 3.10); this module takes
+0.02 s. tests/unit/inventory/test_pyinfra_patches.py checks that both give the same order.
 """
 
 from __future__ import annotations
@@ -26,8 +26,9 @@ def patch_operation_order() -> None:
 
 def operation_order(state: State) -> list[int]:
     """
-    Return the result of pyinfra.api.util.get_operation_order_from_stack: line numbers, outer ones
-    first.
+    Return the line numbers of the current call, outermost first.
+
+    The result equals that of pyinfra.api.util.get_operation_order_from_stack.
     """
     frames = []
     frame = inspect.currentframe()

@@ -1,8 +1,8 @@
 """Refuse a pyinfra run: every problem on its own line, no traceback.
 
-pyinfra prints its own errors as one line that begins with one of gpufleet's source files, which
-helps no operator. An exception that is both a pyinfra error and an error of pyinfra's command line
-is passed through to the end and prints itself.
+pyinfra prints its own errors as one line that begins with a gpufleet source file, which is useless
+to operators. pyinfra passes on an exception that is both a pyinfra error and an error of pyinfra's
+command line; the exception then prints itself.
 """
 
 from __future__ import annotations
@@ -23,9 +23,10 @@ else:
 
 class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what broke
     """
-    Ends the run with exit code 1 and problems that the operator can correct.
+    End the run with exit code 1 and problems that the operator can correct.
 
-    `problems` are whole sentences; `what` says what was refused: `inventories/prod.py`.
+    `problems` are whole sentences; `what` names the refused thing, for example
+    `inventories/prod.py`.
     """
 
     def __init__(self, *problems: str, what: str = "this run") -> None:
@@ -34,7 +35,9 @@ class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what bro
         self.what = what
 
     def show(self, file: IO[Any] | None = None) -> None:
-        """Print what was refused and why; pyinfra calls this at the end of the run."""
+        """
+        Print the refused thing and the problems; pyinfra calls this method at the end of the run.
+        """
         many = f"{len(self.problems)} problems" if len(self.problems) > 1 else "1 problem"
         title = f"--> {self.what} is refused, {many}:"
         click.secho(title, file=file, err=True, fg="red", bold=True)

@@ -81,7 +81,7 @@ class Adapter(Setting):
 
 
 def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iterator[str]:
-    """Yield the mistakes in an entry's flags that conflict with its adapters."""
+    """Yield a mistake if an entry's flags set adapters beside `adapters`."""
     if adapters and (both := sorted(FLAGS & set(flags))):
         yield (
             f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`, and "
@@ -100,7 +100,7 @@ class NamedModel(NamedTuple):
 
 def name_clashes(models: Iterable[NamedModel]) -> Iterator[tuple[str, KeyPath, str]]:
     """
-    Yield each adapter whose name clients also use for something else, as (node, key, sentence).
+    Yield each adapter name that is also a model's or another adapter's, as (node, key, message).
 
     An entry that several nodes declare counts as one entry.
     """

@@ -17,9 +17,9 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 def pattern_rule(pattern: str, what: str) -> AfterValidator:
     """
-    Return the rule that a text has the form of a pattern; null passes.
+    Return a validator that requires a text to match a pattern; null passes.
 
-    The message says `what` to write; it does not show the pattern.
+    The message contains `what`, the text to write, and not the pattern.
     """
 
     def has_form(text: str | None) -> str | None:
@@ -57,11 +57,11 @@ PythonVersion = Annotated[
     pattern_rule(RELEASE.pattern, "a release of three numbers, as 0.33.0"),
     Field(description="Release, as 0.33.0"),
 ]
-"""A release of a Python program, as 0.33.0 or 0.33.1rc1.post2."""
+"""A release of a Python program, for example 0.33.0 or 0.33.1rc1.post2."""
 
 
 def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
-    """Return the validator for numbers with an optional unit, such as `10m`; without: unchanged."""
+    """Return a validator for numbers with optional units, for example `10m`."""
     known = re.compile("(?:[0-9]+[" + "".join(units) + "])+")
 
     def number(value: Any) -> Any:
@@ -95,7 +95,7 @@ Tokens = Annotated[
 ]
 
 LOOPBACK = frozenset({"127.0.0.1", "::1", "localhost"})
-"""Addresses that are not reachable from other machines."""
+"""Addresses that other machines cannot reach."""
 
 
 def _absolute(path: str) -> str:
@@ -145,7 +145,9 @@ class Setting(BaseModel):
 
     @model_validator(mode="after")
     def _has_no_control_characters(self) -> Self:
-        """Texts are inserted into configurations, where a line end would begin a new line."""
+        """
+        Refuse control characters, because texts are inserted into line-based configuration files.
+        """
         for name in type(self).model_fields.keys() - self.free_text:
             for text in _texts(getattr(self, name)):
                 if found := _CONTROL.search(text):

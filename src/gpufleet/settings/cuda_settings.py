@@ -1,4 +1,4 @@
-"""Settings of NVIDIA's repository, and of CUDA and DCGM, which come from it.
+"""Settings of NVIDIA's repository, and of its packages CUDA and DCGM.
 
 Pure, like `settings/node_settings.py`, which contains these.
 """

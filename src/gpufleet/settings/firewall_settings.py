@@ -13,7 +13,7 @@ from gpufleet.settings.base import Port, Seconds, Setting
 
 
 def _range(value: Any) -> Any:
-    """Parse 8080 and "8000-8010" into the first and the last port of a range."""
+    """Parse 8080 or "8000-8010" into the first and last port of a range."""
     ports = [part.strip() for part in str(value).split("-")]
     if isinstance(value, bool) or not all(part.isdecimal() for part in ports) or len(ports) > 2:
         raise ValueError(f"must be a port or a range of them, as 8000-8010 (got {value!r})")

@@ -1,7 +1,7 @@
 """Settings of gateways and of your own load balancer.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
-their unit.
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
+sizes contain the unit.
 """
 
 from __future__ import annotations
@@ -204,7 +204,7 @@ class Gateway(Setting):
     ] = None
 
     def model_limits(self, model: str) -> ModelLimits:
-        """Return a model's limits; `queue_seconds` None: the gateway's own."""
+        """Return a model's limits; `queue_seconds` is None if the gateway's value applies."""
         own = self.limits.get(model, ModelLimits())
         return own if own.per_server else own.model_copy(update={"per_server": self.per_server})
 

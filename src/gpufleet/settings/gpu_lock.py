@@ -113,18 +113,18 @@ class GpuLock(Setting):
 
     @property
     def branch(self) -> str:
-        """The driver's branch, as in "580"."""
+        """The driver's branch, for example "580"."""
         return self.driver.partition(".")[0]
 
     @property
     def exact(self) -> str | None:
-        """The driver's exact version; None where the lock names a branch."""
+        """The driver's exact version, or None if the lock names only a branch."""
         return self.driver if "." in self.driver else None
 
 
 @dataclass(frozen=True)
 class Objection:
-    """An objection to a lock: the key to change, the sentence, and whether it stops the run."""
+    """An objection to a lock: the key to change, the message, and whether it stops the run."""
 
     at: KeyPath
     what: str
@@ -135,7 +135,7 @@ class Objection:
 
 
 def lock_objections(lock: GpuLock) -> Iterator[Objection]:
-    """Yield a lock's problems that are independent of node, vLLM's release and date."""
+    """Yield a lock's problems that do not depend on the node, vLLM's release or the date."""
     if lock.modules not in flavours(lock.branch):
         yield Objection(
             ("gpu_lock", "modules"),
@@ -147,8 +147,11 @@ def lock_objections(lock: GpuLock) -> Iterator[Objection]:
 
 def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
     """
-    A toolkit's kernels run on any driver of its CUDA major; with a newer toolkit minor only those
-    compiled to machine code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
+    Yield objections to a toolkit whose programs the driver cannot run.
+
+    A toolkit's kernels run on any driver of its CUDA major version. If the toolkit's minor version
+    is newer, only kernels compiled to machine code run ("minor version compatibility" in NVIDIA's
+    CUDA compatibility guide).
     """
     if lock.toolkit.branch is None:
         return

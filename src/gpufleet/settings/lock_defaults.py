@@ -4,8 +4,8 @@ Works on the unvalidated variables: only these distinguish written values from d
 variables are valid before and after a group is locked:
 
 * values in both must be equal;
-* values only in the lock are filled in, so that roles read one place;
-* a toolkit or DCGM that `cuda` or `dcgm` alone name is filled into the lock.
+* values only in the lock are filled in, so that roles read one section;
+* a toolkit or DCGM that only `cuda` or `dcgm` names is filled into the lock.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _PYTHON = re.compile(r"/python(3\.\d+)$")
 
 @dataclass(frozen=True)
 class Difference:
-    """A version that two places declare differently, with both places and values."""
+    """Two different values for the same version, each with its key."""
 
     at: KeyPath
     value: Any
@@ -76,7 +76,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
 
 def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
     """
-    Return variables in which `cuda`, `dcgm`, `vllm` and the lock's toolkit are complete.
+    Return variables with `cuda`, `dcgm`, `vllm` and the lock's toolkit and DCGM filled in.
 
     >>> fill_in({"gpu_lock": {"driver": "580"}, "cuda": {}}, GpuLock(driver="580"))["cuda"]
     {'toolkit': None, 'version': None}
@@ -97,7 +97,7 @@ def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
 
 def lock_key(key: KeyPath) -> KeyPath | None:
     """
-    Return the lock's key that fills in another, unset key.
+    Return the lock's key that fills in another key if unset; None if there is no such key.
 
     >>> lock_key(("vllm", "version"))
     ('gpu_lock', 'vllm', 'version')
@@ -107,7 +107,7 @@ def lock_key(key: KeyPath) -> KeyPath | None:
 
 
 def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of `cuda` and `dcgm` that a lock also has, in the lock's form."""
+    """Return the lock's keys whose values only `cuda` and `dcgm` have, in the lock's form."""
     found: dict[str, Any] = {}
     version = _value(given, ("cuda", "version"))
     branch = _value(given, ("cuda", "toolkit"), TOOLKIT)

@@ -1,9 +1,9 @@
 """
-Every setting by its dotted key: what `gpufleet settings` and the reference page print.  Pure.
+All settings by dotted key, for `gpufleet settings` and the reference page.  Pure.
 
-Keys below a name that you choose have a `*` for it, `serving.*.context`; so have items of a list,
-`gateway.clients.*.name`. Descriptions, limits and defaults are those of the models themselves;
-examples of settings without a default are in `data/examples.yml`.
+In a key, `*` replaces a name that you choose (`serving.*.context`) or an item of a list
+(`gateway.clients.*.name`). Descriptions, limits and defaults come from the models; examples of
+settings without a default are in `data/examples.yml`.
 """
 
 from __future__ import annotations
@@ -91,9 +91,9 @@ class SettingEntry:
     key: str
     description: str
     type: str
-    """The type in words; "section": there are settings below it."""
+    """The type in words; "section" for a key with settings below it."""
     unit: str
-    """The unit of a number; "": it has none, or is not a number."""
+    """The unit of a number; "" for a number without a unit and for other types."""
     default: str
     """The default in YAML; "required": no default, so the key must be set if its section is."""
     example: str
@@ -113,7 +113,7 @@ def all_settings() -> Mapping[str, SettingEntry]:
 
 def find_settings(key: str) -> tuple[SettingEntry, ...]:
     """
-    Return the setting of a key, or the section of that key with all settings below it.
+    Return the setting of a key, or a section with all settings below it.
 
     A name of your own is accepted in place of `*`. Raises `FleetError` for an unknown key, with
     similar keys.
@@ -135,7 +135,7 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
 @cache
 def default_text(key: str) -> str | None:
     """
-    Return a key's default in YAML's notation, "required" without one; None: no such setting.
+    Return a key's default in YAML, "required" if it has none, or None for an unknown key.
 
     >>> default_text("serving.qwen3-32b.port"), default_text("ssh_user")
     ('8000', None)
@@ -198,7 +198,7 @@ def _entries(model: type[BaseModel], above: str) -> Iterator[SettingEntry]:
 
 
 def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the settings inside a type, with the keys that lead to them: "" or ".*"."""
+    """Yield the settings models inside a type, each with the suffix of its key: "" or ".*"."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, ""
         return
@@ -214,7 +214,9 @@ def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
 
 
 def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
-    """Return a setting's own description; a section's text where it has none but for null."""
+    """
+    Return a setting's description; for a section, its class's text unless the field has its own.
+    """
     own = field.description or ""
     about = (inspect.getdoc(section) or "").split("\n\n")[0] if section else ""
     if own and not own.startswith("null:"):
@@ -233,7 +235,7 @@ def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
 
 
 def _scalars(annotation: Any) -> Iterator[Any]:
-    """Yield the plain types inside a type, without those of a mapping's values."""
+    """Yield the scalar types inside a type; none for mappings and literals."""
     origin = get_origin(annotation)
     if origin in (dict, Literal):
         return
@@ -263,7 +265,7 @@ _WORDS = {
 
 def _type_text(annotation: Any) -> str:
     """
-    Write a type in words.
+    Return a type in words.
 
     >>> _type_text(tuple[str, ...] | None)
     'list of text, or null'
@@ -287,7 +289,7 @@ _PLURALS = {"whole number": "whole numbers", "network": "networks"}
 
 
 def _spaced(name: str) -> str:
-    """Name a type of addresses or dates."""
+    """Return the name of an address or date type in words; "value" for other types."""
     return {
         "date": "date",
         "IPv4Network": "network, as 10.0.0.0/16",
@@ -306,7 +308,7 @@ def _default(field: FieldInfo) -> str:
 
 
 def _example(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """Return a line of YAML: the example of `data/examples.yml`, a choice, or the default."""
+    """Return a line of YAML with the example of `data/examples.yml`, a choice, or the default."""
     kinds = (each.__name__ for each in model.__mro__)
     written = next((found for kind in kinds if (found := _examples().get(f"{kind}.{name}"))), None)
     if written is None:

@@ -1,7 +1,7 @@
-"""Rewrite download addresses to their place on a mirror. Pure.
+"""Replace download addresses with addresses on a mirror. Pure.
 
-Roles see only the result, so that a mirror needs no separate code path. A bundle's layout is the
-address that a file came from, without its scheme: https://host:81/a/b lies at apt/host_81/a/b.
+Roles see only the result, so a mirror needs no separate code path. The path of a file in a bundle
+is its original address without the scheme: https://host:81/a/b is at apt/host_81/a/b.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 def bundle_path(url: str, kind: str = PACKAGES) -> str:
     """
-    Return the path of `url` in a bundle; `kind` is its top folder, for an apt archive by default.
+    Return the path of `url` in a bundle; `kind` is the top folder, by default that of apt archives.
 
     >>> bundle_path("https://archive.example:8080/debian/")
     'apt/archive.example_8080/debian'
@@ -46,7 +46,7 @@ def bundle_path(url: str, kind: str = PACKAGES) -> str:
 
 
 def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
-    """Return settings with addresses replaced by the mirror's; unchanged if they name no mirror."""
+    """Return settings with addresses replaced by the mirror's; unchanged without a mirror."""
     mirror = settings.mirror
     if mirror is None:
         return settings
@@ -79,7 +79,7 @@ def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
 
 
 def _program(mirror: Mirror, wanted: _Program) -> _Program:
-    """Return settings of a program whose archive, if it is one, comes from the mirror."""
+    """Return a program's settings with the address of its archive, if any, on the mirror."""
     if wanted.archive is None:
         return wanted
     url = _of_bundle(mirror, wanted.archive.url, PROGRAMS)
@@ -110,10 +110,10 @@ def _of_bundle(mirror: Mirror, url: str, kind: str = PACKAGES) -> str:
 
 def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """
-    Yield what an offline node could not reach: (path of the key, sentence).
+    Yield the settings that fail on an offline node, as (path of the key, message).
 
-    `settings` are mirrored. Every text with an address counts, also in environments and flags:
-    without internet access a node reports a failed download only after minutes.
+    `settings` contain the mirror's addresses. All texts are searched, including environments and
+    flags, because a node without internet access reports a failed download only after minutes.
     """
     if not settings.offline:
         return

@@ -1,4 +1,4 @@
-"""Settings of networks without the internet: `mirror`, and what fills it.
+"""Settings of networks without internet access: `mirror`, and the archives for filling it.
 
 Pure models. `settings/mirror_rewrite.py` applies them, `bundle/` fills a mirror.
 """
@@ -33,7 +33,7 @@ class Archive(Setting):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the components; none for a flat archive, whose suite ends in a slash."""
+        """Return the components; empty for a flat archive, whose suite ends in a slash."""
         return () if self.suites[0].endswith("/") else self.components
 
     @model_validator(mode="after")

@@ -1,4 +1,4 @@
-"""Turn pydantic's errors into sentences that say what to write.  Pure."""
+"""Convert pydantic's errors to messages that state the required value.  Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MOST_SHOWN = 60
 
 
 def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
-    """Return the key's path and a sentence for one of `ValidationError.errors()`."""
+    """Return the key's path and a message for one of `ValidationError.errors()`."""
     kind, value = str(error["type"]), error["input"]
     at = tuple(part for part in error["loc"] if part != "[key]")
     if kind == "extra_forbidden":
@@ -29,7 +29,7 @@ def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
 
 
 def _got(value: Any) -> str:
-    """Return the written value in YAML's notation."""
+    """Return the given value for a message, shortened if it is long."""
     if value is None:
         return "it has no value"
     if isinstance(value, bool):
@@ -109,4 +109,4 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "too_short": _always("a list of {min_length} or more"),
     "tuple_type": _LIST,
 }
-"""pydantic's error types for settings, and what each requires."""
+"""The requirement in words, by pydantic's error type."""

@@ -1,7 +1,7 @@
 """Settings of exporters, monitoring nodes, objectives and watchdogs.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
-their unit.
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
+sizes contain the unit.
 """
 
 from __future__ import annotations

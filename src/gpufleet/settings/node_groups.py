@@ -1,7 +1,7 @@
-"""Groups of nodes and how they nest. Pure.
+"""Groups of nodes and their nesting. Pure.
 
-A group has hosts and child groups; a child's hosts are the parent's too. Depth decides whose
-variables win: the deeper group is the more specific one.
+A group has hosts and child groups; a child's hosts also belong to the parent. The variables of a
+deeper, more specific group take precedence.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ class Groups:
     Groups and their hosts. `members`: {group: its hosts and those of its children}, parents before
     children.
 
-    The order of the mapping is Ansible's order of precedence, least specific first: by depth, and
-    by name where the depth is the same.
+    The order of the mapping is Ansible's order of precedence, least specific first: by depth, then
+    by name.
     """
 
     members: Mapping[str, tuple[str, ...]]
 
     def groups_of(self, host: str) -> tuple[str, ...]:
-        """The groups that a host is in, least specific first."""
+        """The groups of a host, least specific first."""
         return tuple(group for group, hosts in self.members.items() if host in hosts)
 
 

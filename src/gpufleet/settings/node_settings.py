@@ -1,7 +1,7 @@
 """All settings of `group_vars/` and `host_vars/`, with defaults and descriptions.
 
-Pure: converts plain values to frozen models without reading files. `variables.py` knows the file
-that set each key, and puts its name before each mistake found here.
+Pure: converts plain values to frozen models without reading files. `variables.py` records the file
+that set each key; `node_variables.py` adds file and line to each mistake.
 
 Units are in the names (`_mib`, `_seconds`) or in the description.
 """
@@ -215,8 +215,9 @@ class NodeSettings(Setting):
 
     def with_serving(self, change: Callable[[str, Served], Served | None]) -> NodeSettings:
         """
-        Return the settings with each model replaced by the result of `change`; None removes the
-        model.
+        Return the settings with each model replaced by the result of `change`.
+
+        A model is removed if `change` returns None.
         """
         found = {model: change(model, served) for model, served in self.serving.items()}
         kept = {model: served for model, served in found.items() if served is not None}
@@ -225,14 +226,14 @@ class NodeSettings(Setting):
     @property
     def watchdog_port(self) -> int | None:
         """
-        The port on which this node's watchdog answers gateways; None: no watchdog, or no access.
+        The port on which this node's watchdog answers gateways; None without a watchdog or a port.
         """
         watched = any(each.watchdog.mode != "off" for each in self.serving.values())
         return self.vllm.watchdog_port if self.vllm and watched else None
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the ports of gpufleet's programs other than vLLM, by the key of the setting."""
+        """Return the ports of gpufleet's programs other than vLLM, by setting key."""
         found = {"node_exporter.port": self.node_exporter.port}
         if watchdog := self.watchdog_port:
             found["vllm.watchdog_port"] = watchdog

@@ -1,7 +1,7 @@
 """Validate a node's variables: gpufleet's settings, and pyinfra's own variables.
 
-Takes merged variables. Every mistake names the file and line that set the key, and similar valid
-names.
+The input is merged variables. Every mistake names the file and line that set the key, and similar
+valid names.
 """
 
 from __future__ import annotations
@@ -51,10 +51,10 @@ _LOCAL_PATHS = ("ssh_config_file", "ssh_key", "ssh_known_hosts_file")
 @dataclass(frozen=True)
 class NodeVars:
     """
-    One node as its variables describe it.
+    One node with its variables and settings.
 
-    `groups` from least to most specific, without `all`; `variables` has every key with its value
-    and the place that set it; `settings` is the checked meaning of the keys that are settings.
+    `groups` are ordered from least to most specific, without `all`. `variables` has every key with
+    its value and origin. `settings` are the validated settings among the variables.
     """
 
     name: str
@@ -83,8 +83,8 @@ class NodeVars:
         """
         Yield every leaf: its dotted key, its value, and the file and line that set it.
 
-        None for the place of a value that is not set: a default. Values filled in by the lock count
-        as set there. With `changed`, only values that are set and differ from the default.
+        The origin of a default is None; a value from the lock has the lock's origin. With
+        `changed`, yield only set values that differ from the default.
         """
         for key, value, origin in self._leaves():
             if not changed or (origin and not _is_default(key, value)):
@@ -105,7 +105,9 @@ class NodeVars:
                     yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
 
     def _filled_from(self, path: KeyPath) -> Origin | None:
-        """Return the place in the lock that filled in a value that is not written here."""
+        """
+        Return the origin, in the lock, of a value that the lock filled in; None for other values.
+        """
         source = lock_defaults.lock_key(path)
         if source is None or self.settings.gpu_lock is None:
             return None
@@ -114,15 +116,16 @@ class NodeVars:
 
     def from_root(self, root: Path) -> NodeVars:
         """
-        Return the node with paths of the operator's files resolved from the root, not from the
-        current directory.
+        Return the node with the paths of the operator's files resolved against `root`.
+
+        Relative paths do not depend on the current directory.
         """
         if root == Path.cwd() == PROJECT:
             return self
         return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
-        """Return the values with the operator's files as absolute paths."""
+        """Return the values with absolute paths of the operator's SSH files."""
         paths = {
             key: str(root / Path(value).expanduser())
             for key in _LOCAL_PATHS
@@ -135,10 +138,10 @@ def check(
     merged: Mapping[str, Variables], groups: Mapping[str, tuple[str, ...]]
 ) -> dict[str, NodeVars]:
     """
-    Check {node: its variables}; return them with their settings.
+    Validate the variables of nodes; return the nodes with their settings.
 
     Raises FleetError with every mistake of every node; a mistake that several nodes inherit from
-    one place is reported once.
+    one file is reported once.
     """
     nodes: dict[str, NodeVars] = {}
     settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables
@@ -173,7 +176,7 @@ def check(
 
 
 def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]:
-    """Yield a place and a sentence for each `prefer` that names no group of these nodes."""
+    """Yield an origin and a message for each group in `prefer` that no node is in."""
     known = sorted({group for node in nodes for group in node.groups})
     for node in nodes if known else ():  # without an inventory there are none
         for model, served in node.settings.serving.items():
@@ -188,7 +191,7 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
 
 
 def _adapter_names(nodes: Mapping[str, NodeVars]) -> Iterator[tuple[Origin, str]]:
-    """Yield a place and a sentence for each adapter whose name is also used otherwise."""
+    """Yield an origin and a message for each adapter whose name is also used otherwise."""
     models = (
         NamedModel(name, entry, served.served_name, tuple(served.adapters))
         for name, node in nodes.items()
@@ -203,7 +206,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) of all leaves of nested mappings."""
+    """Yield (path, value) for each leaf of nested mappings."""
     if not isinstance(value, Mapping):
         yield path, value
         return
@@ -212,7 +215,7 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
-    """Yield mistakes in keys that are not settings, and values that JSON cannot hold."""
+    """Yield the mistakes in keys that are not settings, and in settings that are not JSON data."""
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
             if origin.line:  # what was typed at a prompt comes without one
@@ -231,7 +234,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
-    """Return the problem of a variable that is not a setting; None: none."""
+    """Return the problem of a variable that is not a setting, or None if it is valid."""
     from gpufleet.settings import pyinfra_arguments
 
     if key in pyinfra_arguments.known_variables(node):
@@ -245,7 +248,7 @@ def _hint(at: KeyPath, what: str) -> str:
 
 
 def _also_at(layers: Variables, at: KeyPath | None) -> str:
-    """Return where the other of two keys that contradict each other was set."""
+    """Return the key that contradicts a mistake's key, with its origin, for a message."""
     if not at or str(at[0]) not in layers:
         return ""
     return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].place_of(*at[1:])})"
@@ -260,7 +263,7 @@ def _names_beside(at: KeyPath) -> list[str]:
 
 
 def _below(kind: Any, name: str) -> Any:
-    """Return the type of the member `name` in a value of type `kind`."""
+    """Return the type of the member `name` in values of type `kind`, or None."""
     for each in _kinds(kind):
         if _is_model(each) and name in each.model_fields:
             return each.model_fields[name].annotation
@@ -279,6 +282,6 @@ def _is_model(kind: Any) -> bool:
 
 
 def _some(names: list[str]) -> str:
-    """Return the first names of many: `gpu-01, gpu-02, gpu-03 and 61 more`."""
+    """Return up to three names and the number of others: `gpu-01, gpu-02, gpu-03 and 61 more`."""
     shown = ", ".join(names[:3])
     return f"{shown} and {len(names) - 3} more" if len(names) > 3 else shown

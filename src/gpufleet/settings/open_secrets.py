@@ -1,6 +1,6 @@
 """Find secrets among a node's variables.  Pure.
 
-Variables lie in version control, and their values end up in units and command lines that every
+Variables are under version control, and their values appear in units and command lines that every
 account of a node can read. A secret belongs in a file that git does not track; settings name the
 file. A secret is recognised by its form anywhere, and by its name in process variables and flags.
 """
@@ -22,7 +22,7 @@ _FILE = "write it to a file that git does not track"
 
 @dataclass(frozen=True)
 class OpenSecret:
-    """A secret among variables: its place, its value, and a sentence with what to write instead."""
+    """A secret among variables: its key, its value, and a message with the remedy."""
 
     at: KeyPath
     value: str
@@ -31,7 +31,7 @@ class OpenSecret:
 
 def open_secrets(data: Mapping[str, Any]) -> Iterator[OpenSecret]:
     """
-    Yield the secrets that stand in variables.
+    Yield the secrets in variables.
 
         {"vllm": {"environment": {"AWS_SECRET_ACCESS_KEY": "abc"}}}
         -> vllm.environment.AWS_SECRET_ACCESS_KEY: is a secret by its name, ...
@@ -60,7 +60,9 @@ def _strings(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _is_free(at: KeyPath) -> bool:
-    """Return whether a key's name is the operator's to choose: of a variable, or within a flag."""
+    """
+    Return whether the operator chooses a key's name: an environment variable, or a key in a flag.
+    """
     return bool({"environment", "flags", "_env"} & set(at[:-1]))
 
 
@@ -75,7 +77,7 @@ def _json(value: str) -> Any:
 
 def suggested_file(variable: str, owner: str = "") -> str:
     """
-    Return a file for a variable's value, as messages name one.
+    Return the file name that messages suggest for the value of a secret variable.
 
     >>> suggested_file("AWS_SECRET_ACCESS_KEY"), suggested_file("MY_KEY", "chat")
     ('secrets/aws-secret-access-key', 'secrets/chat-my-key')

@@ -1,4 +1,4 @@
-"""The files on the operator's machine that settings name, found from the project's root."""
+"""Resolve the operator's files, which settings name, against the project's root."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ SECRET_FILES = frozenset(
         "webhook_url_file",
     }
 )
-"""Keys that name secret files; the `key_file` of a certificate is secret, too."""
+"""Keys that name secret files; a certificate's `key_file` is also secret."""
 _NODE = "{node}"
-"""Placeholder for the node's name in the files of exporters."""
+"""Placeholder for the node's name in file names."""
 
 Whole = TypeVar("Whole", bound=Setting)
 
@@ -33,8 +33,8 @@ def from_root(settings: Whole, root: Path, node: str) -> Whole:
     """
     Return a node's settings with the full path of every file that exists.
 
-    A missing lock is replaced by gpufleet's own of that name. Any other missing file keeps its
-    path: its reader reports the error.
+    A missing lock is replaced by gpufleet's lock of the same name. The path of any other missing
+    file is unchanged; the reader of the file reports the error.
     """
     changed = {}
     for name in type(settings).model_fields:
@@ -60,7 +60,7 @@ def _named(value: Any, root: Path, node: str) -> Any:
 
 
 def _below(value: Any, root: Path, node: str) -> Any:
-    """Return a value in which the settings that it holds are changed."""
+    """Return a value with the paths in nested settings resolved."""
     if isinstance(value, Setting):
         return from_root(value, root, node)
     if isinstance(value, Mapping):
@@ -71,7 +71,7 @@ def _below(value: Any, root: Path, node: str) -> Any:
 
 
 class NamedFile(NamedTuple):
-    """A file of the operator's machine that a setting names."""
+    """A file on the operator's machine that a setting names."""
 
     at: KeyPath
     path: str
@@ -80,9 +80,10 @@ class NamedFile(NamedTuple):
 
 def named_files(settings: Setting, node: str) -> Iterator[NamedFile]:
     """
-    Yield every file that a node's settings name, with the paths from `from_root`. It leaves out the
-    lock of models, which is optional, and the keys of a mirror's archives, which are on the machine
-    that fills the mirror.
+    Yield every file that a node's settings name, with the paths from `from_root`.
+
+    The optional model lock is excluded, and so are the keys of a mirror's archives, which are on
+    the machine that fills the mirror.
     """
     yield from _files_below(settings, (), node)
 

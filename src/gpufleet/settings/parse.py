@@ -1,7 +1,7 @@
 """Parse one node's variables: return its settings, or raise every mistake with the path of its key.
 
-Pure: takes plain values. `variables.py` knows the file that set each key, and puts its name before
-each mistake found here.
+Pure: takes plain values. `variables.py` records the file that set each key; `node_variables.py`
+adds file and line to each mistake.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
     """
     Mistakes in a node's variables: pairs of (key path, sentence).
 
-    `against`: the path of the other key, if two contradict each other.
+    `against` maps the path of a key to the path of the key that it contradicts.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
 
 
 def with_key(at: KeyPath, what: str) -> str:
-    """Return a mistake with its key before it; a mistake that concerns all settings has no key."""
+    """Return a mistake after its key; a mistake that concerns all settings has no key."""
     return f"{'.'.join(map(str, at))}: {what}" if at else what
 
 
 def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
     """
-    Parse one node's merged variables (only the keys of `NodeSettings`), as roles take them.
+    Return a node's settings for roles, from its merged variables (only keys of `NodeSettings`).
 
     Raises `SettingsError` with every mistake at once, each with the path of its key.
     """
@@ -65,7 +65,10 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
 
 def parse_written(data: Mapping[str, Any]) -> NodeSettings:
     """
-    Parse variables like `parse_settings`, but do not replace addresses with those of a mirror.
+    Parse variables like `parse_settings`, but keep their addresses if there is a mirror.
+
+    Settings that fail on an offline node or in a server's sandbox are not refused, nor are control
+    routes.
     """
     secrets = tuple(open_secrets(data))
     lock, mistakes = _lock(data)
@@ -93,7 +96,7 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
 
 
 def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, str]]]:
-    """Return the lock among variables, and what is wrong with it in form."""
+    """Return the lock in the variables, or None, and the mistakes in it."""
     if data.get("gpu_lock") is None:
         return None, []
     try:

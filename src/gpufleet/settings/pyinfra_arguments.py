@@ -1,7 +1,7 @@
 """pyinfra's own variables of a node: global arguments and connector keys.
 
-A separate module, because importing pyinfra takes a quarter of a second, which inventories without
-these variables need not wait for.
+A separate module, because importing pyinfra takes 0.25 s, and inventories without these variables
+do not need it.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
 ARGUMENTS: Mapping[str, Any] = {
     name: kind for name, kind in all_global_arguments() if name.startswith("_")
 }
-"""Arguments that every operation takes, with their types."""
+"""Arguments of every operation, with their types."""
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """Return why a value does not fit a variable; None: it does, or its type is unknown."""
+    """Return why a value does not fit a variable; None if it fits, or if its type is unknown."""
     kind = SSH.get(key) or ARGUMENTS.get(key)
     if kind is None:
         return None
@@ -36,7 +36,7 @@ def value_problem(key: str, value: Any) -> str | None:
 
 
 def known_variables(node: str) -> frozenset[str]:
-    """Return the variables that a node may have: `@fake/gpu-01` has `fake_delay`."""
+    """Return the variables that a node may have, for example `fake_delay` for `@fake/gpu-01`."""
     if not node.startswith("@"):
         return frozenset({*SSH, *ARGUMENTS})
     connector = _connectors().get(node[1:].split("/", maxsplit=1)[0])

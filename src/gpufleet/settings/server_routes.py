@@ -1,9 +1,9 @@
 """Refuse settings that add control routes to a server, or that bypass gpufleet's guard.  Pure.
 
-The guard (`on_node/serving/guard.py`) asks for the API key on every path. A client with the key may
+The guard (`on_node/serving/guard.py`) requires the API key on every path. A client with the key may
 use the models; these routes allow more: `/collective_rpc` calls any method of the workers,
-`/update_weights` changes the model, `/pause` stops it. The routes that each setting adds were read
-in vllm/entrypoints of 0.31.0 and 0.32.0.
+`/update_weights` changes the model, `/pause` stops it. The routes of each setting come from
+vllm/entrypoints of 0.31.0 and 0.32.0.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ CONTROL_FLAGS = {
     "enable-fault-tolerance": "/fault_tolerance/apply",
     "profiler-config": "/start_profile and /stop_profile",
 }
-"""Flags that add routes for controlling a server, with the routes."""
+"""Flags that add routes for controlling a server, with these routes."""
 
 CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
 """
@@ -34,15 +34,15 @@ check (vllm/plugins/lora_resolvers).
 
 PAST_VARIABLES = ("VLLM_USE_RUST_FRONTEND",)
 PAST_FLAGS = ("grpc", "grpc-port")
-"""Flags that replace vLLM's Python server: no other server loads middleware."""
+"""Flags that replace vLLM's Python server, the only server that loads middleware."""
 
 _NO = {"", "0", "false"}
 
 
 def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
     """
-    Yield the problem of each setting that adds control routes or bypasses the guard, with the path
-    of its key.
+    Yield each setting that adds control routes or bypasses the guard, as (path of the key,
+    problem).
     """
     vllm = settings.vllm
     if vllm is None:
@@ -72,7 +72,7 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yield each variable and each flag that is on, with the path of its key."""
+    """Yield each variable and flag that is on, with the path of its key."""
     named: dict[KeyPath, Mapping[str, Any]] = {}
     if settings.vllm:
         named["vllm", "environment"] = settings.vllm.environment

@@ -1,7 +1,6 @@
 """Refuse settings that fail in a server's unit, which has no privileges and sees few files.  Pure.
 
-What is hidden is what templates/vllm/vllm.service.j2 hides: PrivateTmp=, ProtectHome= and a
-/dev/shm of its own.
+templates/vllm/vllm.service.j2 hides files with PrivateTmp=, ProtectHome= and a private /dev/shm.
 """
 
 from __future__ import annotations
@@ -79,9 +78,7 @@ _IS_TEMPLATE = re.compile(r"[{}\n]")
 
 
 def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """
-    Yield the problem of each setting that keeps servers from starting, with the path of its key.
-    """
+    """Yield each setting that prevents servers from working, as (path of the key, problem)."""
     yield from _ports(settings)
     if settings.vllm is None:
         return
@@ -129,7 +126,7 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 def flag_mistakes(
     model: str, flags: Mapping[str, Any], variables: Set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the flags that name a file or a model that a server cannot open, each with why."""
+    """Yield each flag that names a file or model which a server cannot open, with the reason."""
     for flag in flags:
         for name in _names(flag, flags[flag]) if flag in _READ else ():
             if mistake := _path_mistake(flag, name, homes=model.startswith(_HOMES)):
@@ -161,7 +158,7 @@ def absolute_paths(flags: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
-    """Return why a server cannot open a path; None: it can, or the path is no path."""
+    """Return why a server cannot open a path; None if it can, or if the value is not a path."""
     if place := _hidden(path, homes=homes):
         return (
             f"{path} is under {place}, which servers cannot see: {_why(place)}; move it, as to "
@@ -175,7 +172,7 @@ def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
 
 
 def _relative(flag: str, path: str) -> str:
-    """Return the mistake of a path that is not absolute."""
+    """Return the message for a path that is not absolute."""
     files = "file" if flag in OF_THE_SERVER else "files"
     return (
         f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
@@ -185,12 +182,12 @@ def _relative(flag: str, path: str) -> str:
 
 
 def _in_a_home(served: Served) -> bool:
-    """Return whether a server sees /home, which holds its model."""
+    """Return whether a server's model is under /home, so that the server can see /home."""
     return served.model.startswith(_HOMES)
 
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
-    """Warn of a server with fewer seats than `concurrency`."""
+    """Yield a mistake if a replica runs fewer requests at once than `concurrency`."""
     seats = served.flags.get("max-num-seqs")
     # The plan chooses several engines only for `objective: throughput`.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)
@@ -206,19 +203,19 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
 
 
 def _hidden(path: str, *, homes: bool) -> str | None:
-    """Return the directory below which a path is hidden; with `homes`, /home is not."""
+    """Return the hidden directory that contains a path, or None; with `homes`, /home is visible."""
     below = path.rstrip("/") + "/"
     places = [place for place in _HIDDEN if not (homes and place == _HOMES)]
     return next((place.rstrip("/") for place in places if below.startswith(place)), None)
 
 
 def _why(place: str) -> str:
-    """Return the reason for which servers see nothing below a directory of `_HIDDEN`."""
+    """Return the reason why servers cannot see a directory of `_HIDDEN`."""
     return _HIDDEN[f"{place}/"]
 
 
 def _names(flag: str, value: Any) -> Iterator[str]:
-    """Yield what a flag's value names: paths, or names on the Hub."""
+    """Yield the paths and Hub names in a flag's value."""
     if flag == "default-mm-loras" and isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
@@ -230,7 +227,7 @@ def _names(flag: str, value: Any) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield what may be a path in a flag's value: of `name=path`, of a list, of JSON."""
+    """Yield the possible paths in a flag's value: in `name=path`, in a list, in JSON."""
     if isinstance(value, str) and value.startswith("{"):
         with suppress(ValueError, RecursionError):
             yield from _texts(json.loads(value))

@@ -1,7 +1,7 @@
 """Settings of vLLM: the release, and the models to serve.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; sizes say
-their unit.
+Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
+sizes contain the unit.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ from gpufleet.settings.upgrade_settings import Golden
 
 
 def _as_json_has_it(value: Any) -> Any:
-    """Refuse what YAML knows and no command line: dates, sets, keys that are no text."""
+    """
+    Refuse YAML values that a command line cannot express: dates, sets, keys that are not text.
+    """
     try:
         kept = json.loads(json.dumps(value, allow_nan=False)) == value
     except (TypeError, ValueError, RecursionError):
@@ -49,13 +51,17 @@ def _as_json_has_it(value: Any) -> Any:
 Argument: TypeAlias = Annotated[
     bool | int | float | str | list[Any] | dict[str, Any] | None, BeforeValidator(_as_json_has_it)
 ]
-"""One vLLM flag's value as YAML has it. `true`: the bare flag; `false`: its `--no-` form;
-a mapping: JSON; a list: one value after another; null: the flag is not passed."""
+"""
+The value of a vLLM flag in YAML.
+
+`true` passes the bare flag, `false` its `--no-` form, a mapping JSON, and a list one value after
+another; with null, the flag is not passed.
+"""
 
 
 ModelKind: TypeAlias = Literal["generate", "embed", "rerank", "classify", "reward", "transcribe"]
 """
-A model's kind of answers: text, vectors, scores of documents, labels, a pooler's numbers, or
+The type of a model's answers: text, vectors, scores of documents, labels, a pooler's numbers, or
 transcribed speech. on_node/serving/questions.py has the request for each.
 """
 
@@ -124,7 +130,7 @@ LEAST_SHARE = 0.01
 MOST_OF_A_GPU = 0.95
 """
 The largest sum of the shares of one GPU. The rest is for the driver and exporters (checks allow
-others 4 %), and for what servers allocate beyond their budgets.
+others 4 %), and for servers' allocations beyond their budgets.
 """
 
 # Flags that divide a replica over GPUs, or that set the share in another way.
@@ -285,7 +291,7 @@ class Vllm(Setting):
 def _environment_mistakes(
     environment: Mapping[str, str], environment_files: Mapping[str, str]
 ) -> list[str]:
-    """Return what is wrong with the variables of `vllm` or of a model."""
+    """Return the mistakes in the variables of `vllm` or of a model."""
     mistakes = [
         f"`{key}` sets {', '.join(planned)}, which the plan decides"
         for key, names in (("environment", environment), ("environment_files", environment_files))
@@ -532,7 +538,7 @@ class Served(Setting):
         return self
 
     def _share_mistakes(self, names: Collection[str]) -> Iterator[str]:
-        """Yield what cannot be beside `gpu_share`; `names` are those of `flags`."""
+        """Yield the settings that conflict with `gpu_share`; `names` are the names in `flags`."""
         if self.gpu_share is None:
             return
         for key in ("tensor_parallel", "pipeline_parallel", "data_parallel"):

@@ -1,4 +1,4 @@
-"""Settings of upgrades: how a fleet is changed under load.
+"""Settings of upgrades of a fleet under load.
 
 Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds.
 """
@@ -14,7 +14,7 @@ from gpufleet.settings.base import Seconds, Setting, pattern_rule
 
 
 def _size(value: Any) -> Any:
-    """Take 2 for two, "25%" for a quarter of all."""
+    """Validate the size of a wave: a number of groups, or a share such as "25%"."""
     if isinstance(value, int) and not isinstance(value, bool) and value > 0:
         return value
     if isinstance(value, str) and re.fullmatch(r"[1-9]\d?%|100%", value):

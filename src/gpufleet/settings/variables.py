@@ -1,12 +1,12 @@
-"""Variables as operators write them: YAML files under `group_vars/` and `host_vars/`.
+"""Read operators' variables: YAML files under `group_vars/` and `host_vars/`.
 
-Every value keeps its origin, so that a later mistake can name the file and line. Pure but
-for reading the files: knows nothing of pyinfra, of settings, or of which groups a node is in.
+Every value keeps its origin, so that messages can name the file and line. Pure except for reading
+the files; independent of pyinfra, of settings and of the groups of a node.
 
-Ansible's habits hold: one file per group or host (`NAME.yml`, `NAME.yaml`, or a directory `NAME/`
+The layout is Ansible's: one file per group or host (`NAME.yml`, `NAME.yaml`, or a directory `NAME/`
 of them), and a more specific layer replaces a whole top-level key; mappings are not merged into
 each other. gpufleet refuses some files that Ansible accepts: a key twice in one mapping, keys that
-are no identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON does not have.
+are not identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON cannot represent.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML without its dates: `until: 2026-12-31` is that text, and who needs a date parses it."""
+    """A YAML loader without dates: `until: 2026-12-31` is text, which the setting parses."""
 
     yaml_implicit_resolvers = {  # PyYAML's types call it an instance's
         first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
@@ -52,8 +52,8 @@ class Origin:
     """
     The file and line that set a top-level key. `str(origin)` is `group_vars/gpu.yml:12`.
 
-    `line` counts from 1; 0 means that the place has no lines, such as the command line. `inner`
-    has the lines of the keys below, by their path.
+    `line` counts from 1; 0 for an origin without lines, such as the command line. `inner` has the
+    lines of nested keys, by path.
     """
 
     file: str
@@ -64,9 +64,7 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
     def place_of(self, *path: str | int) -> Origin:
-        """
-        Return the place of a key below this one; if unknown, that of the nearest key above it.
-        """
+        """Return the origin of a nested key; if unknown, the origin of its nearest known parent."""
         for length in range(len(path), 0, -1):
             if line := self.inner.get(path[:length]):
                 return Origin(self.file, line)
@@ -74,12 +72,12 @@ class Origin:
 
 
 Variables: TypeAlias = Mapping[str, tuple[Any, Origin]]
-"""Top-level keys with their value and where it was set."""
+"""Top-level keys with their value and its origin."""
 
 
 def load_file(path: Path, root: Path | None = None) -> Variables:
     """
-    Read one YAML file of variables. Messages name it as seen from `root`.
+    Read one YAML file of variables. Messages name the file relative to `root`.
 
     Raises FleetError with every problem of the file, each with its line.
     """
@@ -124,7 +122,7 @@ def load(directories: Iterable[Path], name: str, root: Path | None = None) -> Va
 
 
 def merge(*layers: Variables) -> Variables:
-    """Lay variables over each other: the last layer that has a key decides its whole value."""
+    """Merge layers of variables; the last layer with a key sets the key's whole value."""
     return {key: found for layer in layers for key, found in layer.items()}
 
 
@@ -132,8 +130,8 @@ def set_below(found: Variables, dotted: str, value: Any) -> Variables | None:
     """
     Return variables with one value inside a mapping replaced: `serving.llama.replicas`.
 
-    None: the key does not exist, down to the second part (`serving.llama`). A key may itself
-    contain dots, as a model's name does: the longest existing key counts.
+    None if the key does not exist down to its second part (`serving.llama`). A key may itself
+    contain dots, for example a model's name: the longest existing key is used.
     """
     top, *parts = dotted.split(".")
     whole, origin = found.get(top, (None, Origin("")))
@@ -153,16 +151,15 @@ def _put(whole: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict[str
 
 
 def _known_parts(whole: Mapping[str, Any], parts: Sequence[str]) -> int:
-    """Return how many of the first parts are a key that is there; 0: none."""
+    """Return how many leading parts form an existing key; 0 if none do."""
     return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in whole), 0)
 
 
 def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path, ...]:
     """
-    Return the files that hold one group's or host's variables, in the order they are read.
+    Return the files with one group's or host's variables, in reading order.
 
-    Raises FleetError when both spellings of the suffix exist: reading only one of the two would
-    silently ignore the other.
+    Raises FleetError if both `NAME.yml` and `NAME.yaml` exist.
     """
     single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
     if len(single) > 1:
@@ -177,7 +174,7 @@ def all_files(directory: Path) -> tuple[Path, ...]:
 
 
 def shown_path(path: Path, root: Path | None) -> str:
-    """Return the path as messages name it: from `root` where it lies below."""
+    """Return a path for messages, relative to `root` if the path is below it."""
     if root is not None and path.is_relative_to(root):
         return str(path.relative_to(root))
     return str(path)
@@ -191,7 +188,7 @@ def _yaml_files(directory: Path) -> Iterator[Path]:
 
 
 def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
-    """Yield mistakes at the top level, where keys become names that deploys use."""
+    """Yield mistakes in top-level keys, which become names that deploys use."""
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
         yield (
@@ -216,10 +213,10 @@ def _walk(
     seen: dict[int, bool],
 ) -> Iterator[str]:
     """
-    Note the line of every key in `lines`, and yield what is wrong below `node`.
+    Record the line of every key in `lines`, and yield the mistakes below `node`.
 
-    `seen` has the nodes already met; True while they are still open. An alias is met twice: its
-    content has been looked at where it was written.
+    `seen` has the visited nodes, with True during a node's visit. An alias is not checked again:
+    its content is checked at its definition.
     """
     if id(node) in seen:
         if seen[id(node)]:
