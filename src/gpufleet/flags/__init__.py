@@ -1,4 +1,4 @@
-"""Know the flags that `vllm serve` accepts in each release, read from the release's own source.
+"""Flags that `vllm serve` accepts in each release, read from the release's own source.
 
-`schema` holds them as values, `extract` reads them from a release, `command_line` parses with them.
+`schema` has the data classes, `extract` reads a release, `command_line` parses arguments.
 """

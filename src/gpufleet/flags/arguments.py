@@ -29,7 +29,7 @@ def words(name: str, value: Any) -> tuple[str, ...]:
 
 
 def _word(value: Any) -> str:
-    """A value in the command line's form: text unchanged, the rest as compact JSON."""
+    """Return a value in command line form: text unchanged, other values as compact JSON."""
     if isinstance(value, str):
         return value
     return json.dumps(value, separators=(",", ":"), sort_keys=True, ensure_ascii=False)

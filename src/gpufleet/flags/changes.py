@@ -21,9 +21,9 @@ from typing import Any, TypeAlias
 from gpufleet.flags.schema import sort_key
 
 ANY_VALUE = "*"
-"""In `Change.rewrite`: every single value without its own row, or no value."""
+"""Key of `Change.rewrite` for a single value without its own row, or for no value."""
 ANY_VALUES = "**"
-"""In `Change.rewrite`: several values."""
+"""Key of `Change.rewrite` for several values."""
 
 Rewrites: TypeAlias = Mapping[str, tuple[str, ...]]
 
@@ -42,21 +42,22 @@ class ChangeKind(StrEnum):
 
 
 ABSENT = frozenset({ChangeKind.NEVER, ChangeKind.REMOVED, ChangeKind.RENAMED})
-"""The kinds of names that a release does not have."""
+"""The kinds of changes after which a release does not have the name."""
 _BREAKING = ABSENT | {ChangeKind.VALUE}
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
     """
-    One thing that happened to a flag of `vllm serve` or to an environment variable.
+    One change of a flag of `vllm serve` or of an environment variable.
 
-    `since` None: applies to every release. `beside`: the default matters only if one of these is
-    set. `when`: the condition under which it has an effect, in words; None: always. `breaks`: the
-    server does not start, or no longer behaves as requested. `rewrite` has the arguments that
-    replace the flag (or, for a variable, are added), by value; no tokens: remove it; None: the
-    operator must decide. `then` is what the operator must do in addition. `keep` are the arguments
-    (NAME=value for a variable) that keep an old default.
+    A change with `since` None applies to every release. A changed default matters only if one of
+    `beside` is set, or if `beside` is empty. `when` is the condition of the effect, in words; None
+    if there is no condition. `breaks` is true if the server does not start, or no longer behaves as
+    requested. `rewrite` has the arguments that replace the flag (for a variable, that are added),
+    by value. An empty row removes the flag; if `rewrite` is None, the operator must decide. `then`
+    is an additional step for the operator. `keep` are the arguments (NAME=value for a variable)
+    that keep an old default.
     """
 
     name: str
@@ -79,7 +80,7 @@ class Change:
         return not self.name.startswith("-")
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values, without rewrites, which depend on a flag's value."""
+        """Return the change as JSON values, without rewrites, which depend on a flag's value."""
         return {
             "name": self.name,
             "kind": self.kind.value,
@@ -96,7 +97,7 @@ class Change:
         }
 
     def is_in_force(self, version: str) -> bool:
-        """Return whether it applies to this release."""
+        """Return whether the change applies to this release."""
         at = sort_key(version)
         return (self.since is None or sort_key(self.since) <= at) and (
             self.until is None or at < sort_key(self.until)
@@ -106,7 +107,7 @@ class Change:
         """
         Return the arguments that replace the flag with these values.
 
-        Empty: remove the flag. None: the operator must decide.
+        The result is empty if the flag must be removed, and None if the operator must decide.
 
         >>> changes_of("--swap-space")[-1].rewritten_arguments(("4",))
         ()
@@ -160,7 +161,7 @@ def changes_of(name: str) -> tuple[Change, ...]:
 
 
 def removal_reason(name: str, version: str) -> Change | None:
-    """Return why this release lacks a name, if known: removed, renamed or never present."""
+    """Return why this release lacks a name: removed, renamed or never present; None if unknown."""
     return next(
         (
             known
@@ -172,7 +173,7 @@ def removal_reason(name: str, version: str) -> Change | None:
 
 
 def changes_between(old: str, new: str) -> tuple[Change, ...]:
-    """Return the changes that apply to release `new` and not yet to `old`."""
+    """Return the changes that apply to release `new` but not to `old`."""
     return tuple(
         change for change in changes() if change.is_in_force(new) and not change.is_in_force(old)
     )
@@ -196,7 +197,7 @@ def _change(entry: Mapping[str, Any]) -> Change:
 
 
 def _rewrites(written: Any) -> Rewrites | None:
-    """Read a rewrite: one list for every value, or lists by value."""
+    """Parse a rewrite: one list for every value, or lists by value."""
     if written is None:
         return None
     if isinstance(written, list):
@@ -205,7 +206,7 @@ def _rewrites(written: Any) -> Rewrites | None:
 
 
 def _pairs(values: tuple[str, ...]) -> str | None:
-    """Write `image=4,video=1`, the form of old releases, as JSON."""
+    """Return `image=4,video=1`, the form of old releases, as JSON; None if it cannot be parsed."""
     pairs = {}
     for pair in ",".join(values).split(","):
         key, equals, number = pair.partition("=")

@@ -1,6 +1,6 @@
-"""Judge the arguments and variables of a server by the release that will run it. Pure.
+"""Validate a server's arguments and variables for the release that will run it. Pure.
 
-Contract: `check` never raises for an operator's mistakes, and states for every problem what refuses
+Contract: `check` never raises for an operator's mistakes. Each problem states the part that refuses
 it: the release's parser, the server's start, or only gpufleet (`problem.JudgedBy`). The release's
 own parser accepts the arguments exactly if there is no problem `JudgedBy.PARSER`, except for
 abbreviated names, which argparse accepts and gpufleet never does.
@@ -68,20 +68,23 @@ class Verdict:
     problems: tuple[Problem, ...]
     rewritten: tuple[str, ...] | None
     engine: str = "vllm"
-    """The package of the release."""
+    """The package name of the release's engine."""
 
     @property
     def accepted(self) -> bool:
-        """Return whether it may be deployed."""
+        """Return whether the command line may be deployed."""
         return not any(problem.refuses for problem in self.problems)
 
     @property
     def parser_accepts(self) -> bool:
-        """Return whether the release's own parser accepts it, not counting abbreviated names."""
+        """
+        Return whether the release's own parser accepts the command line, ignoring abbreviated
+        names.
+        """
         return not any(problem.by is JudgedBy.PARSER for problem in self.problems)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the verdict as JSON values."""
         return {
             self.engine: self.version,
             "accepted": self.accepted,
@@ -108,7 +111,7 @@ def check_command_line(
 def check(
     schema: Schema, argv: Sequence[str], variables: Mapping[str, str] | None = None
 ) -> tuple[Problem, ...]:
-    """Return every problem of a command line, in its order, then those of the variables."""
+    """Return the problems of the command line, in its order, then the problems of the variables."""
     variables = variables or {}
     line = parse(schema, argv)
     troubles = list(_troubles(line))
@@ -140,7 +143,7 @@ def check(
 
 
 def _troubles(line: CommandLine) -> Iterator[Unparsed]:
-    """Yield the arguments that could not be parsed; for a refused `--model` only that."""
+    """Yield the unparsed arguments; a refused `--model` hides other errors of the same word."""
     models = {one.at[0] for one in line.unparsed if one.trouble is UnparsedReason.MODEL and one.at}
     for one in line.unparsed:
         if one.trouble is UnparsedReason.MODEL or not one.at or one.at[0] not in models:
@@ -182,7 +185,9 @@ def _refused(
 
 
 def _refused_model(line: CommandLine, one: Unparsed) -> Problem:
-    """Write `--model X` at the very front as X."""
+    """
+    Return the problem of a refused `--model`; `--model X` as first arguments is rewritten as X.
+    """
     if one.argument != "--model" or not one.values:
         return _refused(line, one, Kind.MODEL)
     both = replace(one, at=(one.at[0], one.at[0] + 1))
@@ -190,7 +195,7 @@ def _refused_model(line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _surplus(line: CommandLine, one: Unparsed) -> Problem:
-    """Rewrite `--switch=true` correctly: the switch alone, or the option that negates it."""
+    """Return the problem of `--switch=true`, rewritten as the switch or its negation."""
     name = one.argument.partition("=")[0]
     rewritten: tuple[str, ...] | None = None
     if one.flag is not None and one.values:
@@ -214,7 +219,7 @@ def _switched_off(flag: Flag, name: str) -> tuple[str, ...] | None:
 
 
 def _stray(line: CommandLine, one: Unparsed) -> Problem:
-    """Return the problem of a value after a switch that takes none, as in `--switch true`."""
+    """Return the problem of a value after a switch without values, for example `--switch true`."""
     before = next((given for given in line.given if max(given.at) == one.at[0] - 1), None)
     if before is None or before.flag.takes_value or one.argument.lower() not in _WORDS:
         return _refused(line, one, Kind.STRAY)
@@ -235,7 +240,9 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _fault(schema: Schema, line: CommandLine, given: GivenFlag, fault: values.Fault) -> Problem:
-    """Return the mistake in a value, and since which release if the table of changes knows."""
+    """
+    Return the problem of a value, with release and replacement from the table of changes, if any.
+    """
     better = None if fault.better is None else _with_values(line, given, fault.better)
     change = _value_change(schema, given)
     since, replacement = fault.since, fault.replacement
@@ -278,7 +285,9 @@ def _value_change(schema: Schema, given: GivenFlag) -> Change | None:
 
 
 def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> Iterator[Problem]:
-    """Yield the mistakes in one flag's value that the parser accepts and the start refuses."""
+    """
+    Yield the mistakes in a flag's value that the parser accepts but the server's start refuses.
+    """
     flag = given.flag
     if flag.name in _LATER and isinstance(value, dict):
         spelt = {str(key).replace("-", "_"): item for key, item in value.items()}
@@ -294,7 +303,7 @@ def _later(schema: Schema, line: CommandLine, given: GivenFlag, value: Any) -> I
 
 
 def _beyond_limits(settings: Settings) -> Iterator[Problem]:
-    """Yield the limits that the start enforces and the value of a flag breaks."""
+    """Yield the flag values outside limits that vLLM enforces at its start."""
     for name, uses in settings.line.by_name.items():
         limits, value = uses[-1].flag.limits, settings.value(name)
         if limits is None or value is None or not _is_in_force(settings, limits):
@@ -307,13 +316,13 @@ def _beyond_limits(settings: Settings) -> Iterator[Problem]:
 
 
 def _is_in_force(settings: Settings, limits: Limits) -> bool:
-    """Return whether the config with these limits is created at all."""
+    """Return whether vLLM creates the config with these limits."""
     switch = None if limits.needs is None else settings.schema.by_dest.get(limits.needs)
     return limits.needs is None or (switch is not None and settings.on(switch.name))
 
 
 def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -> Iterator[Problem]:
-    """Yield the remark on a value close to one of vLLM's; plug-ins may add values."""
+    """Yield a warning for a value similar to a built-in value; plug-ins may add values."""
     from difflib import get_close_matches
 
     for near in get_close_matches(value, given.flag.suggested, n=1, cutoff=0.75):
@@ -331,7 +340,7 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
 
 
 def _wants_object(schema: Schema, flag: Flag) -> bool:
-    """Return whether a flag is for a JSON object of any keys; the parser takes any JSON for it."""
+    """Return whether a flag needs a JSON object with any keys; the parser accepts any JSON."""
     bases = {"json"}
     if sort_key(schema.version) >= sort_key(_OBJECT_OR_TEXT):
         bases.add("json_or_str")
@@ -379,7 +388,7 @@ def _at_start(
 def _known(
     schema: Schema, line: CommandLine, given: GivenFlag, *, refused: bool
 ) -> Iterator[Problem]:
-    """Yield the remarks of the table of changes, and of the parser's own marks, on a given flag."""
+    """Yield the remarks on a flag from the table of changes and from the parser's marks."""
     deprecated = False
     for change in changes.changes_of(given.flag.name):
         if not change.is_in_force(schema.version) or refused:
@@ -405,8 +414,8 @@ def _is_about(change: Change, given: GivenFlag) -> bool:
     """
     Return whether a change affects this use of the flag.
 
-    A change that applies to every value without a rewrite would be a remark on nearly every line:
-    `flags diff` shows it for an upgrade, and `flags explain` for the flag.
+    A change of all values without a rewrite is excluded: it would apply to nearly every command
+    line. `flags diff` shows it for an upgrade, and `flags explain` for the flag.
     """
     if change.values:
         return bool(set(change.values) & set(given.values))
@@ -441,7 +450,7 @@ def _remark(line: CommandLine, given: GivenFlag, found: str, kind: Kind = Kind.V
 
 
 def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the conflicts, except those of flags that already have another problem."""
+    """Yield the conflicts, except conflicts with arguments that are already refused."""
     line = settings.line
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for rule in conflicts(settings):
@@ -464,7 +473,7 @@ def _conflicts(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem
 
 
 def _remarks(settings: Settings, found: Sequence[Problem]) -> Iterator[Problem]:
-    """Yield the remarks, except those on options that are refused."""
+    """Yield the remarks, except remarks on refused options."""
     refused = {place for problem in found if problem.refuses for place in problem.at}
     for given, text, kind in remarks(settings):
         if not refused & set(given.at):
@@ -544,7 +553,9 @@ def _of_model(line: CommandLine, found: str, severity: Severity, since: str | No
 
 
 def _config(line: CommandLine) -> Iterator[Problem]:
-    """Judge only the file name of --config, because the file is on the node."""
+    """
+    Yield the problem of --config; only the file name is checked, because the file is on the node.
+    """
     given = line.last("--config")
     if given is None:
         return
@@ -562,7 +573,7 @@ def _config(line: CommandLine) -> Iterator[Problem]:
 
 
 def _written(line: CommandLine, at: Sequence[int]) -> str:
-    """Return the words at these places of argv, as the operator wrote them."""
+    """Return the arguments at these indexes of argv, as typed."""
     return " ".join(line.argv[place] for place in at)
 
 
@@ -574,7 +585,9 @@ _ROUNDS = 40  # of rewriting; each takes one thing away, and no command line has
 def _rewritten(
     schema: Schema, argv: Sequence[str], problems: Sequence[Problem]
 ) -> tuple[str, ...] | None:
-    """Rewrite one refused part after another until nothing is refused."""
+    """
+    Return the command line with all refused parts rewritten; None if impossible or not needed.
+    """
     if not 0 < sum(problem.refuses and bool(problem.at) for problem in problems) <= _ROUNDS:
         return None
     now = tuple(argv)

@@ -1,9 +1,9 @@
-"""Parse the arguments of `vllm serve` as a release does, by exact names.  Pure.
+"""Parse the arguments of `vllm serve` like a release, by exact names. Pure.
 
 Contract: `parse` takes the arguments of `vllm serve` and never raises for an operator's mistakes.
 The release's argparse accepts a command line without `unparsed`, except for values, which `parse`
-does not judge (types, choices, JSON). An abbreviated option, which argparse accepts, does not
-count: in the next release it may be ambiguous.
+does not validate (types, choices, JSON). An abbreviated option is `unparsed` although argparse
+accepts it: in the next release it may be ambiguous.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class GivenFlag:
     """
     One use of a flag.
 
-    `option` is the release's option string, whatever the operator's spelling. `values` are the
-    texts it got; none for a switch. `at` are the places in argv of all that belongs to it. `dotted`
-    are the parts if it was given as `--x.key value`; its one value is then the JSON that vLLM
-    builds from them.
+    `option` is the release's option string, not the operator's spelling. `values` are the flag's
+    texts, empty for a switch. `at` are the argv indexes of the flag and its values. `dotted` are
+    the parts of a flag given as `--x.key value`; its only value is then the JSON that vLLM builds
+    from the parts.
     """
 
     flag: Flag
@@ -43,7 +43,7 @@ class GivenFlag:
 
     @property
     def negated(self) -> bool:
-        """Return whether it switches its flag off."""
+        """Return whether this use switches the flag off."""
         return self.flag.negates(self.option)
 
 
@@ -52,7 +52,7 @@ class CommandLine:
     """
     The values of each flag in the order of the command line, dotted options last, as in vLLM.
 
-    `model` is the positional argument, and `model_at` its places in argv (two for `--model X`).
+    `model` is the positional argument, and `model_at` its indexes in argv (two for `--model X`).
     """
 
     argv: tuple[str, ...]
@@ -63,19 +63,22 @@ class CommandLine:
 
     @cached_property
     def by_name(self) -> dict[str, tuple[GivenFlag, ...]]:
-        """Every use of each flag, by the flag's name."""
+        """All uses of each flag, by the flag's name."""
         uses: dict[str, tuple[GivenFlag, ...]] = {}
         for one in self.given:
             uses[one.flag.name] = (*uses.get(one.flag.name, ()), one)
         return uses
 
     def last(self, name: str) -> GivenFlag | None:
-        """Return the use of a flag that counts; for a flag that collects values, all uses count."""
+        """
+        Return the last use of a flag, or None; it overrides earlier uses unless the flag collects
+        values.
+        """
         return self.by_name.get(name, (None,))[-1]
 
 
 def parse(schema: Schema, argv: Sequence[str]) -> CommandLine:
-    """Parse `argv` with `schema`; return each flag's value, and what could not be parsed."""
+    """Parse `argv` with `schema`; return the values of each flag, and the unparsed arguments."""
     rewritten = rewrite(argv, schema.syntax)
     parser = _Parser(schema, tuple(argv), rewritten.words)
     parser.run()
@@ -103,7 +106,7 @@ _LONG_DASHES = "\u2010\u2011\u2012\u2013\u2014\u2015\u2212"
 
 
 class _Parser:
-    """Walks over the words like argparse's `_parse_known_args`."""
+    """A parser that processes words like argparse's `_parse_known_args`."""
 
     def __init__(self, schema: Schema, argv: tuple[str, ...], words: Sequence[ArgvWord]) -> None:
         self.model: ArgvWord | None = None
@@ -134,7 +137,7 @@ class _Parser:
             self._cannot(UnparsedReason.MODEL, ArgvWord("", ()), found)
 
     def _option(self, word: ArgvWord) -> _Option | None:
-        """Return the option that a word starts, None for a value (argparse._parse_optional)."""
+        """Return the option that a word starts, or None for a value (argparse._parse_optional)."""
         text, known = word.text, self._schema.by_option
         if not text.startswith("-") or text == "-":
             return None
@@ -152,7 +155,7 @@ class _Parser:
         return _Option(name, None, explicit if equals else None, candidates)
 
     def _separates(self, at: int) -> bool:
-        """Return whether argparse accepts `--` at that place: only next to the model."""
+        """Return whether argparse accepts `--` at an index: only next to the model."""
         if self._schema.positional is None:
             return False
         return self.model is None or (at > 0 and self.model is self._words[at - 1])
@@ -174,7 +177,7 @@ class _Parser:
         self._cannot(UnparsedReason.STRAY, word, found)
 
     def _meant_by_long_dash(self, text: str) -> str | None:
-        """Return the option that a word with typographic dashes stands for."""
+        """Return the known option for a word with typographic dashes, or None."""
         rest = text.lstrip(_LONG_DASHES)
         candidates = [dashes + rest.lstrip("-") for dashes in ("--", "-") if rest != text]
         return next((one for one in candidates if self._is_known(one)), None)
@@ -183,7 +186,7 @@ class _Parser:
         return text.partition("=")[0] in self._schema.by_option
 
     def _take_option(self, at: int, option: _Option) -> int:
-        """Parse the option at a place with its values, and return the place after them."""
+        """Parse the option at an index with its values, and return the next index."""
         word = self._words[at]
         if option.name in _HELP:
             self._cannot(UnparsedReason.HELP, word, f"`{option.name}` prints vLLM's help and exits")
@@ -245,7 +248,7 @@ class _Parser:
         return list(islice(self._run_of_values(start), _most(flag)))
 
     def _run_of_values(self, start: int) -> Iterator[ArgvWord]:
-        """Yield the words from a place on, up to the next option."""
+        """Yield the words from an index up to the next option."""
         for at in range(start, len(self._words)):
             if self._options[at] is not None or at == self._separator:
                 return
@@ -273,19 +276,19 @@ class _Parser:
         )
 
     def _written(self, word: ArgvWord) -> str:
-        """Return a word as the operator wrote it."""
+        """Return a word as typed."""
         return self._argv[word.at[0]] if word.at else word.text
 
 
 def _least(flag: Flag) -> int:
-    """Return how many values a flag needs at least."""
+    """Return the minimum number of values of a flag."""
     if not flag.takes_value or flag.nargs in {"?", "*"}:
         return 0
     return flag.nargs if isinstance(flag.nargs, int) else 1
 
 
 def _most(flag: Flag) -> int | None:
-    """Return how many values a flag takes at most; None: any number."""
+    """Return the maximum number of values of a flag, or None if there is no limit."""
     if not flag.takes_value:
         return 0
     if flag.nargs in {"+", "*"}:

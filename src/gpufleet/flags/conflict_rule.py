@@ -1,4 +1,4 @@
-"""Define a rule on flags that vLLM refuses together, and the values to judge.  Pure."""
+"""A rule on flags that vLLM refuses together, and the flag values for evaluating it.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.flags.schema import Computed, Schema
 
 
 class Settings:
-    """The values of all flags by a command line, including the release's defaults."""
+    """The values of all flags for a command line, including the release's defaults."""
 
     def __init__(
         self,
@@ -22,7 +22,7 @@ class Settings:
         values: Mapping[str, Any],
         environment: Mapping[str, str],
     ) -> None:
-        """Build it from the given values by flag name, without unreadable ones."""
+        """Create the settings from the given values by flag name, without unreadable values."""
         self.version = schema.version
         self.line = line
         self.environment = environment
@@ -61,7 +61,7 @@ class Settings:
         return [text for use in self.line.by_name.get(name, ()) for text in use.values]
 
     def key(self, name: str, key: str) -> Any:
-        """Return one member of a given JSON flag; None: missing."""
+        """Return one member of a JSON flag's value, or None if it is missing."""
         value = self.value(name)
         if isinstance(value, str):  # 0.8.2 reads `--speculative-config` only after its parser
             with suppress(ValueError, RecursionError):
@@ -72,11 +72,11 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Conflict:
     """
-    One rule.
+    A rule on flags.
 
-    `flags` are its subjects; the message lists those that are given. `where` is the place in vLLM
-    that raises it. `leave_out` is the flag to remove. `wrong` returns whether a value breaks the
-    rule, for a flag given several times.
+    `flags` are the flags of the rule; the message lists the given ones. `where` is the location of
+    the error in vLLM's source. `leave_out` is the flag to remove. `wrong` returns whether a value
+    breaks the rule, for a flag given several times.
     """
 
     flags: tuple[str, ...]

@@ -1,8 +1,8 @@
 """Find flags that are valid separately, but that vLLM refuses together at its start.  Pure.
 
 Contract: only conflicts that follow from the flags themselves. Rules that depend on the model, the
-GPUs or the node are elsewhere: they need more than a command line. Each rule names the place in
-vLLM that raises it, and applies from the first release in whose source it was found.
+GPUs or the node are elsewhere, because they need more than a command line. Each rule names the
+location of the error in vLLM's source, and applies from the first release whose source has it.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from gpufleet.flags.schema import sort_key
 from gpufleet.flags.server_conflicts import SERVER
 
 RULES = (*PARALLEL, *OPTIONS, *SERVER)
-"""All rules. Facts that a model or a GPU decides are left to the plan and to the node."""
+"""All rules. The plan and the node check conflicts that depend on a model or a GPU."""
 
 
 def conflicts(settings: Settings) -> Iterator[Conflict]:

@@ -1,8 +1,8 @@
-"""Judge environment variables by the release that will read them.  Pure.
+"""Validate environment variables for the release that will read them.  Pure.
 
-Contract: it judges vLLM's names (VLLM_*, and all in the release's own table of variables), and
-values of a few that its libraries read (`_WORDS`). A VLLM_* that the release does not read has no
-effect on vLLM; it is refused here because it was set on purpose.
+Contract: this module checks vLLM's variables (VLLM_*, and all in the release's own table), and the
+values of a few variables of its libraries (`_WORDS`). A VLLM_* variable that the release does not
+read has no effect on vLLM; it is refused, because the operator set it on purpose.
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ def environment_problems(
     """
     Yield the mistakes in a server's environment variables.
 
-    `fatal`: --fail-on-environ-validation is given, so vLLM itself refuses unknown ones.
+    With `fatal` (--fail-on-environ-validation is given), vLLM itself refuses unknown variables.
     """
     for name, value in environment.items():
         known = schema.environment.get(name)
@@ -110,7 +110,7 @@ def environment_problems(
 
 
 _CAPITALS = (_PREFIX, "NCCL_", "CUDA_", "HF_", "OMP_", "PYTORCH_", "TORCH_")
-"""Beginnings of variables that programs read in capital letters only."""
+"""Prefixes of variables that programs read only in capital letters."""
 
 
 def _in_small_letters(name: str, value: str) -> Problem:
@@ -200,7 +200,7 @@ def _is_switch(known: Variable) -> bool:
 
 
 def _fault(known: Variable, value: str) -> str | None:
-    """Return the error with which vLLM would end when it reads the variable."""
+    """Return the error that vLLM ends with when it reads the variable, or None."""
     if known.choices is not None and value:
         given = value.lower() if known.ignore_case else value
         choices = [choice.lower() if known.ignore_case else choice for choice in known.choices]

@@ -1,8 +1,8 @@
 """Explain a flag or variable, and how each release treats it. Pure.
 
-Contract: data/explanations/*.json says what a name is for, when it helps and what it costs; nothing
-in it is specific to one release. The schemas show whether a release has the name, with its default,
-type and values; `changes` has replacements. So the pages are correct for every release.
+Contract: data/explanations/*.json has the purpose, use and cost of each name, and nothing that is
+specific to one release. The schemas show whether a release has the name, with its default, type and
+values; `changes` has replacements. The pages are therefore correct for every release.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ _SHOWN_VALUES = 16  # choices on a page; JSON has all of them
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    gpufleet's explanation of one name. `cost`: memory, latency, throughput; None: no cost.
+    gpufleet's explanation of one name.
+
+    `cost` is in memory, latency or throughput; None if there is no cost.
     """
 
     name: str
@@ -41,7 +43,7 @@ class Entry:
 
 @cache
 def entries() -> Mapping[str, Entry]:
-    """Return every entry, by the flag (with its dashes) or variable it is about."""
+    """Return every entry, by its flag (with dashes) or variable."""
     folder = resources.files("gpufleet.flags").joinpath("data/explanations")
     found: dict[str, Entry] = {}
     for file in sorted(folder.iterdir(), key=lambda file: file.name):
@@ -61,12 +63,12 @@ def entries() -> Mapping[str, Entry]:
 @dataclass(frozen=True)
 class Explanation:
     """
-    One page.
+    The explanation of one name.
 
-    `entry` is None for a name without an entry. `there` is the flag or variable of that name in
-    release `version`, None if it has none. `accepted` are the ranges of packaged releases that
-    accept it, `defaults` those with the same default. `base` is the flag of which this is an alias
-    or the negation.
+    `entry` is None for a name without an entry. `there` is the flag or variable in release
+    `version`, or None if the release lacks it. `accepted` are the ranges of packaged releases that
+    accept the name, `defaults` the ranges with the same default. `base` is the flag if the name is
+    an alias or a negation.
     """
 
     name: str
@@ -82,16 +84,18 @@ class Explanation:
 
     @property
     def presets(self) -> tuple[str, ...]:
-        """The presets that set it."""
+        """The presets that set the flag."""
         return presets.presets_setting(self.name)
 
     @property
     def removal_reason(self) -> Change | None:
-        """Return why the release lacks it, if it does and the reason is known."""
+        """
+        Return why the release lacks the name; None if it has the name, or the reason is unknown.
+        """
         return None if self.there else changes.removal_reason(self.name, self.version)
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the explanation as JSON values."""
         entry, there = self.entry, self.there
         return {
             "name": self.name,
@@ -121,11 +125,11 @@ class Explanation:
 
 def explain_flag(name: str, release: Schema | None = None) -> Explanation:
     """
-    Return the page on a flag or variable, as `release` has it (None: the newest packaged one).
+    Return the explanation of a flag or variable in `release`, by default the newest packaged one.
 
-    Dashes may be omitted or written as underscores; a short option means its flag, and
-    --x-config.key means --x-config. Raises `FleetError` for a name that no release and no entry
-    has.
+    Dashes may be omitted or written as underscores; a short option is resolved to its flag, and
+    --x-config.key to --x-config. Raises `FleetError` for a name without a release, an entry or a
+    change.
     """
     release = release or schema.load(schema.versions()[-1])
     wanted = _resolved(name)
@@ -163,7 +167,7 @@ def matching(text: str, release: Schema) -> dict[str, str]:
     """
     Return a release's flags and variables that match a text, each with its purpose.
 
-    A match has all of the text's words in its name or, if no name matches, in its explanation.
+    A match has all words of the text in its name or, if no name matches, in its explanation.
     """
     words = re.split(r"[\s_-]+", text.strip().lower())
     known = entries()
@@ -181,7 +185,7 @@ def _has(text: str, words: Sequence[str]) -> bool:
 
 
 def matching_page(text: str, found: Mapping[str, str], release: Schema, width: int) -> str:
-    """Return the matches as text: one line each, with the first sentence."""
+    """Return the matches as text: one line each, with the purpose shortened to `width` columns."""
     widest = max(map(len, found))
     lines = [
         textwrap.shorten(
@@ -193,7 +197,7 @@ def matching_page(text: str, found: Mapping[str, str], release: Schema, width: i
 
 
 def explanation_page(found: Explanation, width: int) -> str:
-    """Return the explanation as text for a terminal of that many columns."""
+    """Return the explanation as text, `width` columns wide."""
     blocks = [_heading(found, width)]
     if found.entry:
         paragraphs = [found.entry.does, found.entry.use, found.entry.cost]
@@ -351,7 +355,7 @@ def _wrapped(label: str, text: str, width: int) -> str:
 
 
 def _resolved(name: str) -> str:
-    """Return the name in the tables' form: with dashes, without a JSON key."""
+    """Return the name in the tables' form: with dashes and without a JSON key."""
     if name in entries():
         return name
     if not name.startswith("-"):

@@ -18,10 +18,12 @@ from gpufleet.flags.schema import TITLES
 from gpufleet.remote import payload
 
 INSTALLED = "installed"
-"""The source that stands for the vLLM that is installed for the running Python."""
+"""The `source` value for the installed vLLM."""
 
 SECONDS = 120.0
-"""The deadline. A release takes 2 s on an idle core, a source distribution 2 s more to unpack."""
+"""
+Deadline in seconds. A release takes 2 s on an idle core, a source distribution 2 s more to unpack.
+"""
 
 _GRACE = 10.0  # seconds; the program ends itself, and answers, before it has to be ended
 
@@ -36,10 +38,10 @@ def program(
     models: bool = False,
 ) -> payload.Payload:
     """
-    Return the program that prints the document of the release of `engine` at `source` on a node.
+    Return a program for a node that prints the document of a release of `engine` at `source`.
 
-    It is for the Python of the release (3.10 or newer), not for the node's own. Without a readable
-    release it prints {"refused": SENTENCE} and exits with 1.
+    The program needs the release's Python (3.10 or newer), not the node's. Without a readable
+    release, the program prints {"refused": SENTENCE} and exits with 1.
     """
     return payload.program(
         "flags/schema",
@@ -65,8 +67,9 @@ def flag_document(
     """
     Return the document of the release of `engine` at `source`; `schema.from_document` reads it.
 
-    `source` is a source tree, a source distribution (.tar.gz), a wheel, or "installed" for what
-    `python` would import. Raises `FleetError` with the reason when there is no such release.
+    `source` is a source tree, a source distribution (.tar.gz), a wheel, or "installed" for the
+    release that `python` imports. Raises `FleetError` with the reason if there is no readable
+    release.
     """
     place = source if source == INSTALLED else str(Path(source).absolute())
     text = program(
@@ -93,10 +96,10 @@ def flag_document(
 
 def answer(output: str, errors: str = "", engine: str = "vllm") -> dict[str, Any]:
     """
-    Return the document that the program printed.
+    Return the document from the program's output.
 
-    Raises `FleetError` with the program's sentence if it refused, or the last line of its `errors`
-    if it failed.
+    Raises `FleetError` with the program's message if it refused, or the last line of `errors` if it
+    failed.
     """
     try:
         found = json.loads(output)

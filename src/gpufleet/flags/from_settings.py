@@ -1,6 +1,6 @@
-"""The command lines and environments that an operator's settings give to `vllm serve`.
+"""Command lines and environments of `vllm serve` from an operator's settings.
 
-Pure except `from_file`. They contain only what an operator wrote, not what the plan sets
+Pure except `from_file`. They contain only the operator's settings, not the values of the plan
 (addresses, names).
 """
 
@@ -18,7 +18,9 @@ from gpufleet.flags.arguments import words
 @dataclass(frozen=True)
 class ServerFlags:
     """
-    One server's flags and variables. `where`: its name for the operator; "" if it is the only one.
+    One server's flags and variables.
+
+    `where` is the server's name in messages; "" if it is the only server.
     """
 
     argv: tuple[str, ...]
@@ -28,9 +30,9 @@ class ServerFlags:
 
 def from_file(path: Path) -> tuple[ServerFlags, ...]:
     """
-    Return the servers of a file of variables, as in group_vars: one for each model it serves.
+    Return the servers of a file of variables such as group_vars, one for each model in `serving`.
 
-    `vllm.environment` goes to all of them. Raises `FleetError` for invalid settings.
+    `vllm.environment` applies to all servers. Raises `FleetError` for invalid settings.
     """
     from gpufleet.settings import variables
 

@@ -1,6 +1,6 @@
 """Look up one flag or variable in every packaged release.  Pure.
 
-Contract: it returns the same entries as `schema.load` of each release, but parses nothing else: a
+Contract: the entries equal those of `schema.load` for each release, but nothing else is parsed: a
 page about one flag must not take longer than the check of a command line.
 """
 
@@ -20,7 +20,7 @@ _FLAG_STARTS = '{"name":'
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """A range of packaged releases, both ends included, in which a value was the same."""
+    """A range of packaged releases, both ends included, with the same value."""
 
     first: str
     last: str
@@ -31,14 +31,16 @@ class Span:
 
 
 def flag_history(option: str) -> dict[str, Flag | None]:
-    """Return the flag that an option string names in each release, oldest first; None: none."""
+    """
+    Return the flag of an option string in each release, oldest first; None where it is missing.
+    """
     if option.startswith("--"):
         option = "--" + option[2:].replace("_", "-")
     return {version: _flag(text, version, option) for version, text in schema.documents().items()}
 
 
 def variable_history(name: str) -> dict[str, Variable | None]:
-    """Return an environment variable as each release has it, oldest first; None: it has none."""
+    """Return an environment variable in each release, oldest first; None where it is missing."""
     return {version: _variable(text, version, name) for version, text in schema.documents().items()}
 
 
@@ -48,7 +50,7 @@ def spans(
     """
     Return the ranges of releases with an equal `key`, without releases that lack the name.
 
-    `of`: only these releases, instead of all.
+    `of` limits the result to these releases; empty for all releases.
     """
     found: list[Span] = []
     previous: str | None = None
@@ -67,26 +69,34 @@ def spans(
 
 def releases_between(old: Schema, new: Schema) -> tuple[str, ...]:
     """
-    Return the releases after `old` up to `new`; none for a downgrade, in which no change begins.
+    Return the releases after `old` up to `new`; empty for a downgrade, in which no change begins.
     """
     low, high = sort_key(old.version), sort_key(new.version)
     return tuple(one for one in schema.versions() if low < sort_key(one) <= high)
 
 
 def first_without(name: str, old: Schema, new: Schema) -> str | None:
-    """Return the first release after `old` without a flag or variable; None: `new` still has it."""
+    """
+    Return the first release after `old` that lacks a flag or variable, or None if all up to `new`
+    have it.
+    """
     past = _of(name)
     return next((one for one in releases_between(old, new) if past.get(one) is None), None)
 
 
 def first_with(name: str, old: Schema, new: Schema) -> str | None:
-    """Return the first release after `old` with a flag or variable; None: not even `new`."""
+    """
+    Return the first release after `old` with a flag or variable, or None if no release up to `new`
+    has it.
+    """
     past = _of(name)
     return next((one for one in releases_between(old, new) if past.get(one) is not None), None)
 
 
 def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None:
-    """Return the release from which on a default was `after`."""
+    """
+    Return the first release after `old` since which the default is `after`, up to `new`; or None.
+    """
     past = _of(name)
     first = None
     for version in reversed(releases_between(old, new)):
@@ -98,7 +108,9 @@ def first_default(name: str, after: Any, old: Schema, new: Schema) -> str | None
 
 
 def first_without_value(name: str, value: str, old: Schema, new: Schema) -> str | None:
-    """Return the first release after `old` that has a flag and does not list a value for it."""
+    """
+    Return the first release after `old` that has a flag but does not list a value for it, or None.
+    """
     for version in releases_between(old, new):
         release = schema.load(version)
         flag = release.flag(name)

@@ -1,7 +1,7 @@
-"""Keys of JSON flags that older releases had: the release that removed each, and its replacement.
+"""Removed keys of JSON flags: the release that removed each key, and the key's replacement.
 
-Pure. The packaged schemas show which release had a key. Replacements are here, from vLLM's own
-messages in releases with both keys, or from the additions of the release that lost it.
+Pure. The packaged schemas show the releases with a key. Replacements come from vLLM's own messages
+in releases with both keys, or from the new keys of the release that removed the key.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ class RemovedKey(NamedTuple):
     """A key that a release no longer has."""
 
     last: str
-    """The last release that is known to have it."""
+    """The last known release with the key."""
     since: str
-    """The first one that is known to be without it."""
+    """The first known release without the key."""
     replacement: str | None
     """The replacement, in words."""
 
 
 def removal_of(json_class: str, key: str, version: str) -> RemovedKey | None:
-    """Return when a key was removed, and its replacement; None: no older release has it."""
+    """Return when a key was removed, and its replacement; None if no older release has the key."""
     at = sort_key(version)
     last, since = None, None
     for release in schema.versions():

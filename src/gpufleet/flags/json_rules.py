@@ -1,7 +1,7 @@
-"""Fields of a JSON object that exclude each other by vLLM's classes.  Leaf, pure.
+"""Rules of vLLM's classes on fields of a JSON object that exclude each other.  Leaf, pure.
 
 Each rule is in `__post_init__` or a validator of its class in vllm/config/, from release `since`
-on; a schema of types cannot express it. Such an object never gets past the parser.
+on; a schema of types cannot express it. vLLM's parser refuses an object that breaks a rule.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ def broken_rules(json_class: str, version: str, fields: _Fields) -> Iterator[str
     """
     Yield a sentence for each rule of a class that an object breaks.
 
-    `fields` are the values of all fields, defaults included; each is known to be of its type.
+    `fields` are the values of all fields, including defaults, each of the correct type.
     """
     at = sort_key(version)
     for rule in _RULES:
@@ -72,12 +72,12 @@ def quantization_names(online: tuple[str, ...], field: str, version: str) -> tup
 
 
 def _without(needed: str, *given: str) -> Callable[[_Fields], Any]:
-    """Return whether one of `given` is set and `needed` is not."""
+    """Return the condition that one of `given` is set and `needed` is not."""
     return lambda f: any(f.get(name) for name in given) and not f.get(needed)
 
 
 def _profiler(kind: str, *options: str) -> Callable[[_Fields], Any]:
-    """Return whether one of the options is set and the profiler is not the one it is for."""
+    """Return the condition that one of the options is set and the profiler is not `kind`."""
     return lambda f: any(f.get(name) for name in options) and f.get("profiler") != kind
 
 
@@ -94,7 +94,7 @@ def _misspelt_op(f: _Fields) -> bool:
 
 
 def _below(limit: float, *names: str) -> Callable[[_Fields], Any]:
-    """Return whether a number, or one of a list, is at most `limit`."""
+    """Return the condition that a number, or a number of a list, is at most `limit`."""
 
     def found(f: _Fields) -> bool:
         values = [f.get(name) for name in names]

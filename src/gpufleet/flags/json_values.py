@@ -1,9 +1,9 @@
-"""Check that JSON fits its dataclass, as vLLM's pydantic decides it. Pure.
+"""Check that JSON fits its dataclass, by the rules of vLLM's pydantic. Pure.
 
 Contract: the fields and their types are the release's own (`Schema.classes`); conversion of JSON
 values to types follows pydantic's lax mode, tested with pydantic 2: "3", 3.0 and true are whole
-numbers, "yes" is true, 3 is not text, and an unknown key is refused. An unknown type accepts
-everything: the module never refuses what it cannot judge.
+numbers, "yes" is true, 3 is not text, and an unknown key is refused. An unknown type accepts every
+value.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _UNDERSCORED = "lower_underscored"
 
 @dataclass(frozen=True, slots=True)
 class JsonFault:
-    """One mismatch. `found` names the key, unless the mistake is in the whole object."""
+    """One mismatch. `found` names the key, unless the whole object is wrong."""
 
     found: str
     better: str | None = None  # the whole JSON as it would be right
@@ -43,12 +43,14 @@ class _Type:
 
 
 def type_faults(schema: Schema, json_class: str, value: Any) -> tuple[JsonFault, ...]:
-    """Return why `value`, read from JSON, is not a `json_class`."""
+    """Return the mismatches between a JSON value and the class `json_class`."""
     return tuple(_Judge(schema).dataclass(json_class, value, ""))
 
 
 def field_faults(schema: Schema, field: Field, value: Any, where: str) -> tuple[JsonFault, ...]:
-    """Return why `value` does not fit one field; `where` names it."""
+    """
+    Return the mismatches between a value and one field; `where` is the field's name in messages.
+    """
     judge = _Judge(schema)
     return (*judge.type(_parsed(field.type), value, where), *judge.limits(field, value, where))
 
@@ -127,7 +129,7 @@ class _Judge:
         yield from self.limits(field, value, where)
 
     def limits(self, field: Field, value: Any, where: str) -> Iterator[JsonFault]:
-        """Yield the limits of a field that a number breaks."""
+        """Yield a fault for each limit of the field that a number violates."""
         number = _number(value)
         if number is None:
             return
@@ -138,7 +140,7 @@ class _Judge:
                 yield JsonFault(f"`{where}` is {value}; it must be {must}")
 
     def type(self, kind: _Type, value: Any, where: str) -> Iterator[JsonFault]:
-        """Yield why `value` is not of a type."""
+        """Yield the mismatches between a value and a type."""
         if kind.name == "|":
             faults = []
             for alternative in kind.arguments:
@@ -296,7 +298,7 @@ _CONTAINERS = {"dict", "list", "set", "tuple"}
 
 
 def _is_share(field: Field) -> bool:
-    """Return whether a number is a share: from 0 to 1."""
+    """Return whether a field is a share: a number from 0 to 1."""
     least = field.constraints.get("gt", field.constraints.get("ge"))
     return field.type != "int" and least == 0 and field.constraints.get("le") == 1
 
@@ -334,7 +336,12 @@ def _may_be_null(owner: str, field: Field) -> bool:
 
 
 def _is_member(members: Mapping[str, Any], value: Any) -> bool:
-    """Judge an enum: texts by their own value, others by number or by name in any case."""
+    """
+    Return whether a value is a member of an enum.
+
+    A text is compared with the members' texts, or with their names in any case if the values are
+    not plain texts; a number is compared with their numbers.
+    """
     numbers = [each for each in members.values() if isinstance(each, int)]
     if isinstance(value, str):
         texts = [each for each in members.values() if isinstance(each, str)]
@@ -346,7 +353,7 @@ def _is_member(members: Mapping[str, Any], value: Any) -> bool:
 
 
 def _quant_spec(schema: Schema, text: str, where: str) -> Iterator[JsonFault]:
-    """Judge the short form of a quantization: a method's name, or a value of the `weights` key."""
+    """Yield a fault unless a text is a quantization method or a value of the `weights` key."""
     online = schema.values.get("quantization_online", ())
     names = quantization_names(online, where.rpartition(".")[2], schema.version)
     if text not in names:
@@ -406,7 +413,7 @@ def _int_or(text: str) -> Any:
 
 
 def _split(text: str, at: str) -> list[str]:
-    """Split at a character that is outside brackets and quotes."""
+    """Split a text at a character outside brackets and quotes."""
     parts, depth, quote, start = [], 0, "", 0
     for index, character in enumerate(text):
         if quote:

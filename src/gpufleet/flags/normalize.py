@@ -1,8 +1,8 @@
-"""Normalize the arguments of `vllm serve` as vLLM's parser does before argparse.  Pure.
+"""Normalize the arguments of `vllm serve` like vLLM's parser before argparse. Pure.
 
-Contract: it follows the release (`schema.Syntax`), and every word records its original arguments.
-An operator's mistake raises nothing: the release's refusals are in `Rewritten`. The file of
-`--config` is not read: it is on the node, and its owner checks its flags.
+Contract: the module follows the release (`schema.Syntax`), and every word records its original
+arguments. It raises nothing for an operator's mistakes: the release's refusals are in `Rewritten`.
+The file of `--config` is not read, because it is on the node; its owner must check its flags.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _POWERS = {"k": 1, "m": 2, "g": 3, "t": 4}
 
 
 class UnparsedReason(StrEnum):
-    """Why an argument could not be parsed."""
+    """The reason why an argument could not be parsed."""
 
     UNKNOWN = "unknown"  # an option that the release does not have
     PREFIX = "prefix"  # the beginning of one option; a later release may read it as another
@@ -44,9 +44,9 @@ class Unparsed:
     """
     One argument that the release's parser refuses, or accepts only by accident.
 
-    `argument` is as the operator wrote it, `at` are the places in argv that a correction replaces,
-    and `values` the words that follow it as its values. `candidates` are the options of which it is
-    a prefix. `found` is a sentence without a full stop.
+    `argument` is the argument as typed, `at` are the argv indexes that a correction replaces, and
+    `values` are the following words, as its values. `candidates` are the options that start with
+    the argument. `found` is a sentence without a full stop.
     """
 
     trouble: UnparsedReason
@@ -60,7 +60,7 @@ class Unparsed:
 
 @dataclass(frozen=True, slots=True)
 class Dotted:
-    """One `--config.key value`: the path of keys, the JSON value, and where it is in argv."""
+    """One `--config.key value`: the path of keys, the JSON value, and the indexes in argv."""
 
     path: tuple[str, ...]
     value: Any
@@ -69,7 +69,7 @@ class Dotted:
 
 @dataclass(frozen=True, slots=True)
 class ArgvWord:
-    """One argument for argparse, and its places in the original argv."""
+    """One argument for argparse, and its indexes in the original argv."""
 
     text: str
     at: tuple[int, ...]
@@ -78,14 +78,14 @@ class ArgvWord:
 
 @dataclass(frozen=True, slots=True)
 class Rewritten:
-    """The words for argparse, and what the release refuses before argparse."""
+    """The words for argparse, and the arguments that the release refuses before argparse."""
 
     words: tuple[ArgvWord, ...]
     unparsed: tuple[Unparsed, ...]
 
 
 def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
-    """Return `argv`, the arguments of `vllm serve`, as argparse sees it."""
+    """Return `argv`, the arguments of `vllm serve`, in the form that argparse gets."""
     words = [ArgvWord(text, (at,)) for at, text in enumerate(argv)]
     unparsed: list[Unparsed] = []
     words = _with_named_model(words, syntax)
@@ -97,7 +97,7 @@ def rewrite(argv: Sequence[str], syntax: Syntax) -> Rewritten:
 
 
 def _with_named_model(words: list[ArgvWord], syntax: Syntax) -> list[ArgvWord]:
-    """Give a model in front the option that the release gives it (sglang/cli/serve.py)."""
+    """Put the release's model option before a leading model (sglang/cli/serve.py)."""
     if syntax.leading_model is None or not words or words[0].text.startswith("-"):
         return words
     return [ArgvWord(syntax.leading_model, words[0].at), *words]
@@ -107,7 +107,7 @@ def _with_model_in_front(
     words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]
 ) -> list[ArgvWord]:
     """
-    Treat the first `--model` as the release does: move its value to the front, refuse it, or keep
+    Process the first `--model` like the release: move its value to the front, refuse it, or keep
     it.
     """
 
@@ -159,7 +159,7 @@ def _with_model_in_front(
 
 
 def _with_dashes(words: list[ArgvWord], syntax: Syntax) -> Iterable[ArgvWord]:
-    """Turn the underscores of options into dashes, and -O3 into what it stands for."""
+    """Yield the words with dashes for underscores in options, and with -O3 expanded."""
     level = syntax.optimization
     for index, word in enumerate(words):
         text = word.text
@@ -186,8 +186,8 @@ def _gathered(words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]) -
     """
     Move the dotted options to the end, as one option with JSON for each name.
 
-    vLLM takes everything for a dotted option that starts with a dash and has a dot before any
-    equals sign, a negative number such as -0.5 included.
+    vLLM treats every word with a leading dash and a dot before any equals sign as a dotted option,
+    including a negative number such as -0.5.
     """
     kept: list[ArgvWord] = []
     gathered: dict[str, tuple[dict[str, Any], list[Dotted]]] = {}
@@ -232,9 +232,9 @@ def _json_value(text: str, syntax: Syntax) -> Any:
 
 def human_readable(text: str) -> int | None:
     """
-    Return the number that vLLM reads in a text such as 25.6k (1000s) or 2M (1024s).
+    Return vLLM's number for a text such as 25.6k (powers of 1000) or 2M (powers of 1024).
 
-    None if it is not one; 1.5K is not, either.
+    None if the text is not a number; 1.5K is not a number for vLLM.
 
     >>> human_readable("1k"), human_readable("1K"), human_readable("1.5K")
     (1000, 1024, None)

@@ -1,4 +1,4 @@
-"""Find options that contradict each other, or whose value prevents every start.  Pure."""
+"""Rules for options that contradict each other, or whose value prevents every start.  Pure."""
 
 from __future__ import annotations
 
@@ -36,8 +36,9 @@ def _async_beside_unpadded(s: Settings) -> bool:
 
 def _ngram_of_no_length(s: Settings) -> bool:
     """
-    Return whether ngram lacks its number of tokens; other methods read it from the draft model, or
-    choose it.
+    Return whether the ngram method has no number of draft tokens.
+
+    Other methods read the number from the draft model, or choose it.
     """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     lengths = (s.key(_SPEC, key) for key in ("num_speculative_tokens", _BY_BATCH))
@@ -51,8 +52,9 @@ def _ngram_of_no_length(s: Settings) -> bool:
 
 def _drafts_of_no_model(s: Settings) -> bool:
     """
-    Return whether a draft model is missing; some methods draft without a model, or with layers of
-    the served model.
+    Return whether a required draft model is missing.
+
+    Some methods draft without a model, or with layers of the served model.
     """
     method = s.key(_SPEC, "method") or s.value("--spec-method")
     model = s.key(_SPEC, "model") or s.value("--spec-model")
@@ -75,7 +77,10 @@ _WITHOUT_MODEL = {
 
 
 def _item_limit_is_impossible(s: Settings) -> bool:
-    """Return whether a number of items is none or negative, or a size of them is not above 0."""
+    """
+    Return whether an item limit is not a number or mapping, a count is negative, or a size is below
+    1.
+    """
     given = s.value("--limit-mm-per-prompt")
     limits = given.values() if isinstance(given, dict) else ()
     for limit in limits:
@@ -122,7 +127,7 @@ def _suffix_out_of_bounds(s: Settings) -> bool:
 
 
 def _adapters_beside_drafts(s: Settings) -> bool:
-    """Return whether a step has fewer tokens than all requests with their drafts."""
+    """Return whether a step has fewer tokens than all requests with their draft tokens need."""
     drafts = s.key(_SPEC, "num_speculative_tokens")
     return (
         s.on("--enable-lora")
@@ -162,12 +167,15 @@ _CONNECTORS = frozenset(
         "SimpleCPUOffloadConnector",
     }
 )
-"""Names that 0.32.0 registers in distributed/kv_transfer/kv_connector/factory.py; other releases
-have others."""
+"""
+Connectors that 0.32.0 registers in distributed/kv_transfer/kv_connector/factory.py.
+
+Other releases register others.
+"""
 
 
 def _metrics_of_no_version(s: Settings) -> bool:
-    """Return whether vLLM's reader could not parse a value as a release."""
+    """Return whether the flag's value cannot be parsed as a version."""
     from packaging.version import InvalidVersion, Version
 
     given = s.value(_METRICS)
@@ -216,12 +224,12 @@ def _several_partial_prefills(s: Settings) -> bool:
 
 
 def _twice(flag: str, config: str, key: str) -> Callable[[Settings], bool]:
-    """Return whether a flag and its key in a JSON flag are both set."""
+    """Return the condition that a flag and its key in a JSON flag are both set."""
     return lambda s: s.value(flag) is not None and s.key(config, key) is not None
 
 
 def _more(flag: str, than: str) -> Callable[[Settings], bool]:
-    """Return whether both flags are given and the first is the larger."""
+    """Return the condition that both flags are given and the first is larger."""
     return lambda s: s.has(flag) and s.has(than) and s.number(flag, 0) > s.number(than, 0) > 0
 
 

@@ -84,7 +84,7 @@ def _counted(number: int, what: str) -> str:
 def diff_page(
     yours: ServerFlags, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
-    """Format the changes for one server; `whole` is its corrected command line, if there is one."""
+    """Format the changes for one server; `whole` is its corrected command line, if any."""
     from gpufleet.flags.release_diff import Sort
 
     titles = {
@@ -122,7 +122,7 @@ def diff_page(
 
 
 def overview_page(old: str, new: str, found: Overview, width: int) -> str:
-    """Format the counts of changes between two releases, and the notable ones."""
+    """Format the counts of changes between two releases, and the notable changes."""
     counts = "\n".join(f"  {number:5}  {what}" for what, number in found.counts.items() if number)
     blocks = [f"vLLM {old} to {new}" + (f"\n{counts}" if counts else ": nothing changes")]
     lines = []

@@ -1,4 +1,4 @@
-"""Find contradictions among flags that divide a model over processes.  Pure."""
+"""Rules for contradictory flags that divide a model over processes.  Pure."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _rank_is_inferred(s: Settings) -> bool:
 
 def _is_no_cpu_list(cpus: str) -> bool:
     """
-    Return whether numactl could not read a list of processors.
+    Return whether numactl cannot parse a list of processors.
 
     >>> [_is_no_cpu_list(each) for each in ("0-3,8", "3-0", "a")]
     [False, True, True]

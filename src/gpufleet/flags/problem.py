@@ -1,4 +1,4 @@
-"""Define the problem of one argument or variable.  Leaf."""
+"""The problem of one argument or variable.  Leaf."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Severity(StrEnum):
 
 
 class JudgedBy(StrEnum):
-    """The part of vLLM that refuses it; `ADVICE`: none does."""
+    """The part of vLLM that refuses an argument; `ADVICE` if no part does."""
 
     PARSER = "parser"  # vLLM's parser refuses it: the process ends at once with status 2
     START = "start"  # the parser accepts it, but the server ends while it starts
@@ -51,13 +51,13 @@ class JudgedBy(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Problem:
     """
-    One problem.
+    A problem of one argument or variable.
 
-    `argument` is as the operator wrote it, its values included, and `at` its places in argv (none
-    for a variable). `found` is a sentence without a full stop. `since` is the first release known
-    to behave so. `replacement` is for display; `rewritten` are the arguments that replace those at
-    `at`; no arguments: remove these; None: the operator must decide. For a variable `rewritten` are
-    arguments to add once the variable is dropped.
+    `argument` is the argument with its values as typed, and `at` are its indexes in argv (empty for
+    a variable). `found` is a sentence without a full stop. `since` is the first release known to
+    have the problem. `replacement` is for display. `rewritten` are the arguments that replace the
+    arguments at `at`; if it is empty, they are removed; if it is None, the operator must decide.
+    For a variable, `rewritten` are arguments to add after the variable is removed.
     """
 
     kind: Kind
@@ -72,11 +72,11 @@ class Problem:
 
     @property
     def refuses(self) -> bool:
-        """Return whether it forbids a deploy."""
+        """Return whether the problem prevents a deploy."""
         return self.severity is Severity.REFUSE
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the problem as JSON values."""
         return {
             "kind": self.kind.value,
             "severity": self.severity.value,

@@ -1,10 +1,11 @@
 """Compare an operator's flags and variables between two releases of vLLM.  Pure.
 
-Contract: names and values are compared by the two schemas, and `changes` has their replacements;
-anything else that `check` refuses only in the new release also breaks. Reported are: the operator's
-flags and variables that the new release refuses, ignores or reads differently; new defaults of
-other flags that `changes` marks as important or that the explanations relate to the operator's; and
-new flags that data/useful.json relates to these. All other new and removed names are omitted.
+Contract: the two schemas determine changed names and values; `changes` has their replacements. An
+argument that `check` refuses only in the new release also breaks. The comparison reports the
+operator's flags and variables that the new release refuses, ignores or reads differently; new
+defaults of other flags that `changes` marks as important or that the explanations relate to the
+operator's flags; and new flags that data/useful.json relates to the operator's flags. All other new
+and removed names are omitted.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from gpufleet.flags.schema import Flag, Schema
 
 
 class Sort(StrEnum):
-    """The kind of a change, in the order of printing."""
+    """The kind of a change, in printing order."""
 
     REMOVED = "removed"
     RENAMED = "renamed"
@@ -40,11 +41,13 @@ class Sort(StrEnum):
 @dataclass(frozen=True, slots=True)
 class Difference:
     """
-    One change.
+    One change between two releases.
 
-    `breaks`: the new release refuses it, or does not do what it was set for. `argument` is the
-    operator's; None for a flag that they do not set. `rewritten` replaces it: no tokens: remove it;
-    None: the operator decides. `keep` keeps the old behaviour. `at`: places in argv.
+    `breaks` is true if the new release refuses the argument, or no longer has the intended effect.
+    `argument` is the operator's argument; None for a flag that the operator does not set.
+    `rewritten` replaces the argument: if it is empty, the argument is removed; if it is None, the
+    operator must decide. `keep` are arguments that keep the old behaviour. `at` are the indexes in
+    argv.
     """
 
     sort: Sort
@@ -61,7 +64,7 @@ class Difference:
     at: tuple[int, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the change as JSON values."""
         return {
             "kind": self.sort.value,
             "name": self.name,
@@ -92,9 +95,9 @@ def rewrite_command_line(
     yours: ServerFlags, differences: Iterable[Difference], new: Schema
 ) -> tuple[str, ...] | None:
     """
-    Return the command line with everything that breaks replaced.
+    Return the command line with all breaking arguments replaced.
 
-    None if the operator must decide something first, or the release refuses the result.
+    None if the operator must decide first, or if the new release refuses the result.
     """
     broken = [one for one in differences if one.breaks]
     if any(one.rewritten is None for one in broken):
@@ -118,14 +121,16 @@ def rewrite_command_line(
 @dataclass(frozen=True)
 class Overview:
     """
-    Counts of all differences between two releases; `notable` are those that `changes` explains.
+    Counts of all differences between two releases.
+
+    `notable` are the changes that the table of changes explains.
     """
 
     counts: Mapping[str, int]
     notable: tuple[Change, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as JSON values."""
+        """Return the overview as JSON values."""
         return {
             "counts": dict(self.counts),
             "notable": [change.as_json() for change in self.notable],
@@ -133,7 +138,7 @@ class Overview:
 
 
 def overview(old: Schema, new: Schema) -> Overview:
-    """Return the number of changes, and the notable ones."""
+    """Return the counts of the changes between two releases, and the notable changes."""
     before, after = set(old.by_option), set(new.by_option)
     names = {flag.name for flag in old.flags if not flag.positional}
     renamed = {
@@ -171,7 +176,7 @@ def overview(old: Schema, new: Schema) -> Overview:
 
 @dataclass(frozen=True, slots=True)
 class Recommendation:
-    """A useful flag for command lines that set one of `beside`; for all if it is empty."""
+    """A useful flag for command lines that set one of `beside`, or for all if `beside` is empty."""
 
     name: str
     beside: tuple[str, ...]
@@ -221,7 +226,7 @@ def _flag_differences(
 
 
 def _same(now: Flag, before: Flag) -> bool:
-    """Return whether an option still leads to the same setting."""
+    """Return whether an option still sets the same value."""
     return now.name == before.name or now.dest == before.dest or before.name in now.options
 
 
@@ -280,7 +285,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
 def _level_differences(
     given: GivenFlag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
-    """Yield the changes to -O: JSON was the compilation config; a number is still a level."""
+    """Yield the changes of -O: JSON was the compilation config; a number is still a level."""
     level = given.values[:1] in {(number,) for number in "0123"} or (
         bool(given.dotted) and all(part.path == ("level",) for part in given.dotted)
     )
@@ -406,7 +411,9 @@ def _deprecation_differences(
 def _unparsed_differences(
     unparsed: Unparsed, old: Schema, new: Schema, argv: Sequence[str]
 ) -> Iterator[Difference]:
-    """Yield an argument that neither release parses; one that the new one parses is fine."""
+    """
+    Yield the difference for an argument that the old release cannot parse, unless the new one can.
+    """
     option = unparsed.argument.partition("=")[0]
     argument = " ".join(argv[place] for place in unparsed.at) or unparsed.argument
     if unparsed.trouble is UnparsedReason.UNKNOWN:
@@ -483,7 +490,7 @@ def _variable_meaning_differences(
 def _refusal_differences(
     old: Schema, new: Schema, yours: ServerFlags, told: tuple[Difference, ...]
 ) -> Iterator[Difference]:
-    """Yield everything else that the new release's check refuses and the old one's does not."""
+    """Yield the remaining arguments that `check` refuses only in the new release."""
     before = check.check_command_line(old, yours.argv, yours.environment).problems
     refused = {(problem.kind, problem.argument) for problem in before if problem.refuses}
     places = {place for one in told if one.breaks for place in one.at}
@@ -583,7 +590,7 @@ def _lost_keys(given: GivenFlag, now: Flag, old: Schema, new: Schema) -> Iterato
 
 
 def _json_class(flag: Flag, release: Schema) -> Mapping[str, Any] | None:
-    """Return the fields that a flag's JSON has; some flags take any JSON and check it later."""
+    """Return the fields of a flag's JSON, or None; some flags take any JSON and check it later."""
     if flag.type is None or not flag.type.is_json:
         return None
     later = "".join(word.capitalize() for word in flag.dest.split("_"))

@@ -1,4 +1,4 @@
-"""Options that the server starts with, and that do not do what was asked.  Pure."""
+"""Remarks on options that the server accepts, but that do not have the intended effect.  Pure."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Remark = tuple[GivenFlag, str, Kind]
 
 _LIMIT, _SERVERS = "--limit-mm-per-prompt", "--api-server-count"
 _ITEMS = ("image", "video", "audio", "vision_chunk")
-"""What models of 0.32.0 name in `get_supported_mm_limits`; vLLM takes any name."""
+"""Item names in `get_supported_mm_limits` of the models of vLLM 0.32.0; vLLM accepts any name."""
 
 _UNREAD: Mapping[str, tuple[str, ...]] = {
     # engine/arg_utils.py creates `LoRAConfig` only under this switch; 0.8.5 and 0.32.0 were read.
@@ -49,7 +49,7 @@ _UNREAD: Mapping[str, tuple[str, ...]] = {
     # 0.32.0, config/vllm.py: "KV offloading is only activated when kv_offloading_size is set".
     "--kv-offloading-size": ("--kv-offloading-backend",),
 }
-"""What a release reads only where another option is on, by that option."""
+"""Options that a release reads only if another option is on, by this other option."""
 
 
 def remarks(settings: Settings) -> Iterator[Remark]:
@@ -71,7 +71,7 @@ def _no_key(settings: Settings) -> Iterator[Remark]:
 
 
 def _unlimited(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on limits of unknown items: "images" does not limit images."""
+    """Yield the remark on limits of unknown items, for example "images" instead of "image"."""
     given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
     if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
         found = (
@@ -82,7 +82,9 @@ def _unlimited(settings: Settings) -> Iterator[Remark]:
 
 
 def _without_server(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on no API servers: vLLM then starts headless (entrypoints/cli/serve.py)."""
+    """
+    Yield the remark on zero API servers: vLLM then starts headless (entrypoints/cli/serve.py).
+    """
     given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
     if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
         found = (
@@ -93,7 +95,7 @@ def _without_server(settings: Settings) -> Iterator[Remark]:
 
 
 def _unread(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on each option that is read only beside one that is off."""
+    """Yield the remark on each option without effect because the switch that it needs is off."""
     for switch, options in _UNREAD.items():
         if settings.schema.flag(switch) is None or settings.on(switch):
             continue
@@ -117,13 +119,14 @@ _ROPE_TYPES = frozenset(
     | {"llama3", "longrope", "mllama4", "mrope", "ntk", "openpangu", "proportional", "su", "yarn"}
 )
 """
-What `get_rope` of vLLM 0.32.0 takes (model_executor/layers/rotary_embedding/__init__.py), and the
-names that older releases and configs have. A model's own class may take others.
+RoPE types that `get_rope` of vLLM 0.32.0 accepts
+(model_executor/layers/rotary_embedding/__init__.py), and the names in older releases and configs. A
+model's own class may accept others.
 """
 
 
 def _rope_type(settings: Settings) -> Iterator[Remark]:
-    """Yield the remark on a type of RoPE scaling that ends the start of most models."""
+    """Yield the remark on a type of RoPE scaling with which most models do not start."""
     given = settings.line.last("--hf-overrides")
     for key in ("rope_scaling", "rope_parameters"):
         rope = settings.key("--hf-overrides", key)

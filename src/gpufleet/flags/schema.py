@@ -2,9 +2,9 @@
 
 Contract: a schema comes from that release's own source (`extract`), and names are exact: the
 release does not accept an option outside `Schema.by_option`, even if argparse would accept it as an
-abbreviation. The releases in `versions()` are in the package. Any other is refused; the nearest one
-never stands in for it. Add it with `gpufleet flags extract`, and load its output with
-`from_document`.
+abbreviation. The releases in `versions()` are in the package. Any other release is refused, never
+replaced by the nearest one. To add a release, run `gpufleet flags extract`, and load its output
+with `from_document`.
 
 The packaged file is JSON with one release per line, so that loading a release parses only its line.
 A release with the same flags as another has the other's name instead of a document.
@@ -26,22 +26,23 @@ from gpufleet.errors import FleetError, answer_fault
 
 FORMAT = 1
 """
-Version of the document that `extract` writes; increased when a key changes its meaning or is
-removed.
+Version of the document that `extract` writes.
+
+It increases when a key changes its meaning or is removed.
 """
 
 TITLES = {"vllm": "vLLM", "sglang": "SGLang"}
-"""The names of engines in messages, by their packages."""
+"""The names of engines in messages, by package name."""
 
 UNKNOWN = "unknown"
-"""The version of a release that does not state one: a checkout of vLLM that was not built."""
+"""The version of a release that states no version: a checkout of vLLM that was not built."""
 
 _DATA = Path(__file__).with_name("data")
 _LIMITS_KEYS = {"class", "type", "needs"}  # the others are pydantic's words for bounds
 
 
 class FlagKind(StrEnum):
-    """The way a flag uses its arguments."""
+    """How a flag uses its arguments."""
 
     VALUE = "value"  # one value (or `nargs` of them); given again, the last one counts
     APPEND = "append"  # a value each time it is given
@@ -54,8 +55,8 @@ class Computed:
     """
     A default that is computed.
 
-    `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory" (made
-    again each time by code), "runtime" (known only to a process with torch), "suppress" (a flag
+    `how` is "object" (an instance of the dataclass `what` with its own defaults), "factory"
+    (created each time by code), "runtime" (known only to a process with torch), "suppress" (a flag
     that is not given sets no value) or "unset" (the field must be given).
     """
 
@@ -66,13 +67,13 @@ class Computed:
 @dataclass(frozen=True, slots=True)
 class ValueType:
     """
-    The way a flag's text becomes a value.
+    The conversion of a flag's text to a value.
 
-    `base` is the parser's word: "str", "int", "float", "bool", "json", "json_or_str",
+    `base` is the parser's name for the type: "str", "int", "float", "bool", "json", "json_or_str",
     "human_readable_int" (1k, 2M), "human_readable_int_or_auto", "nullable_str", ... "custom" is
-    vLLM's own code, without further information in the schema. `optional`: the text `None` (and in
-    most releases the empty one) means none. `json_class` names the dataclass in `Schema.classes`
-    that a JSON value must fit.
+    vLLM's own code, without further information in the schema. With `optional`, the text `None` (in
+    most releases also the empty text) is a null value. `json_class` is the dataclass in
+    `Schema.classes` that a JSON value must fit.
     """
 
     base: str
@@ -81,7 +82,7 @@ class ValueType:
 
     @property
     def is_json(self) -> bool:
-        """Return whether the text is JSON, and so may also be given in the dotted form."""
+        """Return whether the text is JSON, which the dotted form can also give."""
         return self.base in {"json", "json_or_str", "from_cli", "from_json"}
 
 
@@ -105,9 +106,9 @@ class Flag:
     """
     One flag of `vllm serve`, or its positional argument.
 
-    `name` is the long form that help prints ("--max-model-len"; for the positional, its dest).
-    `choices` the parser enforces; `suggested` it only prints. None among the choices means that the
-    text `None` is accepted. `hidden` are option strings that are accepted and not in help.
+    `name` is the long form that help prints ("--max-model-len"; for the positional, its dest). The
+    parser enforces `choices`, and only prints `suggested`. None in `choices` means that the text
+    `None` is accepted. `hidden` are accepted option strings that are not in the help.
     """
 
     name: str
@@ -133,14 +134,14 @@ class Flag:
 
     @property
     def options(self) -> tuple[str, ...]:
-        """Every option string that names this flag, the name first."""
+        """All option strings of this flag, the name first."""
         if self.positional:
             return ()
         return tuple(dict.fromkeys((self.name, *self.aliases, *self.negations, *self.hidden)))
 
     @property
     def takes_value(self) -> bool:
-        """Return whether a value may follow it."""
+        """Return whether the flag takes a value."""
         return self.kind in {FlagKind.VALUE, FlagKind.APPEND}
 
     def negates(self, option: str) -> bool:
@@ -150,7 +151,7 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One field of a dataclass that a JSON flag fills; `type` as Python writes it."""
+    """One field of a dataclass that a JSON flag fills; `type` is in Python's notation."""
 
     name: str
     type: str
@@ -164,9 +165,9 @@ class Variable:
     """
     One environment variable that vLLM reads.
 
-    `type` and `declared` are what its table of variables says, `default` is what its code gives in
-    an empty environment. `form` is "integer", "number" or "json" if vLLM fails on other text, None
-    if it accepts any text. `also` are other variables that the code reads for the same setting.
+    `type` and `declared` come from vLLM's table of variables; `default` is the value in an empty
+    environment. `form` is "integer", "number" or "json" if vLLM fails on other text, None if it
+    accepts any text. `also` are other variables that the code reads for the same setting.
     """
 
     name: str
@@ -182,14 +183,15 @@ class Variable:
 @dataclass(frozen=True, slots=True)
 class Syntax:
     """
-    The rewriting of arguments that a release does before argparse.
+    A release's rewriting of arguments before argparse.
 
-    `underscores`: they count as dashes in options. `dotted`: `--x.key v` is JSON for `--x`, also
-    with a short option (`dotted_short`); `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number
-    there (`dotted_suffixes`), or in JSON that is given whole (`json_suffixes`). `model` and
-    `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
-    flags. `model_first`: --served-model-name is refused without the model in front. `optimization`:
-    the option that -O3 becomes. `leading_model`: the option that a model in front becomes.
+    With `underscores`, options may have underscores for dashes. With `dotted`, `--x.key v` is JSON
+    for `--x`; with `dotted_short`, this also applies to short options. With `dotted_lists`,
+    `--x.key+ a,b` is a list. 1k is a number in dotted options with `dotted_suffixes`, and in whole
+    JSON values with `json_suffixes`. `model` and `model_equals` state whether `--model X` and
+    `--model=X` are "moved" to the front, "refused", or "plain" flags. With `model_first`,
+    --served-model-name is refused unless the model comes first. `optimization` is the option that
+    replaces -O3, and `leading_model` the option for a leading model.
     """
 
     underscores: bool = True
@@ -210,13 +212,13 @@ class Schema:
     """
     Everything that `vllm serve` of one release accepts.
 
-    `classes` has the fields of each JSON dataclass, and of those in its fields, by class and field
-    name; None where a release takes any JSON. `enums` has the members of those fields' enums, and
-    their values. `values` are lists that vLLM checks after parsing, so that no `choices` show them:
-    "quantization", "quantization_deprecated", "quantization_online", "attention_backend",
-    "load_format", "tool_call_parser", "reasoning_parser", where the release has them. `unresolved`
-    lists what the extractor could not run: such a schema may be incomplete. No packaged one has
-    any.
+    `classes` has the fields of each JSON dataclass, including nested dataclasses, by class and
+    field name; None if a release takes any JSON. `enums` has the members of the fields' enums, and
+    their values. `values` are lists that vLLM checks after parsing, and that are therefore not in
+    `choices`: "quantization", "quantization_deprecated", "quantization_online",
+    "attention_backend", "load_format", "tool_call_parser", "reasoning_parser", if the release has
+    them. `unresolved` lists code that the extractor could not run: such a schema may be incomplete.
+    No packaged schema has any.
     """
 
     version: str
@@ -230,19 +232,20 @@ class Schema:
 
     @cached_property
     def by_option(self) -> Mapping[str, Flag]:
-        """Return every accepted option string, in the release's exact spelling, with its flag."""
+        """Return the flag of every accepted option string, in the release's exact spelling."""
         return {option: flag for flag in self.flags for option in flag.options}
 
     @cached_property
     def by_dest(self) -> Mapping[str, Flag]:
-        """Return every flag by the attribute in which the parser stores it."""
+        """Return every flag, by the attribute in which the parser stores its value."""
         return {flag.dest: flag for flag in self.flags}
 
     @property
     def positional(self) -> Flag | None:
         """
-        Return the positional argument for the model; None: the release is older than `vllm serve`
-        (0.5.0).
+        Return the positional argument for the model.
+
+        None if the release is older than `vllm serve` (0.5.0).
         """
         return next((flag for flag in self.flags if flag.positional), None)
 
@@ -252,7 +255,7 @@ class Schema:
         return frozenset("None" if value is None else str(value) for value in taken)
 
     def flag(self, option: str) -> Flag | None:
-        """Return the flag that `option` names exactly; underscores count as dashes, as in vLLM."""
+        """Return the flag with the exact name `option`; underscores count as dashes, as in vLLM."""
         if option.startswith("--"):
             option = "--" + option[2:].replace("_", "-")
         return self.by_option.get(option)
@@ -267,7 +270,7 @@ def documents() -> Mapping[str, str]:
     """
     Return every packaged release's document as JSON text, oldest first, for searches.
 
-    Releases that take the same share one document, and its "vllm" is the first of them.
+    Releases with the same flags share one document, whose "vllm" is the first of them.
     """
     return _packaged("schemas")
 
@@ -277,8 +280,8 @@ def load(version: str) -> Schema:
     """
     Return the packaged schema of one release.
 
-    A leading "v" and a build's suffix ("+cpu", "+cu129") do not count: all builds of a release have
-    one parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
+    A leading "v" and a build suffix ("+cpu", "+cu129") are ignored: all builds of a release have
+    the same parser. "0.33" is 0.33.0. Raises `FleetError` for a release that is not in the package,
     naming its neighbours.
     """
     release = release_name(version)
@@ -287,7 +290,7 @@ def load(version: str) -> Schema:
 
 def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
     """
-    Return the schema that `extract` wrote of a release of `engine`.
+    Return the schema of a release of `engine` from a document of `extract`.
 
     Raises `FleetError` if the document is invalid, or has another format.
     """
@@ -388,7 +391,7 @@ def _variable(name: str, entry: Mapping[str, Any]) -> Variable:
 
 
 def _default(value: Any) -> Any:
-    """Return a default; one-key objects for values outside JSON ({"$object": "X"}) get a type."""
+    """Return a default; a value outside JSON, written as {"$object": "X"}, becomes a `Computed`."""
     if isinstance(value, dict) and len(value) == 1:
         key, what = next(iter(value.items()))
         if key.startswith("$"):
@@ -402,7 +405,7 @@ def _packaged(name: str) -> Mapping[str, str]:
 
 @cache
 def read_packed(path: Path) -> Mapping[str, str]:
-    """Return every release's part of a packaged file, unparsed, oldest release first."""
+    """Return every release's part of a packaged file as unparsed text, oldest release first."""
     text = lzma.decompress(path.read_bytes()).decode()
     parts = (line.partition(":") for line in text.splitlines()[1:-1])  # between the braces
     found = {json.loads(version): part.removesuffix(",") for version, _, part in parts}
@@ -413,20 +416,20 @@ def read_packed(path: Path) -> Mapping[str, str]:
 
 
 def packaged_releases(name: str) -> tuple[str, ...]:
-    """Return the releases that a packaged file has a part of."""
+    """Return the releases in a packaged file."""
     return tuple(_packaged(name))
 
 
 def packaged_part(name: str, version: str) -> str | None:
-    """Return one release's part of a packaged file, unparsed; None: it has none."""
+    """Return one release's part of a packaged file as unparsed text, or None if it is missing."""
     return _packaged(name).get(release_name(version))
 
 
 def packaged(name: str, version: str) -> str:
     """
-    Return one release's part of the packaged file `name` ("schemas", "metrics"), unparsed.
+    Return one release's part of the packaged file `name` ("schemas", "metrics") as unparsed text.
 
-    Raises `FleetError` for a release that is not in it, naming its neighbours.
+    Raises `FleetError` for a release that is not in the file, naming its neighbours.
     """
     part = packaged_part(name, version)
     if part is not None:
@@ -448,7 +451,7 @@ def packaged(name: str, version: str) -> str:
 
 
 def release_name(version: str) -> str:
-    """Return the release that a version is a build of: `v0.33` and `0.33.0+cpu` are 0.33.0."""
+    """Return the release of a build: `v0.33` and `0.33.0+cpu` are builds of 0.33.0."""
     release = version.strip().removeprefix("v").partition("+")[0]
     return f"{release}.0" if re.fullmatch(r"\d+\.\d+", release) else release
 

@@ -1,9 +1,9 @@
 """
-Know the model classes for which a release of vLLM has code, with their tasks.
+Model classes for which a release of vLLM has code, with their tasks.
 
-tools/collect_flags.py reads the data from each release (`on_node/flags/model_classes.py`). A
-class that no packaged release lists is not judged: a publisher's own, or that of a plugin.
-Pure, but for reading its own data.
+tools/collect_flags.py reads the data from each release (`on_node/flags/model_classes.py`). A class
+that no packaged release lists is not judged: it belongs to a publisher or a plugin. Pure, except
+that it reads its own data.
 """
 
 from __future__ import annotations
@@ -33,17 +33,20 @@ _BACKENDS = {
 
 @cache
 def classes(version: str) -> Mapping[str, tuple[str, ...]] | None:
-    """Return the tasks that a release lists for each class; None: its lists are not packaged."""
+    """
+    Return the tasks that a release lists for each class, or None if its lists are not packaged.
+    """
     part = packaged_part("models", version)
     return None if part is None else {name: tuple(uses) for name, uses in json.loads(part).items()}
 
 
 def has_code(version: str, name: str, *, pools: bool) -> bool | None:
     """
-    Return whether a release has code for a class; None: unknown, because no release lists it.
+    Return whether a release has code for a class.
 
-    `pools`: it serves as an embedder or similar, which vLLM can derive from a class that completes
-    text.
+    None if unknown: no release lists the class, or the release's lists are not packaged. With
+    `pools`, the class serves as an embedder or similar, which vLLM can derive from a class that
+    completes text.
     """
     listed = classes(version)
     if listed is None or not releases_with(name, pools=pools):
@@ -52,7 +55,7 @@ def has_code(version: str, name: str, *, pools: bool) -> bool | None:
 
 
 def runs_by_transformers(version: str, kind: str) -> bool:
-    """Return whether a release runs a class of this kind without its own code for it."""
+    """Return whether a release can run a class of this kind without having code for the class."""
     return _BACKENDS.get(kind, "") in (classes(version) or {})
 
 
@@ -66,7 +69,7 @@ def releases_with(name: str, *, pools: bool) -> tuple[str, ...]:
 
 @cache
 def releases() -> tuple[str, ...]:
-    """Return the releases whose lists are in the package, oldest first."""
+    """Return the releases with packaged lists, oldest first."""
     return tuple(sorted(packaged_releases("models"), key=sort_key))
 
 

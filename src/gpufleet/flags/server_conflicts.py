@@ -1,4 +1,4 @@
-"""Options of the HTTP server that contradict each other, or that it cannot start with.  Pure."""
+"""Rules for options of the HTTP server that contradict each other or prevent its start.  Pure."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ _PORTS = "--data-parallel-multi-port-external-lb"
 _HEADLESS = "--headless"
 _GRPC_PORT = "--grpc-port"
 _NO_NAME = re.compile(r"[\s/:\[\]]")
-"""What no name of a host has: such words are URLs, paths, or addresses with a port."""
+"""Characters that no host name has: a word with one is a URL, a path or an address with a port."""
 
 
 def _is_no_address(host: Any) -> bool:
-    """Return whether no socket can be bound to this text."""
+    """Return whether a socket cannot be bound to this text."""
     if not isinstance(host, str) or not _NO_NAME.search(host):
         return False
     try:

@@ -1,7 +1,7 @@
 """Explain a name that a release does not have: removed, renamed, misspelt or newer.  Pure.
 
 A name may be removed, renamed, not added yet, nonexistent, another release's form of switching
-something off, or mistyped: `unknown_option` finds out which, from the table of changes and from the
+something off, or mistyped. `unknown_option` determines the cause from the table of changes and the
 schemas of all releases.
 """
 
@@ -40,7 +40,7 @@ def unknown_option(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
 
 
 def _is_taken(schema: Schema, one: Unparsed) -> bool:
-    """Return whether argparse accepts an abbreviation, with its value, as the name."""
+    """Return whether argparse accepts an abbreviation and its value as the full name."""
     if one.trouble is not UnparsedReason.PREFIX:
         return False
     (only,) = one.candidates
@@ -77,7 +77,7 @@ def _problem(
 
 
 def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return the entry of the table of changes for the name."""
+    """Return the name's problem from the table of changes, or None if the table lacks the name."""
     change = changes.removal_reason(name, schema.version) or _optimization(schema, name)
     if change is None:
         return None
@@ -112,7 +112,9 @@ def _of_change(one: Unparsed, change: Change) -> str:
 
 
 def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return the problem of a dotted part of a JSON flag that a release takes only whole."""
+    """
+    Return the problem of a dotted part of a JSON flag if the release takes only the whole JSON.
+    """
     if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
         return None
     found = f"this release does not accept parts of `{name}`: write the whole JSON"
@@ -130,7 +132,7 @@ def _optimization(schema: Schema, name: str) -> Change | None:
 
 
 def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem | None:
-    """Return this release's form of a switch that is in another release's form."""
+    """Return the problem of a switch in another release's form, with this release's form."""
     flag, off = _switch(schema, name)
     if flag is None:
         return None
@@ -161,7 +163,7 @@ def _switch(schema: Schema, name: str) -> tuple[Flag | None, str | None]:
 
 def switched_off(flag: Flag) -> str | None:
     """
-    Return the option that switches a flag off, None if it has none.
+    Return the option that switches a flag off, or None.
 
     --no-x is the form of all releases; newer ones document --disable-x, but still accept it.
     """
@@ -172,7 +174,7 @@ def switched_off(flag: Flag) -> str | None:
 
 
 def _stems(name: str) -> Iterator[tuple[str, bool]]:
-    """Yield the switch behind a name and its state: --no-enable-x and --disable-x are x off."""
+    """Yield a name's switch and its state: --no-enable-x and --disable-x are x off."""
     bare = name.removeprefix("--")
     on = True
     if bare.startswith("no-"):
@@ -184,7 +186,7 @@ def _stems(name: str) -> Iterator[tuple[str, bool]]:
 
 
 def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
-    """Name the option that argparse would take, or those between which it cannot decide."""
+    """Return the problem of an abbreviation, with its option if only one option matches."""
     if one.trouble is UnparsedReason.PREFIX:
         (only,) = one.candidates
         kind, rewritten = Kind.PREFIX, (only, *one.values)
@@ -195,7 +197,9 @@ def _prefix(line: CommandLine, one: Unparsed) -> Problem | None:
 
 
 def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Problem:
-    """Return the other releases with the name, or similar names of this release."""
+    """
+    Return the problem of an unknown name: releases that have it, or similar names of this release.
+    """
     found, since = one.found, None
     having_it = history.flag_history(name)
     having = [version for version, flag in having_it.items() if flag]

@@ -1,8 +1,8 @@
-"""Check that a flag's texts are values of its type, as the release's parser reads them.
+"""Check that a flag's texts are values of its type, like the release's parser.
 
-Pure. Contract: `read` never raises for what an operator wrote; it returns the values, or a sentence
-with the mistake. It parses numbers and JSON with the parser's own functions: Python's `int`,
-`float` and `json.loads`. Only the parser's own lists count here (`Flag.choices`).
+Pure. Contract: `read` never raises for an operator's mistakes; it returns the value, or the faults.
+It parses numbers and JSON with the parser's own functions: Python's `int`, `float` and
+`json.loads`. Only the parser's own lists count here (`Flag.choices`).
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _SHOWN = 12  # the most choices in a message; more would not help the reader
 
 class InvalidValue(Exception):  # noqa: N818 - it is an answer, not an error
     """
-    A text is not a value of its type; has the message, and the correct text if it is obvious.
+    A text is not a value of its type.
+
+    `found` is the message; `better` is the correct text if it is obvious.
     """
 
     def __init__(self, kind: Kind, found: str, better: str | None = None) -> None:
@@ -60,7 +62,7 @@ def read(schema: Schema, given: GivenFlag) -> tuple[Any, tuple[Fault, ...]]:
     """
     Return a flag's value from its texts, and the errors in them.
 
-    The value is None where something is wrong.
+    The value is None if there is an error.
     """
     flag = given.flag
     if not flag.takes_value:
@@ -179,7 +181,7 @@ _SI_OR_IEC = re.compile(r"(\d+(?:\.\d+)?)(Ki|Mi|Gi|Ti|k|M|G|T)")
 
 
 def _si(text: str) -> int:
-    """Read a number as SGLang does (`human_readable_int` of sglang/srt/utils/common.py)."""
+    """Parse a number like SGLang (`human_readable_int` of sglang/srt/utils/common.py)."""
     match = _SI_OR_IEC.fullmatch(text.strip())
     if match is None:
         try:
@@ -224,7 +226,7 @@ def _lower(text: str) -> str:
 
 
 def _pairs(text: str) -> dict[str, int]:
-    """Read `image=4,video=1`, as releases before JSON did."""
+    """Parse `image=4,video=1`, the form in releases before JSON."""
     found = {}
     for pair in text.split(","):
         key, equals, number = pair.strip().lower().partition("=")
@@ -279,7 +281,7 @@ _READERS: Mapping[str, Callable[[str], Any]] = {
 
 
 def _expanded(schema: Schema, text: str) -> str:
-    """Write out the numbers with a suffix that newer releases read within JSON."""
+    """Return JSON with suffixed numbers written out, if the release reads suffixes within JSON."""
     if not schema.syntax.json_suffixes:
         return text
     parts = _OUTSIDE_STRINGS.split(text)
@@ -288,7 +290,7 @@ def _expanded(schema: Schema, text: str) -> str:
 
 
 def _mended(text: str) -> str | None:
-    """Return the intended JSON, if only its quotes are wrong."""
+    """Return the intended JSON if only its quotes are wrong, else None."""
     straight = text.translate(_STRAIGHT)
     for candidate in (text.strip("'"), text.replace("'", '"'), straight.strip("'")):
         try:
@@ -308,7 +310,7 @@ def _json_fault(fault: JsonFault) -> Fault:
 
 
 def _lora(schema: Schema, text: str) -> None:
-    """Judge one of --lora-modules: NAME=PATH, or the JSON of LoRAModulePath."""
+    """Validate one value of --lora-modules: NAME=PATH, or the JSON of LoRAModulePath."""
     if "=" in text and "," not in text:
         return
     value = _json(text)

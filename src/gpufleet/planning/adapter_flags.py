@@ -1,7 +1,7 @@
 """Flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
 
 Servers load the adapters when they start, from `--lora-modules NAME=PATH`: clients name an adapter,
-never a path, and another adapter is another flag.
+never a path, and a change of the adapters changes the flag.
 """
 
 from __future__ import annotations
@@ -25,10 +25,12 @@ _RANK = "max-lora-rank"
 _IN_A_BATCH = "max-loras"
 _IN_MEMORY = "max-cpu-loras"
 DERIVED = frozenset({"enable-lora", MODULES, _RANK})
-"""Flags that `adapters` sets, so a preset does not require them from the operator."""
+"""Flags that `adapters` sets; a preset does not require them from the operator."""
 
 MOST_IN_A_BATCH = 4
-"""Adapters in one batch unless `max-loras` is set: each takes memory on every GPU."""
+"""
+Maximum number of adapters in one batch unless `max-loras` is set; each takes memory on every GPU.
+"""
 _RANKS = (1, *LORA_RANKS)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
 
@@ -37,9 +39,9 @@ def derive(
     served: Served, flags: Mapping[str, Argument], description: Description | str | None
 ) -> dict[str, tuple[Argument, str]]:
     """
-    Return the flags that adapters add to those of presets and operators, each with its reason.
+    Return the flags that adapters add to other flags, each with its reason.
 
-    Raises `FleetError` with sentences that begin with a key below the entry.
+    Raises `FleetError` with messages that begin with a key below the entry.
     """
     known = _configs(served, description)
     if problems := [*_unloadable(known), *_rank_problems(known, flags)]:
@@ -72,7 +74,7 @@ def module_names(modules: object) -> tuple[str, ...]:
     """
     Return the adapters' names in the arguments of `--lora-modules`, NAME=PATH.
 
-    Arguments in JSON are left out, as on_node/serving/status.py does for running servers.
+    Arguments in JSON are ignored, as in on_node/serving/status.py for running servers.
     """
     words = [each for each in modules if isinstance(each, str)] if isinstance(modules, list) else []
     pairs = (each.partition("=") for each in words if not each.startswith("{"))

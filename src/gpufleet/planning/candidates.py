@@ -1,12 +1,12 @@
 """
-The ways to divide a model over the GPUs of one kind of node: which fit, and which is best.  Pure.
+Evaluate the divisions of a model over the GPUs of one kind of node, and choose the best.  Pure.
 
-Settings of the operator (`tensor_parallel` and the like) are kept and only checked. All else is
-tried:
+The operator's settings (`tensor_parallel` and similar) are kept and only checked. All other values
+are tried:
 
 - tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
-  only where no island is wide enough;
-- pipeline parallelism over islands and nodes, only with `span_nodes`, and only where no group is
+  only if no island is wide enough;
+- pipeline parallelism over islands and nodes, only with `span_nodes`, and only if no group is
   large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
 - for mixture-of-experts models, several engines with whole experts on each GPU (data and expert
   parallelism), if `objective: throughput` is set.
@@ -38,22 +38,28 @@ GIB = 1 << 30
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
 """
-Share of a GPU's memory for the KV cache up to which a balanced group grows, so that it runs more
-than the least number of requests at once.
+Minimum share of a GPU's memory for the KV cache of a balanced group.
+
+A group grows up to this share, so that it runs more requests at once.
 """
 SMALL_WEIGHTS_GIB = 2.0
 """
-Weights per GPU, in bytes, at which reading them takes as long as waiting for the other GPUs. A
-wider group is then no faster, unless it also divides the KV cache further.
+Weights per GPU, in GiB, whose reading takes as long as waiting for the other GPUs.
+
+A wider group is then no faster, unless it also divides the KV cache further.
 """
 THROUGHPUT_SHARE = 0.6
 """
-Share of the largest number of KV tokens per GPU: the smallest group that reaches it is chosen,
-since GPUs in a group of twice the size wait twice as much for each other.
+Sufficient share of the largest number of KV tokens per GPU.
+
+`objective: throughput` chooses the smallest group with this share, because GPUs in a group of twice
+the size wait twice as much for each other.
 """
 MOST_STAGES = 8
 """
-The deepest pipeline that is planned by default: in a deeper one stages idle more than they work.
+Maximum number of pipeline stages that are planned by default.
+
+In a deeper pipeline, stages idle more than they work.
 """
 
 
@@ -73,11 +79,11 @@ class Candidate:
     division: Division
     verdict: Verdict
     reason: str
-    """Why it was taken, or why not: a sentence without a full stop."""
+    """Why the candidate was chosen or not, as a sentence without a full stop."""
     sizing: Sizing | None = None
-    """None: not known."""
+    """None if unknown."""
     replicas: int = 0
-    """How many replicas the nodes of this kind hold if they hold nothing else."""
+    """Maximum number of replicas on the nodes of this kind, if these run nothing else."""
     chosen: bool = False
 
     @property
@@ -111,7 +117,7 @@ class CandidateSet:
 
     @property
     def chosen(self) -> Candidate | None:
-        """Return the candidate that is placed; None: no replica goes to these nodes."""
+        """Return the candidate that is placed, or None if these nodes get no replica."""
         return next((each for each in self.candidates if each.chosen), None)
 
 
@@ -125,12 +131,12 @@ def evaluate_divisions(
     sizer: Sizer,
 ) -> CandidateSet:
     """
-    Judge every division of `served` that `nodes` nodes of a kind allow, and choose one.
+    Evaluate all divisions of `served` on `nodes` nodes of a kind, and choose one.
 
-    `description` is the model's, or a sentence that says why it could not be read: then only the
-    operator's own `tensor_parallel` is used, unchecked. The choice does not depend on how many
-    replicas or nodes there are (but a pipeline over nodes needs that many), so that it stays when
-    the fleet grows or shrinks.
+    `description` describes the model, or is a sentence why it could not be read; then only the
+    operator's `tensor_parallel` is used, unchecked. The choice is independent of the number of
+    replicas and nodes (except that a pipeline over nodes needs its number of nodes), so that it
+    does not change when the fleet grows or shrinks.
     """
     if description is None or isinstance(description, str):
         found = _unchecked_candidates(served, kind, nodes, description)
@@ -165,7 +171,7 @@ def _unchecked_candidates(
 def _checked_candidates(
     served: Served, description: Description, kind: Kind, nodes: int, sizer: Sizer
 ) -> list[Candidate]:
-    """Return the candidates; one is marked as chosen if any may be."""
+    """Return the candidates; one is marked as chosen if any candidate is allowed."""
 
     def check(division: Division) -> Candidate:
         replicas = replica_capacity(division, served, kind, nodes)
@@ -207,7 +213,7 @@ def _keep_fewest_nodes(
     found: list[Candidate], served: Served, kind: Kind, nodes: int
 ) -> list[Candidate]:
     """
-    Keep the fitting candidates on the fewest nodes; give the others a reason for their refusal.
+    Keep the fitting candidates on the fewest nodes, and add a reason for refusal to the others.
 
     Otherwise a replica would spread over more nodes as the fleet grows.
     """
@@ -285,7 +291,7 @@ def _divisions(
 def _pipelines(
     served: Served, description: Description, kind: Kind, nodes: int, widest: int
 ) -> list[Division]:
-    """Return pipelines of more GPUs than a group can have: over few nodes, of few stages first."""
+    """Return pipelines of more GPUs than a group can have, sorted by nodes, stages and GPUs."""
     own = served.tensor_parallel
     tensors = powers_of_two(1, widest) if own is None else [own]
     data = served.data_parallel or 1
@@ -347,7 +353,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
 def _choose(
     found: list[Candidate], fitting: list[Candidate], served: Served, description: Description
 ) -> list[Candidate]:
-    """Return `found` with the choice marked, and a reason for each of those that fit."""
+    """Return `found` with the choice marked, and with a reason for each fitting candidate."""
     by_size = sorted(fitting, key=_smallest_first)
     if served.objective == "latency":
         best, why, others = _choose_fastest(by_size, description)
@@ -386,7 +392,7 @@ def _smallest_first(candidate: Candidate) -> tuple[int, int, int]:
 
 
 def _keeps_no_cache(candidate: Candidate) -> bool:
-    """Return whether the model keeps nothing of a request, as an encoder."""
+    """Return whether the model keeps no cache for requests, for example an encoder."""
     return candidate.sizing is not None and not candidate.sizing.keeps_cache
 
 
@@ -434,7 +440,7 @@ def _choose_fewest_gpus(by_size: list[Candidate]) -> Choice:
 
 
 def _choose_fastest(by_size: list[Candidate], description: Description) -> Choice:
-    """The widest group, as long as widening still divides what a step has to read."""
+    """Choose the widest group, unless widening no longer reduces the memory that a step reads."""
     alone = [each for each in by_size if each.division.data_parallel == 1] or by_size
     best, why = alone[0], "the widest group that has room"
     heads = description.architecture.kv_heads

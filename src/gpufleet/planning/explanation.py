@@ -36,22 +36,22 @@ class Row:
     data_parallel: int
     expert_parallel: bool
     replicas: int
-    """How many replicas these nodes hold if they hold nothing else."""
+    """Maximum number of replicas on these nodes, if the nodes run nothing else."""
     verdict: str
     """"fits", "near the edge", "does not fit" or "not checked"."""
     weights_gib_per_gpu: float | None
-    """None, in this and the next fields: unknown."""
+    """None if unknown; the same for the next two fields."""
     kv_cache_tokens: int | None
     """KV tokens of the whole replica."""
     max_concurrency: float | None
     """Requests of full length at once, in the whole replica."""
     reason: str
     over_nodes: int = 1
-    """Nodes of each replica."""
+    """Number of nodes of each replica."""
 
 
 def candidate_rows(plan: FleetPlan) -> tuple[Row, ...]:
-    """Return all candidates, in the order in which they were tried."""
+    """Return all candidates, in the order of their evaluation."""
     return tuple(row for considered in plan.candidates for row in _rows(considered))
 
 
@@ -88,8 +88,8 @@ def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
     """
     Return the text of `--explain`.
 
-    The candidates of each model on each kind of node, the chosen one marked `>`, each with its
-    reason; then the sentences of the plan; then, of the given `nodes`, which rank is on which GPU.
+    The text has the candidates of each model on each kind of node with their reasons, the chosen
+    candidate marked `>`; then the plan's sentences; then the rank on each GPU of the given `nodes`.
     """
     tables: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in candidate_rows(plan):
@@ -144,7 +144,7 @@ def _format_value(value: float | None, form: str, unit: str = "") -> str:
 
 def draw_block(block: Block) -> list[str]:
     """
-    Return lines: what each GPU of equal nodes serves, and its links to the others of its group.
+    Return a line for each GPU of equal nodes: its replica, and its link within its group.
 
         gpu-[01-02]
           GPU 0  llama-[0-1]  rank 0  port 8000  NV18
@@ -181,7 +181,7 @@ def draw_block(block: Block) -> list[str]:
 
 
 def _shares(found: Iterable[tuple[Stage, str]]) -> str:
-    """Return the shares of one GPU, largest first, then what is free for another one."""
+    """Return the shares of one GPU, largest first, then the free share."""
     every = [(thousandths(stage.gpu_share or 0), name, stage) for stage, name in found]
     every.sort(key=lambda each: (-each[0], each[1]))
     said = [f"{name} {share / 1000:g}{_port_text(stage)}" for share, name, stage in every]
@@ -190,7 +190,7 @@ def _shares(found: Iterable[tuple[Stage, str]]) -> str:
 
 
 def _port_text(stage: Stage) -> str:
-    """Its ports; a node without a server has none."""
+    """Return a stage's ports as text, or "" for a node without a server."""
     ports = stage.ports
     return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
 
@@ -228,7 +228,9 @@ class Action(StrEnum):
 @dataclass(frozen=True)
 class Change:
     """
-    One replica, before and after. `before` or `after` is "" for a replica that starts or ends.
+    The change of one replica.
+
+    `before` is "" for a replica that starts, `after` for a replica that stops.
     """
 
     action: Action
@@ -251,9 +253,9 @@ def plan_changes(
     """
     Return the plan's changes to running replicas, by model and replica.
 
-    A replica that keeps its node, GPUs and port stays, unless `restarts` has its name (`llama-0`)
-    with a reason, such as changed flags, which `running` does not contain. `nodes` have the indices
-    of GPUs that only running replicas use.
+    A replica stays if its nodes, GPUs and port are unchanged, unless `restarts` has its name
+    (`llama-0`) with a reason, such as changed flags, which `running` does not contain. `nodes` have
+    the indices of GPUs that only running replicas use.
     """
     planned: dict[tuple[str, int], list[Stage]] = defaultdict(list)
     for stage in plan.stages:
@@ -310,7 +312,9 @@ def _differs(was: Sequence[Running], now: Sequence[Stage]) -> bool:
 
 
 def _place(node: str, uuids: Sequence[str], port: int | None, indices: Mapping[str, int]) -> str:
-    """Format a place: `gpu-01 GPUs 0-3 port 8000`; if an index is unknown, UUIDs instead."""
+    """
+    Format a stage's GPUs and port: `gpu-01 GPUs 0-3 port 8000`, with UUIDs if an index is unknown.
+    """
     known = [indices[uuid] for uuid in uuids if uuid in indices]
     gpus = ranges(known) if len(known) == len(uuids) else ", ".join(uuids)
     return f"{node} GPU{'s' if len(uuids) > 1 else ''} {gpus}" + (f" port {port}" if port else "")

@@ -1,5 +1,5 @@
 """
-Merge the layers that set a model's flags, and note which layer set each. Pure.
+Merge the layers that set a model's flags, and record the layer of each flag. Pure.
 
 Layers, from weakest to strongest: presets in their order, the settings that set a flag (`context`),
 the operator's `flags`. No layer may set the flags that the plan itself decides.
@@ -42,8 +42,9 @@ class LayeredFlag:
 
 def requested_context(served: Served) -> Argument | None:
     """
-    Return an entry's requested context length; None: the release's default. It is in `context` or
-    in the equivalent flag; settings refuse both at once.
+    Return an entry's requested context length, or None for the release's default.
+
+    The length is in `context` or in the equivalent flag; settings refuse both at once.
     """
     if served.context is not None:
         return served.context
@@ -100,7 +101,9 @@ def resolve_layers(
     nodes: Mapping[str, Node],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
     """
-    Return every flag that a layer sets. Raises `FleetError` with every flag that cannot be set.
+    Return the flags of each (model, vLLM release) from all layers.
+
+    Raises `FleetError` with every flag that cannot be set.
     """
     declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
     for name, wanted in sorted(settings.items()):
@@ -150,7 +153,11 @@ def resolve_layers(
 def _with_adapters(
     flags: tuple[LayeredFlag, ...], served: Served, description: Description | str | None
 ) -> tuple[LayeredFlag, ...]:
-    """Add what `adapters` set. Raises `FleetError` with sentences that begin with a key."""
+    """
+    Return the flags with those from `adapters`.
+
+    Raises `FleetError` with messages that begin with a key.
+    """
     if not served.adapters:
         return flags
     added = adapter_flags.derive(served, {each.name: each.value for each in flags}, description)
@@ -171,7 +178,11 @@ def _with_adapters(
 def _with_share(
     flags: tuple[LayeredFlag, ...], served: Served, gpus: Iterable[Gpu], vllm: tuple[int, ...]
 ) -> tuple[LayeredFlag, ...]:
-    """Add what `gpu_share` sets. Raises `FleetError` with sentences that begin with a key."""
+    """
+    Return the flags with the flag for `gpu_share`.
+
+    Raises `FleetError` with messages that begin with a key.
+    """
     derived = gpu_shares.derive(served, {each.name: each.value for each in flags}, gpus, vllm)
     if derived is None:
         return flags
@@ -184,7 +195,9 @@ def apply_layers(
     settings: Mapping[str, NodeSettings],
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]],
 ) -> dict[str, NodeSettings]:
-    """Return the settings for the plan, with the values of presets and kinds."""
+    """
+    Return the settings for the plan, with the flags of all layers and the presets' objectives.
+    """
 
     def layered(wanted: NodeSettings) -> NodeSettings:
         def with_flags(model: str, served: Served) -> Served:
@@ -208,10 +221,10 @@ def apply_layers(
 
 
 def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
-    """Return the flags that are set by layers other than the operator's `flags`."""
+    """Return the flags from all layers except the operator's `flags`."""
     return tuple(each for each in flags if each.layer != YOURS)
 
 
 def vllm_version(settings: NodeSettings) -> str:
-    """Return a node's declared vLLM release; "": it serves nothing."""
+    """Return a node's declared vLLM release, or "" if the node serves nothing."""
     return settings.vllm.version if settings.vllm else ""

@@ -1,14 +1,14 @@
 """
 Choose the GPUs of a node for a group, and the next node. Pure.
 
-A group lies in one NVLink island: the one with the fewest free GPUs that still suffice, so that
-large islands stay whole; inside the island on GPUs of one NUMA node, then behind one NIC, if these
-suffice; then on the lowest indices. Where NVLink joins GPUs of two islands (a bridge with a dead
-pair, a cube mesh), the group that leaves room for the most others of its size is chosen. With
-`allow_pcie`, increasingly wide parts of the PCIe tree follow the islands.
+A group is placed in one NVLink island: the island with the fewest free GPUs that suffice, so that
+large islands stay whole. Inside the island, GPUs of one NUMA node are preferred, then GPUs behind
+one NIC, then the lowest indices. If NVLink joins GPUs of two islands (a bridge with a dead pair, a
+cube mesh), the chosen group leaves room for the most further groups of its size. With `allow_pcie`,
+increasingly wide parts of the PCIe tree follow the islands.
 
 The options of a node's hardware are computed and cached once for all equal nodes (`Layout`): a
-fleet of thousands of nodes has few different ones.
+fleet of thousands of nodes has few different layouts.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ def indices(gpus: Mask) -> tuple[int, ...]:
 
 
 class Layout:
-    """The hardware that equal nodes share: which GPUs may form a group, best first."""
+    """The hardware of equal nodes, with the GPUs that may form a group, best first."""
 
     def __init__(self, node: Node, nics: NearNics) -> None:
-        """Build the layout of `node`, which all nodes with the same `key` share."""
+        """Create the layout of `node`, which all nodes with the same `key` share."""
         self.gpus = tuple(sorted(gpu.index for gpu in node.gpus))
         self.islands = islands(self.gpus, node.nvlink)
         self._nvlink = node.nvlink
@@ -84,9 +84,9 @@ class Layout:
 
     def group(self, free: Mask, division: Division, *, pcie: bool) -> tuple[int, ...]:
         """
-        Return the GPUs from `free` for one node's part of a replica; empty: no room.
+        Return the GPUs from `free` for one node's part of a replica; empty if there is no room.
 
-        In the order of ranks: one tensor-parallel group after another, each ascending.
+        The GPUs are in the order of ranks: one tensor-parallel group after another, each ascending.
         """
         spans = division.nodes > 1
         key = (free, division.unit, division.units, pcie, spans)
@@ -121,8 +121,9 @@ class Layout:
 
     def _sparing(self, free: Mask, size: int, found: tuple[int, ...]) -> tuple[int, ...]:
         """
-        Return the group that leaves room for the most further groups: `found` if it does, else the
-        first one.
+        Return the group that leaves room for the most further groups.
+
+        This is `found` if it does, else the first such group.
         """
         most = self.most_groups(size, free)
         if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):
@@ -144,9 +145,9 @@ class Layout:
 
     def most_groups(self, size: int, free: Mask | None = None) -> int:
         """
-        Return the most disjoint groups of `size` GPUs, each fully linked by NVLink.
+        Return the maximum number of disjoint groups of `size` GPUs, each fully linked by NVLink.
 
-        Out of the `free` GPUs, or all. The count is exact: counting within islands misses groups
+        The GPUs are `free`, or all GPUs. The count is exact: counting within islands misses groups
         whose links cross islands.
         """
         left = mask(self.gpus) if free is None else free
@@ -193,13 +194,13 @@ class Layout:
         )
 
     def largest(self, *, pcie: bool) -> int:
-        """Return the GPUs of the largest possible group, as if all were free."""
+        """Return the number of GPUs of the largest possible group, as if all GPUs were free."""
         return max(
             (part.bit_count() for parts in self._partitions(pcie) for part in parts), default=0
         )
 
     def slowest_link(self, gpus: tuple[int, ...]) -> str:
-        """Return the slowest pair's link: `NVLink (NV18)`, `PCIe (PHB)`."""
+        """Return the link of the slowest pair: `NVLink (NV18)`, `PCIe (PHB)`."""
         pairs = [(one, other) for one in gpus for other in gpus if one < other]
         links = min(self._nvlink.get(pair, 0) for pair in pairs)
         if links:
@@ -207,7 +208,7 @@ class Layout:
         return f"PCIe ({PCIE_TIERS[max(self._tier(*pair) for pair in pairs)]}, by `allow_pcie`)"
 
     def _partitions(self, pcie: bool) -> Iterator[tuple[Mask, ...]]:
-        """The partitions of the node whose parts may hold a group, best first."""
+        """Yield the partitions of the node whose parts may hold a group, best first."""
         yield self._islands
         if pcie:
             if not self._tiers:
@@ -215,7 +216,9 @@ class Layout:
             yield from self._tiers
 
     def _pcie_parts(self, tier: int) -> tuple[Mask, ...]:
-        """GPUs that meet at `PCIE_TIERS[tier]` or nearer; a tree, so parts never overlap."""
+        """
+        Return the sets of GPUs that meet at `PCIE_TIERS[tier]` or nearer; the sets never overlap.
+        """
         parts: list[set[int]] = []
         for gpu in self.gpus:
             near = [part for part in parts if any(self._tier(gpu, at) <= tier for at in part)]
@@ -229,7 +232,7 @@ class Layout:
 
 
 def _neighbours(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> dict[Mask, Mask]:
-    """Return, for each GPU, those that NVLink joins it with."""
+    """Return the NVLink neighbours of each GPU."""
     found = {1 << gpu: 0 for gpu in gpus}
     for one, other in links:
         if 1 << one in found and 1 << other in found:
@@ -239,7 +242,7 @@ def _neighbours(gpus: Iterable[int], links: Collection[tuple[int, int]]) -> dict
 
 
 def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
-    """Return the GPUs that share a label, each such set as bits."""
+    """Return the sets of GPUs with the same label, as bits."""
     alike: dict[object, list[int]] = defaultdict(list)
     for gpu, label in labels.items():
         alike[label].append(gpu)
@@ -247,7 +250,7 @@ def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
 
 
 def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
-    """The free GPUs of the part with the fewest that still suffice; 0: no part suffices."""
+    """Return the free GPUs of the part with the fewest that suffice, or 0 if no part suffices."""
     pools = [pool for part in parts if (pool := free & part).bit_count() >= size]
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
@@ -281,7 +284,9 @@ class NodeCapacity:
         order: int,
         groups: frozenset[str] = frozenset(),
     ) -> None:
-        """Start with all GPUs of a node free. `order` is its place among all nodes by name."""
+        """
+        Create the capacity with all GPUs free. `order` is the node's index among all nodes by name.
+        """
         self.node = node
         self.groups = groups
         self.name = node.name
@@ -292,14 +297,14 @@ class NodeCapacity:
         self.open: Mask = self.free
         """The free GPUs without a running replica that may stay."""
         self.held: dict[tuple[str, int], Mask] = {}
-        """GPUs of running replicas that are not placed yet: other replicas get these last."""
+        """GPUs of running replicas that are not placed yet; other replicas get these GPUs last."""
         self._needed: set[tuple[str, int]] = set()
         # Shares in thousandths of a GPU (planning/gpu_shares.py): of placed replicas, by GPU; of
         # held replicas.
         self._shares: dict[int, dict[tuple[str, int], int]] = {}
         self._held_shares: dict[tuple[str, int], int] = {}
         self.changes = 0
-        """How often GPUs were assigned, held or released so far."""
+        """Number of times that GPUs were assigned, held or released."""
         self._uuids: dict[int, str] = {}
         self._indices: dict[str, int] = {}
 
@@ -328,10 +333,10 @@ class NodeCapacity:
         self, replica: tuple[str, int], gpus: Iterable[int], *, needed: bool, share: int = 0
     ) -> None:
         """
-        Mark the GPUs of a running replica that may stay; `needed`: displaced, it moves elsewhere;
-        otherwise it stops.
+        Hold the GPUs of a running replica that may stay.
 
-        `share` is in thousandths of the GPU; 0: whole GPUs.
+        If the replica is displaced, it moves elsewhere with `needed`, and stops without. `share` is
+        in thousandths of the GPU; 0 means whole GPUs.
         """
         self.changes += 1
         if needed:
@@ -342,7 +347,7 @@ class NodeCapacity:
         self.open &= ~self.held[replica]
 
     def release(self, replica: tuple[str, int]) -> None:
-        """Remove the mark of `hold`."""
+        """Release the GPUs that a replica holds."""
         self.changes += 1
         self._held_shares.pop(replica, None)
         if self.held.pop(replica, None) is not None:
@@ -351,7 +356,9 @@ class NodeCapacity:
                 self.open &= ~gpus
 
     def group(self, division: Division, *, pcie: bool, displace: bool) -> tuple[int, ...]:
-        """Return the GPUs that a replica's part would get here; with `displace` also held ones."""
+        """
+        Return the GPUs for a replica's part on this node, or (); with `displace`, also held GPUs.
+        """
         found = self.layout.group(self.open, division, pcie=pcie)
         if found or not displace:
             return found
@@ -376,7 +383,7 @@ class NodeCapacity:
         )
 
     def displaced(self, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
-        """Return the replicas that run on some of `gpus`."""
+        """Return the held replicas on some of `gpus`."""
         taken = mask(gpus)
         return [replica for replica, held in self.held.items() if held & taken]
 
@@ -392,27 +399,27 @@ class NodeCapacity:
     # Shares of a GPU
 
     def take_share(self, replica: tuple[str, int], gpu: int, share: int) -> None:
-        """Assign a share of a GPU, in thousandths: that GPU then takes no whole replica."""
+        """Assign a share of a GPU, in thousandths; the GPU can then have no whole replica."""
         self.take((gpu,))
         self._shares.setdefault(gpu, {})[replica] = share
 
     def shares_on(self, gpu: int) -> Mapping[tuple[str, int], int]:
-        """Return the shares of a GPU that are assigned, by replica, in thousandths."""
+        """Return the assigned shares of a GPU, by replica, in thousandths."""
         return self._shares.get(gpu, {})
 
     def share_used(self, gpu: int) -> int:
-        """Return the sum of a GPU's shares, including held ones."""
+        """Return the sum of a GPU's shares, including held shares, in thousandths."""
         held = (replica for replica, gpus in self.held.items() if gpus >> gpu & 1)
         return sum(self.shares_on(gpu).values()) + sum(
             self._held_shares.get(replica, 0) for replica in held
         )
 
     def shares_of(self, held: Iterable[tuple[str, int]]) -> int:
-        """Return held replicas' shares of GPUs, in thousandths."""
+        """Return the sum of held replicas' shares of GPUs, in thousandths."""
         return sum(self._held_shares.get(each, 1000 * self.held[each].bit_count()) for each in held)
 
     def has_share(self, gpu: int, share: int, model: str, most: int) -> bool:
-        """Return whether a share of a model may be assigned, ignoring held ones."""
+        """Return whether a share can be assigned to a model, ignoring held shares."""
         taken = self.shares_on(gpu)
         return (
             bool(taken or self.free >> gpu & 1)
@@ -423,7 +430,10 @@ class NodeCapacity:
     def displaced_by_share(
         self, gpu: int, share: int, model: str, most: int
     ) -> list[tuple[str, int]] | None:
-        """Return the held replicas to displace on a GPU for a model's share; None: no room."""
+        """
+        Return the held replicas to displace on a GPU for a model's share, or None if there is no
+        room.
+        """
         if not self.has_share(gpu, share, model, most):
             return None
         held = [replica for replica, gpus in self._cheapest_first() if gpus >> gpu & 1]
@@ -446,14 +456,16 @@ _Entry = tuple[tuple[int, ...], NodeCapacity, Division]
 
 class Picker:
     """
-    Picks the place of one model's next replica: among the nodes that the model prefers, the one
-    with the fewest of its replicas, then with the most free GPUs, then with the first name. A
-    replica over several nodes goes to the first nodes of one kind in one NVLink domain; if no
-    domain has room, to the first nodes of one kind.
+    Picks the nodes and GPUs of one model's next replica.
 
-    Free GPUs only decrease while it is used. So a node without room is not checked again, and a
-    node that was filled in the meantime is queued again: each choice checks one or two nodes
-    instead of all.
+    The picker chooses the node of the most preferred group, then with the fewest replicas of the
+    model, then with the most free GPUs, then with the first name. A replica over several nodes gets
+    the first nodes of one kind in one NVLink domain; if no domain has room, the first nodes of one
+    kind.
+
+    Free GPUs only decrease while the picker is used. A node without room is therefore not checked
+    again, and a node that was filled in the meantime is queued again: each choice checks one or two
+    nodes instead of all.
     """
 
     def __init__(
@@ -466,8 +478,9 @@ class Picker:
         prefer: Sequence[str] = (),
     ) -> None:
         """
-        Set the nodes with the division of a replica on each; the caller keeps `on` up to date.
+        Create a picker for nodes, each with the division of a replica on it.
 
+        `on` has the number of the model's replicas on each node, and the caller updates it.
         `prefer` are groups of nodes in order of preference; all other nodes follow.
         """
         self._prefer = prefer
@@ -502,7 +515,9 @@ class Picker:
             heapq.heapify(line)
 
     def next(self) -> tuple[Division, list[Part]] | None:
-        """Return the next replica's parts; None: no room. The caller assigns the GPUs."""
+        """
+        Return the next replica's parts, or None if there is no room. The caller assigns the GPUs.
+        """
         for line in self._lines:
             used: list[_Entry] = []
             parts: list[Part] = []
@@ -523,8 +538,9 @@ class Picker:
 
     def _first(self, line: list[_Entry]) -> tuple[NodeCapacity, Division, tuple[int, ...]]:
         """
-        Return the first node with room for a group, and keep it in the queue; no GPUs: none has
-        room.
+        Return the first node with room for a group, and keep it in the queue.
+
+        The GPUs are empty if no node has room.
         """
         while True:
             key, room, division = line[0]
@@ -552,6 +568,8 @@ class Picker:
 
 
 def group_rank(room: NodeCapacity, prefer: Sequence[str]) -> int:
-    """Return the index in `prefer` of the first group that contains the node."""
+    """
+    Return the index in `prefer` of the first group that contains the node; its length if none does.
+    """
     groups = enumerate(prefer)
     return next((at for at, group in groups if group in room.groups), len(prefer))

@@ -1,9 +1,10 @@
 """
 Place several models on one GPU: the memory utilization for a share, and its GPU.  Pure.
 
-`gpu_share` is a fraction of one GPU's memory for all that a replica's process has there. A GPU that
-has shares has no whole replica, its shares add up to `MOST_OF_A_GPU` at most, and it has one
-replica of a model, so that replicas are spread over GPUs. Shares are counted in thousandths.
+`gpu_share` is a fraction of one GPU's memory for all allocations of a replica's process there. A
+GPU with shares has no whole replica, and at most one replica of each model, so that replicas are
+spread over GPUs. The shares of a GPU add up to at most `MOST_OF_A_GPU`. Shares are counted in
+thousandths.
 """
 
 from __future__ import annotations
@@ -27,8 +28,9 @@ UTILIZATION = "gpu-memory-utilization"
 
 GRAPHS_GIB = 1.0
 """
-Memory for CUDA graphs outside vLLM's budget, in releases that may take them from there; sizing
-compares it with the size of the model's graphs.
+Memory for CUDA graphs outside vLLM's budget, for releases that may allocate them there.
+
+Sizing compares it with the size of the model's graphs.
 """
 
 
@@ -62,7 +64,8 @@ def derive(
     """
     Return the value of `--gpu-memory-utilization` with its reason; None without a share or GPUs.
 
-    `gpus` are those of all nodes that declare the model. Raises `FleetError` if they differ.
+    `gpus` are the GPUs of all nodes that declare the model. Raises `FleetError` if their memory
+    differs.
     """
     if served.gpu_share is None:
         return None
@@ -89,7 +92,7 @@ def start_seconds(served: Iterable[Served]) -> int:
     """
     Return the seconds within which all servers that start together must answer.
 
-    Servers that share a GPU start one after the other.
+    Servers that share a GPU start one after another.
     """
     alone, shared = 0, 0
     for each in served:
@@ -118,7 +121,7 @@ MOST = thousandths(MOST_OF_A_GPU)
 
 def larger_shares(share: float) -> Iterator[float]:
     """
-    Yield the shares above one in hundredths, up to the most.
+    Yield the shares in hundredths above `share`, up to `MOST_OF_A_GPU`.
 
     >>> [*larger_shares(0.925)]
     [0.93, 0.94, 0.95]
@@ -129,9 +132,11 @@ def larger_shares(share: float) -> Iterator[float]:
 
 class SharePicker:
     """
-    Picks the GPU of one model's next replica: among the nodes that the model prefers, on the one
-    with the fewest of its replicas; there on the GPU with shares that keeps the least free room. If
-    none has room, on a free GPU of the node with the most free GPUs.
+    Picks the GPU of one model's next replica.
+
+    The picker chooses the node of the most preferred group, then with the fewest replicas of the
+    model; there the GPU with shares that keeps the least free room. If no such GPU has room, it
+    chooses a free GPU of the node with the most free GPUs.
     """
 
     def __init__(
@@ -145,7 +150,9 @@ class SharePicker:
         prefer: Sequence[str] = (),
     ) -> None:
         """
-        Set the nodes with the division of a replica on each; the caller keeps `on` up to date.
+        Create a picker for nodes, each with the division of a replica on it.
+
+        `on` has the number of the model's replicas on each node, and the caller updates it.
         """
         self._model = model
         self._share = share
@@ -167,7 +174,7 @@ class SharePicker:
         return division, [(room, (gpu,))]
 
     def _best(self, at: int) -> tuple[int, ...] | None:
-        """Return a node's best GPU with its sort key; None: no room."""
+        """Return a node's best GPU with its sort key, or None if there is no room."""
         room = self._rooms[at][0]
         seen = room.changes, self._on[room.name]
         known = self._known.get(at)

@@ -26,10 +26,10 @@ class Totals:
     planned: int = 0
     free: int = 0
     reserved: int = 0
-    """GPUs that `gpus.reserved` keeps for others."""
+    """GPUs that `gpus.reserved` excludes from the plan."""
     unfit: int = 0
     largest_free_island: int = 0
-    """The number of free GPUs of one node that NVLink joins."""
+    """The largest number of free GPUs of one node that NVLink joins."""
     largest_on: tuple[str, ...] = ()
     """The nodes with a free island of that size."""
 
@@ -56,7 +56,7 @@ class Totals:
 def count_gpus(
     plan: FleetPlan, nodes: Iterable[Node], reserved: Mapping[str, Collection[int]]
 ) -> Totals:
-    """Return the totals of a plan. `reserved` has for each node the GPUs that others use."""
+    """Return the totals of a plan. `reserved` has the reserved GPUs of each node."""
     used: dict[str, set[int]] = defaultdict(set)
     for stage in plan.stages:
         used[stage.node].update(stage.gpus)
@@ -89,7 +89,7 @@ class Block:
 
     @property
     def names(self) -> str:
-        """Name the nodes: `gpu-[01-08]`."""
+        """The names of the nodes: `gpu-[01-08]`."""
         return node_ranges(node.name for node in self.nodes)
 
 
@@ -135,7 +135,7 @@ def gpus_text(stage: Stage) -> str:
 
 
 def _part(stage: Stage) -> tuple[Any, ...]:
-    """Return a node's part of a replica, without the replica's number."""
+    """Return a node's part of a replica as a key, without the replica's number."""
     return (
         stage.gpus,
         stage.model,

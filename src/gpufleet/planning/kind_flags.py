@@ -1,10 +1,10 @@
 """
-The kind of each model, and the flags that vLLM needs for it.  Pure.
+Determine the kind of each model, and the flags that vLLM needs for it.  Pure.
 
-The operator's declaration (`serving.<model>.kind`) counts first, then flags that leave one choice,
-then the model's files, then the running servers. A kind that the model cannot have is refused. If
-none of these decides, the model counts as one that completes text; if its files could be read, a
-remark reports that.
+The order of precedence is: the operator's declaration (`serving.<model>.kind`), flags that allow
+only one kind, the model's files, the running servers. A kind that the model cannot have is refused.
+If the kind remains unknown, the model is treated as one that completes text; if its files could be
+read, a remark reports this.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ _CLASSIFIES: Final[frozenset[ModelKind]] = frozenset({"rerank", "classify", "rew
 _AUDIO = "soundfile"
 _WHISPER = "WhisperForConditionalGeneration"
 _SECONDS_30, _TEXT = 1500, 448
-"""Positions of every Whisper's encoder, which takes them in one step, and of its decoder
-(max_source_positions and max_target_positions of openai/whisper-*, config.json)."""
+"""
+Positions of the encoder and of the decoder of every Whisper model.
+
+The encoder processes its positions in one step. Source: max_source_positions and
+max_target_positions in config.json of openai/whisper-*.
+"""
 
 
 @dataclass(frozen=True)
 class ResolvedKind:
-    """The kind of a model (text, embeddings, scores ...), after its settings and its files."""
+    """The kind of a model (text, embeddings, scores ...), from its settings and its files."""
 
     kind: ModelKind = "generate"
     flags: tuple[LayeredFlag, ...] = ()
-    """Flags that its kind needs and that the operator has not set."""
+    """Flags that the kind needs and that the operator has not set."""
     remark: str = ""
 
 
@@ -63,7 +67,9 @@ class ResolvedKinds:
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """Return a sentence for each model whose kind is not known."""
+        """
+        Return the remarks on models whose kind is unknown or whose release may not have their code.
+        """
         return tuple(each.remark for each in self.kinds.values() if each.remark)
 
 
@@ -79,7 +85,7 @@ def resolve_kinds(
     Return the kind of requests to each model.
 
     `locks` has the text of each release's lock. If `judged`, raises `FleetError` with every kind
-    that a model cannot have.
+    that a model cannot have, and with every setting that does not suit the kind.
     """
     served = {
         model: (each, wanted.vllm)
@@ -118,10 +124,10 @@ def _release_words(
     model: str, served: Served, version: str, name: str, kind: ModelKind
 ) -> tuple[str, str]:
     """
-    Return why a release cannot serve a class as this kind, and a remark where it may.
+    Return a problem if a release cannot serve a class as this kind, and a remark if it may.
 
-    vLLM runs a class without own code through the package transformers, if that has it, which is
-    unknown here.
+    Both are "" by default. vLLM runs a class without its own code through the package transformers,
+    if that supports the class, which is unknown here.
     """
     pools = kind in POOLS
     if not name or served_classes.has_code(version, name, pools=pools) is not False:
@@ -137,7 +143,7 @@ def _release_words(
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
-    """Yield a sentence for a lock without vLLM's audio packages."""
+    """Yield a problem if a lock has no audio packages of vLLM."""
     if text and f"\n{_AUDIO}==" not in f"\n{text}":
         yield (
             f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM cannot read audio, and "
@@ -148,11 +154,10 @@ def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
 
 def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
     """
-    Yield a sentence if vLLM would exit at its start because a step is smaller than the encoder's
-    audio input.
+    Yield a problem if a step is smaller than the encoder's audio input: vLLM would exit.
 
-    Without the flag a step has as many tokens as all requests of full length together
-    (0.32.0: "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
+    Without the flag, a step has as many tokens as all requests of full length together (0.32.0:
+    "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
     """
     tokens = _said(served, "max-num-batched-tokens")
     requests = _said(served, "max-num-seqs")
@@ -168,7 +173,7 @@ def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
 
 
 def _said(served: Served, flag: str) -> int | None:
-    """Return a number by the operator's flags, else by the last preset that has it, else None."""
+    """Return a flag's number by the operator, else by the last preset with the flag, else None."""
     found = [
         *([served.flags[flag]] if flag in served.flags else ()),
         *(
@@ -209,8 +214,9 @@ def resolve_kind(
     model: str, served: Served, reading: KindReading, running: ModelKind | None = None
 ) -> ResolvedKind:
     """
-    Return the kind of requests to a model. Raises `FleetError` for a kind that the model cannot
-    have.
+    Return the kind of requests to a model.
+
+    Raises `FleetError` for a kind that the model cannot have.
     """
     own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
     runner, convert = own.get("runner"), own.get("convert")
@@ -244,7 +250,7 @@ def resolve_kind(
 def _by_flags(
     model: str, reading: KindReading, runner: object, convert: object, *, pools: bool
 ) -> ModelKind | None:
-    """Return the only kind that flags allow, else that of the model's files; None: unknown."""
+    """Return the only kind that the flags allow, else the kind of the model's files, or None."""
     if runner == "generate" and reading.kind == "embed" and "generate" in reading.possible:
         return "generate"
     if not pools or reading.kind in POOLS:
@@ -259,12 +265,12 @@ def _by_flags(
 
 def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[LayeredFlag]:
     """
-    Yield the flags of a kind; `generate` has one only if the operator declares it.
+    Yield the flags of a kind; `generate` has a flag only if the operator declares it.
 
     If the model's files decided, a Hub that does not answer would change the unit, and restart the
-    model. vLLM itself
-    converts a decoder that is to pool (_get_default_convert_type in config/model.py), and takes a
-    model with a modules.json for an embedder unless it is told otherwise.
+    model. vLLM itself converts a decoder for pooling (_get_default_convert_type in
+    config/model.py), and treats a model with a modules.json as an embedder unless the runner is
+    set.
     """
     runner = "pooling" if kind in POOLS else "generate" if served.kind == "generate" else None
     if runner and "runner" not in own:

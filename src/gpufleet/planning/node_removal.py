@@ -1,10 +1,10 @@
 """
-Decide what happens when a multi-node replica loses a node.  Pure.
+Refuse a plan in which a multi-node replica loses a node.  Pure.
 
-The other nodes of such a replica hold parts of a model that are useless alone. So a typing error in
-an inventory, or a GPU that is reserved for others, would end a service on other nodes. That is
-refused, unless the operator has asked for a new plan. A single-node replica moves when its node
-goes, and the plan shows where to.
+The other nodes of such a replica hold parts of a model that are useless alone. A typing error in an
+inventory, or a GPU that is reserved for others, would therefore end a service on other nodes. This
+is refused, unless the operator requests a new plan (`when_a_node_leaves: replan`). A single-node
+replica moves when its node is removed, and the plan shows the move.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ def lost_nodes(
     """
     Return the reason for each node that a running replica loses; empty for a single-node replica.
 
-    `stages` are the replica's ranks that were found, `fleet` the nodes of the inventory. For each
-    node that declares the model, `usable` has the UUIDs of usable GPUs, and `left_out` a sentence
-    on the others.
+    `stages` are the replica's running ranks, and `fleet` are the nodes of the inventory. For each
+    node that declares the model, `usable` has the UUIDs of usable GPUs, and `left_out` has a
+    sentence on unusable GPUs.
 
         {"gpu-02": "is no longer in the inventory"}
     """
@@ -61,10 +61,11 @@ def refusals(
     losing: Mapping[int, Mapping[str, str]],
 ) -> list[str]:
     """
-    Return a sentence for each replica of a model that would lose a node that it needs.
+    Return a refusal for each replica of a model that would lose a required node.
 
-    `running` are its running replicas by number, `losing` the result of `lost_nodes` for each. A
-    replica that is no longer declared, or has another declared division, needs no node.
+    `running` are the running replicas by number, and `losing` has the result of `lost_nodes` for
+    each. A replica that is no longer declared, or whose declared division has changed, requires no
+    node.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
         return []

@@ -1,11 +1,11 @@
 """
 Divide a replica over GPUs, and over as few nodes of one kind as possible. Pure.
 
-GPUs that exchange something in every layer (a tensor-parallel group; all engines of a replica that
-have whole experts on each GPU) belong together, on one NVLink island. A multi-node replica is
-divided into equal shares: whole engines on each node, or separate nodes for each engine; whole
-groups, or equal parts of one. So the node's number determines a rank's place, and it is all that
-vLLM receives (`--node-rank`, `--data-parallel-start-rank`).
+GPUs that exchange data in every layer (a tensor-parallel group; all engines of a replica with whole
+experts on each GPU) belong together, in one NVLink island. A multi-node replica is divided into
+equal shares: whole engines on each node, or separate nodes for each engine; whole groups, or equal
+parts of one. The node's number therefore determines a rank's position, and vLLM receives only this
+number (`--node-rank`, `--data-parallel-start-rank`).
 
 A group spans nodes only if the operator set its size, and it does not fit on fewer nodes even over
 PCIe.
@@ -22,12 +22,12 @@ from gpufleet.settings.serving_settings import Served
 
 @dataclass(frozen=True)
 class Kind:
-    """The properties of nodes that a model's division depends on."""
+    """The properties of nodes that determine a model's division."""
 
     gpu: str
-    """Product name as NVML gives it."""
+    """Product name in NVML."""
     memory_mib: int
-    """Memory of one GPU by NVML: more than CUDA gives to processes."""
+    """Memory of one GPU according to NVML, which is more than CUDA gives to processes."""
     compute_capability: tuple[int, int]
     islands: tuple[int, ...]
     """The number of GPUs in each NVLink island, largest first."""
@@ -40,7 +40,7 @@ class Kind:
 
     def groups(self, size: int) -> int:
         """
-        Return how many NVLink groups of `size` GPUs such a node has.
+        Return the number of NVLink groups of `size` GPUs on a node of this kind.
 
         >>> Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (3, 1), "0.32.0").groups(2)
         1
@@ -50,11 +50,11 @@ class Kind:
 
     @cached_property
     def gpus(self) -> int:
-        """Return how many GPUs such a node has."""
+        """Return the number of GPUs on a node of this kind."""
         return sum(self.islands)
 
     def __hash__(self) -> int:
-        """Return the cached hash: the plan of a large fleet uses it constantly."""
+        """Return the cached hash, because the plan of a large fleet uses it constantly."""
         return self._hash
 
     @cached_property
@@ -63,7 +63,7 @@ class Kind:
 
     def __str__(self) -> str:
         """
-        Format it for a table's cell.
+        Format the kind for a table's cell.
 
         >>> str(Kind("NVIDIA L4", 23034, (8, 9), (1, 1), "0.32.0"))
         '2 x NVIDIA L4, no NVLink'
@@ -80,7 +80,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a replica; the names are those of vLLM's flags."""
+    """The division of a replica; the fields have the names of vLLM's flags."""
 
     tensor_parallel: int
     pipeline_parallel: int = 1
@@ -91,13 +91,13 @@ class Division:
 
     @cached_property
     def gpus(self) -> int:
-        """Return the GPUs of a replica, on all its nodes."""
+        """Return the number of GPUs of a replica, on all its nodes."""
         return self.tensor_parallel * self.pipeline_parallel * self.data_parallel
 
     @cached_property
     def group(self) -> int:
         """
-        Return how many GPUs wait for each other in every layer.
+        Return the number of GPUs that wait for each other in every layer.
 
         These are a tensor-parallel group, or, with expert parallelism, all engines: every layer
         sends tokens to experts on other GPUs.
@@ -113,18 +113,22 @@ class Division:
 
     @cached_property
     def unit(self) -> int:
-        """Return how many GPUs NVLink must join on a node: a group, or its part on that node."""
+        """
+        Return the number of GPUs that NVLink must join on a node: a group, or its part on the node.
+        """
         return min(self.group, self.share)
 
     @cached_property
     def units(self) -> int:
-        """Return how many such units are on one node."""
+        """Return the number of units on one node."""
         return self.share // self.unit
 
     @property
     def spans_nodes(self) -> bool:
         """
-        Return whether a group is larger than a node, so that every layer waits for the network.
+        Return whether a group is larger than a node's share.
+
+        Every layer then waits for the network.
         """
         return self.group > self.share
 
@@ -146,7 +150,7 @@ class Division:
 
     def __str__(self) -> str:
         """
-        Format it for a sentence.
+        Format the division for a sentence.
 
         >>> str(Division(4)), str(Division(8, 2, nodes=2)), str(Division(1, 1, 8, True))
         ('TP 4', 'TP 8 x PP 2', 'TP 1 x DP 8 with EP')
@@ -161,11 +165,11 @@ class Division:
 
 def spread(division: Division, served: Served, kind: Kind) -> Division:
     """
-    Return a division unchanged if it fits one node; otherwise spread it over the fewest nodes that
-    hold it.
+    Return a division that spans the fewest nodes that hold it, if one node does not.
 
-    It is also unchanged if it may not span nodes, if no number of nodes holds it in equal shares,
-    or if a group would be split needlessly: `parts_per_node` is 0 then.
+    The division is unchanged if it fits one node, if it may not span nodes, if no number of nodes
+    holds it in equal shares, or if a group would be split needlessly; in the last three cases,
+    `parts_per_node` is 0.
     """
     if not served.span_nodes or parts_per_node(division, served, kind):
         return division
@@ -181,7 +185,7 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
 
 
 def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
-    """Yield the division over increasing numbers of nodes that can hold it."""
+    """Yield the division over increasing numbers of nodes, for each number that can hold it."""
     engine = division.tensor_parallel * division.pipeline_parallel
     for nodes in range(2, division.gpus + 1):
         if division.gpus % nodes:
@@ -197,7 +201,7 @@ def _is_even(share: int, part: int) -> bool:
 
 
 def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
-    """Return how many replicas' parts fit on an empty node."""
+    """Return the number of replicas' parts that fit on an empty node."""
     groups = kind.groups(division.unit)
     if served.allow_pcie:
         groups = max(groups, kind.gpus // division.unit)
@@ -206,7 +210,7 @@ def parts_per_node(division: Division, served: Served, kind: Kind) -> int:
 
 def replica_capacity(division: Division, served: Served, kind: Kind, nodes: int) -> int:
     """
-    Return how many replicas fit on this number of empty nodes of a kind.
+    Return the number of replicas that fit on `nodes` empty nodes of a kind.
 
     >>> pairs = Kind("NVIDIA A100 80GB PCIe", 81920, (8, 0), (2, 2), "0.32.0")
     >>> two_nodes = Division(2, pipeline_parallel=2, nodes=2)

@@ -1,30 +1,30 @@
 """
 Assign GPUs of nodes to replicas, with reasons. Pure: values in, values out.
 
-The rules, in the order in which they decide:
+The rules, in order of precedence:
 
 1. A model is placed on the nodes that declare it, with the same declaration on all of them.
-2. How a replica is divided is chosen for each kind of node by itself (`candidates.py`); what the
-   operator sets is kept. A replica lies on nodes of one kind, in equal shares
-   (`planning/parallelism.py`), and in one NVLink domain where one has room.
-3. Models are placed largest group first, then by name: small groups fill the gaps that large ones
-   leave, never the other way round. `replicas: fit` counts as one replica until all others are
-   placed; then such models take turns, the one with the fewest replicas first.
-4. On a cordoned node nothing new is placed; what runs there may stay as any other.
-5. A running replica whose place is still allowed stays: same node, GPUs, port and number. It is
+2. The division of a replica is chosen separately for each kind of node (`candidates.py`); the
+   operator's settings are kept. A replica is placed on nodes of one kind, in equal shares
+   (`planning/parallelism.py`), and in one NVLink domain if a domain has room.
+3. Models are placed largest group first, then by name, so that small groups fill the gaps between
+   large groups. `replicas: fit` counts as one replica until all others are placed; then such
+   models take turns, the model with the fewest replicas first.
+4. A cordoned node gets no new replica; its running replicas may stay like any others.
+5. A running replica keeps its node, GPUs, port and number if these are still allowed. It is
    displaced only by a model that is placed before its own and has no other room, and the plan
-   reports that.
-6. A multi-node replica that would lose a node is refused, unless its settings say otherwise
+   reports the displacement.
+6. A multi-node replica that would lose a node is refused, unless its settings allow a new plan
    (`planning/node_removal.py`).
-7. A new replica goes to a node of the first group in its model's `prefer` that has room; of these
-   to the one with the fewest replicas of its model so far, then the most free GPUs, then the first
-   name; on the node to the GPUs that `planning/gpu_placement.py` says.
+7. A new replica is placed on a node of the first group in its model's `prefer` that has room; of
+   these nodes on the one with the fewest replicas of its model so far, then with the most free
+   GPUs, then with the first name. `planning/gpu_placement.py` chooses the GPUs on the node.
 8. A GPU serves one stage, or shares of several models (`planning/gpu_shares.py`), placed behind
    all whole GPUs; a port on a node has one user (`ports.py`).
 
-Replicas are placed one after another, and each choice depends only on the earlier ones. So one more
-replica moves no other replica of its model. It may displace models that are placed later from its
-GPUs.
+Replicas are placed one after another, and each choice depends only on the earlier choices. One more
+replica therefore moves no other replica of its model. It may displace models that are placed later
+from its GPUs.
 
 The same nodes and settings give the same plan, whatever their order.
 """
@@ -76,12 +76,12 @@ class FleetPlan:
     """Running replicas that move or stop; empty if nothing runs yet."""
 
     def stages_on(self, node: str) -> tuple[Stage, ...]:
-        """Return the stages that `node` must run, and no others."""
+        """Return the stages of one node."""
         return tuple(stage for stage in self.stages if stage.node == node)
 
     def as_json(self) -> dict[str, Any]:
         """
-        Plain values for `json.dumps`.
+        Return plain values for `json.dumps`.
 
             {"schema": 1, "stages": [{"id": "llama-0", "unit": "vllm-llama-0.service", ...}],
              "reasons": ["llama: ..."], "moves": [{"id": "llama-0", "why": "...", ...}]}
@@ -140,8 +140,8 @@ def plan(
 
     `nodes` are the probed nodes, `settings` each node's settings. `described` has each model's
     description by its name in `serving`, or a sentence why it could not be read. `running` are the
-    stages that run. By node: `reserved` has GPUs that others use, `ports` the ports of other
-    programs, `nics` the result of `nic_affinity.nearest_nics`, `groups` the node's groups.
+    running stages. For each node, `reserved` has the reserved GPUs, `ports` the ports of other
+    programs, `nics` the result of `nic_affinity.nearest_nics`, and `groups` the node's groups.
 
     Raises `FleetError` with all obstacles of all nodes and models.
     """
@@ -195,7 +195,7 @@ def _allocations(
     running: Mapping[str, Mapping[int, tuple[Running, ...]]],
     fleet: Collection[str],
 ) -> list[ModelAllocation]:
-    """Return each model's demand and its running replicas."""
+    """Return the demand of each model, with its running replicas."""
     sizer = _cached_sizer(size)
     found = []
     for name, by_node in declared.items():
@@ -216,7 +216,9 @@ def _place(
     allocations: Iterable[ModelAllocation],
 ) -> tuple[list[str], list[ModelAllocation], list[Replica]]:
     """
-    Place all that fits; return the problems, the models without removal refusals, and the replicas.
+    Place all replicas that fit.
+
+    Returns the problems, the models without removal refusals, and the replicas.
     """
     problems: list[str] = []
     staying = []
@@ -268,7 +270,9 @@ def _report(
 
 
 def without_reserved(node: Node, reserved: Collection[int]) -> Node:
-    """Treat GPUs that others use as unfit: no replica may be placed on them."""
+    """
+    Return a node with its reserved GPUs marked as unfit, so that no replica is placed on them.
+    """
     if not any(gpu.index in reserved for gpu in node.gpus):
         return node
     taken = {gpu.index: "reserved for others" for gpu in node.gpus if gpu.index in reserved}
@@ -279,7 +283,7 @@ def without_reserved(node: Node, reserved: Collection[int]) -> Node:
 def _node_problems(
     fleet: Mapping[str, Node], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[str, list[str]]]:
-    """Return the nodes that cannot be used, and the sentences why."""
+    """Yield each node that cannot be used, with sentences on the reason."""
     for name, wanted in sorted(settings.items()):
         if not wanted.serving:
             continue
@@ -300,7 +304,7 @@ def _node_problems(
 
 
 def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, Served]]:
-    """Return for each model the nodes that declare it with their declarations, sorted by name."""
+    """Return each model's declarations by node, sorted by name."""
     declared: dict[str, dict[str, Served]] = defaultdict(dict)
     for name, wanted in sorted(settings.items()):
         for model, declaration in wanted.serving.items():
@@ -311,7 +315,7 @@ def _declarations(settings: Mapping[str, NodeSettings]) -> dict[str, dict[str, S
 def _disagreements(
     declared: Mapping[str, Mapping[str, Served]],
 ) -> Iterator[tuple[str, str]]:
-    """Return each model that two nodes declare differently, with a sentence on the difference."""
+    """Yield each model that two nodes declare differently, with a sentence on the difference."""
     for name, by_node in declared.items():
         (first, reference), *rest = by_node.items()
         other = next((node for node, each in rest if vars(each) != vars(reference)), None)
@@ -338,7 +342,7 @@ def _node_capacities(
     nics: Mapping[str, NearNics],
     groups: Mapping[str, Collection[str]],
 ) -> dict[str, NodeCapacity]:
-    """Return each node's capacity, all GPUs free; equal nodes share layout and kind."""
+    """Return each node's capacity with all GPUs free; equal nodes share layout and kind."""
     layouts: dict[tuple[object, ...], Layout] = {}
     kinds: dict[tuple[object, ...], Kind] = {}
     rooms = {}
@@ -369,7 +373,7 @@ def _node_capacities(
 
 
 def _cached_sizer(sizer: Sizer) -> Sizer:
-    """Return a sizer that computes each model and set of options once: kinds of node share GPUs."""
+    """Return a caching sizer, because kinds of node may have the same GPUs."""
     known: dict[tuple[int, Options], Sizing] = {}
 
     def cached_sizer(description: Description, options: Options) -> Sizing:

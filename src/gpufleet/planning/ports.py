@@ -1,12 +1,12 @@
 """
 Assign the port on which each replica answers, and its additional ports. Pure.
 
-A port on a node has one user. A model's first replica on a node has the declared port, further ones
-the next that are free there. Skipped are the ports of exporters, foreign programs and other stages,
-and the declared ports of the node's other models, which are reserved for their first replica. A
-running replica keeps its port as long as these rules allow it.
+A port on a node has one user. A model's first replica on a node gets the declared port, further
+replicas the next free ports. The ports of exporters, foreign programs and other stages are skipped,
+and also the declared ports of the node's other models, which are reserved for their first replica.
+A running replica keeps its port as long as these rules allow it.
 
-A replica with several servers on a node needs that many consecutive ports plus one for their
+A replica with several servers on a node needs a consecutive port for each server and one for their
 supervisor, and gets all or none.
 
 A model's first replica gets a port other than the declared one only if that is the default. An
@@ -37,16 +37,16 @@ class Endpoint:
     explicit: bool
     """Whether `port` is set explicitly."""
     wished: int | None = None
-    """The port on which it answers now; None: it does not run, or it moves."""
+    """The port on which the replica answers now; None if it does not run, or if it moves."""
     room: int = 1
     """How many replicas a node can hold; it limits how far a replica's port is from `declared`."""
     width: int = 1
-    """The number of consecutive ports that it needs on each node."""
+    """Number of consecutive ports of the replica on each node."""
     port: int = 0
-    """The result: the first of its ports."""
+    """The result: the first port of the replica."""
 
     def ports(self, first: int) -> range:
-        """Return all ports of the replica that begin at `first`."""
+        """Return all ports of the replica if `first` is the first."""
         return range(first, first + self.width)
 
 
@@ -58,7 +58,7 @@ def assign_ports(
     """
     Assign each endpoint its port.
 
-    Returns sentences: obstacles, and models whose first port is not the declared one.
+    Returns sentences on obstacles, and on models whose first port is not the declared one.
     """
     return _Ports(settings, others, {endpoint.model for endpoint in endpoints}).assign(endpoints)
 
@@ -71,9 +71,9 @@ class _Ports:
         placed: Collection[str],
     ) -> None:
         self.users: dict[str, dict[int, str]] = {}
-        """By node: the settings key that takes the port."""
+        """By node and port: the settings key, replica or program that uses the port."""
         self.declared: dict[str, dict[int, dict[str, bool]]] = {}
-        """By node: the models that declare a port, and whether it is explicit."""
+        """By node and port: the models that declare the port, and whether it is explicit."""
         for name, wanted in settings.items():
             taken = dict.fromkeys(others.get(name, ()), OTHERS)
             taken.update({port: key for key, port in wanted.ports.items()})
@@ -86,8 +86,7 @@ class _Ports:
         self.clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
         self.stepped: dict[tuple[str, int, int], list[tuple[str, str]]] = defaultdict(list)
         """
-        By model, its port and the declared port: the nodes, each with the user of the declared
-        port.
+        By model, its port and the declared port: the nodes, each with the declared port's user.
         """
         self.beyond: dict[tuple[str, int], str] = {}
 
@@ -163,7 +162,7 @@ class _Ports:
         return any(at in self.users[node] for node in endpoint.nodes for at in wanted)
 
     def _has_other_user(self, endpoint: Endpoint, port: int) -> bool:
-        """Return whether the port has another user than a replica of the same model."""
+        """Return whether the port is used, but not by a replica of the same model."""
         users = (self.users[node].get(port) for node in endpoint.nodes)
         own = f"serving.{endpoint.model}.port"
         return any(
@@ -172,8 +171,9 @@ class _Ports:
 
     def _is_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         """
-        Return whether another model of a node declares one of the ports; with `written`, only
-        explicitly.
+        Return whether another model of a node declares one of the ports.
+
+        With `written`, only explicit declarations count.
         """
         return any(
             self._is_port_reserved(endpoint, at, written=written) for at in endpoint.ports(port)
@@ -197,7 +197,7 @@ class _Ports:
         )
 
     def _conflicting_keys(self, endpoint: Endpoint, *ports: int) -> set[str]:
-        """Return the keys that give one of the ports to another program."""
+        """Return the settings keys that use one of the ports, and `OTHERS` for foreign programs."""
         users = (self.users[node].get(port, "") for node in endpoint.nodes for port in ports)
         return {user for user in users if user.endswith("port") or user == OTHERS}
 
@@ -231,10 +231,7 @@ class _Ports:
 
 
 def _without_replica(user: str) -> str:
-    """
-    Return the model of a replica's name; return a setting's key or another program's name
-    unchanged.
-    """
+    """Return the model of a replica's name; other users of ports are returned unchanged."""
     model, _, number = user.rpartition("-")
     return model if number.isdigit() else user
 

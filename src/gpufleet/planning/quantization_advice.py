@@ -1,6 +1,6 @@
-"""Advise FP8 weights where a model would need fewer GPUs with them. Never applied.
+"""Recommend FP8 weights if a model would need fewer GPUs with them. Pure.
 
-Quantization changes answers, so nothing here sets a flag. Pure.
+The recommendation is never applied: quantization changes answers, so this module sets no flag.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def advice(
     Yield a sentence for each model and kind of node on which FP8 weights would need fewer GPUs.
 
     Models that are already quantized, have no known description, or have their number of GPUs set
-    by the operator are left alone.
+    by the operator are skipped.
     """
     for each in considered:
         description = described.get(each.model)
@@ -66,8 +66,9 @@ def advice(
 
 def _fp8_method(considered: CandidateSet) -> str | None:
     """
-    Return the release's name for quantizing to FP8 while loading; None: the GPU or the release
-    cannot.
+    Return the release's name for quantizing to FP8 while loading.
+
+    None if the GPU or the release does not support it.
     """
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None

@@ -1,8 +1,8 @@
 """
-Track how many replicas each model still needs, which nodes they get, and the order of models. Pure.
+Track each model's demand for replicas, its nodes, and the order of models. Pure.
 
-The rules are those of `planner.py`; this module keeps the state: running replicas that may stay,
-placed ones, and the sentences about both.
+The rules are in `planner.py`. This module keeps the state: running replicas that may stay, placed
+replicas, and the sentences about both.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 _NODES_NAMED = 4
-"""Most nodes whose GPUs a refusal lists."""
+"""Maximum number of nodes whose GPUs a refusal lists."""
 
 
 class UnsizedModel(str):
-    """The problem of a model that is not planned because the Hub, which has its size, is silent."""
+    """
+    The problem of a model that cannot be planned because the Hub, with its size, does not answer.
+    """
 
     model: str
 
     def __new__(cls, sentence: str, model: str) -> Self:
-        """`model` is its name in `serving`."""
+        """Create the problem; `model` is the model's name in `serving`."""
         problem = super().__new__(cls, sentence)
         problem.model = model
         return problem
@@ -47,7 +49,7 @@ class UnsizedModel(str):
 
 @dataclass(eq=False)
 class Replica:
-    """A replica with its GPUs; its port comes last."""
+    """A replica with its GPUs; the port is assigned last."""
 
     model: str
     number: int
@@ -125,8 +127,7 @@ class ModelAllocation:
         )
         self.apart = [kind for kind, each in self.divisions.items() if whole and each.spans_nodes]
         """
-        Kinds of node that get no new replica: there every layer would wait for the network, unlike
-        on other kinds.
+        Kinds of node that get no new replica: only there would every layer wait for the network.
         """
         self.placed: dict[int, Replica] = {}
         self._lowest = 0
@@ -147,14 +148,15 @@ class ModelAllocation:
 
     @property
     def share(self) -> int:
-        """Return a replica's share of one GPU, in thousandths; 0: it has whole GPUs."""
+        """Return a replica's share of one GPU, in thousandths; 0 for whole GPUs."""
         return gpu_shares.thousandths(self.served.gpu_share or 0)
 
     @property
     def width(self) -> float:
         """
-        Return the number of GPUs of the largest group, or the share of one GPU; models are ordered
-        by it.
+        Return the number of GPUs of the largest group, or the share of one GPU.
+
+        Models are ordered by this number.
         """
         return self.served.gpu_share or max(
             division.unit * division.units for division in self.divisions.values()
@@ -162,10 +164,10 @@ class ModelAllocation:
 
     def may_stay(self, number: int) -> list[Part] | str:
         """
-        Return a running replica's place, or why it may not stay there.
+        Return a running replica's nodes and GPUs, or why the replica may not stay there.
 
-        If a replica runs twice, because it was moved while its node was away, one of its two places
-        stays.
+        If a replica runs twice, because it was moved while its node was unreachable, only one of
+        the two copies stays.
         """
         stages = self.running[number]
         found = self._may_stay(stages)
@@ -248,7 +250,7 @@ class ModelAllocation:
         self.placed[number] = replica
 
     def keep(self, number: int) -> None:
-        """Keep a running replica where it is, if its GPUs are still free."""
+        """Keep a running replica on its GPUs if these are still free."""
         parts = self.keeping.pop(number)
         for room, gpus in parts:
             if self.share:
@@ -262,21 +264,21 @@ class ModelAllocation:
         self.put(number, self.divisions[parts[0][0].kind], parts)
 
     def give_up(self, number: int, parts: list[Part], why: str) -> None:
-        """Stop holding the GPUs on which a replica runs."""
+        """Release the GPUs that a running replica holds, and record the reason."""
         self.why[number] = why
         for room, _ in parts:
             room.release((self.name, number))
         self._lowest = min(self._lowest, number)
 
     def displaced(self, room: NodeCapacity, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
-        """Return the held replicas that a new one on these GPUs displaces."""
+        """Return the held replicas that a new replica on these GPUs displaces."""
         if self.share:
             most = gpu_shares.MOST
             return room.displaced_by_share(gpus[0], self.share, self.name, most) or []
         return room.displaced(gpus)
 
     def next_number(self) -> int:
-        """Return the lowest unused replica number; running replicas that may stay use theirs."""
+        """Return the lowest unused replica number; running replicas that may stay keep theirs."""
         while self._lowest in self.placed or self._lowest in self.keeping:
             self._lowest += 1
         return self._lowest
@@ -286,7 +288,9 @@ class ModelAllocation:
     @property
     def removal_refusals(self) -> list[str]:
         """
-        Return why running multi-node replicas may not lose a node, unless a new plan is requested.
+        Return the refusals for running multi-node replicas that would lose a node.
+
+        There are none for models with `when_a_node_leaves: replan`.
         """
         usable = {room.name: room.indices for room in self.rooms}
         without = {room.name: unused_gpus(room.node) for room in self.rooms}
@@ -302,7 +306,7 @@ class ModelAllocation:
 
     @property
     def refusal(self) -> str:
-        """Return why no kind of node has a division, and what to write."""
+        """Return why no kind of node has a division, and the setting to change."""
         nodes = join_names(room.name for room in self.rooms)
         description = self.description
         judged = [each for each in self.considered.values() if each.candidates]
@@ -348,7 +352,7 @@ class ModelAllocation:
 
     @property
     def shortfall(self) -> str:
-        """Return why not all replicas fit, and what to change."""
+        """Return why not all replicas fit, and the setting to change."""
         if not any(each.chosen and each.chosen.replicas for each in self.considered.values()):
             considered = self.considered.values()
             return str(
@@ -378,7 +382,7 @@ class ModelAllocation:
         )
 
     def _share_shortfall(self) -> str:
-        """Return why not all shares fit: what the GPUs have, and what to change."""
+        """Return why not all shares fit: the shares on the GPUs, and the setting to change."""
         here = "; ".join(
             f"{room.name}: {gpu_shares.shares_text(room)}" for room in self.rooms[:_NODES_NAMED]
         )
@@ -396,7 +400,10 @@ class ModelAllocation:
         )
 
     def _largest_share(self, room: NodeCapacity) -> int:
-        """Return the largest free share of a GPU on a node for one more replica of this model."""
+        """
+        Return the largest free share of a GPU on a node for a new replica of this model, in
+        thousandths.
+        """
         return max(
             (
                 gpu_shares.MOST - sum(room.shares_on(gpu).values())
@@ -419,7 +426,7 @@ class ModelAllocation:
         )
 
     def _cordoned(self) -> str:
-        """Return the cordoned nodes, who cordoned them, and how to end that."""
+        """Return the cordoned nodes with their cordons, and the commands that end them."""
         closed = [
             f"{room.name} ({mark}; {uncordon_command(room.name, mark.upgrade is not None)})"
             for room in self.rooms
@@ -445,8 +452,9 @@ class ModelAllocation:
 
     def reasons(self) -> Iterator[str]:
         """
-        Yield sentences on the placed replicas: their number, nodes, links and division, with the
-        reason.
+        Yield sentences on the placed replicas: their number, nodes, links and division.
+
+        The division has its reason.
         """
         replicas = [replica for _, replica in sorted(self.placed.items())]
         sizes = Counter(replica.division.gpus for replica in replicas)
@@ -502,7 +510,9 @@ class ModelAllocation:
             yield f"{wide} is wider than a node: {', '.join(said)}"
 
     def _shares(self) -> Iterator[str]:
-        """`2 each on gpu-01, gpu-02`, then `1 on gpu-03`: most replicas first."""
+        """
+        Yield the replicas per node, most first: `2 each on gpu-01, gpu-02`, then `1 on gpu-03`.
+        """
         by_count: dict[int, list[str]] = defaultdict(list)
         for node, count in self.on.items():
             by_count[count].append(node)
@@ -564,7 +574,7 @@ def placement_order(allocations: Iterable[ModelAllocation]) -> list[ModelAllocat
 
 
 def place(allocations: Sequence[ModelAllocation]) -> None:
-    """Place as many replicas of each model as are declared and fit."""
+    """Place the declared replicas of each model, as far as they fit."""
     ordered = placement_order(allocations)
     by_name = {allocation.name: allocation for allocation in ordered}
     for allocation in ordered:
@@ -590,7 +600,7 @@ def place(allocations: Sequence[ModelAllocation]) -> None:
 
 
 def _hold_running(allocation: ModelAllocation) -> None:
-    """Mark the GPUs on which replicas run that may stay there."""
+    """Hold the GPUs of running replicas that may stay."""
     for number in sorted(allocation.running):
         parts = allocation.may_stay(number)
         if isinstance(parts, str):
@@ -638,8 +648,9 @@ def _add_replica(
     by_name: Mapping[str, ModelAllocation],
 ) -> bool:
     """
-    Place one more replica; displace replicas that run on its GPUs. Return False if there is no
-    room.
+    Place one more replica, and displace replicas that run on its GPUs.
+
+    Returns False if there is no room.
     """
     found = picker.next()
     if found is None:
@@ -658,7 +669,7 @@ def _add_replica(
 def _fill_free_gpus(
     allocations: Sequence[ModelAllocation], by_name: Mapping[str, ModelAllocation]
 ) -> None:
-    """Assign the free GPUs, in turns, to the models that have `replicas: fit`."""
+    """Assign the free GPUs, in turns, to the models with `replicas: fit`."""
     for allocation in allocations:
         for number in sorted(allocation.keeping):
             allocation.keep(number)
@@ -670,7 +681,7 @@ def _fill_free_gpus(
 
 
 def _group_by_nodes(stages: Sequence[Running]) -> list[tuple[Running, ...]]:
-    """Group a replica's running stages by the nodes that they span."""
+    """Group a replica's running stages by the set of nodes in their units."""
     found: dict[tuple[str, ...], list[Running]] = defaultdict(list)
     for stage in stages:
         found[stage.nodes].append(stage)
@@ -684,8 +695,9 @@ def unused_gpus(node: Node) -> str:
 
 def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
     """
-    Return a key whose maximum is the closest candidate that does not fit: near the edge or not
-    checked, then fewest problems, fewest nodes, most GPUs.
+    Return a key whose maximum is the closest candidate that does not fit.
+
+    The order is: near the edge or not checked, fewest problems, fewest nodes, most GPUs.
     """
     obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
     division = candidate.division

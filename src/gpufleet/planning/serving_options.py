@@ -78,7 +78,9 @@ def _utilization(served: Served, kind: Kind) -> float | None:
 
 def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
     """
-    Return the number of redundant experts; None: no balancing, or balancing beyond these GPUs.
+    Return the number of redundant experts.
+
+    None without balancing, or with balancing beyond these GPUs.
     """
     context = _integer(flags.get("prefill-context-parallel-size"))
     if flags.get("enable-eplb") is not True or context not in {None, 1}:
@@ -88,13 +90,15 @@ def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
 
 
 def memory_gib(kind: Kind) -> float:
-    """Return the memory of one GPU that CUDA reports, in GiB, or a little less."""
+    """Return the memory of one GPU that CUDA reports, in GiB, or a slightly lower value."""
     return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
 
 
 def _integer(value: Any) -> int | None:
     """
-    Parse a number like vLLM's parser; None: not set, or invalid, which the flags' check reports.
+    Parse a number like vLLM's parser.
+
+    None if it is not set or invalid; the check of flags reports an invalid number.
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -102,7 +106,7 @@ def _integer(value: Any) -> int | None:
 
 
 def _context_length(value: Any) -> int | None:
-    """Parse a number like `_integer`; "auto" gives -1, which means "as much as fits" for vLLM."""
+    """Parse a number like `_integer`; "auto" becomes -1, vLLM's value for "as much as fits"."""
     length = AUTO_LENGTH if value == "auto" else _integer(value)
     return length if length == AUTO_LENGTH or (length or 0) > 0 else None
 
@@ -125,12 +129,12 @@ def _switch(value: Any) -> bool | None:
 
 
 def draft_model(served: Served) -> str | None:
-    """Return `model` of `speculative-config` in `flags`; None: there is none."""
+    """Return `model` of `speculative-config` in `flags`, or None."""
     return _text(read_object(served.flags.get("speculative-config")).get("model"))
 
 
 def config_overrides(served: Served) -> dict[str, Any]:
-    """Return the changes of `flags` to the model's config.json: `hf-overrides`, `rope-scaling`."""
+    """Return the operator's changes to the model's config.json: `hf-overrides`, `rope-scaling`."""
     flags = served.flags
     found = read_object(flags.get("hf-overrides"))
     if scaling := read_object(flags.get("rope-scaling")):
@@ -139,7 +143,9 @@ def config_overrides(served: Served) -> dict[str, Any]:
 
 
 def read_object(value: Any) -> dict[str, Any]:
-    """Return a flag's JSON object; {}: not set, or invalid, which the flags' check reports."""
+    """
+    Return a flag's JSON object; {} if it is not set or invalid (the check of flags reports that).
+    """
     if isinstance(value, str):
         try:
             value = json.loads(value)
@@ -160,5 +166,7 @@ def _lora(flags: Mapping[str, Any]) -> Lora | None:
 
 
 def lora_dtype(value: Any) -> str:
-    """Return the dtype of `--lora-dtype`; the model's if it is unknown to sizing."""
+    """
+    Return the dtype of `--lora-dtype`, or "auto" (the model's dtype) if sizing does not know it.
+    """
     return value if value in ("float16", "bfloat16", "float32") else "auto"

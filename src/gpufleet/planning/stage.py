@@ -17,18 +17,18 @@ Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
 
 @dataclass(frozen=True)
 class Group:
-    """The common properties of a multi-node replica's stages."""
+    """The common properties of the stages of a multi-node replica."""
 
     networks: tuple[tuple[str, Network], ...]
     """Network of each node, in the order of ranks."""
     cluster_port: int
-    """The first port between its nodes."""
+    """The first port between the nodes."""
     side_channel_port: int = 0
-    """NIXL's first port; 0: the replica hands no KV cache over."""
+    """NIXL's first port; 0 if the replica transfers no KV cache."""
     experts: bool | None = None
-    """Whether the model has experts; None: not known."""
+    """Whether the model has experts; None if unknown."""
     ray: tuple[int, ...] | None = None
-    """The release of Ray beside vLLM; None: the lock has no Ray."""
+    """The release of Ray beside vLLM; None if the lock has no Ray."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Handover:
     networks: tuple[tuple[str, Network], ...]
     """Network of each node on either side, by name."""
     port: int
-    """The first port of NIXL's side channel, which has one for each engine of the replica."""
+    """The first port of NIXL's side channel, which has a port for each engine of the replica."""
 
 
 @dataclass(frozen=True)
@@ -61,24 +61,24 @@ class Stage:
     node_rank: int = 0
     """The index of this node in `nodes`; only rank 0 answers on the port."""
     nodes: tuple[str, ...] = ()
-    """All nodes of the replica in the order of their ranks; empty: only this node."""
+    """All nodes of the replica in the order of ranks; empty for a single-node replica."""
     # Values of flags may be lists and objects, which have no hash.
     flags: tuple[LayeredFlag, ...] = field(default=(), hash=False)
-    """Flags that come from presets and settings, not from the operator's `flags`."""
+    """Flags from presets and settings, without the operator's `flags`."""
     group: Group | None = None
-    """Networks and ports between the replica's nodes; None: it has only one node."""
+    """Networks and ports between the replica's nodes; None for a single-node replica."""
     handover: Handover | None = None
-    """Connection to its prefill or decode partners; None: it does prefill and decode itself."""
+    """Connection to the prefill or decode partners; None if the stage does both."""
     kind: ModelKind = "generate"
-    """The kind of requests to its model."""
+    """The kind of requests to the model."""
     balancing: Balancing = "internal"
     """How requests are balanced over the engines of a replica that spans nodes."""
     gpu_share: float | None = None
-    """Its fraction of the GPU's memory; None: it has whole GPUs."""
+    """The stage's fraction of the GPU's memory; None for whole GPUs."""
 
     @property
     def id(self) -> str:
-        """Return the stage's name on its node and in the fleet: `llama-0`."""
+        """Return the name of the stage's replica, unique on a node and in the fleet: `llama-0`."""
         return f"{self.model}-{self.replica}"
 
     @property
@@ -89,17 +89,18 @@ class Stage:
     @property
     def local_engines(self) -> int:
         """
-        Return the number of whole data-parallel engines on this node; 0: an engine spans nodes.
+        Return the number of whole data-parallel engines on this node, or 0 if an engine spans
+        nodes.
         """
         return len(self.gpus) // (self.tensor_parallel * self.pipeline_parallel)
 
     @property
     def ports(self) -> tuple[int, ...]:
         """
-        Return the ports on which it listens for clients and probes; empty: it has no server.
+        Return the ports on which the stage listens for clients and probes; empty without a server.
 
         With `external` balancing and several engines per node, each engine has a port, from `port`
-        on; the next port reports whether all are ready (`--data-parallel-supervisor-port`).
+        on; the next port reports whether all engines are ready (`--data-parallel-supervisor-port`).
         """
         if len(self.nodes) < 2:
             return (self.port,)
@@ -115,8 +116,9 @@ class Stage:
     @property
     def adapters(self) -> tuple[str, ...]:
         """
-        Return the names of the adapters that its servers load, from `adapters` or the operator's
-        flag.
+        Return the names of the adapters that the stage's servers load.
+
+        They come from `adapters`, or from the operator's flag.
         """
         found = (each.value for each in self.flags if each.name == adapter_flags.MODULES)
         return adapter_flags.module_names(next(found, None))
@@ -135,30 +137,32 @@ class Running:
     replica: int
     node: str
     gpu_uuids: tuple[str, ...]
-    """UUIDs of its GPUs in the order of ranks."""
+    """UUIDs of the GPUs in the order of ranks."""
     port: int | None = None
-    """The port of its endpoint; None: unknown, any port is accepted."""
+    """The port of the endpoint; None if unknown, and any port is then accepted."""
     rank: int = 0
     """Rank of the node in a multi-node replica."""
     release: str = ""
-    """The id of the release that its unit starts; "": unknown."""
+    """The id of the release that the unit starts; "" if unknown."""
     arguments: tuple[str, ...] = ()
-    """The arguments in its unit, one item per line."""
+    """The arguments in the unit, one item per line."""
     kind: ModelKind = "generate"
-    """The kind of requests to its model."""
+    """The kind of requests to the model."""
     side_channel: int = 0
-    """NIXL's first port; 0: it hands no KV cache over, or that is unknown."""
+    """NIXL's first port; 0 if no KV cache is transferred, or if unknown."""
 
     @property
     def id(self) -> str:
-        """Return the stage's name as in the plan: `llama-0`."""
+        """Return the stage's name in the plan: `llama-0`."""
         return f"{self.model}-{self.replica}"
 
     @property
     def servers(self) -> tuple[int, ...]:
         """
-        Return the ports on which it completes prompts, from its unit; empty: it has no server. For
-        a planned stage, see `Stage.servers`.
+        Return the ports on which the stage completes prompts, from its unit; empty without a
+        server.
+
+        For a planned stage, see `Stage.servers`.
         """
         has_server = any(line.endswith("vllm serve") for line in self.arguments)
         if self.port is None or (self.rank and (not has_server or "--headless" in self.arguments)):
@@ -171,14 +175,17 @@ class Running:
 
     @property
     def adapters(self) -> tuple[str, ...]:
-        """Return the names of the adapters that its servers load, from its unit."""
+        """Return the names of the adapters that the stage's servers load, from its unit."""
         name = f"--{adapter_flags.MODULES} "
         found = (each.removeprefix(name) for each in self.arguments if each.startswith(name))
         return adapter_flags.module_names(next(found, "").split())
 
     @property
     def cluster_port(self) -> int:
-        """Return the first port between its nodes; 0: single-node, or unknown."""
+        """
+        Return the first port between the replica's nodes; 0 for a single-node replica, or if
+        unknown.
+        """
         if not self.nodes[1:]:
             return 0
         # The first such line belongs to the rank's program; that of `vllm serve` comes after it.
@@ -189,8 +196,9 @@ class Running:
     @property
     def nodes(self) -> tuple[str, ...]:
         """
-        Return all nodes of its replica in the order of ranks, from its unit. Only this node for a
-        single-node replica, or if the unit's arguments are unknown.
+        Return all nodes of the replica in the order of ranks, from the unit.
+
+        Only this node for a single-node replica, or if the unit's arguments are unknown.
         """
         named = (line.partition(" ") for line in self.arguments)
         found = tuple(value.partition("=")[0] for name, _, value in named if name == "--node")
@@ -206,10 +214,10 @@ class ReplicaMove:
     why: str
     before: tuple[Running, ...]
     after: tuple[Stage, ...] = ()
-    """Empty: it stops."""
+    """The planned stages; empty if the replica stops."""
 
     def __str__(self) -> str:
-        """Return the sentence of the plan."""
+        """Return the plan's sentence on the move."""
         name = f"{self.model}-{self.replica}"
         if not self.after:
             return f"{name} stops on {join_names({each.node for each in self.before})}: {self.why}"
@@ -221,5 +229,5 @@ class ReplicaMove:
 
 
 def served_name(stage: Stage, model: Served) -> str:
-    """Return what clients ask the stage for."""
+    """Return the model name that clients use for the stage."""
     return model.served_name or stage.model

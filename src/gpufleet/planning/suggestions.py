@@ -1,4 +1,4 @@
-"""Suggest settings for a model that does not fit. Each suggestion is tried first.  Pure."""
+"""Suggest settings with which a model fits. Each suggestion is tried first.  Pure."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def remedies(
     """
     Return settings that make a model fit on `nodes` nodes of a kind.
 
-    Each is `key: value` in backquotes, or two of them if one is not enough. Each suggestion was
-    tried, and is enough by itself.
+    A suggestion is `key: value` in backquotes, or two such settings if one is not enough. Each
+    suggestion was tried, and is sufficient by itself.
     """
 
     def evaluate(changes: Mapping[str, Any]) -> CandidateSet:
@@ -77,13 +77,15 @@ def remedies(
 def _larger_share(
     share: float, is_enough: Callable[[Mapping[str, Any]], bool]
 ) -> list[dict[str, Any]]:
-    """Return the smallest sufficient share in hundredths, or a whole GPU."""
+    """
+    Return the smallest sufficient share in hundredths, or a whole GPU; empty if none is sufficient.
+    """
     changes = ({"gpu_share": each} for each in (*larger_shares(share), None))
     return [found] if (found := next(filter(is_enough, changes), None)) else []
 
 
 def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
-    """Yield possible remedies, for each key the smallest change first."""
+    """Yield possible changes, for each key the smallest change first."""
     most = int(max((each.concurrency for each in judged), default=0))
     for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
         if 1 <= fewer < served.concurrency:

@@ -1,6 +1,4 @@
-"""
-Warn of settings that servers accept, but that do not suit nodes, models or clients.  Pure.
-"""
+"""Remarks on settings that servers accept, but that do not suit nodes, models or clients.  Pure."""
 
 from __future__ import annotations
 
@@ -31,7 +29,7 @@ def remarks(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
     """
-    Return a sentence for each such setting, with its key, its effect, and what to write.
+    Return a sentence for each such setting, with its key, its effect, and the remedy.
 
     `documents` are the nodes' probes.
     """
@@ -62,8 +60,9 @@ def remarks(
 
 def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
     """
-    Yield entries with the same name for clients. Prefill and decode count as one: clients ask only
-    decode.
+    Yield a remark on entries with the same name for clients.
+
+    Prefill entries are ignored, because clients send requests only to decode entries.
     """
     by_name: dict[str, list[str]] = defaultdict(list)
     asked_by_others = {served.prefill for served in declared.values()}
@@ -81,7 +80,7 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
 
 
 def _parsers(model: str, served: Served) -> Iterator[str]:
-    """Yield parsers of another model family: tool calls and reasoning would remain plain text."""
+    """Yield a remark on each parser of another model family; tool calls would remain plain text."""
     name = served.model.rstrip("/").rpartition("/")[2]
     family = next(
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
@@ -100,11 +99,15 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 
 
 _LONGEST = {"ttft_p99_seconds": 100.0, "itl_p99_seconds": 5.0, "e2e_p99_seconds": 7200.0}
-"""Seconds from which an objective is taken for one in milliseconds (own choice)."""
+"""Limits in seconds from which an objective is probably in milliseconds (own choice)."""
 
 
 def _objectives(model: str, served: Served) -> Iterator[str]:
-    """Without a promise that can be broken an alert never fires, and `measure` finds no limit."""
+    """
+    Yield remarks on objectives that are probably in milliseconds, or swapped.
+
+    An alert on an objective that no server misses never fires, and `measure` finds no limit.
+    """
     promised = served.objectives
     for name, most in _LONGEST.items():
         seconds = getattr(promised, name)
@@ -123,7 +126,9 @@ def _objectives(model: str, served: Served) -> Iterator[str]:
 
 
 def _staged(model: str, served: Served) -> Iterator[str]:
-    """Servers read a directory of their node, whose files were staged at `revision`."""
+    """
+    Yield remarks on flags without effect: servers read the files that were staged at `revision`.
+    """
     for flag, instead in (
         ("revision", "write `revision` beside `model`, and remove the flag"),
         ("download-dir", "remove it"),
@@ -176,8 +181,9 @@ def _offload(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
     """
-    Yield offloading sizes above the node's memory: `cpu-offload-gb` is per GPU,
-    `kv-offloading-size` per engine (config/cache.py).
+    Yield remarks on offloading sizes above the node's memory.
+
+    `cpu-offload-gb` is per GPU, `kv-offloading-size` per engine (config/cache.py).
     """
     memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
     if not isinstance(memory, int):
@@ -205,7 +211,7 @@ def _offload(
 def _longest_answers(
     settings: Mapping[str, NodeSettings], declared: Mapping[str, Served]
 ) -> Iterator[str]:
-    """Yield defaults of LiteLLM for `max_tokens` that leave no room for a prompt."""
+    """Yield remarks on LiteLLM's defaults for `max_tokens` that leave no room for a prompt."""
     for _, here in sorted(settings.items()):
         for name, public in sorted(here.litellm.models.items()) if here.litellm else ():
             tokens = public.parameters.max_tokens

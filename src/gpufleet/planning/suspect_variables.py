@@ -21,7 +21,9 @@ def variable_remarks(
     nodes: Mapping[str, Node],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """Yield a sentence for each variable of a stage, with its key, its effect, what to write."""
+    """
+    Yield a sentence for each such variable of a stage, with its key, its effect and the remedy.
+    """
     yield from _nvlink_unused(stage, settings, nodes)
     yield from _unknown_adapters(stage, settings, documents)
     yield from _unknown_interfaces(stage, settings, documents)
@@ -58,7 +60,7 @@ def variable_remarks(
 
 
 def _places(stage: Stage, here: NodeSettings) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the variables of a stage with the key of each group of them, the stronger first."""
+    """Yield the groups of a stage's variables, each with its key, the stronger group first."""
     yield f"serving.{stage.model}.environment", here.serving[stage.model].environment
     if here.vllm:
         yield "vllm.environment", here.vllm.environment
@@ -67,7 +69,11 @@ def _places(stage: Stage, here: NodeSettings) -> Iterator[tuple[str, Mapping[str
 def _nvlink_unused(
     stage: Stage, settings: Mapping[str, NodeSettings], nodes: Mapping[str, Node]
 ) -> Iterator[str]:
-    """NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC (NCCL's manual) disable NVLink and PCIe's P2P."""
+    """
+    Yield a remark if a variable disables NVLink between a stage's GPUs.
+
+    NCCL_P2P_DISABLE and NCCL_P2P_LEVEL=LOC disable NVLink and PCIe's P2P (NCCL's manual).
+    """
     here, node = settings[stage.node], nodes.get(stage.node)
     if stage.tensor_parallel < 2 or node is None:
         return
@@ -85,7 +91,7 @@ def _nvlink_unused(
 
 
 def _p2p_off(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the variables that forbid direct transfers between GPUs; 0 is LOC in older files."""
+    """Yield the variables that forbid direct transfers between GPUs; older files have 0 for LOC."""
     if variables.get("NCCL_P2P_DISABLE", "0") != "0":
         yield "NCCL_P2P_DISABLE"
     if variables.get("NCCL_P2P_LEVEL", "").strip().upper() in {"LOC", "0"}:
@@ -97,7 +103,12 @@ def _unknown_adapters(
     settings: Mapping[str, NodeSettings],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """NCCL_IB_HCA (NCCL's manual): names or their beginnings, `=` for whole ones, `^` for not."""
+    """
+    Yield a remark on each NCCL_IB_HCA with adapters that the node does not have.
+
+    The value has names or prefixes of names; `=` requires whole names, and `^` excludes names
+    (NCCL's manual).
+    """
     here = settings[stage.node]
     nics = value_or(documents.get(stage.node, {}).get("nics"))
     if not isinstance(nics, Mapping):
@@ -127,7 +138,11 @@ def _unknown_interfaces(
     settings: Mapping[str, NodeSettings],
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
-    """NCCL_SOCKET_IFNAME and GLOO_SOCKET_IFNAME: as NCCL_IB_HCA; Gloo takes one whole name."""
+    """
+    Yield a remark on each interface variable whose interfaces the node does not have.
+
+    NCCL_SOCKET_IFNAME has the syntax of NCCL_IB_HCA; GLOO_SOCKET_IFNAME has one whole name.
+    """
     nics = value_or(documents.get(stage.node, {}).get("nics"))
     net = value_or(nics.get("net")) if isinstance(nics, Mapping) else None
     if not net:

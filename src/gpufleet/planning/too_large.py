@@ -1,8 +1,8 @@
 """
-Refuse a replica that is too large for its nodes, and suggest what to write.  Pure.
+Refuse a replica that is too large for its nodes, and suggest a remedy. Pure.
 
-Contract: every suggested number and setting was tried with the model's sizing; it alone lets a
-replica fit on empty nodes.
+Contract: every suggested number and setting was tried with the model's sizing, and is sufficient by
+itself for a replica on empty nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 _TRIED = 64
-"""Most numbers tried in each direction, so that a typing mistake does not cost minutes."""
+"""Maximum number of values tried in each direction, so that a typing mistake costs no minutes."""
 
 _ALLOWED = {
     ("allow_pcie",): " if waiting for PCIe in every layer is acceptable",
@@ -41,7 +41,11 @@ class SizeRefusal:
         *,
         sizer: Sizer,
     ) -> None:
-        """`considered` has the candidates of each kind of node; one of them has a choice."""
+        """
+        Create the refusal.
+
+        `considered` has the candidates of each kind of node, of which one kind has a choice.
+        """
         self._name = name
         self._served = served
         self._description = description
@@ -50,7 +54,7 @@ class SizeRefusal:
         self._nodes = join_names(name for each in self._considered for name in each.names)
 
     def __str__(self) -> str:
-        """Return the refusal: the replica's need, the available memory, the setting to change."""
+        """Return the refusal: the replica's need, the available GPUs, the setting to change."""
         here, division = max(
             ((each, each.chosen.division) for each in self._considered if each.chosen),
             key=lambda found: (found[0].kind.gpus * found[0].nodes, str(found[0].kind)),
@@ -89,7 +93,9 @@ class SizeRefusal:
         )
 
     def _numbers(self, division: Division) -> Iterator[str]:
-        """Yield the nearest numbers that fit: smaller ones, and larger ones that divide evenly."""
+        """
+        Yield the nearest values that fit: smaller values, and larger values that divide evenly.
+        """
         keys = ["data_parallel", "pipeline_parallel", "tensor_parallel"]
         if not division.expert_parallel:
             keys.sort(key=lambda key: -self._requested(key))
@@ -127,7 +133,10 @@ class SizeRefusal:
         return next((number for number in tried if self._is_enough({**also, key: number})), None)
 
     def _settings(self) -> Iterator[str]:
-        """Yield the settings that would allow it: one, or both if one is not enough."""
+        """
+        Yield the settings that would allow the replica: single settings, or both if one is not
+        enough.
+        """
         found = False
         for keys, acceptable in _ALLOWED.items():
             if any(getattr(self._served, key) for key in keys) or (found and len(keys) > 1):

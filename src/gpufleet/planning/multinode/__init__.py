@@ -1,1 +1,1 @@
-"""Replicas over several nodes: networks, ports, launch modes, prefill and decode.  Pure."""
+"""Replicas over several nodes: networks, ports, launch methods, prefill and decode.  Pure."""

@@ -1,11 +1,11 @@
 """
 Check that the nodes of a multi-node replica agree.  Pure.
 
-Takes the plan's stages with the networks that join them. `planning/multinode/launch.py` refuses
-what a release or a backend does not support; this module checks what the nodes must have in common,
-and warns of traffic that should not cross the network:
-vllm/distributed/device_communicators/all2all.py (which package and which network a backend takes)
-and parallel_state.py (which ranks are a group) of 0.19 to 0.33.
+The input is the plan's stages with the networks between them. `planning/multinode/launch.py`
+refuses settings that a release or a backend does not support. This module checks the settings that
+must be equal on all nodes, and warns of traffic that should not cross the network. The sources are
+vllm/distributed/device_communicators/all2all.py (the package and the network of each backend) and
+parallel_state.py (the ranks of a group) of 0.19 to 0.33.
 """
 
 from __future__ import annotations
@@ -61,8 +61,8 @@ def check_consistency(
     """
     Return remarks about multi-node replicas.
 
-    `locks` has the text of each readable lock that settings name. Raises `FleetError` with
-    everything that keeps any replica from starting.
+    `locks` has the text of each readable lock that settings name. Raises `FleetError` with every
+    problem that prevents a replica from starting.
     """
     replicas: dict[str, list[Stage]] = defaultdict(list)
     for stage in stages:
@@ -97,7 +97,7 @@ def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
 
 
 def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
-    """Yield differences between nodes with which ranks would never join each other."""
+    """Yield differences between nodes that prevent ranks from joining each other."""
     (first, reference), *others = settings.items()
     one = reference.vllm
     for node, wanted in others:
@@ -150,8 +150,9 @@ def _package_problems(
 
 def _context_warnings(stage: Stage, served: Served) -> Iterator[str]:
     """
-    Warn of decode context parallelism across nodes; it divides a tensor-parallel group into runs of
-    ranks.
+    Yield a remark if decode context parallelism crosses nodes.
+
+    It divides a tensor-parallel group into runs of consecutive ranks.
     """
     size = _integer(_flags(stage, served).get("decode-context-parallel-size"))
     here = len(stage.gpus)
@@ -178,8 +179,9 @@ def _removed_backend(
 
 def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> Iterator[str]:
     """
-    Yield remarks on the network between experts on several nodes, which exchange tokens in every
-    layer.
+    Yield remarks on the network between experts on several nodes.
+
+    These experts exchange tokens in every layer.
     """
     backend = _backend(stage, served)
     if not backend or stage.group is None:
@@ -216,7 +218,9 @@ def _expert_remarks(stage: Stage, served: Served, nodes: Mapping[str, Node]) -> 
 
 
 def _backend(stage: Stage, served: Served) -> str:
-    """Return the backend that exchanges tokens between experts; "": none."""
+    """
+    Return the backend that exchanges tokens between experts, or "" if no tokens are exchanged.
+    """
     # Without expert parallelism each expert is divided over the engines, which exchange as much.
     experts = stage.expert_parallel or bool(stage.group and stage.group.experts)
     if not experts or stage.data_parallel == 1:
@@ -230,8 +234,9 @@ def _flags(stage: Stage, served: Served) -> dict[str, Any]:
 
 def _nodes_without_rdma(networks: Mapping[str, Network]) -> str:
     """
-    Return the beginning of a sentence, `gpu-01 has`: the nodes without active RDMA ports near their
-    GPUs.
+    Return the nodes without active RDMA ports near their GPUs, with a verb: `gpu-01 has`.
+
+    All nodes if each has such ports.
     """
     names = [node for node, each in networks.items() if not each.hcas] or list(networks)
     return f"{join_names(names)} {'has' if len(names) == 1 else 'have'}"

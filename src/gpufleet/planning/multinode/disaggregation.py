@@ -1,10 +1,10 @@
 """
-Prefill and decode in separate `serving` entries, and what must match in both.  Pure.
+Prefill and decode in separate `serving` entries, and the settings that must match.  Pure.
 
-`prefill` of an entry names the entry that computes its prompts. The KV cache goes from that one to
-this one by NIXL, which `--kv-transfer-config` configures on each side. What partners must agree on,
-and which mistakes vLLM would find only at the first request, was read in
-vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py of 0.18 to 0.19 and in nixl/ beside
+`prefill` of an entry names the entry that computes its prompts. NIXL transfers the KV cache from
+the prefill entry to the decode entry, configured by `--kv-transfer-config` on each side. The
+requirements for partners, and the mistakes that vLLM would find only at the first request, come
+from vllm/distributed/kv_transfer/kv_connector/v1/nixl_connector.py of 0.18 to 0.19 and nixl/ beside
 it from 0.20 on: `compute_nixl_compatibility_hash`, `_validate_remote_agent_handshake`,
 `NixlBaseConnectorWorker.__init__`.
 """
@@ -30,7 +30,7 @@ from gpufleet.versions import numbers
 
 FLAG = "kv-transfer-config"
 LAYER = "prefill"
-"""The name of its layer in `LayeredFlag.layer`."""
+"""The layer's name in `LayeredFlag.layer`."""
 
 # The flags that enter the connector's hash of a server, and the block size: some models allow it to
 # differ in one direction, without any benefit.
@@ -96,7 +96,7 @@ class _Entry:
     served: Served
     nodes: tuple[str, ...]
     vllm: tuple[Vllm, ...]
-    """`vllm` settings of each node."""
+    """`vllm` settings of each node, in the order of `nodes`."""
     flags: Mapping[str, Argument]
 
     @property
@@ -106,21 +106,22 @@ class _Entry:
 
 @dataclass(frozen=True)
 class Pairs:
-    """The pairs of a decode entry and its prefill entry."""
+    """The pairs of decode and prefill entries."""
 
     prefill: Mapping[str, str]
-    """{decode entry: its prefill entry}."""
+    """The prefill entry of each decode entry."""
 
     def role(self, model: str) -> str:
-        """Return an entry's `kv_role`; "": no declared transfer."""
+        """Return an entry's `kv_role`, or "" if no transfer is declared."""
         if model in self.prefill:
             return "kv_consumer"
         return "kv_producer" if model in self.prefill.values() else ""
 
     def partners(self, model: str) -> frozenset[str]:
         """
-        Return the prefill entry of this entry's pair with all of its decode entries; without a pair
-        only this entry.
+        Return the prefill entry of an entry's pair with all its decode entries.
+
+        Without a pair, return only the entry itself.
         """
         source = self.prefill.get(model, model)
         return frozenset({source, *(name for name, of in self.prefill.items() if of == source)})
@@ -135,8 +136,8 @@ class Pairs:
         """
         Return an entry's flags with those for its role on a release.
 
-        `given` is what other layers set: an operator's additions to the connector's settings are
-        merged into the resulting flag.
+        `given` are the flags of other layers; an operator's additions to the connector's settings
+        are merged into the resulting flag.
         """
         given = tuple(given)
         if not (role := self.role(model)):
@@ -175,8 +176,9 @@ def handover_pairs(
     """
     Return the declared pairs of prefill and decode entries.
 
-    `settings` by node; `layers` has the flags of presets and operators; `locks` the text of each
-    readable lock that settings name. Raises `FleetError` with every mismatch between partners.
+    `settings` are by node, `layers` has the flags of presets and operators, and `locks` has the
+    text of each readable lock that settings name. Raises `FleetError` with every mismatch between
+    partners.
     """
     entries = _entries(settings, layers)
     pairs = {name: entry.served.prefill for name, entry in entries.items() if entry.served.prefill}
@@ -195,7 +197,7 @@ def check_divisions(
     stages: Iterable[Stage], pairs: Pairs, layers: Layers, models: Mapping[str, Described]
 ) -> tuple[str, ...]:
     """
-    Judge the partners' parallelism; return remarks.
+    Check the partners' parallelism, and return remarks.
 
     Raises `FleetError` with all pairs that cannot transfer KV caches.
     """
@@ -241,12 +243,12 @@ def remarks(pairs: Pairs, layers: Layers) -> tuple[str, ...]:
 
 def engine_id(stage: Stage) -> str:
     """
-    Return the engine's name for the other side, with its incarnation.
+    Return the engine's id for the other side, with its incarnation.
 
-    All ranks of an engine must have the same id, and no two engines. By default vLLM generates an
-    id for each process; before 0.24 an engine over several nodes thus had several ids. The id must
-    change with a restart, because the other side remembers an engine by its id. vLLM appends the
-    number of the engine (until 0.19 as the node counts it).
+    All ranks of an engine must have the same id, and different engines must have different ids. By
+    default vLLM generates an id for each process; before 0.24 an engine over several nodes thus had
+    several ids. The id must change with a restart, because the other side remembers an engine by
+    its id. vLLM appends the number of the engine (until 0.19 the number on its node).
     """
     span = max(1, stage.tensor_parallel * stage.pipeline_parallel // len(stage.gpus))
     return f"{stage.id}-{stage.node_rank // span}-{{incarnation}}"
@@ -325,7 +327,7 @@ def _partner_problems(entries: Mapping[str, _Entry], name: str, prefill: str) ->
 def _entry_problems(
     entry: _Entry, description: Described | None, locks: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield why an entry cannot transfer its KV cache."""
+    """Yield the problems that prevent an entry from transferring its KV cache."""
     key = f"serving.{entry.name}"
     yield from _transfer_flag_problems(key, entry.served.flags)
     if entry.served.gpu_share is not None:
@@ -364,7 +366,7 @@ def _entry_problems(
 
 
 def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
-    """Yield what is wrong with NIXL in a lock: missing, too old, or without its CUDA library."""
+    """Yield the problems of NIXL in a lock: missing, too old, or without its CUDA library."""
     least = _least_nixl(numbers(vllm.version))
     there = pinned(lock.encode(), "nixl")
     if there is None:
@@ -388,7 +390,7 @@ def _nixl_problems(key: str, vllm: Vllm, lock: str) -> Iterator[str]:
 
 
 def _transfer_flag_problems(key: str, flags: Mapping[str, Argument]) -> Iterator[str]:
-    """Yield what is wrong with the operator's additions to the connector's settings."""
+    """Yield the mistakes in the operator's additions to the connector's settings."""
     if dotted := [name for name in flags if name.startswith(f"{FLAG}.")]:
         yield (
             f"{key}.flags: {join_names(dotted)}, which replace what `prefill` sets: write a "
@@ -422,7 +424,7 @@ def _division_problems(
     description: Described | None,
     vllm: tuple[int, ...],
 ) -> Iterator[str]:
-    """Yield why a decode entry's tensor and pipeline parallelism cannot read prefill's KV cache."""
+    """Yield why a decode entry's tensor or pipeline parallelism cannot read prefill's KV cache."""
     for name, _, pipeline in (mine, theirs):
         if pipeline > 1:
             yield (
@@ -459,7 +461,7 @@ def _context_problems(
     description: Described | None,
     vllm: tuple[int, ...],
 ) -> Iterator[str]:
-    """Yield why NIXL cannot read a context divided over this number of an entry's ranks."""
+    """Yield why NIXL cannot read an entry's context that is divided over `size` ranks."""
     if size == 1:
         return
     given = f"serving.{name}.flags.{_CONTEXT}: {size}, and NixlConnector "
@@ -479,7 +481,7 @@ def _context_problems(
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:
-    """Return how a router must send requests, with the endpoints of both sides."""
+    """Return a remark on the required routing of requests, with the endpoints of both sides."""
 
     def places(model: str) -> str:
         serving = [stage for stage in by_model[model] if stage.servers]
@@ -505,14 +507,14 @@ def _difference_sentence(one: _Entry, other: _Entry, what: str, mine: Any, their
 
 
 def _backends(flags: Mapping[str, Argument]) -> Any:
-    """Return NIXL's transfer backends; None: UCX."""
+    """Return NIXL's configured transfer backends, or None for the default, UCX."""
     config = flags.get(FLAG)
     extra = config.get("kv_connector_extra_config") if isinstance(config, dict) else None
     return extra.get("backends") if isinstance(extra, dict) else None
 
 
 def _speculation(flags: Mapping[str, Argument]) -> Any:
-    """Return the speculative settings that shape the transferred KV cache; None: none."""
+    """Return the speculative settings that affect the transferred KV cache, or None."""
     value = flags.get(_SPECULATIVE)
     if isinstance(value, str):
         try:

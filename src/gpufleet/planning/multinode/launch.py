@@ -1,13 +1,13 @@
 """
 Launch arguments of multi-node replicas: flags, variables, Ray's commands.  Pure.
 
-Takes a stage of the plan and the network of each of its replica's nodes, gives what the process of
-that stage is started with beside what any stage is (`Engine.arguments`,
-`Engine.environment`), and the command line of the rank's program that starts it. What
-flags mean and what they exclude was read in vllm/engine/arg_utils.py, vllm/config/parallel.py and
-vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
+The input is a stage of the plan, and the network of each node of its replica. The results are the
+arguments and variables of the stage's process beside those of every stage (`Engine.arguments`,
+`Engine.environment`), and the command line of the rank's program, which starts the process. The
+meaning of flags, and their conflicts, come from vllm/engine/arg_utils.py, vllm/config/parallel.py
+and vllm/entrypoints/cli/serve.py of 0.18 to 0.33.
 
-The launch method depends on which parallelism spans nodes:
+The launch method depends on the parallelism that spans nodes:
 
 - tensor or pipeline parallelism: `--nnodes`, by vLLM's own processes (`mp`), or a Ray cluster;
 - whole engines of data parallelism: `--data-parallel-*`; behind one server (`internal`), one server
@@ -17,8 +17,8 @@ per node (`hybrid`), or one server per engine (`external`);
 All addresses and interfaces are set: vLLM would otherwise use the address of the route to 8.8.8.8,
 and Gloo and NCCL the interfaces that they find.
 
-Ports are written as `{master_port}` and `{rpc_port}`: the rank's program fills in those of the new
-incarnation, so that no process of an older one can join it.
+Ports are written as `{master_port}` and `{rpc_port}`: the rank's program fills in the ports of the
+new incarnation, so that no process of an older incarnation can join it.
 """
 
 from __future__ import annotations
@@ -52,10 +52,10 @@ OF_THE_NODE = frozenset(
         "VLLM_NIXL_SIDE_CHANNEL_HOST",
     }
 )
-"""Variables whose value differs for each node of a replica."""
+"""Variables with a different value on each node of a replica."""
 
 RAY_TOKEN = "ray-token"  # noqa: S105  # a name
-"""The unit's systemd credential; `RAY_AUTH_TOKEN_PATH` points to it."""
+"""The unit's systemd credential for Ray; `RAY_AUTH_TOKEN_PATH` points to it."""
 
 NIXL_PORT = 5600
 """The default of VLLM_NIXL_SIDE_CHANNEL_PORT (vllm/envs.py)."""
@@ -86,20 +86,20 @@ class Rank:
     """Additional launch arguments of one rank."""
 
     serves: bool
-    """Whether it runs `vllm serve`; a Ray worker runs Ray alone."""
+    """Whether the rank runs `vllm serve`; a Ray worker runs only Ray."""
     flags: Mapping[str, Argument] = field(default_factory=dict)
-    """Flags of `vllm serve`, without their dashes, as `arguments.words` takes them."""
+    """Flags of `vllm serve`, without their dashes, in the form for `arguments.words`."""
     drops: tuple[str, ...] = ()
-    """Flags that this process refuses, from any source."""
+    """Flags that this process refuses, whatever set them."""
     variables: Mapping[str, str] = field(default_factory=dict)
     unset: tuple[str, ...] = ()
     """Variables of the node that `vllm serve` must not see: vLLM would copy them to all nodes."""
     ray: tuple[str, ...] = ()
-    """The arguments of the command that starts Ray here, `ray` first; empty: no Ray."""
+    """The arguments of the command that starts Ray here, `ray` first; empty without Ray."""
     ready_port: str = ""
-    """The port on which this rank listens once the others may start; "": they need not wait."""
+    """The port on which this rank listens once the others may start; "" if they need not wait."""
     endpoints: tuple[int, ...] = ()
-    """Ports that `vllm serve` listens on here for clients and probes; empty: it has no server."""
+    """Ports on which `vllm serve` listens here for clients and probes; empty without a server."""
 
 
 _BALANCING = "set `data_parallel_balancing` instead"
@@ -126,7 +126,7 @@ _OURS = {
 
 @dataclass(frozen=True)
 class _Shape:
-    """The placement of a replica's engines on its nodes."""
+    """The number and size of a replica's engines and nodes."""
 
     engine_gpus: int
     node_gpus: int
@@ -135,12 +135,12 @@ class _Shape:
 
     @property
     def local(self) -> int:
-        """Return the number of whole engines on a node; 0: an engine spans nodes."""
+        """Return the number of whole engines on a node, or 0 if an engine spans nodes."""
         return self.node_gpus // self.engine_gpus
 
     @property
     def span(self) -> int:
-        """Nodes of an engine."""
+        """Return the number of nodes of an engine."""
         return max(self.engine_gpus // self.node_gpus, 1)
 
 
@@ -158,11 +158,11 @@ def rank_launch(
     """
     Return the additional arguments and variables of a multi-node replica's stage.
 
-    `networks` has every node of the replica, `vllm` is its release, `ray` the release of Ray beside
-    it, `experts`: whether the model has experts (None: unknown). `side_channel_port` is the first
-    port of NIXL's side channel, if the model transfers KV caches.
+    `networks` has every node of the replica, `vllm` is vLLM's release, `ray` is the release of Ray
+    in vLLM's lock, and `experts` states whether the model has experts (None if unknown).
+    `side_channel_port` is the first port of NIXL's side channel, if the model transfers KV caches.
 
-    Raises `FleetError` for what this release, backend or model does not support.
+    Raises `FleetError` for settings that this release, backend or model does not support.
     """
     shape = _shape(stage)
     balancing: Balancing = model.data_parallel_balancing
@@ -202,11 +202,11 @@ def transfer_variables(
     stage: Stage, model: Served, network: Network, *, port: int = NIXL_PORT
 ) -> dict[str, str]:
     """
-    Return the variables of a stage that sends or receives KV caches; otherwise none.
+    Return the variables of a stage that sends or receives KV caches; empty for other stages.
 
     NIXL binds its side channel to localhost by default, and transfers KV over UCX, which NCCL's
-    variables do not affect. Replicas on one node need them, too: prefill and decode run on
-    different nodes.
+    variables do not affect. Replicas on one node also need these variables, because prefill and
+    decode run on different nodes.
     """
     if not has_handover(stage, model):
         return {}
@@ -220,7 +220,7 @@ def transfer_variables(
 
 def has_handover(stage: Stage, model: Served) -> bool:
     """
-    Return whether a stage's KV cache goes to other processes by NIXL, alone or among others.
+    Return whether a stage transfers its KV cache by NIXL, alone or beside other connectors.
 
     The operator, a preset or `prefill` sets `kv-transfer-config`.
     """
@@ -245,9 +245,9 @@ def command(
     """
     Return the arguments of the rank's program (on_node/rank/rank.py), one tuple for each line.
 
-    `port` is the first of the replica's ports between its nodes, `same` the value that must be
-    equal on all of them, `programs` the directory of the release's programs, `serve` the lines
-    after `vllm serve` that every stage has. Flags that this process refuses are left out.
+    `port` is the first of the replica's ports between its nodes, `same` has the values that must be
+    equal on all nodes, `programs` is the directory of the release's programs, and `serve` has the
+    lines after `vllm serve` that every stage has. Flags that this process refuses are omitted.
     """
     lines: list[tuple[str, ...]] = [
         ("--replica", stage.id),
@@ -279,14 +279,14 @@ def ray_token(cluster_key: bytes) -> bytes:
     """
     Return the token with which a fleet's Ray processes authenticate to each other.
 
-    It is derived from the cluster key, so that there is no second secret to keep. The key cannot be
+    The token is derived from the cluster key, so that no second secret is needed. The key cannot be
     computed from the token, which Ray sends unencrypted with each request.
     """
     return hmac.new(cluster_key, b"gpufleet: Ray's token", hashlib.sha256).hexdigest().encode()
 
 
 def _split_by_option(line: Sequence[str]) -> list[tuple[str, ...]]:
-    """Break a command line before each option."""
+    """Split a command line before each option."""
     lines: list[list[str]] = [[line[0]]]
     for word in line[1:]:
         if word.startswith("--"):
@@ -308,9 +308,9 @@ def fill_ports(text: str, port: int) -> str:
 
 def endpoint_ports(stage: Stage, model: Served) -> tuple[int, ...]:
     """
-    Return the ports on which a stage listens for clients and probes, as `Stage.ports` says.
+    Return the ports on which a stage listens for clients and probes, like `Stage.ports`.
 
-    The model's declared balancing counts, also for stages without that value.
+    The balancing is the model's declared one (`internal` with Ray), not the stage's.
     """
     by_ray = model.distributed_executor_backend == "ray"
     return replace(stage, balancing="internal" if by_ray else model.data_parallel_balancing).ports
@@ -398,8 +398,10 @@ def _problems(
 
 def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
     """
-    Return the flags of one engine over all nodes, or of several engines over several nodes each: a
-    node's rank determines its place.
+    Return the flags of an engine that spans nodes.
+
+    The engine spans all nodes, or several engines span several nodes each; the node's rank
+    determines its part.
     """
     return {
         "distributed-executor-backend": "mp",
@@ -413,7 +415,7 @@ def _node_flags(stage: Stage, head: Network) -> dict[str, Argument]:
 def _engine_flags(
     stage: Stage, shape: _Shape, balancing: Balancing, head: Network, *, headless: bool
 ) -> dict[str, Argument]:
-    """Return the flags of several engines, which find each other at the head."""
+    """Return the flags of several engines, which connect through the head node."""
     flags: dict[str, Argument] = {
         "data-parallel-address": head.address,
         "data-parallel-rpc-port": RPC_PORT,

@@ -2,8 +2,8 @@
 
 Traffic of vLLM, torch, Ray and NIXL between nodes is not authenticated, and some of it is pickled:
 anyone who reaches those ports can run code as vLLM's user. gpufleet's firewall opens them only to
-the nodes of the replica (`network/firewall.py`). If it is off, something else must, and the
-operator must confirm that.
+the nodes of the replica (`network/firewall.py`). Without this firewall, other means must block the
+ports, and the operator must confirm it.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ def require_guarded_ports(
     origins: Mapping[str, Mapping[str, Origin]],
 ) -> None:
     """
-    Refuse stages that talk to other nodes from a node without `firewall`.
+    Refuse stages that communicate with other nodes while a node has no `firewall`.
 
-    `origins` are the places of each node's top-level keys. Raises `FleetError` with a sentence for
-    each replica, with the key that makes it use other nodes, and that key's place.
+    A node with `allow_unguarded_ports` is accepted. `origins` has the origins of each node's
+    top-level keys. Raises `FleetError` with a sentence for each replica, with the key that makes it
+    use other nodes, and the key's origin.
     """
     exposed: dict[tuple[str, str, str], set[str]] = {}
     for stage, key, nodes in _meetings(stages, settings):
@@ -56,7 +57,9 @@ def _is_open(settings: NodeSettings) -> bool:
 def _meetings(
     stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[Stage, str, tuple[str, ...]]]:
-    """Yield stages that talk to other nodes, the key that causes it, and the ports' nodes."""
+    """
+    Yield stages that communicate with other nodes, the key that causes it, and the ports' nodes.
+    """
     for stage in stages:
         if stage.group is not None:
             yield stage, "span_nodes", (stage.node,)

@@ -1,6 +1,7 @@
 """
-Join stages that belong together: the ranks of a multi-node replica, and stages that hand KV caches
-to each other. Pure, except that it reads the lock for Ray's release.
+Connect related stages: the ranks of a replica, and stages that transfer KV caches.
+
+Pure, except that this module reads the lock for Ray's release.
 """
 
 from __future__ import annotations
@@ -34,8 +35,7 @@ def join_ranks(
     """
     Add networks and ports to stages that span nodes, and to those that transfer KV caches.
 
-    Raises `FleetError` with every replica whose nodes have no common network, or that finds no free
-    ports.
+    Raises `FleetError` with every replica whose nodes have no common network or no free ports.
     """
     spanning: dict[str, list[Stage]] = {}
     for stage in stages:
@@ -101,7 +101,7 @@ def _partners(
     settings: Mapping[str, NodeSettings],
     pairs: Pairs,
 ) -> dict[str, Network]:
-    """Return how the nodes on either side of a handover reach each other, with a stage's NICs."""
+    """Return the networks between the nodes of a handover, with the NICs for the stage's GPUs."""
     entries = pairs.partners(stage.model)
     gpus: dict[str, set[int]] = {}
     for each in stages:
@@ -118,7 +118,9 @@ def _partners(
 
 
 def network_sentences(stages: Iterable[Stage]) -> Iterator[str]:
-    """Yield for each multi-node replica the network of its ranks, and why it was chosen."""
+    """
+    Yield a sentence on the network of each multi-node replica, with the reason for its choice.
+    """
     found = {
         stage.id: dict(stage.group.networks)
         for stage in stages
@@ -129,7 +131,7 @@ def network_sentences(stages: Iterable[Stage]) -> Iterator[str]:
 
 
 def _ray(settings: NodeSettings) -> tuple[int, ...] | None:
-    """Return the release of Ray in the node's lock; None if there is none."""
+    """Return the release of Ray in the node's lock, or None if the lock has no Ray."""
     try:
         lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
     except OSError:

@@ -1,10 +1,10 @@
 """
 Assign the ports between the nodes of each replica. Pure.
 
-`planning/ports.py` assigns the ports for clients; this module those that clients never use.
+`planning/ports.py` assigns the ports for clients; this module assigns ports that clients never use.
 A range is free on a node if no other range and no endpoint of the plan has one of its ports there;
-`reachability.py` reports the programs of others. Running replicas keep their ranges if possible:
-others would need a restart.
+`reachability.py` reports ports in use by other programs. Running replicas keep their ranges if
+possible, because a change would need a restart.
 """
 
 from __future__ import annotations
@@ -19,11 +19,12 @@ from gpufleet.settings.serving_settings import Served
 
 PORTS = 16
 """
-Number of ports of a multi-node replica: those of vllm-rank, then those of incarnations
-(on_node/rank/head.py).
+Number of ports of a multi-node replica.
+
+The first are the ports of vllm-rank, the others those of incarnations (on_node/rank/head.py).
 """
 EPHEMERAL = 32768
-"""Start of Linux's net.ipv4.ip_local_port_range: any program may get a port from here on."""
+"""Start of Linux's net.ipv4.ip_local_port_range; any program may get a port of this range."""
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class Ports:
     """A replica's internal ports, the same on all of its nodes."""
 
     cluster: int = 0
-    """The first of `PORTS` ports; 0: the replica is on one node."""
+    """The first of `PORTS` ports; 0 for a replica on one node."""
     side_channel: int = 0
-    """NIXL's first port, one per engine of the whole replica; 0: no KV cache is handed over."""
+    """NIXL's first port, one per engine of the whole replica; 0 if no KV cache is transferred."""
 
 
 def assign_rank_ports(
@@ -43,12 +44,12 @@ def assign_rank_ports(
     running: Mapping[str, Ports] | None = None,
 ) -> dict[str, Ports]:
     """
-    Return the ports of every replica by its id (`llama-0`). Running replicas get their ports first,
+    Return the ports of every replica by its id (`llama-0`). Running replicas are assigned first,
     then the others in the order of `stages`. `settings` has the declaration of each model,
     `running` the ports of running replicas. A replica gets `cluster_port` of its model or the next
     range that is free on all its nodes, and NIXL's own port or the next such range.
 
-    Raises `FleetError` with every replica that finds no free range.
+    Raises `FleetError` with every replica without a free range.
     """
     replicas: dict[str, list[Stage]] = {}
     taken: dict[str, set[int]] = {}
@@ -103,7 +104,7 @@ def running_ports(running: Iterable[Running]) -> dict[str, Ports]:
 
 @dataclass(frozen=True)
 class _PortRequest:
-    """A range that a replica needs."""
+    """A request of a replica for a range of ports."""
 
     name: str
     first: int
@@ -114,8 +115,9 @@ class _PortRequest:
     @property
     def end(self) -> int:
         """
-        Return the first port after the allowed ones: a range that begins below the ephemeral ports
-        must end below them.
+        Return the end of the allowed ports.
+
+        A range that begins below the ephemeral ports must end below them.
         """
         return EPHEMERAL if self.first < EPHEMERAL else 1 << 16
 

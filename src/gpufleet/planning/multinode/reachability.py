@@ -1,13 +1,13 @@
 """
-Judge whether the nodes of a replica reach each other and have equal files to start. Pure.
+Check that the nodes of a replica reach each other and have equal files. Pure.
 
 Two programs run on all nodes of a replica at once: `on_node/reach/preflight.py` reports what each
 node has, `on_node/reach/reach.py` lets the nodes exchange packets. This module builds their
 parameters and evaluates their documents. Both nodes report on the path between them, so that a
 message can name the direction; a silent node is reported, too.
 
-Two nodes' models are compared by the paths and sizes of the files, the content of those of at most
-16 MiB, and both ends of larger ones (`on_node/reach/model_identity.py`).
+Two nodes' models are compared by the paths and sizes of their files, by the content of files of at
+most 16 MiB, and by both ends of larger files (`on_node/reach/model_identity.py`).
 """
 
 from __future__ import annotations
@@ -23,19 +23,21 @@ from gpufleet.on_node.common.stage_units import is_stage_unit
 from gpufleet.planning.multinode.rank_ports import PORTS
 
 LOOK_SECONDS = 8
-"""Seconds: a node's own deadline is 6 (on_node/reach/preflight.py), plus two for the connection."""
+"""Deadline in seconds: 6 for the node itself (on_node/reach/preflight.py), 2 for the connection."""
 EXCHANGE_SECONDS = 7
-"""Time for the exchange of packets; over a line that loses 30 % of them it takes up to 5 s."""
+"""Seconds for the exchange of packets, which takes up to 5 s with a loss of 30 %."""
 WAY_SECONDS = 2
 """Seconds to send the program and receive its document."""
 CLOCK_SECONDS = 1.0
-"""Seconds that two clocks may differ: tokens, logs of ranks and Ray's leases depend on them."""
+"""
+Maximum difference of two clocks in seconds; tokens, ranks' logs and Ray's leases depend on it.
+"""
 
 # Defaults of Ray's --min-worker-port and --max-worker-port (ray start --help).
 _RAY_WORKERS = (10002, 19999)
 
 Answers: TypeAlias = Mapping[str, Mapping[str, Any] | str]
-"""{node: document, or a sentence why there is none}."""
+"""Each node's document, or a sentence why it has none."""
 
 
 @dataclass(frozen=True)
@@ -52,10 +54,10 @@ class Member:
     revision: str
     model_directory: str
     user: str
-    """The account that loads the model."""
+    """The account that reads the model."""
 
     def __str__(self) -> str:
-        """Return the node's name with the address and interface by which it reaches the others."""
+        """Return the node's name, with its address and interface for the other nodes."""
         return f"{self.node} ({self.network.address}, {self.network.interface})"
 
 
@@ -66,9 +68,9 @@ class Replica:
     id: str
     members: tuple[Member, ...]
     port: int
-    """First of the ports between its nodes."""
+    """First of the ports between the nodes."""
     ray: bool
-    """Whether Ray joins its nodes."""
+    """Whether Ray joins the nodes."""
 
     @property
     def nodes(self) -> tuple[str, ...]:
@@ -86,15 +88,15 @@ class Route:
     start: str
     end: str
     failed: Mapping[int, str]
-    """Ports to which no connection succeeded, and why."""
+    """Ports without a successful connection, with the reasons."""
     ports: int
-    """How many ports were tried."""
+    """Number of tested ports."""
     bytes: int | None
-    """The largest packet that arrived, in bytes; None: unknown, 0: none arrived."""
+    """The largest packet that arrived, in bytes; None if unknown, 0 if none arrived."""
     wanted: int
     """The largest packet that both interfaces may send, in bytes."""
     ahead: float | None
-    """Seconds by which the end's clock is ahead of the start's; None: unknown."""
+    """Seconds by which the end's clock is ahead of the start's; None if unknown."""
     within: float = 0.0
     lost: float = 0.0
     """Share of small packets that were lost after the first one had arrived."""
@@ -128,14 +130,14 @@ class ReachabilityResult:
 
     replica: Replica
     problems: tuple[str, ...]
-    """Why the replica cannot be started; none: it can."""
+    """Reasons why the replica cannot be started; empty if it can."""
     remarks: tuple[str, ...] = ()
     ways: tuple[Route, ...] = ()
     seconds: float = field(default=0.0, compare=False)
 
     def as_json(self) -> dict[str, Any]:
         """
-        Plain values for `json.dumps`:
+        Return plain values for `json.dumps`:
 
             {"replica": "llama-0", "good": true, "problems": [], "remarks": [], "ways":
              [{"from": "gpu-01", "to": "gpu-02", "good": true, "ports": 17, "failed": {},
@@ -214,7 +216,7 @@ def exchange_parameters(
 
 
 def _mtu(member: Member, seen: Mapping[str, Any]) -> int:
-    """Return a node's present MTU, else the planned one."""
+    """Return a node's current MTU, or the planned one if unknown."""
     return seen["mtu"] if isinstance(seen["mtu"], int) else member.network.mtu or 1500
 
 
@@ -257,7 +259,7 @@ def compare(
     """
     Return whether a replica may be started, and every reason why not.
 
-    `seen` are the documents of the first program, `exchanged` those of the exchange.
+    `seen` are the documents of the first program, `exchanged` the documents of the exchange.
     """
     seen = check_preflights(seen)
     exchanged = {node: _check_document(answer, _EXCHANGE) for node, answer in exchanged.items()}
@@ -302,7 +304,7 @@ def _missing_answers(replica: Replica, seen: Answers, exchanged: Answers) -> Ite
 
 
 def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield present problems of the chosen interfaces."""
+    """Yield current problems of the chosen interfaces."""
     for each in replica.members:
         if each.node not in seen:
             continue
@@ -324,7 +326,7 @@ def _address_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
 
 
 def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield differences in the planned and the installed release between nodes."""
+    """Yield differences between nodes in the planned or the installed release."""
     wanted = {each.node: each.release for each in replica.members}
     if len(set(wanted.values())) > 1:
         yield f"{_nodes_by_value(wanted)}: plan the same release for all, by `vllm` in group_vars"
@@ -354,7 +356,7 @@ def _release_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -
 
 
 def _model_problems(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield differences in the model between nodes."""
+    """Yield differences between nodes in the model."""
     revisions = {each.node: each.revision for each in replica.members}
     if len(set(revisions.values())) > 1:
         yield f"{_nodes_by_value(revisions)}: plan the same `model` and `revision` for all"
@@ -424,7 +426,7 @@ def _unit_text(user: Mapping[str, Any]) -> str:
 def _routes(
     replica: Replica, seen: Mapping[str, Mapping[str, Any]], exchanged: Answers
 ) -> Iterator[Route]:
-    """Yield every path whose source reported its attempts."""
+    """Yield each path whose source reported its attempts."""
     mtus = {each.node: _mtu(each, seen[each.node]) for each in replica.members if each.node in seen}
     for start in replica.nodes:
         here = exchanged.get(start)
@@ -453,12 +455,12 @@ def _routes(
 
 
 def _loss_share(heard: Mapping[str, Any]) -> float:
-    """Return the share of lost packets; 0 if too few were sent to tell."""
+    """Return the share of lost packets; 0 if too few were sent for an estimate."""
     return 1 - heard["datagrams"] / heard["of"] if heard["of"] >= 10 else 0.0
 
 
 def _network_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
-    """Yield what does not pass and in which direction; equal faults of many nodes as one."""
+    """Yield the network problems with their direction; equal problems of many nodes are merged."""
     by_ends = {(way.start, way.end): way for way in ways}
     flaws: dict[str, set[tuple[str, str]]] = defaultdict(set)
     for ends, way in by_ends.items():
@@ -474,7 +476,7 @@ _APART = "{from} and {to} do not reach each other: no packet arrives in either d
 
 
 def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterator[str]:
-    """Yield problems on the path `{from}` one node `{to}` another."""
+    """Yield a path's problems, with `{from}` and `{to}` in place of the nodes."""
     if way.is_dead:
         yield (
             _APART
@@ -502,7 +504,7 @@ def _route_problems(replica: Replica, way: Route, back: Route | None) -> Iterato
 
 
 def _loss_percent(way: Route, back: Route) -> int:
-    """Return the packet loss in per cent if it explains the failed connections; else 0."""
+    """Return the packet loss in percent if it explains the failed connections, else 0."""
     late = {*way.failed.values(), *back.failed.values()} <= {
         "no answer",
         "it closed the connection",
@@ -513,7 +515,7 @@ def _loss_percent(way: Route, back: Route) -> int:
 
 
 def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -> Iterator[str]:
-    """Yield a sentence on pairs of nodes, merged: one per node, with all its partners."""
+    """Yield a sentence for pairs of nodes, merged: one for each node, with all its partners."""
     members = {each.node: str(each) for each in replica.members}
     mutual = sentence == _APART or sentence.startswith(_LOSSY)
     left = set(pairs)
@@ -533,7 +535,7 @@ def _merge_pairs(replica: Replica, sentence: str, pairs: set[tuple[str, str]]) -
 
 
 def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
-    """Return the affected ports with their errors: `ports 29500-29507 (Connection refused)`."""
+    """Return the failed ports with their errors: `ports 29500-29507 (Connection refused)`."""
     by_reason: dict[str, list[int]] = defaultdict(list)
     samples: dict[tuple[str, str], None] = {}
     for port, why in failed.items():
@@ -550,7 +552,9 @@ def _ports(replica: Replica, failed: Mapping[int, str]) -> str:
 
 def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
     """
-    Yield nodes whose clock differs from the first node's; if not comparable, from any other's.
+    Yield nodes whose clock differs from the first node's.
+
+    If the first node's clock cannot be compared, use the other nodes' clocks.
     """
     known = [way for way in ways if way.ahead is not None]
     head = [way for way in known if replica.nodes[0] in {way.start, way.end}]
@@ -568,7 +572,7 @@ def _clock_problems(replica: Replica, ways: Sequence[Route]) -> Iterator[str]:
 
 
 def _remarks(replica: Replica, seen: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
-    """Yield remarks that are no reason to refuse."""
+    """Yield remarks that do not prevent the start."""
     for each in replica.members:
         used = _used_ports(seen.get(each.node, {}))
         ours = [int(port) for port, user in used.items() if user is None or _is_stage(user)]
@@ -591,7 +595,7 @@ def _ports_text(ports: Sequence[int]) -> str:
 
 
 def _nodes_by_value(values: Mapping[str, str]) -> str:
-    """Name the nodes of each value: `gpu-01 has 0.33.0, gpu-02 has 0.32.0`."""
+    """Return the nodes of each value: `gpu-01 has 0.33.0, gpu-02 has 0.32.0`."""
     by_value: dict[str, list[str]] = defaultdict(list)
     for node, value in values.items():
         by_value[value].append(node)
