@@ -1,1 +1,1 @@
-"""Estimate a model's memory on a GPU: weights, KV cache, start-up memory."""
+"""Estimate a model's memory on a GPU: weights, KV cache and start-up memory."""

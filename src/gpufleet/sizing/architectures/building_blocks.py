@@ -40,7 +40,7 @@ def attention(
     """
     Return grouped-query attention's weights: QKVParallelLinear and RowParallelLinear.
 
-    `bias` is that of queries, keys and values; `head_norm` adds a norm of `head_dim` to queries
+    `bias` is the bias of queries, keys and values; `head_norm` adds a norm of `head_dim` to queries
     and to keys (`q_norm`, `k_norm`).
     """
     q, k, v, out = (prefix + name for name in names)
@@ -110,17 +110,17 @@ def plain_mlp(
 def vector(
     name: str, size: int, split: Split = Split.NONE, *, heads: int = 0, dtype: str | None = None
 ) -> Weight:
-    """Return a norm's weight or a bias, which no quantization touches."""
+    """Return a norm's weight or a bias, which are never quantized."""
     return Weight(name, size, split=split, heads=heads, linear=False, dtype=dtype)
 
 
 def norm(name: str, size: int, *, bias: bool = False) -> tuple[Weight, ...]:
-    """Return a norm's weights; LayerNorm has a bias too."""
+    """Return a norm's weights; a LayerNorm also has a bias."""
     return (vector(name, size), vector(f"{name}.bias", size)) if bias else (vector(name, size),)
 
 
 def embedding(vocab: int, hidden: int, name: str = "model.embed_tokens") -> Part:
-    """Return the tokens' embedding: VocabParallelEmbedding, on the first stage."""
+    """Return the token embedding: VocabParallelEmbedding, on the first stage."""
     weight = Weight(name, vocab, hidden, Split.VOCABULARY, linear=False)
     return Part("embedding", (weight,), StagePlacement.FIRST)
 
@@ -129,7 +129,7 @@ def head(vocab: int, hidden: int, name: str = "lm_head", *, bias: bool = False) 
     """
     Return the language model's head: ParallelLMHead, on the last stage.
 
-    Its weight is `linear=True`, because a few checkpoints quantize it and declare that.
+    The weight is `linear=True`, because a few checkpoints quantize it and declare this.
     """
     weights = [Weight(name, vocab, hidden, Split.VOCABULARY)]
     if bias:
@@ -151,7 +151,7 @@ def rotary(
     until: tuple[int, ...] | None = None,
 ) -> Part:
     """
-    Return the table of cosines and sines that all layers share, which vLLM computes.
+    Return the table of cosines and sines, which vLLM computes and all layers share.
 
     Source: RotaryEmbedding in model_executor/layers/rotary_embedding/base.py; one table for each
     different set of parameters (get_rope).
@@ -187,13 +187,13 @@ def default_dtype(fields: Fields) -> str:
 
 def rotary_tables(fields: Fields, head_dim: int, *, keys: tuple[str, ...] = ()) -> tuple[Part, ...]:
     """
-    Return the rotary tables of a config; (): it has no rotary positions.
+    Return the rotary tables of a config.
 
-    YaRN and linear scaling lengthen the table by their factor, dynamic before 0.22; LongRoPE keeps
-    one for short and one for long contexts, and M-RoPE one of four times the positions: for
-    Qwen3-VL and Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py). Gemma 4's global
-    layers have heads of their own size. Source: model_executor/layers/rotary_embedding of 0.8.5
-    to 0.33.0.
+    YaRN and linear scaling lengthen the table by their factor, dynamic scaling only before 0.22.
+    LongRoPE has a table for short and one for long contexts. The table of M-RoPE has four times the
+    positions, for Qwen3-VL and Qwen3.5 only before 0.32 (mrope_positions_factor in qwen3_vl.py).
+    Gemma 4's global layers have another head size. Source: model_executor/layers/rotary_embedding
+    of 0.8.5 to 0.33.0.
     """
     positions = fields.whole(
         *keys, "max_position_embeddings", "seq_length", "max_sequence_length", default=8192
@@ -254,7 +254,7 @@ BY_TRANSFORMERS = {
     "SeedOssForCausalLM": (0, 32),
 }
 """
-From this release on vLLM serves transformers' own class, which keeps no rotary table.
+The release from which vLLM serves transformers' class, which has no rotary table.
 
 Source: _TRANSFORMERS_SUPPORTED_MODELS in model_executor/models/registry.py of each release.
 """
@@ -272,10 +272,10 @@ def attention_caches(
     types: bool = False,
 ) -> tuple[Cache, ...]:
     """
-    Return each layer's cache: windows where the config has them.
+    Return each layer's cache: a window if the config has one.
 
-    `types`: the class gives each layer its own kind, from `layer_types` or `sliding_window_pattern`
-    (every n-th is full); otherwise all layers have the window. Source: get_sliding_window in
+    With `types`, each layer has its own type, from `layer_types` or `sliding_window_pattern` (every
+    n-th is full); otherwise all layers have the window. Source: get_sliding_window in
     vllm/config/model.py, Attention in layers/attention.
     """
     full = FullCache(kv_heads, head_dim)
@@ -312,7 +312,7 @@ def attention_caches(
 
 
 def uniform_layers(weights: tuple[Weight, ...], caches: Sequence[Cache]) -> tuple[Layer, ...]:
-    """Return layers of the same weights; those with equal caches are one object."""
+    """Return layers with the same weights; layers with equal caches are one object."""
     made: dict[Cache, Layer] = {}
     return tuple(made.setdefault(cache, Layer(weights, cache)) for cache in caches)
 

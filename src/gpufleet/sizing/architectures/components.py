@@ -1,8 +1,8 @@
 """
 Define the parts of a model that take GPU memory: weights and caches.  Pure.
 
-Shapes are those of the whole model in the checkpoint. `weights.py` and `kv_cache.py` compute the
-part of one GPU.
+Shapes are for the whole model in the checkpoint. `weights.py` and `kv_cache.py` compute the part of
+one GPU.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import TypeAlias
 
 
 class Split(StrEnum):
-    """The division of a weight by tensor parallelism, in vLLM's layers (model_executor/layers)."""
+    """How vLLM's layers divide a weight by tensor parallelism (model_executor/layers)."""
 
     NONE = "none"
-    """Every rank has all of it (norms, routers, MLA's down projections)."""
+    """Every rank has the whole weight (norms, routers, MLA's down projections)."""
     ROWS = "rows"
     """The output is divided: ColumnParallelLinear."""
     COLUMNS = "columns"
@@ -33,36 +33,43 @@ class Weight:
     """
     One weight, or `count` equal ones (the experts of a layer).
 
-    `name` is that in the checkpoint, without the layer's prefix and `.weight`: `self_attn.q_proj`.
+    `name` is the name in the checkpoint, without the layer's prefix and `.weight`:
+    `self_attn.q_proj`.
     """
 
     name: str
     rows: int
     columns: int = 1
-    """1: a vector."""
+    """1 for a vector."""
     split: Split = Split.NONE
     heads: int = 0
-    """With `Split.HEADS`: of how many heads `rows` are made."""
+    """With `Split.HEADS`, the number of heads in `rows`."""
     count: int = 1
     expert: bool = False
-    """Divided over ranks as a whole with expert parallelism, else by `split`."""
+    """
+    Whether the weight belongs to an expert: expert parallelism divides whole experts, else `split`.
+    """
     linear: bool = True
-    """A matrix that a quantization may replace. Not: embeddings, norms, biases, convolutions."""
+    """
+    Whether a quantization may replace it; false for embeddings, norms, biases and convolutions.
+    """
     dtype: str | None = None
-    """Dtype in which vLLM keeps it, such as "float32"; None: the model's."""
+    """Dtype in vLLM, such as "float32"; None for the model's dtype."""
     least: int = 0
-    """Least rows or columns that a rank holds of a dimension that TP divides (Kimi's experts)."""
+    """Minimum rows or columns on a rank, in the dimension that TP divides (Kimi's experts)."""
     buffer: bool = False
-    """Computed by vLLM when it loads: not in the checkpoint (rotary tables)."""
+    """
+    Whether vLLM computes the weight when it loads; it is not in the checkpoint (rotary tables).
+    """
     until: tuple[int, ...] | None = None
-    """The release from which on vLLM does without it; None: it is there in all."""
+    """The release from which vLLM no longer has the weight; None if all releases have it."""
 
     divided_since: tuple[int, ...] | None = None
-    """The release from which TP divides it by `split`; None: all do."""
+    """The release from which TP divides the weight by `split`; None if all releases do."""
 
     @property
     def parameters(self) -> int:
-        """Return how many numbers it has in the checkpoint."""
+        """Return the number of parameters in the checkpoint; 0 for a buffer."""
         return 0 if self.buffer else self.rows * self.columns * self.count
 
 
@@ -73,7 +80,7 @@ class FullCache:
     kv_heads: int
     head_dim: int
     v_head_dim: int | None = None
-    """Set if values have another size than keys."""
+    """Size of a value head, if it differs from the keys'."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +104,7 @@ class ChunkCache:
 
 @dataclass(frozen=True)
 class CrossCache:
-    """Keys and values of an encoder's output: one request has as many as a step's tokens."""
+    """Keys and values of an encoder's output: one request has as many as a step has tokens."""
 
     kv_heads: int
     head_dim: int
@@ -108,27 +115,27 @@ class LatentCache:
     """MLA: one latent and one rotary key per token, the same on every TP rank."""
 
     rank: int
-    """kv_lora_rank"""
+    """`kv_lora_rank` in config.json."""
     rope_dim: int
-    """qk_rope_head_dim"""
+    """`qk_rope_head_dim` in config.json."""
     indexer_dim: int = 0
-    """Sparse attention's own key a token (DeepSeek V3.2): index_head_dim; 0: none."""
+    """Size of sparse attention's key per token (DeepSeek V3.2: `index_head_dim`); 0 if none."""
 
 
 @dataclass(frozen=True)
 class StateCache:
     """
-    The state of a linear-attention or Mamba layer: one per sequence, whatever its length.
+    The state of a linear-attention or Mamba layer: one per sequence, for any length.
 
-    `shapes` are of one sequence and the whole model; the first dimension of each that `split` names
-    is divided by TP. `dtypes` beside them: "model" or a name ("float32").
+    `shapes` are for one sequence and the whole model; TP divides the dimension of each shape that
+    `split` names. `dtypes` are the shapes' dtypes: "model" or a name ("float32").
     """
 
     kind: str
-    """As vLLM's `mamba_type`: mamba1, mamba2, gdn, kda, short_conv, linear."""
+    """vLLM's `mamba_type`: mamba1, mamba2, gdn, kda, short_conv, linear."""
     shapes: tuple[tuple[int, ...], ...]
     split: tuple[int | None, ...]
-    """For each shape the dimension that TP divides; None: replicated."""
+    """For each shape, the dimension that TP divides; None if it is replicated."""
     dtypes: tuple[str, ...]
 
 
@@ -137,16 +144,16 @@ class CompressedCache:
     """
     DeepSeek V4: the last `window` tokens, and all tokens compressed by `ratio`.
 
-    The same on every TP rank. The compressor keeps its own state.
+    The cache is the same on every TP rank. The compressor keeps its own state.
     """
 
     dim: int
-    """head_dim: of a token in the window, and of what several are made into."""
+    """`head_dim`: numbers for a token in the window, and for one compressed entry."""
     window: int
     ratio: int = 0
-    """0: the window alone."""
+    """Tokens in a compressed entry; 0 if there is only the window."""
     index_dim: int = 0
-    """Sparse attention's own key, made of `ratio` tokens as well; 0: none."""
+    """Size of sparse attention's key for `ratio` tokens; 0 if none."""
 
 
 Cache: TypeAlias = (
@@ -156,12 +163,12 @@ Cache: TypeAlias = (
 
 @dataclass(frozen=True)
 class Layer:
-    """One decoder layer. `cache` None: it has none, or shares that of another layer."""
+    """One decoder layer. `cache` is None if the layer has none, or shares another layer's cache."""
 
     weights: tuple[Weight, ...]
     cache: Cache | None = None
     more: tuple[Cache, ...] = ()
-    """Its further caches: attention beside Mamba (Falcon-H1), an index key a token (MiniMax M3)."""
+    """Further caches: Mamba beside attention (Falcon-H1), an index key per token (MiniMax M3)."""
 
     @property
     def caches(self) -> tuple[Cache, ...]:
@@ -185,9 +192,11 @@ class Part:
     weights: tuple[Weight, ...]
     where: StagePlacement
     everywhere: bool = False
-    """Whether other stages make it too, though they do not use it ..."""
+    """Whether other stages also create the part, without using it."""
     everywhere_until: tuple[int, ...] | None = None
-    """... and the release from which they do not; None: they do in all."""
+    """
+    The release from which other stages do not create the part; None if all releases create it.
+    """
 
 
 @dataclass(frozen=True)
@@ -195,11 +204,11 @@ class Architecture:
     """The properties of a model that determine its memory and parallelism."""
 
     name: str
-    """As `architectures` in config.json has it: "LlamaForCausalLM"."""
+    """The name in `architectures` of config.json: "LlamaForCausalLM"."""
     hidden_size: int
     vocab_size: int
     heads: int
-    """Attention heads, which TP has to divide."""
+    """Attention heads, which TP must divide."""
     kv_heads: int
     """KV heads of a full-attention layer; 1 with MLA."""
     layers: tuple[Layer, ...]
@@ -207,26 +216,28 @@ class Architecture:
     max_model_len: int
     """The longest context, as vLLM derives it from the config."""
     dtype: str
-    """bfloat16, float16 or float32: what `--dtype auto` takes."""
+    """The dtype of `--dtype auto`: bfloat16, float16 or float32."""
     tied: bool = False
-    """The head is the embedding."""
+    """Whether the head is the embedding."""
     experts: int = 0
-    """Routed experts of a layer; 0: dense."""
+    """Routed experts of a layer; 0 for a dense model."""
     moe_intermediate_size: int = 0
     intermediate_size: int = 0
     multimodal: bool = False
     pooling: bool = False
-    """It classifies or scores whatever `--runner` says."""
+    """Whether the model pools (embeds, classifies or scores), whatever `--runner` is."""
     tower_estimated: bool = False
-    """Its tower is not known here: it is estimated from the config, or not counted at all."""
+    """Whether the tower is unknown here, and estimated from the config or not counted."""
     pipeline: bool = True
     """Whether vLLM's class can be divided into pipeline stages."""
     draft_layers: tuple[Layer, ...] = ()
-    """Layers of the checkpoint's own multi-token prediction, loaded only with speculation."""
+    """Layers for multi-token prediction in the checkpoint, loaded only with speculation."""
     lengths: tuple[tuple[tuple[int, ...], int, int], ...] = ()
-    """(release, tokens that it takes untold, most that may be asked of it) where that changed."""
+    """
+    (release, default length, largest accepted length) for each release that changed the lengths.
+    """
     prefix: str = "model.layers."
-    """Prefix of a layer's number in the checkpoint's names; a quantization uses whole names."""
+    """Prefix of a layer's number in the checkpoint; a quantization uses whole names."""
     notes: tuple[str, ...] = field(default=())
     """Sentences on parts that are not counted exactly; each lowers the confidence."""
 
@@ -256,6 +267,6 @@ class Architecture:
 
     @property
     def parameters(self) -> int:
-        """Return how many numbers the checkpoint has, without its draft layers."""
+        """Return the number of parameters in the checkpoint, without draft layers."""
         parts = sum(weight.parameters for part in self.parts for weight in part.weights)
         return parts + sum(w.parameters for layer in self.layers for w in layer.weights)

@@ -1,6 +1,7 @@
 """
-Read values of a parsed `config.json`; missing and invalid values raise errors with sentences.
-Pure.
+Read values of a parsed `config.json`.  Pure.
+
+Missing and invalid values raise errors with messages.
 """
 
 from __future__ import annotations
@@ -20,19 +21,22 @@ _COUNTED = {
     "num_layers",
     "num_nextn_predict_layers",
 }
-"""Counts of objects to build: a typing mistake must not take all memory."""
+"""
+Keys with a number of objects to build; limited, so that a typing mistake does not fill memory.
+"""
 
 
 class ImpossibleError(ValueError):
-    """A value that no model can have; the message is for operators."""
+    """A value that no model can have, with a message for operators."""
 
 
 class Fields:
     """
     One part of a config, with its name for messages.
 
-    Every reader takes the key and its other names in older checkpoints; the first one that is not
-    null counts. Without a `default` a missing key is a `FleetError` that names the first.
+    The arguments of every reader are the key and its names in older checkpoints; the first key that
+    is not null is used. Without a `default`, a missing value raises a `FleetError` with the first
+    key.
     """
 
     def __init__(self, config: Mapping[str, Any], name: str, path: str = "") -> None:
@@ -48,7 +52,7 @@ class Fields:
         return None
 
     def whole(self, *keys: str, default: int | None = None) -> int:
-        """Return a whole number that is not negative."""
+        """Return a non-negative whole number."""
         found = self.value(*keys)
         if found is None:
             if default is None:
@@ -79,31 +83,31 @@ class Fields:
         return found
 
     def flag(self, *keys: str, default: bool = False) -> bool:
-        """Return a yes or no."""
+        """Return a true or false value."""
         found = self.value(*keys)
         return default if found is None else bool(found)
 
     def text(self, *keys: str, default: str = "") -> str:
-        """Return a word."""
+        """Return a text."""
         found = self.value(*keys)
         return default if found is None else str(found)
 
     def texts(self, *keys: str) -> tuple[str, ...]:
-        """Return a list of words; () where there is none."""
+        """Return a list of texts, or () if there is none."""
         found = self.value(*keys)
         if isinstance(found, str) or not isinstance(found, Iterable):
             return ()
         return tuple(str(word) for word in found)
 
     def wholes(self, *keys: str) -> tuple[int, ...]:
-        """Return a list of whole numbers; () where there is none."""
+        """Return a list of whole numbers, or () if there is none."""
         found = self.value(*keys)
         if isinstance(found, str | Mapping) or not isinstance(found, Iterable):
             return ()
         return tuple(int(number) for number in found)
 
     def section(self, *keys: str) -> Fields | None:
-        """Return the first of these parts of the config (`text_config`), or None."""
+        """Return the first existing section of these keys (`text_config`), or None."""
         for key in keys:
             if isinstance(found := self.config.get(key), Mapping):
                 return Fields(found, self.name, f"{self.path}{key}.")

@@ -1,8 +1,8 @@
 """
 Decoders with gated delta nets or Kimi delta attention in most layers.  Pure.
 
-Source: the classes in vLLM's model_executor/models, the shapes of their states
-model_executor/layers/mamba/mamba_utils.py. In a `StateCache` every shape but the last is of a
+Source: the classes in vLLM's model_executor/models, and model_executor/layers/mamba/mamba_utils.py
+for the shapes of their states. In a `StateCache`, every shape except the last belongs to a
 convolution.
 """
 
@@ -48,7 +48,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def qwen(config: Mapping[str, Any], *, name: str) -> Architecture:
     """
-    Return Qwen3-Next or Qwen3.5's text part: gated delta nets, with full attention between.
+    Return Qwen3-Next or Qwen3.5's text part: gated delta nets, and full attention in some layers.
 
     Source: qwen3_next.py, qwen3_5.py and layers/mamba/gdn/qwen_gdn_linear_attn.py.
     """
@@ -162,10 +162,10 @@ def _delta_net(
 
 def olmo(config: Mapping[str, Any]) -> Architecture:
     """
-    Return OLMo Hybrid: gated delta nets, with full attention in each fourth layer.
+    Return OLMo Hybrid: gated delta nets, and full attention in every fourth layer.
 
-    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; OlmoHybridConfig of
-    transformers for what a config leaves out.
+    Source: olmo_hybrid.py and layers/mamba/gdn/olmo_gdn_linear_attn.py; transformers'
+    OlmoHybridConfig for missing config values.
     """
     fields = named_fields(config, "OlmoHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -237,9 +237,9 @@ def _qwen_mixture(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
 
 def kimi_linear(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Kimi Linear: Kimi delta attention, every fourth layer latent attention; with experts.
+    Return Kimi Linear: Kimi delta attention, latent attention in every fourth layer, experts.
 
-    Kimi K3's text part too, which routes a smaller hidden size and gates what attention returns.
+    Also the text part of Kimi K3, which routes a smaller hidden size and gates attention's output.
     Source: vllm/models/kimi_k3, before 0.32 model_executor/models/kimi_linear.py.
     """
     fields = named_fields(config, "KimiLinearForCausalLM")
@@ -287,7 +287,7 @@ def kimi_linear(config: Mapping[str, Any]) -> Architecture:
 
 
 _LEAST_EXPERT = 256
-"""The smallest inner size of a Kimi expert on one GPU: vllm/models/kimi_k3."""
+"""Minimum inner size of a Kimi expert on one GPU: vllm/models/kimi_k3."""
 
 
 def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
@@ -314,7 +314,11 @@ def _kimi_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tupl
 def _kimi_delta(
     linear: Fields, hidden: int, *, block: str = "self_attn."
 ) -> tuple[tuple[Weight, ...], StateCache]:
-    """Source: KimiGatedDeltaNetAttention in layers/mamba/gdn/kimi_gdn_linear_attn.py."""
+    """
+    Return the weights and the state of Kimi delta attention.
+
+    Source: KimiGatedDeltaNetAttention in layers/mamba/gdn/kimi_gdn_linear_attn.py.
+    """
     heads, dim = linear.whole("num_heads"), linear.whole("head_dim")
     kernel, size = linear.whole("short_conv_kernel_size", default=4), heads * dim
     if linear.flag("use_full_rank_gate"):
@@ -345,10 +349,9 @@ def _kimi_delta(
 
 def alice(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Alice AI: Kimi delta attention with layers of Qwen3-Next's attention between, and experts
-    in every layer.
+    Return Alice AI: Kimi delta attention, some layers with Qwen3-Next's attention, and experts.
 
-    Source: alice_ai.py; what each layer reads is mixed from earlier ones.
+    Every layer has experts. Source: alice_ai.py; each layer's input is mixed from earlier layers.
     """
     fields = named_fields(config, "AliceAIForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -401,7 +404,7 @@ def bailing_delta(config: Mapping[str, Any]) -> Architecture:
     """
     Return Ling 3: Kimi delta attention, every `layer_group_size`-th layer latent attention.
 
-    Layers past the last whole group have latent attention too. Source: bailing_moe_v3.py.
+    Layers after the last whole group also have latent attention. Source: bailing_moe_v3.py.
     """
     fields = named_fields(config, "BailingMoeV3ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -481,4 +484,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         for name in ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
     },
 }
-"""The function that reads each one's config, by its name in `architectures`."""
+"""The builder of each architecture, by its name in `architectures`."""

@@ -1,7 +1,7 @@
 """
 Describe decoders with equal layers: attention over the whole context and one MLP.  Pure.
 
-A `Style` holds the differences of a family's layer from Llama's; families that no style describes
+A `Style` has the differences of a family's layers from Llama's; families that no style describes
 are in `dense_irregular.py`. The vLLM layer of a weight determines its division: see the classes in
 model_executor/models.
 """
@@ -34,7 +34,10 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 @dataclass(frozen=True)
 class Style:
-    """The differences of a family's decoder layer from Llama's. None: the config's keys decide."""
+    """
+    The differences of a family's decoder layer from Llama's. If a field is None, the config
+    decides.
+    """
 
     qkv_bias: bool | None = None
     out_bias: bool | None = None
@@ -43,14 +46,17 @@ class Style:
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
     norm_bias: bool = False
     head_norm: bool | None = False
-    """A norm of one head's size on queries and keys; None: `qk_norm` and its other names say."""
+    """
+    Whether queries and keys have a norm of one head's size; None: decided by `qk_norm` or its
+    aliases.
+    """
     tied: bool = False
-    """Used if the config has no value."""
+    """Value of `tie_word_embeddings` if the config has none."""
     head_bias: bool = False
     types: bool = False
-    """Layers have their own windows."""
+    """Whether each layer has its own window."""
     fused: bool = False
-    """The checkpoint has `qkv_proj` and `gate_up_proj` (Phi-3)."""
+    """Whether the checkpoint has `qkv_proj` and `gate_up_proj` (Phi-3)."""
     attention_names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     attention_prefix: str = "self_attn."
     mlp_names: tuple[str, str, str] = ("gate_proj", "up_proj", "down_proj")
@@ -65,7 +71,7 @@ class Style:
 
 
 def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
-    """Return a decoder like Llama's: equal layers of attention and an MLP, with norms."""
+    """Return a decoder like Llama's: equal layers with attention, an MLP and norms."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd", "d_model")
     heads = fields.whole("num_attention_heads", "n_head", "num_heads")
@@ -137,7 +143,7 @@ def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:
 
 
 def _wide_norms(fields: Fields) -> tuple[Weight, ...]:
-    """OLMo 2 and 3: a norm over all of the queries, and one over all of the keys, on each rank."""
+    """Return OLMo 2's and 3's norms over all queries and over all keys, whole on each rank."""
     heads = fields.whole("num_attention_heads")
     hidden = fields.whole("hidden_size")
     head_dim = fields.whole("head_dim", default=hidden // heads)
@@ -149,7 +155,7 @@ def _wide_norms(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
-    """Command R+ and StableLM 2 12B: every head has its own norm, divided with the heads."""
+    """Return the norms of every head of Command R+ and StableLM 2 12B, divided with the heads."""
     if not fields.flag("use_qk_norm", "qk_layernorm"):
         return ()
     heads = fields.whole("num_attention_heads")
@@ -162,24 +168,26 @@ def _norms_of_each_head(fields: Fields) -> tuple[Weight, ...]:
 
 
 def _sinks(fields: Fields) -> tuple[Weight, ...]:
-    """Granite with windows: a sink for each head, a number that absorbs unneeded attention."""
+    """
+    Return a sink for each head of Granite with windows: a number that absorbs unneeded attention.
+    """
     if not fields.flag("attention_sinks", default=bool(fields.texts("layer_types"))):
         return ()
     return (vector("self_attn.sinks", fields.whole("num_attention_heads"), Split.ROWS),)
 
 
 def _xielu(_fields: Fields) -> tuple[Weight, ...]:
-    """Apertus' activation has two learnt parameters."""
+    """Return the two learnt parameters of Apertus' activation."""
     return (vector("mlp.act_fn", 2),)
 
 
 def _down_bias(fields: Fields) -> tuple[Weight, ...]:
-    """TeleChat 2: of the MLP's matrices only the last has a bias."""
+    """Return TeleChat 2's bias of the MLP's last matrix; the other matrices have none."""
     return (vector("mlp.down_proj.bias", fields.whole("hidden_size")),)
 
 
 def _post_norms(fields: Fields) -> tuple[Weight, ...]:
-    """HyperCLOVA X: two more norms if `use_post_norm` is set."""
+    """Return HyperCLOVA X's two additional norms if `use_post_norm` is set."""
     if not fields.flag("use_post_norm"):
         return ()
     hidden = fields.whole("hidden_size")
@@ -329,13 +337,16 @@ _SAME_STYLE: dict[str, tuple[str, ...]] = {
     "StableLmForCausalLM": ("StableLMEpochForCausalLM",),
     "BaichuanForCausalLM": ("BaiChuanForCausalLM",),
 }
-"""Further families whose layers are those of a family in `_STYLES`."""
+"""Further families with the layers of a family in `_STYLES`."""
 
 _STYLES |= {name: _STYLES[family] for family, names in _SAME_STYLE.items() for name in names}
 
 
 def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
-    """TeleChat 2: Llama's layers under other keys; biases on what writes to the residual."""
+    """
+    Return TeleChat 2: Llama's layers with other keys, and biases on attention's and the MLP's
+    output.
+    """
     fields = Fields(config, name)
     renamed = {
         "num_hidden_layers": fields.whole("n_layer", "num_hidden_layers"),
@@ -347,7 +358,7 @@ def _telechat2(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _starcoder2(config: Mapping[str, Any], name: str) -> Architecture:
-    """StarCoder 2: one key for the biases of attention and MLP, which are there untold."""
+    """Return StarCoder 2: one key for the biases of attention and MLP, true by default."""
     bias = Fields(config, name).flag("use_bias", default=True)
     style = Style(
         qkv_bias=bias,
@@ -386,4 +397,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
         for name in names
     },
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

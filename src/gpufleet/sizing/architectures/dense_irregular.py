@@ -1,5 +1,5 @@
 """
-Describe dense decoders that no `Style` fits: one function for each.  Pure.
+Describe dense decoders that no `Style` fits, one function for each. Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """
@@ -37,7 +37,7 @@ from gpufleet.sizing.architectures.config_fields import Fields
 
 
 def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
-    """GPT-2 and GPTBigCode: learnt positions, biases, queries of many heads and keys of one."""
+    """Return GPT-2 or GPTBigCode: learnt positions, biases; GPTBigCode may have one KV head."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embd")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -79,7 +79,7 @@ def _gpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
-    """GPT-J: one norm for attention and MLP side by side; the head has a bias."""
+    """Return GPT-J: attention and MLP side by side with one norm; the head has a bias."""
     fields = Fields(config, name)
     hidden = fields.whole("n_embd", "hidden_size")
     heads = fields.whole("n_head", "num_attention_heads")
@@ -116,7 +116,7 @@ def _gpt_j(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
-    """GPT-NeoX and Pythia: queries, keys and values in one weight, biases, two norms."""
+    """Return GPT-NeoX or Pythia: one weight for queries, keys and values, biases, two norms."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -157,7 +157,7 @@ def _gpt_neox(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
-    """Falcon 7B, 40B, 180B and 11B: attention and MLP side by side, one or two norms."""
+    """Return Falcon 7B, 40B, 180B or 11B: attention and MLP side by side, one or two norms."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -205,7 +205,7 @@ def _falcon(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
-    """Bloom: ALiBi, so no table of positions; a norm after the embedding."""
+    """Return Bloom: ALiBi, so there is no table of positions; a norm after the embedding."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size", "n_embed")
     heads = fields.whole("num_attention_heads", "n_head")
@@ -248,7 +248,9 @@ def _bloom(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _opt(config: Mapping[str, Any], name: str) -> Architecture:
-    """OPT: learnt positions (two more than stated) and, in 350M, an embedding of another width."""
+    """
+    Return OPT: learnt positions (two more than stated); 350M has an embedding of another width.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -307,7 +309,7 @@ def _opt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
-    """MPT: ALiBi, no biases in the published models; the head is the embedding."""
+    """Return MPT: ALiBi, no biases in the published models; the head is the embedding."""
     fields = Fields(config, name)
     hidden = fields.whole("d_model")
     heads = fields.whole("n_heads")
@@ -349,7 +351,7 @@ def _mpt(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _phi(config: Mapping[str, Any], name: str) -> Architecture:
-    """Phi-1, 1.5 and 2: one norm for attention and MLP side by side, biases everywhere."""
+    """Return Phi-1, 1.5 or 2: attention and MLP side by side with one norm, biases everywhere."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -385,7 +387,7 @@ def _phi(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
-    """Persimmon: biases everywhere, a norm with a bias on each head's queries and keys."""
+    """Return Persimmon: biases everywhere, norms with biases on each head's queries and keys."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -424,7 +426,9 @@ def _persimmon(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
-    """ChatGLM 2 and 3, GLM-4-9B: fused weights, biases on queries, keys and values only."""
+    """
+    Return ChatGLM 2 and 3 or GLM-4-9B: fused weights, biases only on queries, keys and values.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -475,7 +479,9 @@ def _chatglm(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
-    """Qwen of 2023: one weight for queries, keys and values, an MLP of half the stated width."""
+    """
+    Return Qwen of 2023: one weight for queries, keys and values, an MLP of half the stated width.
+    """
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -512,7 +518,7 @@ def _qwen(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _deci(config: Mapping[str, Any], name: str) -> Architecture:
-    """Nemotron-NAS: each layer with its own MLP, its own KV heads, or without attention."""
+    """Return Nemotron-NAS: each layer has its own MLP and KV heads, or no attention."""
     fields = Fields(config, name)
     hidden = fields.whole("hidden_size")
     heads = fields.whole("num_attention_heads")
@@ -571,7 +577,11 @@ def _deci(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _round_width(width: float) -> int:
-    """As _ffn_mult_to_intermediate_size in vLLM's nemotron_nas.py: up to a multiple of 256."""
+    """
+    Return a width rounded up to a multiple of 256.
+
+    Source: _ffn_mult_to_intermediate_size in vLLM's nemotron_nas.py.
+    """
     return -(-int(width) // 256) * 256
 
 
@@ -593,4 +603,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     )
     for name in names
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

@@ -1,7 +1,4 @@
-"""
-Describe a model for sizing: its architecture, its quantization, and the contents of its files.
-Pure.
-"""
+"""Describe a model for sizing: architecture, quantization, and contents of its files.  Pure."""
 
 from __future__ import annotations
 
@@ -16,15 +13,15 @@ from gpufleet.sizing.architectures.quantization_scheme import Quantization
 from gpufleet.sizing.architectures.registry import architecture
 
 Stored = Mapping[str, tuple[str, tuple[int, ...]]]
-"""{tensor's name: (its dtype as safetensors has it, its shape)}."""
+"""The dtype, by safetensors' name, and the shape of each tensor, by the tensor's name."""
 
 
 @dataclass(frozen=True, eq=False)
 class Description:
     """
-    The facts in a model's files. It is compared by identity, so create one per model and keep it.
-    `stored` None: no safetensors header was read. `stored_bytes` is the index's `total_size` in
-    bytes; None: there is no index.
+    The facts in a model's files. Descriptions are compared by identity: create one per model and
+    keep it. `stored` is None if no safetensors header was read. `stored_bytes` is the index's
+    `total_size` in bytes, or None without an index.
     """
 
     architecture: Architecture
@@ -35,39 +32,39 @@ class Description:
     notes: tuple[str, ...] = ()
     """Sentences on unreadable parts of the files."""
     draft: Description | str | None = None
-    """The draft model of `--speculative-config`, or a sentence that says why it is not known."""
+    """The draft model of `--speculative-config`, or a sentence why it is unknown."""
     adapters: Mapping[str, AdapterConfig | str] = field(default_factory=dict)
-    """LoRA adapters by their names in `adapters`, or a sentence that says why one is not known."""
+    """LoRA adapters by their names in `adapters`, or a sentence why an adapter is unknown."""
 
 
 class HubSilence(str):
-    """Why a model is not described: the Hub does not answer, which is no mistake in settings."""
+    """Why a model has no description: the Hub does not answer, which is no mistake in settings."""
 
     __slots__ = ()
 
 
 Described: TypeAlias = Description | str
-"""A description, or a sentence that says why there is none."""
+"""A description, or a sentence why there is none."""
 
 
 @dataclass(frozen=True)
 class ModelFiles:
-    """The parsed files of a model that sizing reads; none of its weights."""
+    """The parsed files of a model for sizing, without its weights."""
 
     config: Mapping[str, Any]
     hf_quant_config: Mapping[str, Any] | None = None
     stored: Stored | None = None
     stored_bytes: int | None = None
     modules: Sequence[Any] | None = None
-    """modules.json, which sentence-transformers write; None: there is none."""
+    """modules.json of sentence-transformers; None if it does not exist."""
     origin: str = ""
-    """Where they were read, for messages."""
+    """The files' origin, for messages."""
     notes: tuple[str, ...] = ()
     """Sentences on unreadable parts."""
 
 
 def describe(files: ModelFiles) -> Description:
-    """Return what `files` describe. Raises `FleetError`, see `architecture()`."""
+    """Return the description of a model's files. Raises `FleetError`, see `architecture()`."""
     return Description(
         architecture(files.config),
         quantization(files.config, files.hf_quant_config),
@@ -80,8 +77,9 @@ def describe(files: ModelFiles) -> Description:
 
 def _with_quantization(files: ModelFiles) -> Mapping[str, Any]:
     """
-    Return config.json with the quantization of hf_quant_config.json, if config.json has none. vLLM
-    does the same (transformers_utils/config.py, get_config).
+    Return config.json with the quantization of hf_quant_config.json, if config.json has none.
+
+    vLLM does the same (transformers_utils/config.py, get_config).
     """
     if not files.hf_quant_config or files.config.get("quantization_config"):
         return files.config

@@ -1,7 +1,7 @@
 """
 Describe encoders that embed or score: they have weights, but no KV cache.  Pure.
 
-Every token attends to all others, or to those of a window, at once, so nothing is cached. Source:
+Every token attends to all others, or to a window, in one step, so nothing is cached. Source:
 bert.py and roberta.py in vLLM's model_executor/models of 0.31.0, their other heads and colbert.py
 of 0.32.0; bert_with_rope.py, modernbert.py and config.py of 0.23.0. Other encoders are refused by
 name in `unsized.py`.
@@ -36,7 +36,7 @@ from gpufleet.sizing.architectures.max_length import max_model_len
 from gpufleet.sizing.architectures.poolers import dense, label_rows, token_vectors
 
 _Head = Callable[[Fields, int], tuple[Weight, ...]]
-"""What an encoder has after its layers, by its hidden size."""
+"""Builds the weights after an encoder's layers, from its config and hidden size."""
 
 
 def _bert(
@@ -45,7 +45,7 @@ def _bert(
     """
     Return BERT or RoBERTa.
 
-    `offset`: the first positions, up to the padding's, are of no token.
+    With `offset`, the positions up to the padding's index are not used for tokens.
     """
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -88,7 +88,9 @@ def _encoder(
     length: int,
     longest: int = 0,
 ) -> Architecture:
-    """Return an encoder of these layers. `longest`: more than `length` may be asked for."""
+    """
+    Return an encoder of these layers. `longest` is the largest accepted length, if above `length`.
+    """
     alike = {layer: Layer(layer) for layer in layers}
     return Architecture(
         name=fields.name,
@@ -109,7 +111,7 @@ def _encoder(
 
 
 def _rotary_embedding(fields: Fields, hidden: int, head_dim: int, positions: int) -> list[Part]:
-    """Return the words, their types where there are any, and the table of rotary positions."""
+    """Return the embeddings of words and, if any, of token types, and the rotary table."""
     types = fields.whole("type_vocab_size", default=0)
     tables = [Weight("word_embeddings", fields.whole("vocab_size"), hidden, Split.VOCABULARY,
                      linear=False)]  # fmt: skip
@@ -129,7 +131,7 @@ def _norms(hidden: int) -> tuple[Weight, ...]:
 
 
 def _gte(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
-    """Return GTE and Snowflake's Arctic Embed 2: a gated MLP whose first matrix has no bias."""
+    """Return GTE or Snowflake's Arctic Embed 2: a gated MLP whose first matrix has no bias."""
     fields = Fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     inner, head_dim = fields.whole("intermediate_size"), hidden // max(heads, 1)
@@ -151,8 +153,8 @@ def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
     """
     Return Nomic BERT: rotary positions, a gated or a plain MLP, experts in every n-th layer.
 
-    The experts' matrices are one weight of each layer, which TP divides and expert parallelism
-    does not (NomicMoE). It was trained for `max_trained_positions`, and may be asked for more.
+    The experts' matrices are one weight of each layer, which TP divides and expert parallelism does
+    not (NomicMoE). The default length is `max_trained_positions`, and longer contexts are accepted.
     """
     fields = Fields(config, name)
     hidden, heads = fields.whole("n_embd"), fields.whole("n_head", "num_attention_heads")
@@ -184,8 +186,12 @@ def _nomic_bert(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 _WI_DIVIDED = (0, 32)
-"""A MergedColumnParallelLinear in modernbert.py of 0.32.0, an nn.Linear in that of 0.23.0; those
-between were not read, and are counted as the older one, which takes more."""
+"""
+The release from which TP divides ModernBERT's `Wi`.
+
+It is a MergedColumnParallelLinear in modernbert.py of 0.32.0 and an nn.Linear in 0.23.0. Releases
+between were not read, and are counted like the older one, which takes more memory.
+"""
 
 
 def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Architecture:
@@ -227,17 +233,17 @@ def _modern_bert(config: Mapping[str, Any], name: str, *, scores: bool) -> Archi
 
 
 def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a dense layer, and a row for each label."""
+    """Return a scoring head: a dense layer, and a row for each label."""
     return (*dense("pooler.dense", hidden, hidden), *_labels(fields, hidden))
 
 
 def _labels(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a row for each label, by which each token is classified."""
+    """Return a row for each label, for the classification of each token."""
     return dense("classifier", label_rows(fields), hidden)
 
 
 def _words(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return BERT's head of a masked language model: SPLADE's vectors are as wide as its words."""
+    """Return BERT's masked-language-model head: SPLADE's vectors have the vocabulary's width."""
     return (
         *dense("mlm_head.dense", hidden, hidden, dtype=None),
         *norm("mlm_head.layer_norm", hidden, bias=True),
@@ -246,7 +252,7 @@ def _words(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def _m3(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
-    """Return BGE-M3's layers of its sparse vector and of each token's."""
+    """Return BGE-M3's layers for its sparse vector and for each token's vector."""
     return (
         *dense("sparse_linear", 1, hidden),
         *dense("colbert_linear", hidden, hidden),
@@ -291,4 +297,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     },
     "NomicBertModel": partial(_nomic_bert, name="NomicBertModel"),
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

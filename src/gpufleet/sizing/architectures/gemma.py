@@ -1,8 +1,8 @@
 """
 Describe Gemma 2, 3, 3n and 4: most layers attend to a window, few to the whole context.  Pure.
 
-Source: gemma2.py, gemma3.py, gemma3n.py and gemma4.py in vLLM's model_executor/models; what
-Google's configs leave out is the default of their class in transformers.
+Source: gemma2.py, gemma3.py, gemma3n.py and gemma4.py in vLLM's model_executor/models; missing
+values of Google's configs are the defaults of their class in transformers.
 """
 
 from __future__ import annotations
@@ -78,7 +78,9 @@ _DEFAULTS: dict[str, dict[str, int]] = {
         "sliding_window_pattern": 6,
     },
 }
-"""Gemma2Config, Gemma3TextConfig, Gemma3nTextConfig and Gemma4TextConfig of transformers 5.19."""
+"""
+Defaults of Gemma2Config, Gemma3TextConfig, Gemma3nTextConfig, Gemma4TextConfig (transformers 5.19).
+"""
 
 _NORMS = (
     "input_layernorm",
@@ -94,7 +96,7 @@ def _complete_fields(config: Mapping[str, Any], name: str) -> Fields:
 
 
 _WINDOWS = {"sliding_attention", "chunked_attention"}
-"""The second is Rnj-1's, whose chunks attend to the previous chunk: kept as a window (rnj1.py)."""
+"""Layer types that are kept as a window; Rnj-1's chunks attend to the previous chunk (rnj1.py)."""
 
 
 def _window_layers(fields: Fields, count: int) -> tuple[bool, ...]:
@@ -118,7 +120,7 @@ def _norms(hidden: int, names: tuple[str, ...] = _NORMS) -> tuple[Weight, ...]:
 
 
 def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architecture:
-    """Return Gemma 2 or, with norms on queries and keys, Gemma 3 (the text part)."""
+    """Return Gemma 2 or, with norms on queries and keys, the text part of Gemma 3."""
     fields = _complete_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
@@ -151,10 +153,10 @@ def gemma(config: Mapping[str, Any], *, name: str, head_norm: bool) -> Architect
 
 def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
     """
-    Return the windows' own rotary table: of another base, and never scaled.
+    Return the windows' own rotary table, with another base and never scaled.
 
-    Configs of newer checkpoints name both under `rope_parameters`, where `rotary_of` reads them.
-    Source: Gemma3Attention in model_executor/models/gemma3.py.
+    Newer checkpoints have both tables in `rope_parameters`, which `rotary_tables` reads. Source:
+    Gemma3Attention in model_executor/models/gemma3.py.
     """
     named_both = any(
         isinstance(part, Mapping) for part in (fields.value("rope_parameters") or {}).values()
@@ -165,7 +167,7 @@ def _local_rotary(fields: Fields, head_dim: int) -> tuple[Part, ...]:
 
 
 def gemma3n(config: Mapping[str, Any]) -> Architecture:
-    """Return the text part of Gemma 3n: an input for each layer, and caches that layers share."""
+    """Return the text part of Gemma 3n: an input for each layer, and caches shared by layers."""
     fields = _complete_fields(config, "Gemma3nForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), fields.whole("head_dim")
@@ -218,9 +220,10 @@ def gemma3n(config: Mapping[str, Any]) -> Architecture:
 
 def gemma4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Gemma 4: heads of another size over the whole context than in windows.
+    Return the text part of Gemma 4, whose head size differs between full and window layers.
 
-    `attention_k_eq_v`: the checkpoint has only keys there, and vLLM loads them as values, too.
+    With `attention_k_eq_v`, the checkpoint has only keys for full layers, and vLLM also loads these
+    as values.
     """
     fields = _complete_fields(config, "Gemma4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -272,7 +275,7 @@ def gemma4(config: Mapping[str, Any]) -> Architecture:
 
 
 def _gemma4_experts(hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
-    """Experts beside the MLP of every layer, with three norms more."""
+    """Return the experts beside the MLP of every layer, with three additional norms."""
     return (
         vector("router.scale", hidden),
         vector("router.per_expert_scale", experts),
@@ -291,7 +294,7 @@ def _gemma4_experts(hidden: int, inner: int, experts: int) -> tuple[Weight, ...]
 
 
 def _layer_input(hidden: int, size: int) -> tuple[Weight, ...]:
-    """Weights for the layer's own part of the token embedding, the same on every rank."""
+    """Return the weights for a layer's own part of the token embedding, the same on every rank."""
     return (
         Weight("per_layer_input_gate", size, hidden),
         Weight("per_layer_projection", hidden, size),
@@ -300,7 +303,7 @@ def _layer_input(hidden: int, size: int) -> tuple[Weight, ...]:
 
 
 def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Part, ...]:
-    """Return the embedding that gives every layer an input of its own."""
+    """Return the embedding with a separate input for every layer."""
     vocab = fields.whole("vocab_size_per_layer_input", "vocab_size")
     weights = (
         Weight("model.embed_tokens_per_layer", vocab, size, Split.VOCABULARY, linear=False),
@@ -312,10 +315,10 @@ def _layer_inputs(fields: Fields, hidden: int, size: int, each: int) -> tuple[Pa
 
 def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
     """
-    Return a layer's weights where it takes keys and values from another.
+    Return the weights of a layer that uses another layer's keys and values.
 
-    Checkpoints have its own as well, and vLLM kept them before 0.30 (`is_kv_shared_layer` in
-    model_executor/models/gemma3n.py and gemma4.py).
+    Checkpoints also have the layer's own keys and values, which vLLM kept before 0.30
+    (`is_kv_shared_layer` in model_executor/models/gemma3n.py and gemma4.py).
     """
     names = ("self_attn.k_proj", "self_attn.v_proj", "self_attn.k_norm")
     return tuple(
@@ -325,7 +328,7 @@ def _without_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
 
 
 def _values_from_keys(weights: tuple[Weight, ...]) -> tuple[Weight, ...]:
-    """Return the weights with values that are not in the checkpoint."""
+    """Return the weights with the values marked as missing in the checkpoint."""
     return tuple(
         Weight(w.name, w.rows, w.columns, w.split, w.heads, buffer=True)
         if w.name == "self_attn.v_proj"
@@ -341,4 +344,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Gemma3nForCausalLM": gemma3n,
     "Gemma4ForCausalLM": gemma4,
 }
-"""The function that reads each Gemma's config, by its name in `architectures`."""
+"""The builder of each Gemma, by its name in `architectures`."""

@@ -1,9 +1,9 @@
 """
 Describe decoders that keep a state of fixed size instead of keys in most layers.  Pure.
 
-Delta nets, Mamba and Gemma have separate modules. Source: the classes in
-vLLM's model_executor/models, the shapes of their states model_executor/layers/mamba/mamba_utils.py.
-In a `StateCache` every shape but the last is of a convolution.
+Delta nets, Mamba and Gemma have separate modules. Source: the classes in vLLM's
+model_executor/models, and model_executor/layers/mamba/mamba_utils.py for the shapes of their
+states. In a `StateCache`, every shape except the last belongs to a convolution.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from gpufleet.sizing.architectures.moe_common import (
 
 
 def lfm2(config: Mapping[str, Any]) -> Architecture:
-    """Return LFM2, dense or with experts: short convolutions, with attention between."""
+    """Return LFM2, dense or with experts: short convolutions, and attention in some layers."""
     fields = named_fields(config, "Lfm2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads", "num_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -128,7 +128,7 @@ def _lfm2_attention(fields: Fields) -> tuple[bool, ...]:
 
 
 def minimax_text(config: Mapping[str, Any]) -> Architecture:
-    """Return MiniMax-Text-01 and M1: lightning attention, every eighth layer full attention."""
+    """Return MiniMax-Text-01 or M1: lightning attention, full attention in every eighth layer."""
     fields = named_fields(config, "MiniMaxText01ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, heads)
@@ -250,9 +250,9 @@ def bailing_linear(config: Mapping[str, Any]) -> Architecture:
 
 def loop_coder(config: Mapping[str, Any]) -> Architecture:
     """
-    Return IQuest's loop coder, which goes through its layers twice: the second time in a window.
+    Return IQuest's loop coder, which runs its layers `loop_num` times, after the first in a window.
 
-    Source: iquest_loopcoder.py; each time has a cache of its own.
+    Source: iquest_loopcoder.py; each run has its own cache.
     """
     fields = named_fields(config, "IQuestLoopCoderForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -291,4 +291,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "Lfm2ForCausalLM": lfm2,
     "Lfm2MoeForCausalLM": lfm2,
 }
-"""The function that reads each hybrid decoder's config, by its name in `architectures`."""
+"""The builder of each hybrid decoder, by its name in `architectures`."""

@@ -1,9 +1,9 @@
 """
-CLIP and SigLIP: an encoder of texts beside one of images, whose vectors are compared.  Pure.
+Describe CLIP and SigLIP: a text encoder and an image encoder, whose vectors are compared. Pure.
 
-CLIP's texts are read from left to right, so its text layers keep a KV cache; SigLIP's keep none.
-Source: clip.py and siglip.py in vLLM's model_executor/models of 0.32.0; what a config leaves out is
-the default of CLIPConfig and SiglipConfig in transformers.
+CLIP reads texts from left to right, so its text layers keep a KV cache; SigLIP's text layers keep
+none. Source: clip.py and siglip.py in vLLM's model_executor/models of 0.32.0; missing config values
+are the defaults of CLIPConfig and SiglipConfig in transformers.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ def _whole_config(
 
 
 def _clip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return CLIP: two encoders, and a matrix from each to the vectors that are compared."""
+    """Return CLIP: two encoders, each with a matrix for the compared vectors."""
     fields, text = _whole_config(config, name, _CLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     projected = fields.whole("projection_dim", default=512)
@@ -109,7 +109,7 @@ def _clip(config: Mapping[str, Any], name: str) -> Architecture:
 
 
 def _siglip(config: Mapping[str, Any], name: str) -> Architecture:
-    """Return SigLIP: two encoders; that of images ends with attention over all patches."""
+    """Return SigLIP: two encoders; the image encoder ends with attention over all patches."""
     fields, text = _whole_config(config, name, _SIGLIP)
     width, seen = text.whole("hidden_size"), fields.section("vision_config") or fields
     seen_width, inner = seen.whole("hidden_size"), seen.whole("intermediate_size")
@@ -134,7 +134,7 @@ def _siglip(config: Mapping[str, Any], name: str) -> Architecture:
 def _two_towers(
     fields: Fields, text: Fields, *, cache: Cache | None, head: Weights, tower: Weights
 ) -> Architecture:
-    """Return the encoder of texts as layers, and that of images as a tower."""
+    """Return an architecture with the text encoder as layers and the image encoder as a tower."""
     width, heads = text.whole("hidden_size"), text.whole("num_attention_heads")
     inner, vocabulary = text.whole("intermediate_size"), text.whole("vocab_size")
     length = text.whole("max_position_embeddings")
@@ -182,4 +182,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "CLIPModel": partial(_clip, name="CLIPModel"),
     "SiglipModel": partial(_siglip, name="SiglipModel"),
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

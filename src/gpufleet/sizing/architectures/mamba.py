@@ -1,8 +1,8 @@
 """
 Describe decoders with Mamba or Mamba-2 in most or all layers.  Pure.
 
-Source: the classes in vLLM's model_executor/models, the shapes of their states
-model_executor/layers/mamba/mamba_utils.py. In a `StateCache` every shape but the last is of a
+Source: the classes in vLLM's model_executor/models, and model_executor/layers/mamba/mamba_utils.py
+for the shapes of their states. In a `StateCache`, every shape except the last belongs to a
 convolution.
 """
 
@@ -58,7 +58,9 @@ class Mamba2:
     gated_norm: bool = True
 
     def weights(self, hidden: int, prefix: str = "mamba.") -> tuple[Weight, ...]:
-        """Return its weights; groups that TP does not divide are on several ranks."""
+        """
+        Return the mixer's weights; groups that TP does not divide are copied to several ranks.
+        """
         inner, heads, groups = self.inner, self.heads, self.groups
         shared = 2 * groups * self.state
         into, conv = f"{prefix}in_proj", f"{prefix}conv1d"
@@ -86,7 +88,9 @@ class Mamba2:
         return tuple(weights)
 
     def cache(self, dtype: str = "model") -> StateCache:
-        """Return its state: the inputs of the convolution, and that of the recurrence."""
+        """
+        Return the mixer's state: the inputs of the convolution, and the state of the recurrence.
+        """
         shapes = (
             (self.kernel - 1, self.inner),
             (self.groups, 2 * self.state, self.kernel - 1),
@@ -133,9 +137,9 @@ def mamba1_state(inner: int, state: int, kernel: int) -> StateCache:
 
 def nemotron_h(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Nemotron-H and Nemotron 3: each layer is one of Mamba-2, attention, MLP or experts.
+    Return Nemotron-H or Nemotron 3: each layer is Mamba-2, attention, an MLP or experts.
 
-    Source: nemotron_h.py; `hybrid_override_pattern` has M, *, - and E for them.
+    Source: nemotron_h.py; in `hybrid_override_pattern` these are M, *, - and E.
     """
     fields = named_fields(config, "NemotronHForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -185,7 +189,7 @@ def nemotron_h(config: Mapping[str, Any]) -> Architecture:
 
 def _nemotron_drafts(fields: Fields, hidden: int, mixers: Mapping[str, Layer]) -> tuple[Layer, ...]:
     """
-    Return the layers of multi-token prediction, attention and experts by a pattern of their own.
+    Return the layers for multi-token prediction: attention and experts, by their own pattern.
 
     Source: nemotron_h_mtp.py.
     """
@@ -214,7 +218,7 @@ def _inner(fields: Fields) -> int:
 
 
 def _pattern(fields: Fields) -> str:
-    """Return a letter for each layer."""
+    """Return the pattern of layers, a letter for each layer."""
     letters = {"mamba": "M", "attention": "*", "mlp": "-", "moe": "E"}
     if kinds := fields.texts("layers_block_type"):
         return "".join(letters.get(kind, kind[:1] or "?") for kind in kinds)
@@ -241,7 +245,7 @@ def _nemotron_mamba(fields: Fields, hidden: int) -> Layer:
 
 
 def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Experts of two matrices, on a smaller hidden size where `moe_latent_size` says so."""
+    """Return experts of two matrices, on a smaller hidden size if `moe_latent_size` is set."""
     experts, inner = fields.whole("n_routed_experts"), fields.whole("moe_intermediate_size")
     latent = fields.whole("moe_latent_size", default=0)
     size = latent or hidden
@@ -264,7 +268,7 @@ def _nemotron_experts(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
-    """Return Granite 4: Mamba-2 and a few attentions, with or without experts."""
+    """Return Granite 4: Mamba-2 and a few attention layers, with or without experts."""
     fields = named_fields(config, "GraniteMoeHybridForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -298,7 +302,7 @@ def granite_hybrid(config: Mapping[str, Any]) -> Architecture:
 
 
 def _mamba2_layer(fields: Fields, hidden: int, *, gated_norm: bool = True) -> Layer:
-    """Return a Mamba-2 mixer by the keys that Granite, Bamba and Falcon-H1 have in common."""
+    """Return a Mamba-2 mixer from the keys that Granite, Bamba and Falcon-H1 share."""
     heads = fields.whole("mamba_n_heads")
     inner = fields.whole("mamba_d_ssm", default=0) or int(
         hidden * fields.number("mamba_expand", default=2)
@@ -375,10 +379,10 @@ def falcon_h1(config: Mapping[str, Any]) -> Architecture:
 
 def zamba2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Zamba2: Mamba-2 everywhere, and some layers with one of a few transformers beside it.
+    Return Zamba2: Mamba-2 in all layers, beside one of a few transformers in some.
 
-    Source: zamba2.py. The transformers are shared: each layer has its own adapters to one, and its
-    own cache. Their weights are counted with the first layers that have them.
+    Source: zamba2.py. The transformers are shared, but each layer has its own adapters and its own
+    cache. A transformer's weights are counted with the first layer that has it.
     """
     fields = named_fields(config, "Zamba2ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -430,7 +434,9 @@ def zamba2(config: Mapping[str, Any]) -> Architecture:
 def _zamba_transformer(
     fields: Fields, hidden: int, heads: int, head_dim: int, dense: int
 ) -> tuple[Weight, ...]:
-    """Attention over what a layer gets and the embedding, side by side; and an MLP."""
+    """
+    Return a shared transformer: attention over a layer's input beside the embedding, and an MLP.
+    """
     block, wide = "shared_transformer.", heads * head_dim
     bias = fields.flag("add_bias_linear")
     return (
@@ -446,7 +452,7 @@ def _zamba_transformer(
 
 
 def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ...]:
-    """Weights that one layer adds to its shared transformer: pairs of thin matrices."""
+    """Return the weights that a layer adds to its shared transformer: pairs of thin matrices."""
     rank = fields.whole("adapter_rank", default=128)
     block = "shared_transformer."
     pairs = [("feed_forward.gate_up_proj_adapter", hidden, 2 * dense)]
@@ -465,7 +471,7 @@ def _zamba_adapters(fields: Fields, hidden: int, dense: int) -> tuple[Weight, ..
 
 
 def jamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Jamba: Mamba, every eighth layer attention, every second one experts."""
+    """Return Jamba: Mamba, with attention in every eighth layer and experts in every second."""
     fields = named_fields(config, "JambaForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), hidden // max(heads, 1)
@@ -519,7 +525,7 @@ def _is_each(fields: Fields, key: str, index: int, *, period: int, offset: int) 
 
 
 def mamba(config: Mapping[str, Any]) -> Architecture:
-    """Return Mamba or Falcon-Mamba, which have no attention at all (mamba.py)."""
+    """Return Mamba or Falcon-Mamba, which have no attention (mamba.py)."""
     fields = named_fields(config, "MambaForCausalLM")
     hidden = fields.whole("hidden_size", "d_model")
     inner = fields.whole("intermediate_size", "d_inner", default=0) or hidden * fields.whole(
@@ -546,7 +552,7 @@ def mamba(config: Mapping[str, Any]) -> Architecture:
 
 
 def mamba2_alone(config: Mapping[str, Any]) -> Architecture:
-    """Return Mamba-2, which has no attention at all (mamba2.py)."""
+    """Return Mamba-2, which has no attention (mamba2.py)."""
     fields = named_fields(config, "Mamba2ForCausalLM")
     hidden = fields.whole("hidden_size")
     mixer = Mamba2(

@@ -1,4 +1,4 @@
-"""Compute the longest context of a model, like vLLM.  Pure."""
+"""Compute the longest context of a model like vLLM.  Pure."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _LENGTHS = (
     "max_seq_length",
     "seq_len",
 )
-"""Keys of a config for the number of positions; the smallest counts."""
+"""Keys of a config with the number of positions; the smallest value is used."""
 
 _TEXT_PARTS = ("text_config", "llm_config", "language_config", "thinker_config", "text_model")
 
 DEFAULT = 2048
-"""Used if the config has no value."""
+"""The length in tokens if the config has no value."""
 
 _SCALED = {"su", "longrope", "llama3"}
-"""Kinds of rotary scaling whose length in the config is the scaled one."""
+"""Types of rotary scaling for which the config's length is already scaled."""
 _SCALED_YARN = _SCALED | {"yarn", "deepseek_yarn", "deepseek_llama_scaling"}
 
 _YARN_IS_SCALED = (0, 30)
@@ -37,10 +37,10 @@ def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None
     """
     Return the context length, in tokens, that vLLM uses by default.
 
-    `config` is a parsed config.json; its text part counts if there is one. `vllm`: the release,
-    the newest when None. Source: _get_and_verify_max_len in vllm/config/model.py of 0.8.5 to
-    0.33.0, which differ in two things: up to 0.29 YaRN's length is its original length times its
-    factor, from 0.30 the config's own; from 0.11 LongRoPE starts with the original length.
+    `config` is a parsed config.json, of which the text part is used if there is one. `vllm` is the
+    release; None means the newest. Source: _get_and_verify_max_len in vllm/config/model.py of 0.8.5
+    to 0.33.0, with two differences: up to 0.29, YaRN's length is its original length times its
+    factor, from 0.30 the config's length; from 0.11, LongRoPE starts with the original length.
     """
     text = text_part(config)
     short = vllm is None or vllm >= _LONGROPE_IS_SHORT
@@ -50,7 +50,9 @@ def max_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None
 
 
 def longest_model_len(config: Mapping[str, Any], vllm: tuple[int, ...] | None = None) -> int:
-    """Return the most tokens that `--max-model-len` may be; as `max_model_len` but for LongRoPE."""
+    """
+    Return the largest `--max-model-len` in tokens; equals `max_model_len` except for LongRoPE.
+    """
     text = text_part(config)
     length: float = min(_stated(text), default=DEFAULT)
     if text.get("model_max_length"):
@@ -80,7 +82,7 @@ def lengths_by_release(
     """
     Return (release, default length, largest accepted length) for each release that changed them.
 
-    `otherwise` is used for both if the config states no length: it is the default of the class.
+    If the config states no length, both are `otherwise`, the default of the class.
     """
     if not _stated(text_part(config)):
         return (((0,), otherwise, otherwise),)
@@ -103,7 +105,7 @@ def text_part(config: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def rope_parameters(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], ...]:
-    """Return the rotary scalings, under either name; one for each kind of layer where nested."""
+    """Return the rotary scalings under either name; one per type of layer if they are nested."""
     for key in ("rope_parameters", "rope_scaling"):
         found = config.get(key)
         if not isinstance(found, Mapping) or not found:

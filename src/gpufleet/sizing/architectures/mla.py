@@ -1,8 +1,7 @@
 """
-Describe decoders with multi-head latent attention: one small latent per token instead of keys.
-Pure.
+Describe decoders with multi-head latent attention: a latent per token instead of keys. Pure.
 
-Every rank of tensor parallelism keeps the same latents; only the projections to heads are divided.
+Every tensor-parallel rank keeps the same latents; only the projections to heads are divided.
 Source: DeepseekV2MLAAttention and DeepseekV2MoE in vLLM's model_executor/models/deepseek_v2.py, and
 Indexer there for sparse attention.
 """
@@ -57,11 +56,11 @@ class Family:
     corrected: Callable[[Fields], bool] = lambda fields: (
         fields.text("topk_method", default="noaux_tc") == "noaux_tc"
     )
-    """Whether the router's scores have a correction, float32."""
+    """Whether the router's scores have a float32 correction."""
     sandwich: tuple[str, ...] = ()
-    """Further norms of a layer where `sandwich_norm` is set."""
+    """Further norms of a layer if `sandwich_norm` is set."""
     sparse: bool = False
-    """Whether `index_topk` means sparse attention with its own index."""
+    """Whether `index_topk` means sparse attention with an index."""
 
 
 def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Weight, ...]:
@@ -89,9 +88,10 @@ def latent_attention(fields: Fields, *, prefix: str = "self_attn.") -> tuple[Wei
 
 def indexer(fields: Fields) -> tuple[Weight, ...]:
     """
-    Return the weights that choose the tokens sparse attention looks at, the same on each rank.
+    Return the weights that select the tokens for sparse attention, the same on each rank.
 
-    vLLM fuses `wk` and `weights_proj` and keeps both in the model's dtype, its norm in float32.
+    vLLM fuses `wk` and `weights_proj` and keeps both in the model's dtype, and the index's norm in
+    float32.
     """
     hidden, low = fields.whole("hidden_size"), fields.whole("q_lora_rank")
     prefix = "self_attn.indexer."
@@ -107,7 +107,7 @@ def indexer(fields: Fields) -> tuple[Weight, ...]:
 
 def has_index(fields: Fields, index: int) -> bool:
     """
-    Return whether this layer chooses tokens itself, or takes an earlier layer's choice.
+    Return whether this layer selects tokens itself, instead of reusing an earlier layer's choice.
 
     Source: `index_topk_freq`, `index_topk_pattern` and `index_skip_topk_offset` in
     DeepseekV2MLAAttention.
@@ -121,7 +121,7 @@ def has_index(fields: Fields, index: int) -> bool:
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
-    """Return the architecture that this config of the family describes."""
+    """Return the architecture of a config of this family."""
     fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     experts = fields.whole(*family.experts, default=0)
@@ -192,10 +192,10 @@ def _mixture(
 
 def longcat(config: Mapping[str, Any]) -> Architecture:
     """
-    Return LongCat-Flash: two attentions and two MLPs in a layer, and experts that do nothing.
+    Return LongCat-Flash: two attentions and two MLPs per layer, and experts without effect.
 
     Source: longcat_flash.py; the router also scores the `zero_expert_num` experts without weights.
-    LongCat-Flash-Lite looks the last tokens up together as well (longcat_flash_ngram.py).
+    LongCat-Flash-Lite also has embeddings for several last tokens (longcat_flash_ngram.py).
     """
     fields = named_fields(config, "LongcatFlashForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -229,7 +229,7 @@ def longcat(config: Mapping[str, Any]) -> Architecture:
 
 
 def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
-    """Return the tables that tell several last tokens apart, of one size but for odd numbers."""
+    """Return the embeddings of several last tokens; the tables' sizes differ by odd numbers."""
     ratio = fields.whole("ngram_vocab_size_ratio", default=0)
     if fields.name != "LongcatFlashNgramForCausalLM" or not ratio:
         return ()
@@ -246,7 +246,7 @@ def _ngrams(fields: Fields, hidden: int) -> tuple[Part, ...]:
 
 def minicpm3(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiniCPM3, which vLLM serves without latents in its cache: a key and a value a head.
+    Return MiniCPM3, for which vLLM caches a key and a value per head instead of latents.
 
     Source: minicpm3.py; values are padded to the size of keys.
     """
@@ -301,10 +301,10 @@ _FAMILIES: dict[str, Family] = {
 
 def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
     """
-    Return DeepSeek V4: one key a token, of which every 4 or 128 are made into one.
+    Return DeepSeek V4: one key per token, with every 4 or 128 keys compressed into one.
 
-    `compress_ratios` says how many for each layer; 0: a window alone. The first
-    `num_hash_layers` choose experts by the token. Source: vllm/models/deepseek_v4.
+    `compress_ratios` has the number for each layer; 0 means only a window. The first
+    `num_hash_layers` layers choose experts by token. Source: vllm/models/deepseek_v4.
     """
     fields = named_fields(config, "DeepseekV4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -366,7 +366,9 @@ def deepseek_v4(config: Mapping[str, Any]) -> Architecture:
 
 def _v4_draft(hidden: int, mixing: int) -> tuple[Weight, ...]:
     """
-    Weights that predict further tokens, besides a layer's: vllm/models/deepseek_v4/nvidia/mtp.py.
+    Return the weights that predict further tokens, besides a layer's weights.
+
+    Source: vllm/models/deepseek_v4/nvidia/mtp.py.
     """
     return (
         *norm("enorm", hidden),
@@ -387,7 +389,7 @@ def _v4_cache(fields: Fields, ratio: int) -> CompressedCache:
 
 
 _INDEXED_RATIO = 4
-"""The layers that compress four tokens into one select among them by an index."""
+"""The compression ratio of the layers that select compressed tokens by an index."""
 
 
 def _v4_attention(fields: Fields, hidden: int, heads: int, ratio: int) -> tuple[Weight, ...]:
@@ -418,7 +420,9 @@ def _v4_attention(fields: Fields, hidden: int, heads: int, ratio: int) -> tuple[
 
 def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weight, ...]:
     """
-    Weights that compress `ratio` tokens into one; groups of four overlap with the four before.
+    Return the weights that compress `ratio` tokens into one.
+
+    Groups of four overlap with the previous four.
     """
     width = dim * (2 if ratio == _INDEXED_RATIO else 1)
     return (
@@ -430,7 +434,7 @@ def _v4_compressor(prefix: str, hidden: int, dim: int, ratio: int) -> tuple[Weig
 
 
 def _v4_mixing(name: str, mixing: int, hidden: int) -> tuple[Weight, ...]:
-    """Weights that mix the `hc_mult` streams of hidden states, in float32."""
+    """Return the weights that mix the `hc_mult` streams of hidden states, in float32."""
     rows = (2 + mixing) * mixing
     return (
         Weight(f"{name}_fn", rows, mixing * hidden, linear=False, dtype="float32"),
@@ -446,6 +450,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "LongcatFlashNgramForCausalLM": longcat,
     "MiniCPM3ForCausalLM": minicpm3,
 }
-"""
-The function that reads each latent-attention decoder's config, by its name in `architectures`.
-"""
+"""The builder of each latent-attention decoder, by its name in `architectures`."""

@@ -1,9 +1,9 @@
 """
 Describe decoders with a mixture of experts: a router and many small MLPs in most layers.  Pure.
 
-A family is data: the differences of its layers from the usual ones. Shapes and names are those of
-its checkpoints; which rank holds what, those of its class in vLLM's model_executor/models (0.33.0,
-and for families dropped since, the last release that had them).
+A family is data: the differences of its layers from the usual ones. Shapes and names come from its
+checkpoints; the division over ranks comes from its class in vLLM's model_executor/models (0.33.0;
+for families dropped since, the last release with them).
 """
 
 from __future__ import annotations
@@ -41,33 +41,35 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 @dataclass(frozen=True)
 class Family:
-    """The differences of a family of decoders with experts from the usual one, Qwen3's."""
+    """The differences of a family of decoders with experts from Qwen3's."""
 
     experts: tuple[str, ...] = ("num_experts",)
-    """Keys of the number of routed experts, ..."""
+    """Keys of the number of routed experts."""
     expert_size: tuple[str, ...] = ("moe_intermediate_size",)
-    """... of an expert's inner size ..."""
+    """Keys of an expert's inner size."""
     dense_size: tuple[str, ...] = ("intermediate_size",)
-    """... and of the inner size of the MLP in layers without experts."""
+    """Keys of the MLP's inner size in layers without experts."""
     block: str = "mlp."
     matrices: tuple[str, str, str] = GATED
     router: str = "gate"
     router_dtype: str | None = None
     correction: str = ""
-    """A float32 vector of one number an expert beside the router; empty: none."""
+    """Name of a float32 vector beside the router, with a number per expert; "" if none."""
     shared: Callable[[Fields], int] = lambda _: 0
-    """The inner size of the experts that every token goes through, together; 0: none."""
+    """The inner size of all shared experts together; 0 if none."""
     shared_block: str = "shared_experts."
     shared_gate: bool = False
     dense: Callable[[Fields, int], bool] = lambda _fields, _index: False
-    """Whether the layer of this index has one MLP instead of experts."""
+    """Whether the layer of this index has an MLP instead of experts."""
     qkv_bias: Callable[[Fields], bool] = lambda _: False
     out_bias: Callable[[Fields], bool] = lambda _: False
     mlp_bias: Callable[[Fields], bool] = lambda _: False
     head_norm: Callable[[Fields], bool] = lambda _: False
     """Whether queries and keys have a norm of one head's size."""
     more: Callable[[Fields, int, int, int, int], tuple[Weight, ...]] = lambda *_: ()
-    """Further weights of a layer, from the config, its index, heads, KV heads and their size."""
+    """
+    Further weights of a layer, from the config, the layer's index, heads, KV heads and head size.
+    """
     attention_prefix: str = "self_attn."
     attention_names: tuple[str, str, str, str] = ("q_proj", "k_proj", "v_proj", "o_proj")
     norms: tuple[str, ...] = ("input_layernorm", "post_attention_layernorm")
@@ -81,7 +83,7 @@ class Family:
 
 
 def build(name: str, family: Family, config: Mapping[str, Any]) -> Architecture:
-    """Return the architecture that this config of the family describes."""
+    """Return the architecture of a config of this family."""
     fields = named_fields(config, name)
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads = fields.whole("num_key_value_heads", default=heads)
@@ -147,13 +149,22 @@ def _mixture(
 
 
 def _is_listed_dense(fields: Fields, index: int) -> bool:
-    """Source: Qwen3MoeDecoderLayer in qwen3_moe.py."""
+    """
+    Return whether the config lists a layer as dense.
+
+    Source: Qwen3MoeDecoderLayer in qwen3_moe.py.
+    """
     step = fields.whole("decoder_sparse_step", default=1) or 1
     return index in fields.wholes("mlp_only_layers") or (index + 1) % step != 0
 
 
 def _is_ernie_dense(fields: Fields, index: int) -> bool:
-    """Source: Ernie4_5_MoeDecoderLayer in ernie45_moe.py; a list has text and image experts'."""
+    """
+    Return whether an Ernie layer is dense.
+
+    Source: Ernie4_5_MoeDecoderLayer in ernie45_moe.py; a list has the values of text and of image
+    experts.
+    """
     last = fields.whole("num_hidden_layers") - 1
     first = (
         first_whole(fields, "moe_layer_start_index") if fields.value("moe_layer_start_index") else 0
@@ -165,7 +176,9 @@ def _is_ernie_dense(fields: Fields, index: int) -> bool:
 
 
 def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fields], int]:
-    """Return the layer that reads all shared experts' inner size, a multiple of one expert's."""
+    """
+    Return a function for the inner size of all shared experts: `count` times one expert's size.
+    """
     return lambda fields: (
         count_of * first_whole(fields, size) if (count_of := fields.whole(count, default=0)) else 0
     )
@@ -174,7 +187,7 @@ def _product_of(count: str, size: str = "moe_intermediate_size") -> Callable[[Fi
 def _whole_norms(
     _fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
-    """Norms over all queries and all keys, the same on each rank (olmoe.py)."""
+    """Return norms over all queries and over all keys, the same on each rank (olmoe.py)."""
     return (
         vector("self_attn.q_norm", heads * head_dim),
         vector("self_attn.k_norm", kv_heads * head_dim),
@@ -184,7 +197,9 @@ def _whole_norms(
 def _divided_norms(
     fields: Fields, _index: int, heads: int, kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
-    """Norms over all queries and all keys, divided with them (MiniMaxText01RMSNormTP)."""
+    """
+    Return norms over all queries and over all keys, divided with them (MiniMaxText01RMSNormTP).
+    """
     if not fields.flag("use_qk_norm", default=True):
         return ()
     return (
@@ -196,7 +211,7 @@ def _divided_norms(
 def _output_gate(
     fields: Fields, _index: int, heads: int, _kv_heads: int, head_dim: int
 ) -> tuple[Weight, ...]:
-    """A gate on what attention returns (afmoe.py)."""
+    """Return a gate on attention's output (afmoe.py)."""
     return (
         Weight("self_attn.gate_proj", heads * head_dim, fields.whole("hidden_size"), Split.ROWS),
     )
@@ -375,7 +390,9 @@ FAMILIES: dict[str, Family] = {
 
 
 def bailing(config: Mapping[str, Any]) -> Architecture:
-    """Return Ling and Ring up to 2.0, and Sarvam's (bailing_moe.py): `router_dtype` by config."""
+    """
+    Return Ling and Ring up to 2.0, or Sarvam's (bailing_moe.py), with `router_dtype` by the config.
+    """
     fields = named_fields(config, "BailingMoeForCausalLM")
     family = replace(
         _BAILING,
@@ -389,7 +406,7 @@ def cohere(config: Mapping[str, Any]) -> Architecture:
     """
     Return Command A+: a window in three of four layers, and the first layers without experts.
 
-    Source: cohere2_moe.py, and Cohere2MoeConfig of transformers for what a config leaves out.
+    Source: cohere2_moe.py, and transformers' Cohere2MoeConfig for missing config values.
     """
     fields = named_fields(config, "Cohere2MoeForCausalLM")
     count = fields.whole("num_hidden_layers")
@@ -419,10 +436,11 @@ _OF_TEXT = ("moe_num_experts", "moe_intermediate_size", "moe_layer_start_index",
 
 def ernie(config: Mapping[str, Any]) -> Architecture:
     """
-    Return ERNIE 4.5; where numbers of experts are lists, the second is of experts for images.
+    Return ERNIE 4.5; if numbers of experts are lists, the second value is for image experts.
 
-    In each layer of their own range they are beside those for text, with their own router and its
-    correction, and the same shared experts. Source: Ernie4_5_VLMoeMoE in ernie45_vl_moe.py.
+    In each layer of their own range, image experts are beside the text experts, with their own
+    router and correction, and with the same shared experts. Source: Ernie4_5_VLMoeMoE in
+    ernie45_vl_moe.py.
     """
     name = "Ernie4_5_MoeForCausalLM"
     lists = {key: config[key] for key in _OF_TEXT if isinstance(config.get(key), list)}
@@ -458,4 +476,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **moe_irregular.BUILDERS,
     **moe_mixed_attention.BUILDERS,
 }
-"""The function that reads each expert decoder's config, by its name in `architectures`."""
+"""The builder of each expert decoder, by its name in `architectures`."""

@@ -1,6 +1,4 @@
-"""
-Common parts of several kinds of decoders: caches by layer, experts, the frame.  Pure.
-"""
+"""Common parts of decoders: caches by layer, experts, assembly.  Pure."""
 
 from __future__ import annotations
 
@@ -20,9 +18,9 @@ from gpufleet.sizing.architectures.components import Architecture, Cache, Layer,
 from gpufleet.sizing.architectures.config_fields import Fields
 
 GATED = ("gate_proj", "up_proj", "down_proj")
-"""An expert's matrices as most checkpoints name them."""
+"""Names of an expert's matrices in most checkpoints."""
 NUMBERED = ("w1", "w3", "w2")
-"""The same, in Mixtral's order of names."""
+"""Names of the same matrices in Mixtral's checkpoints."""
 
 
 def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
@@ -34,7 +32,7 @@ def too_short_error(fields: Fields, key: str, index: int) -> FleetError:
 
 
 def head_size(fields: Fields, heads: int) -> int:
-    """Return `head_dim`; without it, `hidden_size` over the number of heads."""
+    """Return `head_dim`, or else `hidden_size` divided by the number of heads."""
     return fields.whole("head_dim", default=0) or fields.whole("hidden_size") // max(heads, 1)
 
 
@@ -52,8 +50,8 @@ def routed_experts(
     """
     Return the weights of a layer's routed experts: its router and FusedMoE.
 
-    The router is on every rank and in no quantization (GateLinear). `correction` names the vector
-    that corrects its scores, float32 on the GPU.
+    The router is on every rank and never quantized (GateLinear). `correction` is the name of the
+    vector that corrects the router's scores, float32 on the GPU.
     """
     gate, up, down = (f"{prefix}experts.{name}" for name in matrices)
     weights: tuple[Weight, ...] = (
@@ -68,7 +66,7 @@ def routed_experts(
 
 
 def layer_caches(fields: Fields, layers: int, kv_heads: int, head_dim: int) -> tuple[Cache, ...]:
-    """Return each layer's cache: of a window where `layer_types` or `sliding_window` say so."""
+    """Return each layer's cache: a window if `layer_types` or `sliding_window` states one."""
     types = bool(fields.texts("layer_types"))
     return attention_caches(fields, layers, kv_heads, head_dim, types=types)
 
@@ -94,9 +92,9 @@ def assemble(
     notes: tuple[str, ...] = (),
 ) -> Architecture:
     """
-    Return the architecture of these layers, with embedding, last norm and head around them.
+    Return the architecture of these layers with embedding, last norm and head.
 
-    `tied` is what a config without `tie_word_embeddings` means; `further` are parts beside those.
+    `tied` applies if the config has no `tie_word_embeddings`; `further` are additional parts.
     """
     hidden = fields.whole("hidden_size", "d_model")
     # Equal layers are one object: what follows from each is worked out once.
@@ -129,8 +127,8 @@ def draft_weights(hidden: int) -> tuple[Weight, ...]:
     """
     Return the additional weights of a multi-token prediction layer.
 
-    Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py and glm4_moe_mtp.py; embedding and
-    head are the model's.
+    Embedding and head are the model's. Source: the ...MultiTokenPredictorLayer of deepseek_mtp.py
+    and glm4_moe_mtp.py.
     """
     return (
         *norm("enorm", hidden),
@@ -141,24 +139,24 @@ def draft_weights(hidden: int) -> tuple[Weight, ...]:
 
 
 def with_prefix(prefix: str, weights: Sequence[Weight]) -> tuple[Weight, ...]:
-    """Return weights of a draft with their whole checkpoint names, which begin with `mtp.`."""
+    """Return weights of a draft with whole checkpoint names, which begin with `mtp.`."""
     return tuple(replace(weight, name=prefix + weight.name) for weight in weights)
 
 
 def named_fields(config: Mapping[str, Any], name: str) -> Fields:
-    """Return the config's fields under the name that `architectures` has, or else `name`."""
+    """Return the config's fields, named by `architectures`, else by `name`."""
     names = config.get("architectures")
     known = isinstance(names, list | tuple) and names and isinstance(names[0], str)
     return Fields(config, names[0] if known else name)  # type: ignore[index]
 
 
 def first_whole(fields: Fields, *keys: str) -> int:
-    """Return a whole number that some configs repeat for every layer."""
+    """Return a whole number that some configs state as a list with a value per layer."""
     return numbers[0] if (numbers := fields.wholes(*keys)) else fields.whole(*keys)
 
 
 def is_dense_layer(fields: Fields, index: int) -> bool:
-    """Return whether this layer has one MLP: the first ones, and those that the config lists."""
+    """Return whether this layer has one MLP: a first layer, or one that the config lists."""
     if kinds := fields.texts("mlp_layer_types"):
         return index < len(kinds) and kinds[index] == "dense"
     every = fields.value("moe_layer_freq")
@@ -169,7 +167,9 @@ def is_dense_layer(fields: Fields, index: int) -> bool:
 
 
 def attention_layers(fields: Fields, count: int) -> tuple[bool, ...]:
-    """Return for each layer whether it attends to all tokens: `layer_types`, or every n-th."""
+    """
+    Return for each layer whether it has full attention, by `layer_types`, else every n-th layer.
+    """
     kinds = fields.texts("layer_types", "layers_block_type")
     if kinds:
         if len(kinds) < count:
@@ -180,7 +180,10 @@ def attention_layers(fields: Fields, count: int) -> tuple[bool, ...]:
 
 
 def layers_with_experts(fields: Fields, count: int) -> frozenset[int]:
-    """Return the layers with experts, as `moe_layers_enum` lists them, else all but the first."""
+    """
+    Return the layers with experts, by `mlp_layer_types` or `moe_layers_enum`, else all but the
+    first.
+    """
     if kinds := fields.texts("mlp_layer_types"):
         return frozenset(index for index, kind in enumerate(kinds) if kind == "sparse")
     listed = fields.value("moe_layers_enum")

@@ -38,7 +38,7 @@ from gpufleet.sizing.architectures.unread_keys import with_values
 
 
 def dbrx(config: Mapping[str, Any]) -> Architecture:
-    """Return DBRX, whose config has parts of its own for attention and experts (dbrx.py)."""
+    """Return DBRX, whose config has separate sections for attention and experts (dbrx.py)."""
     fields = named_fields(config, "DbrxForCausalLM")
     own, feed = fields.section("attn_config"), fields.section("ffn_config")
     if own is None or feed is None:
@@ -79,11 +79,10 @@ def dbrx(config: Mapping[str, Any]) -> Architecture:
 
 def granite_moe(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Granite's mixture of experts, with or without shared ones and windows (granitemoe.py).
+    Return Granite's mixture of experts, with or without shared experts and windows (granitemoe.py).
 
-    With windows each head has a number that its attention may rest on, and each layer may turn its
-    keys by a base of its own (granite.py; GraniteMoeSWAConfig of transformers for what a config
-    leaves out).
+    With windows, each head has an attention sink, and each layer may have its own rotary base
+    (granite.py; transformers' GraniteMoeSWAConfig for missing config values).
     """
     fields = named_fields(config, "GraniteMoeForCausalLM")
     if fields.name == "GraniteMoeSWAForCausalLM" and not fields.texts("layer_types"):
@@ -120,7 +119,7 @@ def granite_moe(config: Mapping[str, Any]) -> Architecture:
 
 
 def granite_experts(fields: Fields, hidden: int, inner: int, experts: int) -> tuple[Weight, ...]:
-    """Return the routed and shared experts of a Granite layer, which fuse two matrices into one."""
+    """Return the routed and shared experts of a Granite layer, with two matrices fused into one."""
     block = "block_sparse_moe."
     weights: tuple[Weight, ...] = ()
     if experts:
@@ -143,10 +142,10 @@ def _expert(name: str, rows: int, columns: int, split: Split, experts: int) -> W
 
 def hunyuan(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Hunyuan's mixture of experts; some numbers are given once for each layer.
+    Return Hunyuan's mixture of experts; some config values are lists by layer.
 
-    Source: hunyuan_v1.py. With `use_cla` the layers between use the keys and values of the last
-    layer that has them.
+    Source: hunyuan_v1.py. With `use_cla`, the layers between use the keys and values of the last
+    layer with its own.
     """
     fields = named_fields(config, "HunYuanMoEV1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -229,7 +228,7 @@ def arctic(config: Mapping[str, Any]) -> Architecture:
 
 def step3_text(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of Step 3: queries made in two steps, one KV head on every rank.
+    Return the text part of Step 3: queries computed in two steps, one KV head on every rank.
 
     Source: step3_text.py.
     """
@@ -274,7 +273,7 @@ def step3_text(config: Mapping[str, Any]) -> Architecture:
 
 
 def grok(config: Mapping[str, Any]) -> Architecture:
-    """Return Grok 1 and 2: four norms a layer, with `residual_moe` an MLP beside the experts."""
+    """Return Grok 1 or 2: four norms per layer; with `residual_moe`, an MLP beside the experts."""
     fields = named_fields(config, "Grok1ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads", default=heads), hidden // max(heads, 1)

@@ -1,5 +1,5 @@
 """
-Describe decoders with experts and several kinds of attention: windows, chunks, sparse.  Pure.
+Describe decoders with experts and mixed attention: windows, chunks, sparse. Pure.
 
 Source: the classes in vLLM's model_executor/models.
 """
@@ -43,9 +43,9 @@ from gpufleet.sizing.architectures.moe_common import (
 
 def gpt_oss(config: Mapping[str, Any]) -> Architecture:
     """
-    Return gpt-oss: biases everywhere, a sink for each head, every other layer with a window.
+    Return gpt-oss: biases everywhere, a sink for each head, a window in every other layer.
 
-    Source: gpt_oss.py; the window is that of even layers, whatever `layer_types` says.
+    Source: gpt_oss.py; even layers have the window, whatever `layer_types` is.
     """
     fields = named_fields(config, "GptOssForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -99,7 +99,7 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
     """
     Return the text part of Llama 4: chunked attention, and full attention without positions.
 
-    Source: llama4.py; every fourth layer has no positions unless `no_rope_layers` says which.
+    Source: llama4.py; every fourth layer has no positions, unless `no_rope_layers` lists others.
     """
     fields = named_fields(config, "Llama4ForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -145,10 +145,10 @@ def llama4(config: Mapping[str, Any]) -> Architecture:
 
 def mimo_v2(config: Mapping[str, Any]) -> Architecture:
     """
-    Return MiMo V2: window layers with KV heads of their own, values smaller than keys.
+    Return MiMo V2: window layers have their own KV heads, and values are smaller than keys.
 
-    Source: mimo_v2.py; `hybrid_layer_pattern` has 1 for a window layer, `moe_layer_freq` 1 for one
-    with experts.
+    Source: mimo_v2.py; `hybrid_layer_pattern` has 1 for a window layer, `moe_layer_freq` 1 for a
+    layer with experts.
     """
     fields = named_fields(config, "MiMoV2FlashForCausalLM")
     hidden, inner = fields.whole("hidden_size"), fields.whole("moe_intermediate_size")
@@ -210,7 +210,7 @@ def _mimo_attention(fields: Fields, hidden: int, *, windowed: bool) -> Layer:
 
 def step3p5(config: Mapping[str, Any]) -> Architecture:
     """
-    Return Step 3.5 and 3.7: window layers with more heads than full ones, a gate for each head.
+    Return Step 3.5 or 3.7: window layers have more heads than full layers, each head has a gate.
 
     Source: step3p5.py.
     """
@@ -269,10 +269,10 @@ def step3p5(config: Mapping[str, Any]) -> Architecture:
 
 def minimax_m3(config: Mapping[str, Any]) -> Architecture:
     """
-    Return the text part of MiniMax M3: sparse attention, with an index key a token beside the KV.
+    Return the text part of MiniMax M3: sparse attention with an index key per token.
 
     Source: vllm/models/minimax_m3; the index key is one head of `sparse_index_dim` without a value,
-    kept as a cache of half that size twice.
+    described as a key and a value of half that size.
     """
     fields = named_fields(config, "MiniMaxM3SparseForCausalLM")
     hidden, heads = fields.whole("hidden_size"), fields.whole("num_attention_heads")
@@ -328,7 +328,7 @@ def minimax_m3(config: Mapping[str, Any]) -> Architecture:
 
 
 def laguna(config: Mapping[str, Any]) -> Architecture:
-    """Return Laguna: layers may have heads and windows of their own, a gate for each head."""
+    """Return Laguna: layers may have their own heads and windows, and each head may have a gate."""
     fields = named_fields(config, "LagunaForCausalLM")
     hidden, usual = fields.whole("hidden_size"), fields.whole("num_attention_heads")
     kv_heads, head_dim = fields.whole("num_key_value_heads"), head_size(fields, usual)
@@ -375,4 +375,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     "MiniMaxM3SparseForCausalLM": minimax_m3,
     "Step3p5ForCausalLM": step3p5,
 }
-"""What reads the config of each of them, by its name in `architectures`."""
+"""The builder of each architecture, by its name in `architectures`."""

@@ -1,9 +1,9 @@
 """
-Describe models with vision or audio: the text part, and the tower beside it.  Pure.
+Describe models with vision or audio: a text part and a tower. Pure.
 
-vLLM loads the tower on every pipeline stage, from 0.33 on the first (_mark_tower_model). The towers
-are in `towers.py`; one that is not known there is estimated from its config as an ordinary
-transformer, and a note says so.
+vLLM loads the tower on every pipeline stage, from 0.33 only on the first (_mark_tower_model). The
+towers are in `towers.py`; an unknown tower is estimated from its config as an ordinary transformer,
+with a note.
 
 Source: the classes of the same names in vLLM's model_executor/models, 0.19 to 0.33.
 """
@@ -116,16 +116,19 @@ class _Wrapper:
 
     tower: Tower
     text: str = ""
-    """The text part's class where its config does not say."""
+    """The text part's class, if its config has none."""
     prefix: str = "model.language_model.layers."
     top: bool = False
-    """Older configs have the text part's keys beside `vision_config`."""
+    """Whether older configs have the text part's keys beside `vision_config`."""
     mrope: bool = False
-    """Positions of three kinds, also where the config does not say: a table four times as long."""
+    """
+    Whether positions are three-dimensional even if the config lacks it: the table is four times as
+    long.
+    """
     within: str = ""
-    """The part of config.json that all of it is in: `thinker_config`."""
+    """The section of config.json with the whole model: `thinker_config`."""
     defaults: tuple[tuple[str, Any], ...] = ()
-    """What text parts leave out: the defaults of their class in transformers."""
+    """Defaults of the text part's class in transformers, for missing values."""
 
 
 _LLAVA_DEFAULTS = (
@@ -136,7 +139,7 @@ _LLAVA_DEFAULTS = (
     ("num_attention_heads", 32),
     ("tie_word_embeddings", False),
 )
-"""LlamaConfig of transformers: LLaVA 1.5's text part has only what differs."""
+"""LlamaConfig of transformers: LLaVA 1.5's text part has only the differences."""
 
 _WRAPPERS: dict[str, _Wrapper] = {
     "Qwen2VLForConditionalGeneration": _Wrapper(qwen2_vl, "Qwen2ForCausalLM", top=True, mrope=True),
@@ -282,7 +285,7 @@ def _build(config: Mapping[str, Any], name: str, wrapper: _Wrapper) -> Architect
 
 
 def _text_part(fields: Fields, wrapper: _Wrapper) -> tuple[dict[str, Any], str]:
-    """Return the text part's config, with what it takes from the whole one, and its path."""
+    """Return the text part's config, with values from the whole config, and its path."""
     inner: Mapping[str, Any] = {}
     path = ""
     for key in _TEXT_KEYS:
@@ -307,8 +310,8 @@ def _text_class(text: Mapping[str, Any], path: str, fields: Fields, wrapper: _Wr
     """
     Return the class of the text part.
 
-    Raises `FleetError` for a `model_type` that is not known: the wrapper's usual class is taken
-    only where the text part states none, or the wrapper's own.
+    Raises `FleetError` for an unknown `model_type`. The wrapper's usual class is used only if the
+    text part states no `model_type`, or the wrapper's.
     """
     names = text.get("architectures")
     if isinstance(names, list) and names and str(names[0]) not in _WRAPPERS:
@@ -333,4 +336,4 @@ def _unknown_text_error(name: str, path: str, found: str, key: str) -> FleetErro
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     name: partial(_build, name=name, wrapper=wrapper) for name, wrapper in _WRAPPERS.items()
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

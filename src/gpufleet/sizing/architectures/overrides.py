@@ -11,12 +11,11 @@ from gpufleet.sizing.architectures.description import ModelFiles
 
 def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFiles:
     """
-    Return a model's files as vLLM reads them with `--hf-overrides`.
+    Return a model's files with `--hf-overrides` applied like in vLLM.
 
-    A value replaces that of the config. If it belongs to an existing part (`text_config`), only its
-    keys of that part change. A new `rope_scaling` or `rope_parameters` replaces both. Source:
-    get_config in vllm/transformers_utils/config.py, and _apply_dict_overrides in
-    vllm/config/model.py.
+    A value replaces the config's value. In an existing section (`text_config`), only the overridden
+    keys change. A new `rope_scaling` or `rope_parameters` replaces both. Source: get_config in
+    vllm/transformers_utils/config.py, and _apply_dict_overrides in vllm/config/model.py.
     """
     if not overrides:
         return files
@@ -24,7 +23,7 @@ def with_overrides(files: ModelFiles, overrides: Mapping[str, Any]) -> ModelFile
 
 
 _ROPE = ("rope_scaling", "rope_parameters")
-"""Old and new name of the same key, by release."""
+"""Old and new name of the same key; the release determines the name."""
 
 
 def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
@@ -39,5 +38,5 @@ def _merged(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str
 
 
 def _is_part(key: str) -> bool:
-    """Return whether the key has a nested config, so that an override changes keys within it."""
+    """Return whether the key has a nested config, of which an override changes single keys."""
     return key.endswith("_config") and key != "quantization_config"

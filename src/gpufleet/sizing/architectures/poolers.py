@@ -1,11 +1,11 @@
 """
-Describe decoders that embed, classify or score: the layers in place of the head.  Pure.
+Describe decoders that embed, classify or score, with layers in place of the head. Pure.
 
 vLLM loads the generating class of the same name as a pooling one: `--runner auto` reads the suffix
-as `--convert classify`. They keep the KV cache of every token like the decoder, except models whose
-tokens attend to all others at once. Source: _SUFFIX_TO_DEFAULTS and head_dtype in
-vllm/config/model.py, as_seq_cls_model in model_executor/models/adapters.py, and the classes of the
-same names in model_executor/models of 0.32.0.
+as `--convert classify`. They keep a KV cache of every token like the decoder, except models whose
+tokens attend to all others. Source: _SUFFIX_TO_DEFAULTS and head_dtype in vllm/config/model.py,
+as_seq_cls_model in model_executor/models/adapters.py, and the classes of the same names in
+model_executor/models of 0.32.0.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from gpufleet.sizing.architectures.config_fields import Fields
 from gpufleet.sizing.architectures.registry import build_architecture
 
 _HEAD = "float32"
-"""Dtype of what a pooling model has in place of its head."""
+"""Dtype of the layers in place of a pooling model's head."""
 
 
 def label_rows(fields: Fields) -> int:
-    """Return how many rows a classifier has: its labels, or two if the config has no number."""
+    """Return the number of a classifier's rows: its labels, or two if the config states none."""
     names = fields.value("id2label")
     return len(names) if isinstance(names, Mapping) else fields.whole("num_labels", default=2)
 
@@ -55,17 +55,17 @@ def _score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 
 def _text_score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return a row for each label of the text part."""
+    """Return a row of weights for each label of the text part."""
     return _score(fields.section("llm_config", "text_config") or fields, hidden)
 
 
 def _biased_score(fields: Fields, hidden: int) -> tuple[Weight, ...]:
-    """Return Jamba's: with a bias where the config has one."""
+    """Return Jamba's row for each label, with a bias if the config has one."""
     return dense("score", label_rows(fields), hidden, bias=fields.flag("score_bias"))
 
 
 def _reward(fields: Fields, hidden: int, *, labels: int | None = None) -> tuple[Weight, ...]:
-    """Return two layers that tensor parallelism divides, of Qwen 2's rewards and Jina's scores."""
+    """Return the two layers, divided by TP, of Qwen 2's rewards and Jina's scores."""
     rows = labels or label_rows(fields.section("text_config") or fields)
     return (
         Weight("score.0", hidden, hidden, Split.ROWS, linear=False, dtype=_HEAD),
@@ -76,7 +76,7 @@ def _reward(fields: Fields, hidden: int, *, labels: int | None = None) -> tuple[
 
 
 def _value_head(fields: Fields, hidden: int) -> tuple[Weight, ...]:  # noqa: ARG001  # a head's form
-    """Return InternLM2's row of a reward."""
+    """Return InternLM2's reward head: one row."""
     return (Weight("v_head", 1, hidden, Split.COLUMNS, linear=False, dtype=_HEAD),)
 
 
@@ -98,9 +98,9 @@ _WIDTHS = ("embedding_dim", "embed_dim", "dims", "dim", "projection_dim", "colbe
 
 def token_vectors(fields: Fields, hidden: int) -> tuple[Weight, ...]:
     """
-    Return the layer from a token's hidden state to its vector, as late interaction compares them.
+    Return the layer from a token's hidden state to its vector for late interaction.
 
-    Where no config has its width, vLLM takes it from the checkpoint: counted as the hidden size's,
+    If the config has no width, vLLM reads it from the checkpoint; it is counted as the hidden size,
     which it does not exceed.
     """
     width = fields.whole(*_WIDTHS, default=0) or hidden
@@ -109,17 +109,17 @@ def token_vectors(fields: Fields, hidden: int) -> tuple[Weight, ...]:
 
 @dataclass(frozen=True)
 class _Pooler:
-    """A class that pools, made of one that generates."""
+    """A pooling class that is derived from a generating class."""
 
     decoder: str
     added: Callable[[Fields, int], tuple[Weight, ...]] = _nothing
-    """What it has in place of the head, by the hidden size."""
+    """Builds the layers in place of the head, from the hidden size."""
     keeps_cache: bool = True
-    """Whether its layers keep keys and values: not where each token sees all others."""
+    """Whether layers keep keys and values; false if each token attends to all others."""
     keeps_head: bool = False
-    """Whether vLLM loads the decoder's head too, unused."""
+    """Whether vLLM also loads the decoder's head, unused."""
     registered: bool = True
-    """Whether vLLM has a class of this name; else it takes the decoder's."""
+    """Whether vLLM has a class of this name; else it uses the decoder's."""
 
 
 _POOLERS: dict[str, _Pooler] = {
@@ -169,7 +169,7 @@ def _build(config: Mapping[str, Any], name: str, pooler: _Pooler) -> Architectur
 
 
 def _jina_v5(config: Mapping[str, Any]) -> Architecture:
-    """Return Jina's fifth embedder: Qwen 3, or an encoder of Llama's layers (`is_decoder`)."""
+    """Return Jina's fifth embedder: Qwen 3, or an encoder with Llama's layers (`is_decoder`)."""
     if Fields(config, "JinaEmbeddingsV5Model").flag("is_decoder", default=True):
         pooler = _Pooler("Qwen3ForCausalLM")
     else:
@@ -181,4 +181,4 @@ BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     **{name: partial(_build, name=name, pooler=pooler) for name, pooler in _POOLERS.items()},
     "JinaEmbeddingsV5Model": _jina_v5,
 }
-"""Each name that `architectures` may have, with what reads such a config."""
+"""The builder of each architecture, by its name in `architectures`."""

@@ -1,5 +1,5 @@
 """
-Read how a checkpoint's weights are quantized from its config, as vLLM does. Pure.
+Read a checkpoint's quantization from its config, like vLLM. Pure.
 
 `quantization_methods.py` reads the config of each method.
 """
@@ -32,10 +32,10 @@ def quantization(
     config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None = None
 ) -> Quantization | None:
     """
-    Return how the checkpoint is quantized, or None.
+    Return the checkpoint's quantization, or None.
 
-    `config` is the parsed config.json, `hf_quant_config` the parsed file of that name, which older
-    ModelOpt checkpoints have. Raises `FleetError` naming a method that is not known.
+    `config` is the parsed config.json, `hf_quant_config` the parsed hf_quant_config.json of older
+    ModelOpt checkpoints. Raises `FleetError` with the name of an unknown method.
     """
     said = _quantization_config(config) or hf_quant_config
     if not said:
@@ -63,7 +63,9 @@ def quantization(
 
 
 def _check(found: Quantization) -> None:
-    """Raises `ImpossibleError` for a scheme of no size, `re.error` for a pattern that is none."""
+    """
+    Raise `ImpossibleError` for a scheme with an invalid size, `re.error` for an invalid pattern.
+    """
     found.scheme_of("", expert=True)  # compiles the patterns, which are kept
     for scheme in (found.scheme, *(scheme for _, scheme in found.groups)):
         if scheme is not None and (scheme.bits < 1 or min(scheme.block or (1, 1)) < 1):
@@ -74,7 +76,7 @@ def _own_experts(
     found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Quantization:
     """
-    Return fp8 with four-bit routed experts, as some families have them.
+    Return fp8 with four-bit routed experts for families that have them.
 
     Source: _configure_ling_fp8_quant_config in bailing_moe_v3.py for Ling 3.
     """
@@ -88,9 +90,9 @@ def _deepseek_v4(
     found: Quantization, config: Mapping[str, Any], said: Mapping[str, Any]
 ) -> Quantization:
     """
-    Return DeepSeek V4's quantization: fp8, and routed experts of four bits.
+    Return DeepSeek V4's quantization: fp8, and routed experts of four bits if stated.
 
-    `expert_dtype` says whether they are, without it they are; a scale is then one byte. Source:
+    By `expert_dtype`, experts have four bits, also by default; a scale is then one byte. Source:
     DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
     """
     if not str(config.get("model_type", "")).startswith("deepseek_v4"):
@@ -111,7 +113,7 @@ def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | No
     """
     Return the quantization that `--quantization METHOD` applies to an unquantized checkpoint.
 
-    None: this release does not quantize by that name when it loads. Source: the table of
+    None if this release does not quantize with that method when it loads. Source: the table of
     shorthands in vllm/config/quantization.py of 0.33.0, Fp8Config and BitsAndBytesConfig before.
     """
     scheme, since, until = _ONLINE.get(method, (None, (0,), (0,)))
@@ -127,7 +129,7 @@ def online_quantization(method: str, vllm: tuple[int, ...]) -> Quantization | No
 
 
 def online_methods(vllm: tuple[int, ...]) -> list[str]:
-    """Return the names by which a release quantizes while it loads."""
+    """Return the methods with which a release quantizes while it loads."""
     return [method for method in _ONLINE if online_quantization(method, vllm) is not None]
 
 
@@ -148,7 +150,7 @@ _ONLINE: dict[str, tuple[Scheme | None, tuple[int, ...], tuple[int, ...]]] = {
 
 
 def _quantization_config(config: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return `quantization_config`, of the whole model or of its text part."""
+    """Return the `quantization_config` of the whole model or of its text part."""
     for part in (config, *(config.get(key) for key in ("text_config", "llm_config"))):
         if not isinstance(part, Mapping):
             continue
@@ -203,5 +205,7 @@ LOADS_OTHERS = {
 
 
 def canonical_method(method: str) -> str:
-    """Return a method's name here; vLLM has several for one, by kernel and by release."""
+    """
+    Return gpufleet's name of a method; vLLM has several names for some, by kernel and release.
+    """
     return _SAME.get(method.lower(), method.lower())

@@ -1,8 +1,8 @@
 """
 Read each quantization method's config as a `Quantization`.  Pure.
 
-Source of what each method keeps after loading: create_weights and process_weights_after_loading of
-the classes in vllm/model_executor/layers/quantization, 0.8.5 to 0.33.0.
+Source of the tensors after loading: create_weights and process_weights_after_loading of the classes
+in vllm/model_executor/layers/quantization, 0.8.5 to 0.33.0.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _gptq_scheme(said: Mapping[str, Any]) -> Scheme:
 
 
 def _group(found: Any) -> int:
-    """-1 is one group for each output, which is 0 here."""
+    """Return the group size; -1 (one group for each output) becomes 0."""
     return max(0, int(found if found is not None else 0))
 
 
@@ -151,7 +151,7 @@ def _is_class(target: str) -> bool:
 
 
 def _compressed_scheme(weights: Mapping[str, Any] | None, form: str) -> Scheme | None:
-    """Return the scheme of one of compressed-tensors' groups; `form` is the format's name."""
+    """Return the scheme of a group of compressed-tensors; `form` is the format's name."""
     if not weights:
         return None
     bits = int(weights.get("num_bits", 8))

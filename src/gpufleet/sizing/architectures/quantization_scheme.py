@@ -1,4 +1,4 @@
-"""Storage of weights: a `Scheme` for a group, a `Quantization` for a checkpoint. Pure."""
+"""Storage of weights: a `Scheme` for a group, a `Quantization` for a checkpoint.  Pure."""
 
 from __future__ import annotations
 
@@ -16,18 +16,18 @@ class Scheme:
     bits: int
     """Bits of one weight: 4 or 8."""
     kind: str = "int"
-    """int, fp8, nvfp4, mxfp4, mxfp8, nf4"""
+    """Number format: int, fp8, nvfp4, mxfp4, mxfp8, nf4."""
     group: int = 0
-    """Inputs that share a scale: 128; 0: one scale for each output; -1: one for the weight."""
+    """Inputs that share a scale, such as 128; 0 for a scale per output, -1 for one per weight."""
     block: tuple[int, int] | None = None
-    """Outputs and inputs that share a scale: (128, 128)."""
+    """Outputs and inputs that share a scale, such as (128, 128)."""
     symmetric: bool = True
-    """Whether zero points are not used."""
+    """Whether the scheme uses no zero points."""
     zero_points: bool = False
-    """Kept beside the scales, used or not: of as many bits as a weight."""
+    """Whether zero points are stored with the scales, used or not, with the bits of a weight."""
     scale_bytes: int = 2
     activation_order: bool = False
-    """GPTQ's desc_act: an index for each input is kept."""
+    """Whether there is an index for each input: GPTQ's desc_act."""
 
 
 FP8 = Scheme(8, "fp8", group=-1, scale_bytes=4)
@@ -41,36 +41,36 @@ NF4 = Scheme(4, "nf4", group=64, scale_bytes=4)
 
 @dataclass(frozen=True)
 class Quantization:
-    """The contents of `quantization_config`, by vLLM's name of the method."""
+    """The contents of `quantization_config`, with vLLM's name of the method."""
 
     method: str
     """fp8, awq, gptq, compressed-tensors, mxfp4, modelopt, bitsandbytes, ..."""
     scheme: Scheme | None = None
-    """Scheme of every linear weight that nothing else names; None: not quantized."""
+    """Scheme of linear weights that the config does not name; None if they are not quantized."""
     ignored: tuple[str, ...] = ()
-    """Names or patterns of what is not quantized, as the config has them."""
+    """Names or patterns of weights that are not quantized, in the config's form."""
     groups: tuple[tuple[tuple[str, ...], Scheme | None], ...] = ()
     """(names or patterns, scheme) of weights that the config names, in its order."""
     head: bool = False
-    """The language model's head is quantized like a linear layer."""
+    """Whether the language model's head is quantized like a linear layer."""
     experts_only: bool = False
-    """Only routed experts are quantized."""
+    """Whether only routed experts are quantized."""
     online: bool = False
-    """Quantized by vLLM when it loads a checkpoint that is not."""
+    """Whether vLLM quantizes the weights when it loads an unquantized checkpoint."""
 
     @property
     def bits(self) -> int | None:
-        """Return the bits of a weight under the usual scheme."""
+        """Return the bits of a weight in the usual scheme, or None."""
         return self._usual.bits if self._usual else None
 
     @property
     def group(self) -> int:
-        """Return the inputs that share a scale; 0: not by groups."""
+        """Return the number of inputs that share a scale; 0 without groups."""
         return max(0, self._usual.group) if self._usual else 0
 
     @property
     def block(self) -> tuple[int, int] | None:
-        """Return the block that shares a scale, or None."""
+        """Return the block of weights that shares a scale, or None."""
         return self._usual.block if self._usual else None
 
     @property
@@ -85,10 +85,10 @@ class Quantization:
 
     def scheme_of(self, name: str, *, head: bool = False, expert: bool = False) -> Scheme | None:
         """
-        Return the scheme of the weight with this checkpoint name; None: not quantized.
+        Return the scheme of the weight with this checkpoint name, or None if it is not quantized.
 
-        `head`: it is the language model's head; `expert`: it belongs to routed experts, and its
-        name has no expert number.
+        `head` is set for the language model's head; `expert` for routed experts, whose name has no
+        expert number.
         """
         if self.experts_only and not expert:
             return None
@@ -116,10 +116,10 @@ _NUMBER = re.compile(r"(?:^|\.)layers\.(\d+)(?![\d])")
 
 class _Patterns:
     """
-    Names, wildcards and `re:` expressions, asked for many names.
+    Names, wildcards and `re:` expressions to match many names.
 
     Checkpoints name the same weight from different roots (`model.`, `language_model.model.`), so
-    roots do not count. A plain name stands for all that is below it.
+    roots are ignored. A plain name matches everything below it.
     """
 
     def __init__(self, patterns: Iterable[str]) -> None:
@@ -168,7 +168,7 @@ def _strip_root(name: str) -> str:
 
 
 def _possible_names(name: str, *, expert: bool) -> tuple[str, ...]:
-    """Return what the config may call this weight; experts by the first one's number too."""
+    """Return the possible names of this weight in the config; experts also with the number 0."""
     plain = _strip_root(name)
     if not expert:
         return (plain,)

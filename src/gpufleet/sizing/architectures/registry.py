@@ -37,8 +37,8 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
     """
     Return the architecture of a parsed `config.json`.
 
-    Raises `FleetError` for an architecture that is not known (with near names), for one whose cache
-    cannot be sized by tokens, and for a config that lacks a required value.
+    Raises `FleetError` for an unknown architecture (with similar names), for an architecture whose
+    cache cannot be sized by tokens, and for a config without a required value.
     """
     names = config.get("architectures")
     if isinstance(names, str):
@@ -61,7 +61,7 @@ def architecture(config: Mapping[str, Any]) -> Architecture:
 
 
 def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
-    """Return the model of this class; the name has to be one of `builders()`."""
+    """Return the architecture of this class; `name` must be in `builders()`."""
     watched = ReadConfig(config)
     model = builders()[name](watched)
     if not model.multimodal:  # a wrapper's own keys are not its text part's, which is built here
@@ -81,14 +81,14 @@ def build_architecture(name: str, config: Mapping[str, Any]) -> Architecture:
 
 
 _LONGEST = 1 << 40
-"""Tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
+"""Maximum tokens of a context; the longest of a public model is 10 million (Llama 4 Scout)."""
 _WIDEST = 1 << 32
-"""Numbers in one direction of a layer's cache; the largest of public models are some thousands."""
+"""Maximum of one dimension of a layer's cache; public models have at most some thousands."""
 _STATE_DTYPES = {"model", "float32", "bfloat16", "float16"}
 
 
 def _check(model: Architecture) -> None:
-    """Raises `ImpossibleError` for a length, a cache or heads that no model can have."""
+    """Raise `ImpossibleError` for a length, a cache or heads that no model can have."""
     for length in {model.max_model_len, *(each for row in model.lengths for each in row[1:])}:
         if not 0 < length <= _LONGEST:
             raise ImpossibleError(f"a context of {length} tokens")
@@ -174,15 +174,15 @@ _ON_EVERY_STAGE = _HEAD_ON_THE_LAST | {
     "Starcoder2ForCausalLM",
 }
 """
-Classes that create the embedding, and most of them the head, on every pipeline stage, used or not.
+Classes that create the embedding, and most also the head, on every pipeline stage, used or not.
 
-Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer in
-their place.
+Source: their modules in model_executor/models of 0.10.2 to 0.33.0, which have no PPMissingLayer for
+them.
 """
 
 
 UNREADABLE = (TypeError, ValueError, AttributeError, LookupError, ArithmeticError)
-"""Python's exceptions where a config has a value of an unexpected type."""
+"""Python's exceptions for a config with a value of an unexpected type."""
 
 
 def unreadable_error(what: str, error: Exception) -> FleetError:
@@ -196,7 +196,7 @@ def unreadable_error(what: str, error: Exception) -> FleetError:
 
 @cache
 def builders() -> dict[str, Builder]:
-    """Return every known name in `architectures` with the function that reads its config."""
+    """Return the builder of every known name in `architectures`."""
     found: dict[str, Builder] = {}
     for family in FAMILIES:
         module = importlib.import_module(f"gpufleet.sizing.architectures.{family}")

@@ -34,7 +34,7 @@ _NAME = "WhisperForConditionalGeneration"
 
 
 def _whisper(config: Mapping[str, Any]) -> Architecture:
-    """Return Whisper: each decoder layer keeps its own tokens and what the encoder heard."""
+    """Return Whisper: each decoder layer caches its own tokens and the encoder's output."""
     fields = Fields(config, _NAME)
     width, vocab = fields.whole("d_model"), fields.whole("vocab_size")
     heads, inner = fields.whole("decoder_attention_heads"), fields.whole("decoder_ffn_dim")
@@ -103,4 +103,4 @@ def _encoder(fields: Fields, width: int) -> tuple[Weight, ...]:
 
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {_NAME: _whisper}
-"""Each name that `architectures` may have, with what reads its config."""
+"""The builder of each architecture, by its name in `architectures`."""

@@ -17,32 +17,32 @@ Weights = tuple[Weight, ...]
 
 @dataclass(frozen=True)
 class TowerLayers:
-    """The layers of a tower, all alike: attention, an MLP, and two norms."""
+    """The equal layers of a tower: attention, an MLP, and two norms."""
 
     prefix: str
-    """Prefix of the first layer's names, which stands for all layers."""
+    """Prefix of the first layer's names, which represents all layers."""
     depth: int
     hidden: int
     heads: int
     intermediate: int
     qkv: tuple[str, ...] = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-    """One name where the checkpoint has them in one weight."""
+    """Three names, or one if the checkpoint has queries, keys and values in one weight."""
     out: str = "self_attn.out_proj"
     mlp: tuple[str, ...] = ("mlp.fc1", "mlp.fc2")
-    """Three names: gate, up, down."""
+    """Two names, or three for a gated MLP: gate, up, down."""
     norms: tuple[str, ...] = ("layer_norm1", "layer_norm2")
     qkv_bias: bool = True
     out_bias: bool = True
     mlp_bias: bool = True
     norm_bias: bool = True
     k_bias: bool = True
-    """Where there is `qkv_bias`."""
+    """Whether keys have a bias, if `qkv_bias` is set."""
     width: int = 0
-    """Width of all heads together, if it is not the hidden size."""
+    """Width of all heads together, if it differs from the hidden size."""
     divided: bool = True
 
     def weights(self) -> Weights:
-        """Return the weights of all layers, each with how many there are."""
+        """Return the weights of all layers, each with its count."""
         rows = Split.ROWS if self.divided else Split.NONE
         columns = Split.COLUMNS if self.divided else Split.NONE
         heads = Split.HEADS if self.divided else Split.NONE
@@ -79,12 +79,12 @@ class TowerLayers:
 
 
 def table(name: str, rows: int, columns: int) -> Weight:
-    """A convolution, learnt positions: on every rank, never quantized."""
+    """Return a convolution or learnt positions: whole on every rank, never quantized."""
     return Weight(name, rows, columns, linear=False)
 
 
 def replicated_linear(name: str, outputs: int, inputs: int, *, bias: bool = True) -> Weights:
-    """A linear layer that every rank has."""
+    """Return a linear layer that is whole on every rank."""
     made = (Weight(name, outputs, inputs),)
     return (*made, vector(f"{name}.bias", outputs)) if bias else made
 
@@ -125,7 +125,11 @@ def siglip(
     layers: int | None = None,
     normed: bool = True,
 ) -> Weights:
-    """SigLIP, and SigLIP 2 with a fixed size; `normed`: with the norm after its last layer."""
+    """
+    Return SigLIP, or SigLIP 2 with a fixed size.
+
+    With `normed`, the norm after its last layer is included.
+    """
     seen = vision_fields(fields)
     width, heads = seen.whole("hidden_size"), seen.whole("num_attention_heads")
     depth = seen.whole("num_hidden_layers")
@@ -147,7 +151,7 @@ def siglip(
 
 
 def clip(fields: Fields, *, layers: int | None = None) -> Weights:
-    """CLIP, without the norm after its last layer, which only embedders want."""
+    """Return CLIP without the norm after its last layer, which only embedders need."""
     seen = vision_fields(fields)
     width = seen.whole("hidden_size", default=768)
     depth = seen.whole("num_hidden_layers", default=12)
@@ -198,7 +202,7 @@ def pixtral(fields: Fields) -> Weights:
 
 
 def loaded_layers(fields: Fields) -> int | None:
-    """Return how many of the tower's layers are loaded: up to the one whose output is taken."""
+    """Return the number of loaded layers, up to the layer whose output is used; None for all."""
     taken = fields.value("vision_feature_layer")
     deepest = max(
         (
@@ -212,7 +216,7 @@ def loaded_layers(fields: Fields) -> int | None:
 
 
 def conformer(heard: Fields, out: int) -> Weights:
-    """Gemma 4's audio tower; source: Gemma4AudioModel in transformers 5.19."""
+    """Return Gemma 4's audio tower; source: Gemma4AudioModel in transformers 5.19."""
     width = heard.whole("hidden_size", default=1024)
     depth = heard.whole("num_hidden_layers", default=12)
     head_dim = width // heard.whole("num_attention_heads", default=8)

@@ -1,5 +1,5 @@
 """
-Describe the tower of each multimodal family: its weights, and which of them are estimated.  Pure.
+Describe the tower of each multimodal family: its weights, and a note on estimates. Pure.
 
 vLLM divides a tower's matrices by TP like the decoder's (`--mm-encoder-tp-mode weights`, the
 default). Source: the classes in vLLM's model_executor/models, 0.19 to 0.33.
@@ -32,7 +32,7 @@ from gpufleet.sizing.architectures.tower_parts import (
 )
 
 Tower = Callable[[Fields, Fields], tuple[Weights, str]]
-"""(the whole config, its text part) -> the tower's weights, and which of them are estimates."""
+"""Returns a tower's weights and a note on estimates, from the whole config and its text part."""
 
 
 def qwen2_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -163,7 +163,7 @@ def glm4v(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """LLaVA 1.5, NeXT, OneVision: CLIP, SigLIP or Pixtral, and two linear layers."""
+    """Return the tower of LLaVA 1.5, NeXT or OneVision: CLIP, SigLIP or Pixtral, and two layers."""
     seen = vision_fields(fields)
     kind = seen.text("model_type")
     width = seen.whole("hidden_size", default=1024)
@@ -189,7 +189,7 @@ def llava(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def mistral3(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Pixtral's tower; patches are merged before two linear layers."""
+    """Return Pixtral's tower; patches are merged before two linear layers."""
     width = vision_fields(fields).whole("hidden_size", default=1024)
     out = text.whole("hidden_size")
     merge = fields.whole("spatial_merge_size", default=2)
@@ -219,7 +219,9 @@ def gemma3(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def gemma4(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Gemma 4's tower is transformers' own, so every rank has all of it; E2B and E4B also hear."""
+    """
+    Return Gemma 4's tower, transformers' own class, whole on every rank; E2B and E4B have audio.
+    """
     seen = fields.section("vision_config")
     weights: Weights = ()
     out = text.whole("hidden_size")
@@ -376,7 +378,7 @@ def llama4(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def moonvit(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Kimi VL, K2.5 and K3."""
+    """Return the tower of Kimi VL, K2.5 and K3."""
     seen = vision_fields(fields)
     width = seen.whole("vt_hidden_size", "hidden_size", default=1152)
     heads = seen.whole("vt_num_attention_heads", "num_attention_heads", default=16)
@@ -435,7 +437,11 @@ def paligemma(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def nemotron_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Nemotron's embedder: SigLIP, its patches joined, and two layers (LlamaNemotronVLModel)."""
+    """
+    Return the tower of Nemotron's embedder: SigLIP, and two layers over joined patches.
+
+    Source: LlamaNemotronVLModel.
+    """
     width, out = vision_fields(fields).whole("hidden_size"), text.whole("hidden_size")
     joined = width * int(1 / (fields.number("downsample_ratio", default=0.5) or 0.5)) ** 2
     projector = (
@@ -447,7 +453,9 @@ def nemotron_vl(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def idefics3(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Idefics 3 and SmolVLM: SigLIP and one linear layer over merged patches."""
+    """
+    Return the tower of Idefics 3 or SmolVLM: SigLIP, and one linear layer over merged patches.
+    """
     width = vision_fields(fields).whole("hidden_size", default=1152)
     merged = width * fields.whole("scale_factor", default=2) ** 2
     out = text.whole("hidden_size")
@@ -477,7 +485,11 @@ def _tower_layers_or_all(fields: Fields) -> int | None:
 
 
 def minicpm_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """MiniCPM-V 2.5 to 4.5: SigLIP without its last layer, and a resampler of one attention."""
+    """
+    Return the tower of MiniCPM-V 2.5 to 4.5: SigLIP without its last layer, and a resampler.
+
+    The resampler has one attention.
+    """
     depth = vision_fields(fields).whole("num_hidden_layers", default=27)
     width = vision_fields(fields).whole("hidden_size", default=1152)
     out = text.whole("hidden_size")
@@ -504,11 +516,15 @@ _CLIP_336 = {
     "num_hidden_layers": 24,
     "patch_size": 14,
 }
-"""CLIP ViT-L/14 at 336 pixels, which Phi-3's class always takes (CLIP_VIT_LARGE_PATCH14_336)."""
+"""CLIP ViT-L/14 at 336 pixels, which Phi-3's class always uses (CLIP_VIT_LARGE_PATCH14_336)."""
 
 
 def phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Phi-3 and 3.5 Vision: CLIP up to its last layer but one, and two layers over four patches."""
+    """
+    Return the tower of Phi-3 or 3.5 Vision: CLIP without its last layer, and two layers.
+
+    The two layers combine four patches.
+    """
     out = text.whole("hidden_size")
     width = _CLIP_336["hidden_size"]
     whole = Fields({**fields.config, "vision_config": _CLIP_336}, fields.name)
@@ -524,7 +540,7 @@ def phi3_v(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 _GATED = {"silu", "swish", "swiglu", "silu_and_mul"}
-"""Activations of towers whose MLP has a gate: AIMv2, Pixtral, Qwen 2.5 VL, dots.vit."""
+"""Activations of towers with a gated MLP: AIMv2, Pixtral, Qwen 2.5 VL, dots.vit."""
 
 
 def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
@@ -561,7 +577,9 @@ def estimated_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
 
 
 def whisper_tower(fields: Fields, text: Fields) -> tuple[Weights, str]:
-    """Qwen2-Audio, Qwen2.5-Omni, Voxtral: Whisper's encoder, and any other parts."""
+    """
+    Return the tower of Qwen2-Audio, Qwen2.5-Omni or Voxtral: Whisper's encoder and other parts.
+    """
     heard = fields.section("audio_config")
     weights: list[Weight] = []
     out = text.whole("hidden_size")

@@ -1,4 +1,6 @@
-"""Refuse a config with keys that change the model's size and that its class did not read.  Pure."""
+"""
+Refuse a config with keys that change the model's size, but that its class did not read.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -106,7 +108,7 @@ SIZE_KEYS: dict[str, tuple[str, ...]] = {
 """
 Keys of a config.json that change weights or cache. Each group has several names for one quantity: a
 class that reads one name needs no other. test_unread_keys.py lists the keys that this package's
-builders read, and fails for one without a group.
+builders read, and fails for a key without a group.
 """
 
 _NAMED: dict[str, re.Pattern[str]] = {
@@ -117,11 +119,11 @@ _NAMED: dict[str, re.Pattern[str]] = {
     "low ranks": re.compile(r".*lora_rank"),
     "state of Mamba": re.compile(r".*(?:mamba|ssm).*"),
 }
-"""Patterns of further keys with the group's meaning, under names that no builder reads."""
+"""Patterns of further keys with a group's meaning, under names that no builder reads."""
 
 _ROUTED = "routed experts"
 _OF_EXPERTS = ("width of an expert", "shared experts")
-"""Groups that matter only where there are routed experts."""
+"""Groups that matter only for models with routed experts."""
 
 _WITHOUT_EFFECT = {
     # Its attention has a window or none, by `hybrid_layer_pattern` (mimo_v2_flash.py).
@@ -160,7 +162,7 @@ _WITHOUT_EFFECT = {
         "Step3p5ForCausalLM",
     )
 }
-"""(class, key): vLLM's class does not read it either."""
+"""(class, key) pairs of keys that vLLM's class does not read either."""
 
 _OFF = {
     "layer_types": {"full_attention", "attention"},
@@ -171,7 +173,7 @@ _OFF = {
 
 
 class ReadConfig(Mapping[str, Any]):
-    """A parsed `config.json` that remembers which of its keys were read."""
+    """A parsed `config.json` that records which of its keys were read."""
 
     def __init__(self, config: Mapping[str, Any], read: set[str] | None = None) -> None:
         self._config = config
@@ -191,7 +193,7 @@ class ReadConfig(Mapping[str, Any]):
         return key in self._config
 
     def with_values(self, values: Mapping[str, Any]) -> ReadConfig:
-        """Return it with other values; what is read of either is remembered for both."""
+        """Return the config with other values; reads of either are recorded for both."""
         return ReadConfig({**self._config, **values}, self.read)
 
 
@@ -203,7 +205,9 @@ def with_values(config: Mapping[str, Any], values: Mapping[str, Any]) -> Mapping
 
 
 def unread_size_keys(config: Mapping[str, Any], read: set[str], name: str) -> list[str]:
-    """Return the keys with which `config` changes the model's size, and that class `name` left."""
+    """
+    Return the keys of `config` that change the model's size and that class `name` did not read.
+    """
     found = []
     experts = any(_says_something(key, config) for key in _names(_ROUTED, config))
     for group in dict.fromkeys((*SIZE_KEYS, *_NAMED)):
@@ -216,7 +220,7 @@ def unread_size_keys(config: Mapping[str, Any], read: set[str], name: str) -> li
 
 
 def _names(group: str, config: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the names of a group's thing: the known ones, then those of `config` that mean it."""
+    """Yield a group's names: the known names, then the keys of `config` with the same meaning."""
     known = SIZE_KEYS.get(group, ())
     yield from known
     if pattern := _NAMED.get(group):
@@ -227,7 +231,7 @@ def _names(group: str, config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
-    """Raise `FleetError` with the keys that change the model's size and were not read."""
+    """Raise `FleetError` with the unread keys that change the model's size."""
     if unread := unread_size_keys(config, read, name):
         keys = ", ".join(f"`{key}`" for key in unread)
         raise FleetError(
@@ -239,7 +243,7 @@ def refuse_unread(config: Mapping[str, Any], read: set[str], name: str) -> None:
 
 
 def _says_something(key: str, config: Mapping[str, Any]) -> bool:
-    """Return whether a key's value changes the model compared with no such key."""
+    """Return whether a key's value changes the model compared with a missing key."""
     value = config.get(key)
     if value is None or value is False or value == 0 or value in ([], {}, ""):
         return False

@@ -11,7 +11,7 @@ from gpufleet.sizing.architectures.components import Architecture
 
 
 def _refuse(config: Mapping[str, Any], name: str, why: str) -> Architecture:
-    """Refuse a class that is known but cannot be sized."""
+    """Raise `FleetError` for a known class that cannot be sized."""
     raise FleetError(f"{name} ({config.get('model_type', 'no model_type')}) {why}")
 
 
@@ -42,9 +42,9 @@ _REASONS: dict[str, str] = {
         _CROSS,
     ),
 }
-"""Known classes whose size is not estimated, and why."""
+"""The reason for each known class whose size is not estimated."""
 
 BUILDERS: dict[str, Callable[[Mapping[str, Any]], Architecture]] = {
     name: partial(_refuse, name=name, why=why) for name, why in _REASONS.items()
 }
-"""Each name that `architectures` may have, with the function that refuses such a config."""
+"""The function that refuses each architecture, by its name in `architectures`."""
