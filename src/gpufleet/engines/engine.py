@@ -84,7 +84,7 @@ class ProgressMetrics:
     The metrics from which the watchdog detects a server's progress.
 
     Attributes:
-        marks: metrics whose change is progress. No release has all of them, each has some.
+        marks: metrics whose change is progress. Each release has some of them.
         work: the gauges in `marks` that count running or waiting requests.
         engine_label: the label that identifies an engine of a server with several.
         deferred: metric, label and value of a gauge of requests that do not wait for the engine;

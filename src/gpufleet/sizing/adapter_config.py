@@ -16,18 +16,18 @@ _CLASSIFIERS = {"classifier", "score"}
 
 @dataclass(frozen=True)
 class AdapterConfig:
-    """A LoRA adapter, as far as a plan needs it."""
+    """The properties of a LoRA adapter that a plan needs."""
 
     rank: int
-    """The largest of its modules."""
+    """The largest rank of its modules."""
     base: str = ""
-    """The model that it was trained from, as free text; "": not said."""
+    """The model that it was trained from, as free text; "" if not stated."""
     problems: tuple[str, ...] = ()
-    """Why no vLLM loads it, as `its adapter_config.json has ...`."""
+    """Why vLLM does not load the adapter, as `its adapter_config.json has ...`."""
 
 
 def parse_adapter(config: Mapping[str, Any]) -> AdapterConfig:
-    """Parse an adapter's config, or return why vLLM does not load it."""
+    """Parse an adapter's config; `problems` has the reasons if vLLM does not load it."""
     if problems := tuple(f"its {FILE} {problem}" for problem in _problems(config)):
         return AdapterConfig(0, problems=problems)
     patterns = config.get("rank_pattern") or {}

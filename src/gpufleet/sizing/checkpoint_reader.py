@@ -1,10 +1,11 @@
-"""Read a model's files for sizing, from a directory or from the Hugging Face Hub. Border: it reads
-files and queries the Hub. Of weights it reads only the headers, some kilobytes at the front of each
-safetensors file, and stops reading there even if the Hub would send the rest.
+"""Read a model's files for sizing, from a directory or from the Hugging Face Hub.
 
-The Hub is asked through its own client, so that its settings hold: HF_ENDPOINT, HF_HOME and
-HF_HUB_CACHE, HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a
-file, never from the command line.
+This module reads files and queries the Hub. Of weights it reads only the headers, some kilobytes at
+the front of each safetensors file, and stops there even if the Hub would send the rest.
+
+The Hub's own client is used, so that its settings apply: HF_ENDPOINT, HF_HOME and HF_HUB_CACHE,
+HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a file, never
+from the command line.
 """
 
 from __future__ import annotations
@@ -37,13 +38,13 @@ SECONDS = 60.0
 """Deadline in seconds for one model."""
 
 _GGUF = re.compile(r"(?i)\.gguf$|-gguf:")
-"""A file, or a repository with one of its files as vLLM takes it."""
+"""Matches a GGUF file, or a repository with one of its files in vLLM's notation."""
 _REPOSITORY = re.compile(r"[\w.-]+/[\w.-]+|[\w.-]+")
 _PASSWORD = re.compile(r"//[^/\s@]+@")
 _LARGEST_HEADER = 100_000_000
 """The largest header that the safetensors format allows."""
 _FIRST_BYTES = 1 << 20
-"""Bytes of a header to read first: more than most headers have."""
+"""Bytes of a header to read first; most headers are smaller."""
 _AT_ONCE = 16
 
 _Found = TypeVar("_Found")
@@ -51,17 +52,19 @@ _Found = TypeVar("_Found")
 
 @dataclass(frozen=True, kw_only=True)
 class Hub:
-    """The source of models' files. None: the configuration of the Hub's client."""
+    """
+    The source of models' files. If a field is None, the configuration of the Hub's client applies.
+    """
 
     endpoint: str | None = None
     token_file: str | None = None
     cache: str | None = None
     offline: bool = False
-    """Read from the cache alone."""
+    """Whether to read only from the cache."""
 
 
 class HubSilentError(FleetError):
-    """The Hub does not answer, so nothing is known of a model's name and files."""
+    """The Hub does not answer, so a model's name and files cannot be checked."""
 
 
 def read(
@@ -70,9 +73,9 @@ def read(
     """
     Return the files of `model`: a directory, a `config.json`, or a name on the Hub.
 
-    Without a `config.json`, Mistral's `params.json` is read. Raises `FleetError` if there is no
-    such model, if it has neither, if a file is not what its name says, or if the Hub has not
-    answered within `seconds`.
+    Without a `config.json`, Mistral's `params.json` is read. Raises `FleetError` if the model does
+    not exist or has neither file, if a file's content does not match its name, or if the Hub does
+    not answer within `seconds`.
     """
     if _GGUF.search(model):
         raise FleetError(
@@ -114,8 +117,9 @@ def read_adapter(
 
 def read_adapter_file(file: Path) -> AdapterConfig:
     """
-    Return the config in an `adapter_config.json` of this machine. Raises `FleetError` if it cannot
-    be read.
+    Return the config in a local `adapter_config.json`.
+
+    Raises `FleetError` if it cannot be read.
     """
     try:
         text = file.read_bytes()
@@ -160,7 +164,7 @@ def _read_directory(folder: Path) -> ModelFiles:
 
 
 def _read_modules(file: Path | None) -> list[Any] | None:
-    """Return the list in modules.json; None: it does not exist, or is not a list."""
+    """Return the list in modules.json; None if the file does not exist, or has no list."""
     if file is None or not file.is_file():
         return None
     try:
@@ -171,7 +175,9 @@ def _read_modules(file: Path | None) -> list[Any] | None:
 
 
 def _in_mistrals_format(params: Path, index: Path | None, origin: str) -> ModelFiles:
-    """Return what `params.json` says. Its tensors have names of their own: they are not read."""
+    """
+    Return the model's files from `params.json`; tensors are not read, because their names differ.
+    """
     indexed = _parse_json(index.read_bytes(), str(index)) if index else None
     return ModelFiles(
         config=mistral_format.config_of(_parse_json(params.read_bytes(), str(params)), origin),
@@ -223,10 +229,10 @@ def _file_source(
     model: str, revision: str | None, hub: Hub, required: str
 ) -> Callable[[str], Path | None]:
     """
-    Return a function that fetches a file of `model` by name; None: the model has no such file.
+    Return a function that fetches a file of `model` by name; it returns None for a missing file.
 
-    It raises `FleetError` where the Hub cannot be asked, for files that are not cached only if they
-    are `required`.
+    The function raises `FleetError` if the Hub cannot be queried; for a file that is not cached
+    only if it is the `required` one.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -265,7 +271,7 @@ def _file_source(
 def _connection_error(
     model: str, revision: str | None, hub: Hub, token: str | None
 ) -> Exception | None:
-    """Ask once whether the Hub answers at all: its client would try for half a minute."""
+    """Return the error of one request to the Hub, or None; the client itself retries for 30 s."""
     import httpx2
     import huggingface_hub
     from huggingface_hub import constants
@@ -291,7 +297,9 @@ def _read_headers(
     *,
     until: float,
 ) -> tuple[Stored | None, tuple[str, ...]]:
-    """Return what the headers of all weight files say; None, and why, if one cannot be had."""
+    """
+    Return the merged headers of all weight files, or None and the reason if one is unavailable.
+    """
     import httpx2
     import huggingface_hub
     from huggingface_hub import constants, errors
@@ -320,7 +328,7 @@ def _read_headers(
 
 
 def _read_remote_header(url: str, token: str | None, name: str, until: float) -> Stored:
-    """Read a file's header, and no more even if the server sends all of it."""
+    """Read only a file's header, even if the server sends the whole file."""
     got = _read_front(url, token, _FIRST_BYTES, lambda data: _header_end(data, name), until)
     size = _header_size(got[:8], name)
     if len(got) < 8 + size:
@@ -336,9 +344,9 @@ def _read_front(
     url: str, token: str | None, size: int, needed: Callable[[bytes], int], until: float
 ) -> bytes:
     """
-    Return the first bytes at `url`: until there are as many as `needed` says, or `size`.
+    Return the first bytes at `url`, as many as `needed` returns, at most `size`.
 
-    Raises `TimeoutError` at the time `until`, also where a server sends a byte now and then.
+    Raises `TimeoutError` at the time `until`, even if a server keeps sending single bytes.
     """
     from huggingface_hub.utils._headers import build_hf_headers
     from huggingface_hub.utils._http import get_session, hf_raise_for_status
@@ -372,7 +380,7 @@ def _token(hub: Hub) -> str | None:
 
 
 def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> FleetError:
-    """Return the error for the operator: why the Hub's client could not get the file."""
+    """Return the error for the operator, with the reason why the Hub's client has no file."""
     from huggingface_hub import constants, errors
 
     # A mirror's address may have a password in it.
@@ -423,7 +431,7 @@ def _parse_json(text: bytes, name: str) -> dict[str, Any]:
 
 
 def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
-    """Return the names of the files that hold the tensors, as the index has them."""
+    """Return the names of the files with the tensors, from the index."""
     if not index:
         return [SINGLE]
     files = index.get("weight_map", {})
@@ -436,7 +444,7 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
 
 
 def _is_below(file: Any) -> bool:
-    """Return whether it is a name of a file below the model's directory."""
+    """Return whether a value is the name of a file below the model's directory."""
     return isinstance(file, str) and not file.startswith("/") and ".." not in file.split("/")
 
 

@@ -13,7 +13,7 @@ from gpufleet.sizing.options import Options, Sizing
 
 @dataclass(frozen=True)
 class SizedDivision:
-    """A division over GPUs, and the memory of one of them."""
+    """A division over GPUs, and the memory of one GPU."""
 
     tensor: int
     pipeline: int
@@ -22,11 +22,11 @@ class SizedDivision:
 
     @property
     def at_once(self) -> float:
-        """Return how many requests of full length all engines hold together."""
+        """Return the number of requests of full length that all engines hold together."""
         return self.sizing.max_concurrency * self.data
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values: the parallel sizes, and those of the sizing."""
+        """Return plain values: the parallel sizes, and the values of the sizing."""
         sizes = {
             "tensor_parallel_size": self.tensor,
             "pipeline_parallel_size": self.pipeline,
@@ -39,7 +39,8 @@ def divisions(description: Description, options: Options, gpus: int) -> Iterator
     """
     Yield each division of `gpus` GPUs in powers of two, the widest tensor parallelism first.
 
-    Divisions with more stages than layers are left out. `options` has all but the parallel sizes.
+    Divisions with more stages than layers are omitted. `options` has all flags except the parallel
+    sizes.
     """
     layers = len(description.architecture.layers)
     for tensor in _powers_down(gpus):

@@ -1,7 +1,4 @@
-"""
-Estimate the memory of vLLM's profiling run at start, and find the model runner that makes it.
-Pure.
-"""
+"""Estimate the memory of vLLM's profiling run at start, and find its model runner.  Pure."""
 
 from __future__ import annotations
 
@@ -31,9 +28,9 @@ _V2_RUNNER: tuple[tuple[tuple[int, ...], frozenset[str]], ...] = (
         ),
     ),
 )
-"""Which architectures had the second model runner: vllm/config/vllm.py of these releases."""
+"""Architectures with the second model runner, by release: vllm/config/vllm.py."""
 _V2_MOE = frozenset({"DeepseekV2ForCausalLM", "GraniteMoeForCausalLM", "Qwen2MoeForCausalLM"})
-"""From 0.25: every model without experts or states, and these."""
+"""From 0.25, these architectures use it, and all models without experts or states."""
 _V2_EVERY = (0, 29)
 _V2_PROFILES_GRAPHS = (0, 29)
 """Up to 0.28 the second runner's profile_cudagraph_memory returns 0."""
@@ -43,7 +40,8 @@ def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool
     """
     Return whether the release runs this model with its second model runner (vllm/v1/worker/gpu/).
 
-    Its dummy run of the sampler takes less. Source: use_v2_model_runner in vllm/config/vllm.py.
+    This runner's dummy run of the sampler needs less memory. Source: use_v2_model_runner in
+    vllm/config/vllm.py.
     """
     if vllm >= _V2_EVERY:
         return True
@@ -61,7 +59,7 @@ def has_second_runner(architecture: Architecture, vllm: tuple[int, ...]) -> bool
 
 @dataclass(frozen=True, kw_only=True)
 class DummyRun:
-    """Inputs of the peak memory of vLLM's profiling run at start, on one GPU."""
+    """Inputs for the peak memory of vLLM's profiling run at start, on one GPU."""
 
     vllm: tuple[int, ...]
     max_num_seqs: int
@@ -69,17 +67,17 @@ class DummyRun:
     tensor: int = 1
     data: int = 1
     expert: bool = False
-    """With expert parallelism."""
+    """Whether expert parallelism is used."""
     dispatches: bool = False
-    """Tokens go to the GPUs of their experts alone, not to all (--all2all-backend)."""
+    """Whether tokens go only to the GPUs of their experts, not to all (--all2all-backend)."""
     pipeline: int = 1
     last_stage: bool = True
-    """The pipeline stage that samples."""
+    """Whether this is the pipeline stage that samples."""
     layers: int | None = None
-    """Layers of the stage; None: all."""
+    """Number of layers of the stage; None for all layers."""
     dtype_bytes: int = 2
     mxfp4: bool = False
-    """Experts quantized so."""
+    """Whether experts are quantized to MXFP4."""
     nvfp4: bool = False
     enforce_eager: bool = False
     compute_capability: tuple[int, int] | None = None
@@ -91,14 +89,14 @@ _SORT_ALWAYS = (0, 11, 1)
 
 def _sampler_bytes(vllm: tuple[int, ...], dtype_bytes: int, *, second: bool) -> tuple[float, float]:
     """
-    Return the bytes of one logit of the sampler's dummy run, of `max_num_seqs` x vocabulary.
+    Return the bytes per logit in the sampler's dummy run, which has `max_num_seqs` x vocabulary.
 
-    The logits in the model's dtype, a float32 copy, and the working memory of top-k and top-p: up
-    to 0.16 a sort (values, int64 indices, and what PyTorch's segmented sort needs: 38 in all,
-    measured 38.2 to 38.6), then a Triton kernel or FlashInfer (probabilities and noise: 14, and
-    measured 14.28). Up to 0.11.0 the sort only where FlashInfer is not installed, as it was in
-    vLLM's images: one of the two. The second runner up to 0.32 skips all but the logits. Source:
-    _dummy_sampler_run in vllm/v1/worker/gpu_model_runner.py and gpu/model_runner.py,
+    The bytes are the logits in the model's dtype, a float32 copy, and the working memory of top-k
+    and top-p: up to 0.16 a sort (values, int64 indices, and memory of PyTorch's segmented sort: 38
+    in all, measured 38.2 to 38.6), then a Triton kernel or FlashInfer (probabilities and noise: 14,
+    measured 14.28). Up to 0.11.0, either applies: the sort runs only if FlashInfer is not
+    installed, and vLLM's images have it. The second runner up to 0.32 needs only the logits.
+    Source: _dummy_sampler_run in vllm/v1/worker/gpu_model_runner.py and gpu/model_runner.py,
     vllm/v1/sample/ops/topk_topp_sampler.py.
     """
     kernel, sort = 12.25 + dtype_bytes, 36.3 + dtype_bytes
@@ -123,12 +121,14 @@ Factors on the formula: 0.87 to 1.06 in the printed peaks of four models without
 """
 _NVFP4_EXPERTS = (0.2, 3.0)
 """
-Factors with experts in NVFP4, whose kernels need more memory: 2.2 in two starts of a Gemma 4 over
-16,384 tokens, and up to 4 in four of a Qwen3.6 over 4,096 to 32,768, where linear attention and the
-encoder add theirs (0.19.2 to 0.20.2, one author).
+Factors for experts in NVFP4, whose kernels need more memory: 2.2 in two starts of a Gemma 4 over
+16,384 tokens, and up to 4 in four starts of a Qwen3.6 over 4,096 to 32,768 tokens, where linear
+attention and the encoder add memory (0.19.2 to 0.20.2, one author).
 """
 _GATHERED = (0.6, 1.4)
-"""The same with the tokens of several engines: assumed, no start here shows it."""
+"""
+Factors for experts with the tokens of several engines: assumed, because no start here shows them.
+"""
 _OTHER = (0.0, 0.12)
 """GiB beside the peak: buffers for input and block tables, cuBLAS workspaces. -0.01 to 0.12 in the
 printed peaks of 45 starts of 0.15 to 0.19 whose sampler is the peak, without experts or images."""
@@ -137,7 +137,9 @@ printed peaks of 45 starts of 0.15 to 0.19 whose sampler is the peak, without ex
 def peak_bytes(
     architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun
 ) -> tuple[float, float]:
-    """Return PyTorch's high-water mark of the dummy run, from the least to the most."""
+    """
+    Return the lowest and the highest estimate of PyTorch's peak memory in the dummy run, in bytes.
+    """
     forward = _forward_bytes(architecture, run)
     gathered = _experts_bytes(architecture, config, run)
     least = gathered
@@ -171,8 +173,8 @@ def _forward_bytes(architecture: Architecture, run: DummyRun) -> float:
     """
     Return the peak of one layer over the run's tokens, without experts, in bytes.
 
-    The residual, the normed input and the output, and the gate-up product with its activation
-    beside it (vllm/model_executor/models/llama.py): 4 x hidden + 3 x intermediate / TP.
+    It has the residual, the normed input and the output, and the gate-up product with its
+    activation (vllm/model_executor/models/llama.py): 4 x hidden + 3 x intermediate / TP.
     """
     wide = 3 * architecture.intermediate_size / run.tensor
     if architecture.has_latent_cache:
@@ -190,7 +192,7 @@ def _experts_bytes(
     Two buffers with a row for each token and each of its experts: one for the products of the first
     matrix, one for the activations, each at least as wide as the hidden state. Source:
     workspace_shapes of TritonExperts in vllm/model_executor/layers/fused_moe/fused_moe.py. The
-    kernels for MXFP4 need none of them.
+    kernels for MXFP4 do not need these buffers.
     """
     if not architecture.experts or run.mxfp4:
         return 0.0

@@ -42,7 +42,8 @@ from gpufleet.sizing.weights import weight_bytes
 
 _WHOLE_REQUEST = 0.99
 """
-Below this a request does not fit. Below 1, because the pool's reserve may round it down a little.
+Share of a request below which it does not fit. It is below 1 because the pool's reserve may
+round it down.
 """
 
 
@@ -51,8 +52,9 @@ def size(description: Description, options: Options) -> Sizing:
     Estimate a model's memory on one GPU with `options`, and whether it starts.
 
     `reasons` has vLLM's refusals that do not depend on memory, and the features whose memory is
-    unknown: with these it does not fit, and `confidence` is "unknown". Raises `FleetError` if the
-    release is older than the V1 engine, or a dtype or quantization is unknown.
+    unknown. With the former the model does not fit; with the latter it does not fit either, and
+    `confidence` is "unknown". Raises `FleetError` if the release is older than the V1 engine, or a
+    dtype or quantization is unknown.
     """
     description = as_served(description, options)
     options = with_raised_default(description, options)
@@ -71,8 +73,10 @@ def size(description: Description, options: Options) -> Sizing:
 
 def smallest_gpus(description: Description, options: Options) -> int | None:
     """
-    Return the minimum number of GPUs of a replica; None: 64 are too few. It tries powers of two,
-    tensor parallelism of up to 8 before pipeline stages; the other options stay.
+    Return the minimum number of GPUs of a replica, or None if 64 are too few.
+
+    Powers of two are tried, with tensor parallelism of up to 8 before pipeline stages; the other
+    options are unchanged.
     """
     return _smallest(description, replace(options, tensor_parallel=1, pipeline_parallel=1))
 
@@ -100,13 +104,13 @@ def _sizing_of(description: Description, options: Options) -> Sizing:
 
 @dataclass(frozen=True)
 class _Estimate:
-    """Memory of the stages, and the KV cache that vLLM makes of it."""
+    """Memory of the stages, and the resulting KV cache of vLLM."""
 
     chosen: Defaults
     length: int
-    """Value of `--max-model-len`; with `auto` the longest that fits."""
+    """Value of `--max-model-len`; with `auto`, the longest length that fits."""
     stages: list[StageMemory]
-    """Stages that have a cache."""
+    """Stages with a cache; all stages if none has one."""
     heaviest: int
     """Bytes of weights on the largest rank."""
     layout: kv_bytes.Layout
@@ -114,13 +118,13 @@ class _Estimate:
     """The longest `--max-model-len` that fits."""
     report: kv_cache.CacheReport
     worst: kv_cache.CacheReport
-    """As `report`, with all errors of the estimates against it ..."""
+    """The report if all estimates are too low by their errors."""
     best: kv_cache.CacheReport
-    """... and for it."""
+    """The report if all estimates are too high by their errors."""
 
     @property
     def tightest(self) -> StageMemory:
-        """Return the stage with the least room for the cache."""
+        """Return the stage with the least memory for the cache."""
         return min(self.stages, key=lambda stage: stage.available)
 
     @property
@@ -130,7 +134,7 @@ class _Estimate:
 
 
 def _estimate(description: Description, options: Options) -> _Estimate:
-    """Return what each stage has, and its KV cache, within the estimates' errors."""
+    """Return each stage's memory and the KV cache, within the estimates' errors."""
     longest = description.architecture.default_length(options.vllm)
     length = requested_length(description, options)
     chosen = resolve_defaults(options, length)
@@ -158,7 +162,7 @@ def _estimate(description: Description, options: Options) -> _Estimate:
 
 @lru_cache(maxsize=8192)
 def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
-    """Return the sizing, and whether the cache is too small, or may be."""
+    """Return the sizing, and whether the cache is too small or may be."""
     check_options(options)
     estimate = _estimate(description, options)
     refused = _refusals(description, options)
@@ -186,8 +190,9 @@ def _judge(description: Description, options: Options) -> tuple[Sizing, bool]:
 
 def _no_room(options: Options, estimate: _Estimate) -> list[str]:
     """
-    Return why a model without a cache does not start: its weights and start-up memory certainly do
-    not fit.
+    Return why a model without a cache may not start.
+
+    Its weights and start-up memory are not certain to fit.
     """
     stage = estimate.tightest
     if stage.available > stage.error or options.device == "cpu":
@@ -206,7 +211,7 @@ def _doubts(
     beyond: list[str],
     sequences: int,
 ) -> Iterator[str]:
-    """Yield reasons why a model that vLLM accepts may not start, or not serve its whole context."""
+    """Yield why a model that vLLM accepts may not start, or may not serve its whole context."""
     report, worst = estimate.report, estimate.worst
     if not worst.starts:
         yield from explain(
@@ -244,7 +249,7 @@ def _sizing(
     reasons: tuple[str, ...],
     notes: tuple[str, ...],
 ) -> Sizing:
-    """Return the estimate as numbers of one GPU."""
+    """Return the estimate as values for one GPU."""
     chosen, report, start = estimate.chosen, estimate.report, estimate.tightest.start
     keeps = any(estimate.layout.stages)
     return Sizing(
@@ -313,7 +318,9 @@ def _kv_layout(
 
 
 def _window_bytes(layout: kv_bytes.Layout) -> int:
-    """Return the bytes of a token in a model with sliding windows only, while inside the window."""
+    """
+    Return the bytes per token in a model with only sliding windows, for tokens inside the window.
+    """
     return max(
         sum(
             page.bytes // page.block
@@ -325,7 +332,7 @@ def _window_bytes(layout: kv_bytes.Layout) -> int:
 
 
 def _state_chunk(description: Description) -> int:
-    """Return Mamba's chunk: `chunk_size` under its several names, 256 where a config has none."""
+    """Return Mamba's `chunk_size`, which has several names, or 256 if the config has none."""
     text = text_part(description.config) if description.config else {}
     for key in ("mamba_chunk_size", "chunk_size"):
         if isinstance(found := text.get(key), int):
@@ -365,11 +372,11 @@ def _refusals(description: Description, options: Options) -> tuple[str, ...]:
 
 
 _NAMES_OF_DRAFTS = ("eagle", "dflash", "dspark")
-"""Without `method`, vLLM derives it from these words in the draft's name."""
+"""Words in the draft's name from which vLLM derives a missing `method`."""
 
 
 def _draft_vocabulary(description: Description, options: Options) -> int | None:
-    """Return the vocabulary size of a draft model that must equal the model's."""
+    """Return a draft model's vocabulary size if it must equal the target's, else None."""
     draft = counted_draft(description, options)
     if draft is None or options.mixed_vocabularies:
         return None
@@ -380,7 +387,7 @@ def _draft_vocabulary(description: Description, options: Options) -> int | None:
 
 
 def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]) -> list[str]:
-    """Return failures that are possible although the budget holds: needs outside of it."""
+    """Return possible failures from memory needs outside the budget."""
     if options.device == "cpu":
         return []
     total = options.gpu_memory_gib * options.gpu_share * GIB
@@ -416,12 +423,12 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
 
 
 _STATES_CHECKED = (0, 20)
-"""Before, fewer graphs are captured instead."""
+"""The release since which states need blocks; earlier releases capture fewer graphs instead."""
 
 
 def _blocks_for_states(layout: kv_bytes.Layout, options: Options, chosen: Defaults) -> int:
     """
-    Return the sequences that need a block each before vLLM captures graphs; 0: none do.
+    Return the number of sequences that each need a block before vLLM captures graphs; 0 if none.
 
     Source: resolve_cudagraph_mode_and_sizes in vllm/config/compilation.py of 0.21.0 to 0.33.0.
     """
@@ -441,7 +448,7 @@ are on the GPU first."""
 
 
 def _loading_faults(description: Description, options: Options) -> list[str]:
-    """Return why loading fails, if it needs more memory than the loaded model."""
+    """Return why loading fails if it needs more memory than the loaded model."""
     quantization = resolve_quantization(description, options)
     if quantization is None or not quantization.online or options.vllm >= _LAYERWISE:
         return []
@@ -485,7 +492,7 @@ def _weight_only(description: Description, options: Options) -> Iterator[str]:
 
 
 def _notes(description: Description, options: Options) -> Iterator[str]:
-    """Yield the parts that were estimated."""
+    """Yield sentences on the estimated parts."""
     yield from description.architecture.notes
     yield from description.notes
     if options.vllm > (*NEWEST, 1 << 30):

@@ -1,5 +1,5 @@
 """
-Explain why a KV cache is too small, and suggest single changes that make a server start.  Pure.
+Explain why a KV cache is too small, and suggest single changes with which a server starts.  Pure.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from gpufleet.sizing.startup_memory import Defaults
 
 FEW_SEQUENCES = 256
 """
-Proposed where the dummy run of many sequences takes too much memory; vLLM's default on small GPUs.
+Number of sequences to suggest if the dummy run needs too much memory; the default on small GPUs.
 """
 
 
@@ -32,7 +32,7 @@ def round_down(blocks: int) -> int:
 
 @dataclass(frozen=True)
 class SmallCache:
-    """A cache that is too small, or may be, and its parts."""
+    """A cache that is too small, or may be, and the values behind it."""
 
     options: Options
     chosen: Defaults
@@ -77,7 +77,7 @@ def explain(case: SmallCache) -> Iterator[str]:
 def suggest(
     options: Options, found: Sizing, smallest: int | None, starts: Callable[[Options], bool]
 ) -> str:
-    """Return the single changes with which it certainly starts, the cheapest first."""
+    """Return the single changes with which the model certainly starts, the cheapest first."""
     ways: dict[str, str] = {}
     for flag, value, changed in _possible_changes(options, found):
         if flag not in ways and starts(changed):

@@ -1,11 +1,10 @@
 """
-Compute the bytes that a layer caches in a block on one GPU: vLLM's KV cache specs by release.
-Pure.
+Compute the bytes of a layer's KV cache in a block on one GPU, by release. Pure.
 
-A block is a number of tokens; a page is what one layer stores of them. All pages of a model must
-have one size. So vLLM chooses the block by the attention backend; for models with states (Mamba,
-linear attention) the block is so large that an attention page holds a whole state. Source: vllm's
-v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,
+A block is a number of tokens; a page is one layer's data of a block. All pages of a model must have
+the same size. vLLM therefore chooses the block by the attention backend; for models with states
+(Mamba, linear attention), the block is so large that an attention page holds a whole state. Source:
+vllm's v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,
 platforms/interface.py and model_executor/models/config.py of 0.8.5 to 0.33.0.
 """
 
@@ -49,7 +48,7 @@ _EVERY_BLOCK = frozenset({"mamba1", "mamba2"})
 
 @dataclass(frozen=True, kw_only=True)
 class Layout:
-    """Everything that the KV cache's size depends on, except for the available memory."""
+    """All inputs of the KV cache's size except the available memory."""
 
     stages: tuple[tuple[Cache, ...], ...]
     """The caches that each pipeline stage's layers have, in the layers' order; those of a draft
@@ -58,22 +57,22 @@ class Layout:
     max_model_len: int
     max_num_batched_tokens: int
     dtype: str = "bfloat16"
-    """The model's."""
+    """The model's dtype."""
     kv_dtype: str = "auto"
-    """As --kv-cache-dtype has it."""
+    """The KV dtype: `--kv-cache-dtype`, resolved by `kv_dtype()`."""
     tensor: int = 1
     decode_context_parallel: int = 1
     block_size: int | None = None
-    """--block-size; None: the release's choice."""
+    """`--block-size`; None for the release's choice."""
     prefix_caching: bool | None = None
-    """None: the release's default."""
+    """Whether prefixes are cached; None for the release's default."""
     speculative_tokens: int = 0
     hybrid_manager: bool = True
-    """Off with --disable-hybrid-kv-cache-manager: windows are kept as whole contexts."""
+    """False with --disable-hybrid-kv-cache-manager: windows are stored as whole contexts."""
     state_chunk: int = 256
-    """Mamba's chunk_size, which blocks are multiples of where every block's state is cached."""
+    """Mamba's chunk_size; blocks are multiples of it if every block's state is cached."""
     compute_capability: tuple[int, int] | None = None
-    """None: Hopper's, where it matters (MLA's block)."""
+    """The GPU's compute capability; None means Hopper's, where it matters (MLA's block)."""
     device: Literal["cuda", "cpu"] = "cuda"
 
     @property
@@ -93,7 +92,7 @@ class Layout:
 
     @cached_property
     def has_attention(self) -> bool:
-        """Return whether some layer keeps tokens."""
+        """Return whether some layer stores tokens."""
         return any(not isinstance(cache, StateCache) for cache in self.distinct)
 
     @cached_property
@@ -101,7 +100,7 @@ class Layout:
         """
         Return whether prefix caching is on.
 
-        Off by default for hybrids before 0.26 and for models of states alone
+        The default is off for hybrids before 0.26 and for models with only states
         (ModelConfig.is_prefix_caching_supported).
         """
         if self.prefix_caching is None:
@@ -129,21 +128,21 @@ class Page:
 
     kind: Kind
     block: int
-    """Tokens."""
+    """Number of tokens."""
     bytes: int
-    """With its padding."""
+    """Size including padding."""
     shape: tuple[object, ...]
     span: int = 0
     """Tokens of the window or the chunk."""
     grows: int = 0
-    """Bytes that one more token takes; 0 for windows, chunks, states and what encoders saw."""
+    """Bytes that one more token needs; 0 for windows, chunks, states and encoder outputs."""
 
 
 def caches(architecture: Architecture, layers: Iterable[range]) -> tuple[tuple[Cache, ...], ...]:
     """
-    Return `Layout.stages`: the caches of the decoder layers that each stage of `layers` has.
+    Return `Layout.stages`: the caches of the decoder layers of each stage in `layers`.
 
-    Those of the model's own draft layers are left out: append `draft_caches()` to the last stage.
+    The model's own draft layers are excluded: append `draft_caches()` to the last stage.
     """
     return tuple(
         tuple(cache for number in stage for cache in architecture.layers[number].caches)
@@ -158,9 +157,9 @@ def draft_caches(architecture: Architecture) -> tuple[Cache, ...]:
 
 def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
     """
-    Return the pages of one stage's layers, in the order in which the release looks at them.
+    Return the pages of one stage's layers, in the release's order.
 
-    Raises `NotKnownError` for a KV dtype that is not known.
+    Raises `NotKnownError` for an unknown KV dtype.
     """
     block = block_size(layout)
     made = {cache: _pages(layout, cache, block) for cache in set(stage)}
@@ -172,7 +171,7 @@ def pages(layout: Layout, stage: tuple[Cache, ...]) -> tuple[Page, ...]:
 
 
 def _pages(layout: Layout, cache: Cache, block: int) -> tuple[Page, ...]:
-    """Return the pages of one layer: two where sparse attention keeps an index besides."""
+    """Return the pages of one layer: two if sparse attention also stores an index."""
     if isinstance(cache, StateCache):
         return (_state_page(layout, cache, block),)
     if isinstance(cache, CompressedCache):
@@ -193,10 +192,10 @@ def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]
     """
     Return DeepSeek V4's pages of one layer, in FlashMLA's packed rows (fp8_ds_mla).
 
-    A token of 512 numbers is 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
-    of 576 bytes. The states, of keys and of scores, are float32; four tokens overlap. Source:
-    DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache in
-    vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
+    A token of 512 numbers has 448 bytes, 64 numbers of two bytes and 8 scales; pages are multiples
+    of 576 bytes. The states of keys and of scores are float32; groups of four tokens overlap.
+    Source: DeepseekV4SWACache, DeepseekV4Attention, DeepseekV4IndexerCache and CompressorStateCache
+    in vllm/models/deepseek_v4 and v1/attention/backends/mla/sparse_swa.py, 0.20 to 0.33.
     """
     if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
         raise NotKnownError(
@@ -232,8 +231,9 @@ def block_size(layout: Layout) -> int:
     """
     Return the tokens of a block of attention, before pages are made equal.
 
-    16 unless the attention backend wants more: FlashMLA 64, FlashInfer MLA 32 or 64, CUTLASS MLA
-    128, the CPU 128 (its MLA 16). Models with states raise it until a page holds a state.
+    The default is 16, unless the attention backend needs more: FlashMLA 64, FlashInfer MLA 32 or
+    64, CUTLASS MLA 128, the CPU 128 (its MLA 16). Models with states raise the number until a page
+    holds a state.
     """
     if layout.device == "cpu":
         block, kernel = _cpu_block(layout)
@@ -282,10 +282,10 @@ def kv_dtype(
     """
     Return the KV dtype that a release uses for `--kv-cache-dtype` with this config.json.
 
-    "auto" is what the checkpoint says: ModelOpt's kv_cache_quant_algo since 0.14
-    (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (whatever was requested
-    until 0.21; layers/attention/attention.py). GLM-5's sparse attention takes fp8 on SM100 since
-    0.32 (model_executor/models/config.py).
+    "auto" is the checkpoint's dtype: ModelOpt's kv_cache_quant_algo since 0.14
+    (utils/torch_utils.py), compressed-tensors' kv_cache_scheme since 0.16 (until 0.21 whatever was
+    requested; layers/attention/attention.py). GLM-5's sparse attention uses fp8 on SM100 since 0.32
+    (model_executor/models/config.py).
     """
     said = config.get("quantization_config")
     said = said if isinstance(said, Mapping) else {}
@@ -334,9 +334,9 @@ def _element_bytes(layout: Layout) -> int:
 
 def _is_sparse(layout: Layout) -> bool:
     """
-    Return whether the model's attention is sparse: of all layers, where only some have an index.
+    Return whether the model's attention is sparse, for all layers even if only some have an index.
 
-    GLM-5.2's layers without one use that of a layer before (`index_topk_freq`).
+    GLM-5.2's layers without an index use an earlier layer's (`index_topk_freq`).
     """
     return any(
         isinstance(cache, LatentCache) and cache.indexer_dim
@@ -346,7 +346,7 @@ def _is_sparse(layout: Layout) -> bool:
 
 
 def _latent_dtype(layout: Layout) -> str:
-    """Return the KV dtype of MLA: sparse attention turns fp8 into DeepSeek's packed format."""
+    """Return the KV dtype of MLA; sparse attention changes fp8 to DeepSeek's packed format."""
     dtype = layout.kv_dtype
     if dtype in _PACKED_LATENT or not _is_sparse(layout):
         return dtype
@@ -386,9 +386,10 @@ def _page(
 
 def row_bytes(layout: Layout) -> int:
     """
-    Return what 0.31 rounds a block of the pool up to: sparse attention's row on SM100, else 1.
+    Return the multiple to which 0.31 rounds a block of the pool: a row on SM100, else 1.
 
-    MLAAttention._uses_flat_kv_cache; 0.32 aligns each page instead, which a whole row already is.
+    The row is sparse attention's (MLAAttention._uses_flat_kv_cache). 0.32 aligns each page instead,
+    and a whole row is aligned already.
     """
     latent = _latent(layout)
     if latent is None or not latent.indexer_dim or layout.vllm[:2] != (0, 31):
@@ -397,13 +398,13 @@ def row_bytes(layout: Layout) -> int:
 
 
 def _index_page(cache: LatentCache, block: int) -> Page:
-    """Return the page of sparse attention's index keys: one byte a number, and their scales."""
+    """Return the page of sparse attention's index keys: one byte per number, and the scales."""
     token = cache.indexer_dim + cache.indexer_dim // _INDEX_GROUP * 4
     return Page(Kind.FULL, block, block * token, ("index", cache.indexer_dim), 0, token)
 
 
 def _state_page(layout: Layout, cache: StateCache, block: int) -> Page:
-    """Return the page of a state, padded to that of attention where there is any."""
+    """Return the page of a state, padded to attention's page if there is attention."""
     size = state_bytes(layout, cache)
     if layout.has_attention:
         one = _attention_token(layout)
@@ -418,8 +419,8 @@ def state_bytes(layout: Layout, cache: StateCache) -> int:
     """
     Return the bytes of one state on one GPU.
 
-    Speculation adds its tokens to the inputs that the convolution keeps: for gated delta nets
-    always, for Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
+    Speculation adds its tokens to the inputs of the convolution: for gated delta nets always, for
+    Mamba-2 since 0.17, KDA since 0.27, short convolutions since 0.29 (mamba_utils.py).
     """
     total = 0
     last = len(cache.shapes) - (0 if cache.kind == "short_conv" else 1)
@@ -440,7 +441,9 @@ def _is_lengthened(layout: Layout, kind: str) -> bool:
 
 
 def blocks(layout: Layout, page: Page, length: int) -> int:
-    """Return the blocks that one request of `length` tokens takes in a layer with this page."""
+    """
+    Return the number of blocks that a request of `length` tokens needs in a layer with this page.
+    """
     if page.kind is Kind.STATE:
         return _state_blocks(layout, page, length)
     if page.kind is Kind.WINDOW:
@@ -458,12 +461,12 @@ def blocks(layout: Layout, page: Page, length: int) -> int:
 
 def _state_blocks(layout: Layout, page: Page, length: int) -> int:
     """
-    Return the states that one request holds.
+    Return the number of states of one request.
 
-    One, and one more for each speculative token since 0.16 (MambaSpec.max_memory_usage_bytes);
-    with prefix caching those of every block ("all") or one more ("align"). Mamba-2 keeps one more
-    for a checkpoint inside a prefill since 0.32, gated delta nets with FlashInfer's kernel since
-    0.33.
+    It is one, and one more for each speculative token since 0.16
+    (MambaSpec.max_memory_usage_bytes). With prefix caching, there is a state for every block
+    ("all"), or one more ("align"). Mamba-2 has one more for a checkpoint inside a prefill since
+    0.32, and gated delta nets with FlashInfer's kernel since 0.33.
     """
     speculative = layout.speculative_tokens if layout.vllm >= (0, 16) else 0
     if not layout.caches_prefixes or layout.vllm < (0, 11, 1):
@@ -494,11 +497,12 @@ def _flashinfer_delta_nets(layout: Layout) -> bool:
 
 def _in_flight(layout: Layout) -> int:
     """
-    Return the tokens that are scheduled but not settled, whose blocks a window still holds.
+    Return the tokens that are scheduled but not finished, whose blocks a window still holds.
 
-    One batch, until 0.26 counted all that run at once (VllmConfig.max_in_flight_tokens): as many as
-    there are stages, and one more with asynchronous scheduling. That is the default, but not on
-    the CPU, nor with several stages for most mixtures of experts before 0.29, which is left out.
+    Before 0.26 this is one batch, from 0.26 all batches that run at once
+    (VllmConfig.max_in_flight_tokens): as many as there are stages, and one more with asynchronous
+    scheduling. This scheduling is the default, except on the CPU, and except with several stages
+    for most mixtures of experts before 0.29; the latter exception is ignored here.
     """
     if layout.vllm < (0, 26):
         return layout.max_num_batched_tokens
@@ -516,12 +520,12 @@ def _latent(layout: Layout) -> LatentCache | None:
 
 def _latent_block(layout: Layout, cache: LatentCache) -> tuple[int, int]:
     """
-    Return MLA's block, and what the backend's kernel wants it to be a multiple of.
+    Return MLA's block, and the multiple that the backend's kernel requires.
 
-    Until 0.17 forced by platforms/cuda.py: FlashMLA on Hopper 64, CUTLASS on SM100 128 until
-    FlashInfer took over there with 64 (0.15), else 16. From 0.18 the backend's preference:
-    FlashAttention MLA on Hopper 16 (FlashMLA with an fp8 cache 64), FlashInfer on SM100 32, Triton
-    16; sparse attention 64.
+    Until 0.17 platforms/cuda.py sets it: FlashMLA on Hopper 64, CUTLASS on SM100 128, FlashInfer
+    there 64 from 0.15, else 16. From 0.18 it is the backend's preference: FlashAttention MLA on
+    Hopper 16 (FlashMLA with an fp8 cache 64), FlashInfer on SM100 32, Triton 16; sparse attention
+    64.
     """
     major, asked, vllm = _major_capability(layout), layout.block_size, layout.vllm
     if vllm >= (0, 18):
@@ -550,14 +554,16 @@ def _preferred_latent_block(layout: Layout, major: int, *, sparse: bool) -> int:
 
 
 def _cpu_block(layout: Layout) -> tuple[int, int]:
-    """Return the CPU's block: 128, or 16 with MLA, whose kernel takes no other (platforms/cpu)."""
+    """
+    Return the CPU's block: 128, or 16 with MLA, whose kernel accepts no other (platforms/cpu).
+    """
     if _latent(layout) is not None:
         return 16, 16
     return layout.block_size or 128, 32
 
 
 def _attention_token(layout: Layout) -> int:
-    """Return the bytes a token of the first layer with attention, whose page holds a state."""
+    """Return the bytes per token of the first layer with attention, whose page holds a state."""
     first = next(
         cache for cache in layout.distinct if not isinstance(cache, StateCache | CompressedCache)
     )
@@ -566,11 +572,11 @@ def _attention_token(layout: Layout) -> int:
 
 def _hybrid_block(layout: Layout, block: int, kernel: int) -> int:
     """
-    Return the block of attention beside states: such that one of its pages holds a state.
+    Return the block of attention in models with states, so large that a page holds a state.
 
-    Multiples of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17), since
-    0.20 of the backend's own block, since 0.27 of 128 for MLA. Where every block's state is cached
-    also of Mamba's chunk.
+    It is a multiple of 16 (64 for MLA since 0.11.1; 32 on SM100 with heads of 256, 0.11.1 to 0.17),
+    since 0.20 of the backend's own block, since 0.27 of 128 for MLA. If every block's state is
+    cached, it is also a multiple of Mamba's chunk.
     """
     token = _attention_token(layout)
     states = [cache for cache in layout.distinct if isinstance(cache, StateCache)]
@@ -605,5 +611,5 @@ def pad_page(page: Page, size: int) -> Page:
 
 
 def widen_page(page: Page, ratio: int) -> Page:
-    """Return the page of a block that is `ratio` times as large."""
+    """Return the page for a block that is `ratio` times as large."""
     return replace(page, block=page.block * ratio, bytes=page.bytes * ratio)

@@ -1,5 +1,5 @@
 """
-Compute a KV cache's tokens, and whether one request of maximum length fits: by release.
+Compute a KV cache's tokens, and whether one request of maximum length fits, by release.
 
 vLLM sorts a model's layers into groups, each with its own block table, and all groups share one
 pool of blocks. A block of the pool is as large as the pages of one group's layers. The number of
@@ -34,36 +34,42 @@ class CacheReport:
     """A release's report about its KV cache at startup."""
 
     bytes_per_token_per_gpu: int
-    """That one more token of a long context takes on the largest stage: windows, chunks and states
-    that the release keeps as such have stopped growing. Divided by decode context parallelism,
-    rounded up."""
+    """
+    Bytes that one more token of a long context needs on the largest stage. Windows, chunks and
+    states that the release keeps as such have stopped growing. Divided by decode context
+    parallelism and rounded up.
+    """
     bytes_for_max_model_len_per_gpu: int
-    """That one request of `max_model_len` takes of the pool, on the largest stage."""
+    """Bytes of the pool that one request of `max_model_len` needs, on the largest stage."""
     needed_bytes: int
-    """Bytes that the release requires at start; up to 0.18 they may differ from the above."""
+    """
+    Bytes that the release requires at start; up to 0.18 they may differ from the previous field.
+    """
     tokens: int
-    """As the release logs it, on the rank with the fewest."""
+    """Tokens that the release logs, on the rank with the fewest."""
     blocks: int
     """Blocks of the pool, including its null block."""
     block_size: int
     """Tokens of the smallest group's block."""
     max_concurrency: float
-    """Requests of `max_model_len` at once, as the release logs it."""
+    """Requests of `max_model_len` at once, as logged by the release."""
     starts: bool
     why: str
-    """Why it does not start, as a sentence; empty where it does."""
+    """Why the release does not start, as a sentence; empty if it starts."""
     estimated_max_model_len: int
-    """As the refusal estimates it: for the first rank that has too little. Where it starts, the
-    asked length."""
+    """
+    The length that vLLM's refusal suggests, for the first rank with too little memory. If vLLM
+    starts, the requested length.
+    """
 
 
 def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
     """
-    Return the KV cache that `available_bytes` hold: one number that counts for every GPU, or each
-    stage's smallest GPU.
+    Return the KV cache that `available_bytes` hold.
 
-    Raises `FleetError` for a KV dtype that is not known, ValueError if the number of memory values
-    differs from the number of stages.
+    `available_bytes` is one number for every GPU, or the smallest GPU's for each stage. Raises
+    `FleetError` for an unknown KV dtype, ValueError if the number of values differs from the number
+    of stages.
     """
     available = _per_stage(layout, available_bytes)
     smallest = block_size(layout)
@@ -111,7 +117,7 @@ def cache(layout: Layout, available_bytes: int | Sequence[int]) -> CacheReport:
 
 def largest_max_model_len(layout: Layout, available_bytes: int | Sequence[int]) -> int:
     """
-    Return the longest `max_model_len` that starts, up to `layout.max_model_len`; 0: none.
+    Return the longest `max_model_len` that starts, up to `layout.max_model_len`, or 0.
 
     The release's refusal suggests this value, and `--max-model-len auto` uses it.
     """
@@ -139,9 +145,9 @@ class _Plan:
 
     layout: Layout
     raw: tuple[Counter[Page], ...]
-    """How many of each stage's layers have which page, before they are grouped."""
+    """The number of layers with each page, by stage, before grouping."""
     groups: tuple[tuple[Group, ...], ...]
-    """For each stage its groups: its own until 0.10, the whole model's since."""
+    """The groups of each stage: its own until 0.10, the whole model's since."""
 
     @property
     def block_size(self) -> int:
@@ -149,7 +155,7 @@ class _Plan:
         return min(page.block for group in self.groups[0] for page in group.counts)
 
     def token_bytes(self, stage: int) -> int:
-        """Return the bytes of one more token of a long context on this stage."""
+        """Return the bytes that one more token of a long context needs on this stage."""
         grows = sum(
             page.grows * count
             for group in self.groups[stage]
@@ -178,10 +184,11 @@ class _Plan:
 
     def _packed_block_bytes(self, stage: int) -> int:
         """
-        Return the bytes of one block where groups have pages of several sizes.
+        Return the bytes of one block if groups have pages of several sizes.
 
-        Until 0.22 as many of each size of the first group's as any group has tuples; since then as
-        many of each size as any group has of it; since 0.27 what the largest group has.
+        Until 0.22 the block has, of each size in the first group, as many pages as any group has
+        tuples; since then, of each size as many as any group has. Since 0.27 it has the pages of
+        the largest group.
         """
         slots = page_slots([group.on(stage) for group in self.groups[stage]])
         if self.layout.vllm < (0, 23):
@@ -190,11 +197,11 @@ class _Plan:
         return sum(size * count for size, count in slots.items())
 
     def _stage_layers(self, group: Group, stage: int) -> Counter[Page]:
-        """Return the layers that a stage reckons with: until 0.16 those of the whole model."""
+        """Return the layers with which a stage computes: until 0.16 the whole model's."""
         return group.counts if self.layout.vllm < (0, 17) else group.on(stage)
 
     def request_blocks(self, stage: int, length: int) -> int:
-        """Return the blocks that one request of `length` tokens takes, over all groups."""
+        """Return the number of blocks that a request of `length` tokens needs, over all groups."""
         return sum(self._group_blocks(group, length) for group in self.groups[stage])
 
     def _group_blocks(self, group: Group, length: int) -> int:
@@ -204,8 +211,8 @@ class _Plan:
         """
         Return the bytes that the release requires for one request of `length` tokens.
 
-        Until 0.13 the layers' own needs, before they are grouped. 0.14 to 0.16 ask for the whole
-        model's need on every stage, and until 0.18 for the blocks of the first group alone.
+        Until 0.13 these are the layers' needs before grouping. 0.14 to 0.16 require the whole
+        model's need on every stage, and releases until 0.18 only the blocks of the first group.
         """
         vllm, groups = self.layout.vllm, self.groups[stage]
         if vllm < (0, 14):
@@ -230,9 +237,9 @@ class _Plan:
 
     def compared_bytes(self, available: tuple[int, ...]) -> tuple[int, ...]:
         """
-        Return the bytes that a stage's need is compared with.
+        Return the bytes that the release compares with a stage's need.
 
-        0.14 to 0.16 take the smallest stage's; since 0.29 the pool's null block is put aside.
+        0.14 to 0.16 use the smallest stage's bytes; since 0.29 the pool's null block is subtracted.
         """
         vllm = self.layout.vllm
         if (0, 14) <= vllm < (0, 17):
@@ -242,7 +249,7 @@ class _Plan:
         return available
 
     def longest_length(self, checked: tuple[int, ...], stages: Sequence[int]) -> int:
-        """Return the longest length up to the asked one whose need is there on these stages."""
+        """Return the longest length, up to the requested one, whose need fits on these stages."""
         low, high = 0, self.layout.max_model_len
         while low < high:
             middle = (low + high + 1) // 2
@@ -253,7 +260,9 @@ class _Plan:
         return low
 
     def refusal(self, available: tuple[int, ...]) -> tuple[str, int] | None:
-        """Return why the release does not start, and the length that it says would fit."""
+        """
+        Return why the release does not start, and the length that it suggests; None if it starts.
+        """
         length, checked = self.layout.max_model_len, self.compared_bytes(available)
         for stage, memory in enumerate(checked):
             if memory <= 0:
@@ -271,7 +280,7 @@ class _Plan:
         return None
 
     def concurrency(self, stage: int, count: int) -> float:
-        """Return the requests of the longest length that `count` blocks hold."""
+        """Return the number of requests of maximum length that `count` blocks hold."""
         length = self.layout.max_model_len
         if self.layout.vllm < (0, 9, 1):
             # Tokens over the length, without rounding a request up to blocks.
@@ -290,8 +299,8 @@ class _Plan:
         """
         Return the tokens that the release logs for `count` blocks.
 
-        Until 0.20.1 those of blocks shared evenly by the groups; since 0.20.2 the concurrency times
-        the longest length, which counts what windows leave free.
+        Until 0.20.1 the blocks are shared evenly by the groups; since 0.20.2 the tokens are the
+        concurrency times the maximum length, which counts memory that windows leave free.
         """
         layout = self.layout
         if layout.vllm >= (0, 20, 2):

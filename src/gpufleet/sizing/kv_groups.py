@@ -1,5 +1,5 @@
 """
-Group layers that share a block table: how a release groups a model's KV pages. Pure.
+Group the layers that share a block table, like a release groups a model's KV pages. Pure.
 
 Source: vllm/v1/core/kv_cache_utils.py (0.33: kv_cache_planning.py) of 0.8.5 to 0.33.0.
 """
@@ -23,23 +23,25 @@ from gpufleet.sizing.kv_bytes import (
 )
 
 Layers = list[tuple[int, Page]]
-"""(number of the stage, page)"""
+"""(number of the stage, page) of each layer."""
 
 
 @dataclass(frozen=True)
 class Group:
-    """Layers with one table of blocks."""
+    """Layers with a common block table."""
 
     pages: tuple[tuple[int, Page], ...]
     """(number of the stage, page) of each of its layers."""
     uniform: bool = False
-    """Layers of one kind whose pages differ in size: each has memory of its own."""
+    """
+    Whether layers of one kind have pages of different sizes, so that each layer has its own memory.
+    """
     packed: bool = False
-    """One of several with pages of several sizes (DeepSeek V4)."""
+    """Whether this is one of several groups with pages of several sizes (DeepSeek V4)."""
 
     @cached_property
     def counts(self) -> Counter[Page]:
-        """Return how many layers have which page."""
+        """Return the number of layers with each page."""
         return Counter(page for _, page in self.pages)
 
     @cached_property
@@ -52,11 +54,11 @@ class Group:
 
     @cached_property
     def page(self) -> Page:
-        """Return its first layer's page, which is every layer's where it is not uniform."""
+        """Return the first layer's page, which all layers have unless the group is uniform."""
         return self.pages[0][1]
 
     def on(self, stage: int) -> Counter[Page]:
-        """Return how many layers have which page on one stage."""
+        """Return the number of layers with each page on one stage."""
         return self.by_stage.get(stage, _NONE)
 
 
@@ -64,11 +66,11 @@ _NONE: Counter[Page] = Counter()
 
 
 class GroupingError(Exception):
-    """The release refuses these layers together; the message is a sentence."""
+    """The release refuses these layers together, with the message as a sentence."""
 
 
 def group_layers(layout: Layout, layers: Layers) -> tuple[Group, ...]:
-    """Return the groups of these layers, as the release makes them."""
+    """Return the groups of these layers, like the release."""
     vllm = layout.vllm
     if not _keeps_windows(layout):
         layers = _promote(vllm, layers)
@@ -91,9 +93,9 @@ def _keeps_windows(layout: Layout) -> bool:
     """
     Return whether windows and chunks are kept as such beside full attention.
 
-    Not before 0.9.1, nor with --disable-hybrid-kv-cache-manager, nor on the CPU before 0.10.2
-    (support_hybrid_kv_cache in platforms/cpu.py); chunks (Llama 4) not by default since 0.10.1, for
-    their latency.
+    They are not kept before 0.9.1, with --disable-hybrid-kv-cache-manager, or on the CPU before
+    0.10.2 (support_hybrid_kv_cache in platforms/cpu.py). Since 0.10.1, chunks (Llama 4) are not
+    kept by default, because of their latency.
     """
     if not layout.hybrid_manager or layout.vllm < (0, 9, 1):
         return False
@@ -104,7 +106,7 @@ def _keeps_windows(layout: Layout) -> bool:
 
 
 def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
-    """Return the layers with windows and chunks as full attention, where there is any."""
+    """Return the layers with windows and chunks as full attention, if there is full attention."""
     full = [page for _, page in layers if page.kind is Kind.FULL]
     if _is_one_kind(layers):
         return layers
@@ -133,8 +135,9 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
 
 def _is_one_kind(layers: Layers) -> bool:
     """
-    Return whether all layers need the same number of blocks for a request: then they form one group
-    with unchanged pages.
+    Return whether all layers need the same number of blocks for a request.
+
+    They then form one group with unchanged pages.
     """
     return (
         len({page.kind for _, page in layers}) == 1
@@ -147,8 +150,8 @@ def _equalize(vllm: tuple[int, ...], layers: Layers) -> Layers:
     """
     Return the layers with pages of one size: smaller ones get larger blocks.
 
-    Since 0.12; before that pages have to be equal. Where no whole number of blocks does it, the
-    page is padded: of attention since 0.24, of states since 0.26; MLA's never.
+    This is possible since 0.12; before, pages must be equal. If no whole number of blocks makes
+    them equal, the page is padded: attention's since 0.24, states' since 0.26, MLA's never.
     """
     largest = max(page.bytes for _, page in layers)
     return [(number, _resize(vllm, page, largest)) for number, page in layers]
@@ -172,11 +175,10 @@ def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
 
 def _split_evenly(vllm: tuple[int, ...], layers: Layers) -> tuple[Group, ...]:
     """
-    Return groups of about the same number of layers; all layers of a group have the same kind of
-    page.
+    Return groups of about the same number of layers, each with one kind of page.
 
-    As many as the rarest kind has, or as the commonest has where that is less than 1.25 times as
-    many (0.12) or 1.5 times (0.18). A stage's layers are dealt out over the groups.
+    The number is the rarest kind's, or the most frequent kind's if that is less than 1.25 times as
+    large (0.12) or 1.5 times (0.18). A stage's layers are distributed over the groups.
     """
     kinds: dict[Page, Layers] = {}
     for number, page in layers:
@@ -192,16 +194,16 @@ def _split_evenly(vllm: tuple[int, ...], layers: Layers) -> tuple[Group, ...]:
 
 
 def _is_compressed(layers: Layers) -> bool:
-    """Return whether these are DeepSeek V4's."""
+    """Return whether these are DeepSeek V4's layers."""
     return any(page.shape[0] == COMPRESSED for _, page in layers)
 
 
 def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
     """
-    Return the layers of each group of DeepSeek V4's, whose pages are of several sizes in a layer.
+    Return the layers of each group of DeepSeek V4, whose layers have pages of several sizes.
 
-    The first group has the whole context. Layers stand in tuples with one page of each size; groups
-    have about as many tuples. Source: _get_kv_cache_groups_uniform_groups in
+    The first group has the whole context. Layers form tuples with one page of each size; groups
+    have about the same number of tuples. Source: _get_kv_cache_groups_uniform_groups in
     v1/core/kv_cache_utils.py of 0.20 to 0.28, and _get_packed_kv_cache_groups there (0.33:
     kv_cache_planning.py) since 0.29.
     """
@@ -235,7 +237,9 @@ def _pack(vllm: tuple[int, ...], layers: Layers) -> list[Layers]:
 
 
 def page_slots(groups: Sequence[Counter[Page]]) -> Counter[int]:
-    """Return how many pages of each size a block of the pool has: the most that a group wants."""
+    """
+    Return the number of pages of each size in a block of the pool: the most that a group needs.
+    """
     found: Counter[int] = Counter()
     for group in groups:
         sizes: Counter[int] = Counter()
@@ -265,14 +269,16 @@ def _has_even_sizes(group: Layers) -> bool:
 
 
 def _split_tuples(group: Layers, tuples: int) -> list[Layers]:
-    """Deal out the tuples of a group over as few groups as have at most `tuples`."""
+    """Distribute the tuples of a group over the fewest groups with at most `tuples` each."""
     rows = list(zip(*_by_size(group).values(), strict=False))
     count = -(-len(rows) // tuples)
     return [list(chain.from_iterable(rows[part::count])) for part in range(count)]
 
 
 def _least_padding(counts: list[int], least: int) -> int:
-    """Return the number, of at least `least`, to whose multiples the counts round up best."""
+    """
+    Return the number, at least `least`, with the least padding if the counts are its multiples.
+    """
     best = least
     fewest = None
     for number in range(least, max(counts) + 1):

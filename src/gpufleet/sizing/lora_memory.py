@@ -1,10 +1,10 @@
 """
 Compute the memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
 
-They are allocated when the model is loaded, for `--max-loras` adapters of rank `--max-lora-rank`,
-whatever adapters are used. Source: create_lora_weights in vllm/lora/layers of 0.31.0:
-base_linear.py, column_parallel_linear.py, row_parallel_linear.py, vocab_parallel_embedding.py and
-logits_processor.py.
+The matrices are allocated when the model is loaded, for `--max-loras` adapters of rank
+`--max-lora-rank`, whatever adapters are used. Source: create_lora_weights in vllm/lora/layers of
+0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
+vocab_parallel_embedding.py and logits_processor.py.
 """
 
 from __future__ import annotations
@@ -48,15 +48,15 @@ class Lora:
     """vLLM's flags for LoRA adapters."""
 
     max_loras: int = 1
-    """Adapters in one batch."""
+    """Maximum number of adapters in one batch."""
     max_rank: int = 16
     fully_sharded: bool = False
     dtype: str = "auto"
-    """Dtype of the adapters; auto: the model's."""
+    """Dtype of the adapters; "auto" for the model's."""
 
 
 def why_not_counted(architecture: Architecture) -> str:
-    """Return why the memory of adapters of this class is unknown; "": it is known."""
+    """Return why the memory of this class's adapters is unknown; "" if it is known."""
     if architecture.multimodal:
         return "which layers of a multimodal model get matrices differs by class and release"
     if architecture.experts:
@@ -80,8 +80,8 @@ def lora_bytes(
     """
     Return the bytes of the adapters' matrices on one rank of a pipeline stage.
 
-    `dtype` is the model's; `first` and `last` say which stage it is: the embedding is on one, the
-    head on the other.
+    `dtype` is the model's. `first` and `last` state whether the stage is the first or the last: the
+    embedding is on the first, the head on the last.
     """
     numbers = sum(
         _layer_numbers(architecture.layers[number].weights, lora, sharding) for number in layers
@@ -94,7 +94,7 @@ def lora_bytes(
 
 
 def _layer_numbers(weights: Iterable[Weight], lora: Lora, sharding: Sharding) -> int:
-    """Return the numbers of one adapter in one layer."""
+    """Return the number of parameters of one adapter in one layer."""
     numbers = 0
     inputs: set[str] = set()
     for weight in weights:

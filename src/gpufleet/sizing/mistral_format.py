@@ -1,6 +1,7 @@
 """
-Convert `params.json`, which Mistral's own checkpoints have instead of `config.json`. Pure. vLLM
-also converts it to a config. Source: adapt_config_dict in
+Convert `params.json`, which Mistral's own checkpoints have instead of `config.json`.  Pure.
+
+vLLM also converts it to a config. Source: adapt_config_dict in
 vllm/transformers_utils/configs/mistral.py of 0.23.0.
 """
 
@@ -32,7 +33,7 @@ _OF_EXPERTS = {
     "num_shared_experts": "n_shared_experts",
 }
 _POSITIONS = 128_000
-"""vLLM's default if the file has none."""
+"""vLLM's default if the file has no number of positions."""
 
 
 def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
@@ -58,7 +59,9 @@ def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
 
 
 def _put_windows(config: dict[str, Any]) -> None:
-    """A list has the window of each layer, in turn; null: none."""
+    """
+    Set the layer types if `sliding_window` is a list of windows by layer; null means no window.
+    """
     windows = config.get("sliding_window")
     if not isinstance(windows, list) or not windows:
         return
@@ -85,7 +88,7 @@ def _quantization(said: Any, origin: str) -> dict[str, Any] | None:
 
 
 def _put_class(config: dict[str, Any]) -> None:
-    """Name the class, by the file's keys for experts and latent attention."""
+    """Set the class, by the file's keys for experts and latent attention."""
     experts = config.get("moe")
     latent = bool(config.get("qk_nope_head_dim"))
     if config["model_type"] == "mamba":
@@ -109,7 +112,7 @@ def _put_class(config: dict[str, Any]) -> None:
 
 
 def _with_encoder(config: dict[str, Any], origin: str) -> dict[str, Any]:
-    """Return the config with its text part apart, where an image encoder is beside it."""
+    """Return the config with a separate text part if there is an image encoder."""
     beside = config.pop("multimodal", None) or {}
     seen = config.pop("vision_encoder", None) or beside.get("vision_encoder_args")
     if beside.get("whisper_model_args"):

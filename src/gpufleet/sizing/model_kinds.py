@@ -2,9 +2,9 @@
 Read a model's kind from its files: text, embeddings, scores, labels, transcription. Pure.
 
 The rules are vLLM's (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
-`modules.json` of sentence-transformers makes any model an embedder, otherwise the class' name
-decides. The kind of a class that is not listed and whose name says nothing is unknown: an operator
-declares it.
+`modules.json` of sentence-transformers makes any model an embedder, otherwise the class name
+decides. The kind of an unlisted class whose name does not show it is unknown, and the operator must
+declare it.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ _TOKENS = re.compile(
     r"\w+ForTokenClassification|HF_ColBERT|ColBERT\w+|Col\w+|JinaForRanking|\w+ForRetrieval"
 )
 """
-Models with a vector or score for each token: they answer at /pooling, and some rank documents.
+Models with a vector or score for each token; they answer at /pooling, and some rank documents.
 """
 _SEQUENCE = re.compile(
     r"\w+(ForSequenceClassification|ForAudioClassification|ForImageClassification"
@@ -75,15 +75,15 @@ class KindReading:
     """The kind of a model, as read from its files."""
 
     kind: ModelKind | None
-    """None: they do not say."""
+    """The kind, or None if the files do not determine it."""
     possible: frozenset[ModelKind]
-    """Those that may be declared."""
+    """The kinds that may be declared."""
     why: str
-    """What was found, as the end of a sentence: "its class is BertModel"."""
+    """The finding, as the end of a sentence: "its class is BertModel"."""
     converts: bool = False
-    """Whether its class completes text, and pools only by `--convert`."""
+    """Whether the class completes text, and pools only with `--convert`."""
     name: str = ""
-    """Of its class, where config.json has one."""
+    """The class name, if config.json has one."""
 
 
 UNREAD = KindReading(None, ALL, "its files could not be read")
@@ -92,7 +92,7 @@ UNREAD = KindReading(None, ALL, "its files could not be read")
 
 def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -> KindReading:
     """
-    Return the kind of the model with this config.json, as overridden, and this modules.json.
+    Return the kind of the model with this config.json, including overrides, and this modules.json.
 
     >>> read_kind({"architectures": ["BertModel"]}).kind
     'embed'
@@ -138,10 +138,10 @@ def _by_labels(labels: int, why: str) -> KindReading:
 
 def label_count(config: Mapping[str, Any]) -> int:
     """
-    Return how many labels a classifier has, like transformers: two by default.
+    Return the number of a classifier's labels like transformers: two by default.
 
-    A decoder that answers with one of a few words has a label for each, or one for two of them
-    (`classifier_from_token` and `method` in SequenceClassificationConfig and
+    A decoder that answers with one of a few words has a label for each word, or one label for two
+    words (`classifier_from_token` and `method` in SequenceClassificationConfig and
     Qwen3ForSequenceClassificationConfig, model_executor/models).
     """
     words, method = config.get("classifier_from_token"), config.get("method")

@@ -1,4 +1,4 @@
-"""Name parts whose memory cannot be computed: with one, the verdict is unknown.  Pure."""
+"""Find parts whose memory cannot be computed, with which the verdict is unknown.  Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def counted_options(description: Description, options: Options) -> Options:
 
 
 def not_counted(description: Description, options: Options) -> Iterator[str]:
-    """Yield parts with unknown memory, by name."""
+    """Yield a sentence for each part with unknown memory."""
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
         yield f"what {architecture.name} has besides its text part is not counted"
@@ -43,7 +43,8 @@ def _not_counted_adapters(description: Description, options: Options) -> Iterato
 BLOCK = 16
 """
 The smallest block size that all of vLLM's attention backends for NVIDIA GPUs accept; they also
-accept multiples: `get_supported_kernel_block_sizes` of those in vllm/v1/attention/backends of 0.32.
+accept multiples. Source: their `get_supported_kernel_block_sizes` in vllm/v1/attention/backends of
+0.32.
 """
 
 

@@ -1,4 +1,4 @@
-"""Define the input and output of sizing: vLLM's flags with the GPU, and the verdict.  Pure."""
+"""The input and output of sizing: vLLM's flags with the GPU, and the verdict.  Pure."""
 
 from __future__ import annotations
 
@@ -14,11 +14,13 @@ Confidence: TypeAlias = Literal["certain", "near the edge", "unknown"]
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """vLLM's flags by their names, and the GPU, for an estimate."""
+    """vLLM's flags by name, and the GPU, for an estimate."""
 
     gpu_memory_gib: float
-    """The total that CUDA reports of one GPU in GiB, not its nominal size; of the node's memory
-    with `device` "cpu"."""
+    """
+    The memory that CUDA reports for one GPU, in GiB, not its nominal size. With `device` "cpu",
+    the node's memory.
+    """
     vllm: tuple[int, ...]
     """The release, such as (0, 19, 0)."""
     tensor_parallel: int = 1
@@ -26,90 +28,92 @@ class Options:
     data_parallel: int = 1
     expert_parallel: bool = False
     redundant_experts: int | None = None
-    """`num_redundant_experts` with `--enable-eplb`; None: experts are not balanced."""
+    """`num_redundant_experts` with `--enable-eplb`; None without balanced experts."""
     decode_context_parallel: int = 1
     max_model_len: int | None = None
-    """None: what the model's config says."""
+    """None for the length in the model's config."""
     gpu_memory_utilization: float | None = None
-    """None: the release's default."""
+    """None for the release's default."""
     gpu_share: float = 1.0
-    """The part of the GPU's memory that all of the process may take, the budget's outside too."""
+    """Share of the GPU's memory that the whole process may use, also outside the budget."""
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
-    """None: the checkpoint's own."""
+    """None for the checkpoint's quantization."""
     dtype: str = "auto"
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     kv_cache_memory_bytes: int | None = None
-    """Given: the cache is exactly this, and no estimate is made."""
+    """If set, the cache has exactly this size, and its memory is not estimated."""
     block_size: int | None = None
     enforce_eager: bool = False
     prefix_caching: bool | None = None
     speculative_tokens: int = 0
     speculative_method: str | None = None
-    """`method` of `--speculative-config`; None: not given."""
+    """`method` of `--speculative-config`, or None."""
     draft_model: str | None = None
-    """`model` of `--speculative-config`: what it is, the description's `draft` says."""
+    """`model` of `--speculative-config`; the description's `draft` describes it."""
     mixed_vocabularies: bool = False
     """`use_heterogeneous_vocab` of `--speculative-config`."""
     lora: Lora | None = None
-    """With `--enable-lora`."""
+    """None without `--enable-lora`."""
     cpu_offload_gib: float = 0.0
-    """`--cpu-offload-gb`: the part of a rank's layers that lies in the node's memory."""
+    """`--cpu-offload-gb`: GiB of a rank's layers in the node's memory."""
     pooling: bool = False
-    """`--runner pooling`: it embeds or scores, and samples nothing."""
+    """`--runner pooling`: the server embeds or scores, and does not sample."""
     language_model_only: bool = False
     modalities_off: frozenset[str] = frozenset()
-    """Those that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
+    """Modalities that `--limit-mm-per-prompt` sets to 0: "image", "video", "audio"."""
     video_frames: int | None = None
-    """`num_frames` of videos in `--limit-mm-per-prompt`; None: the model's own limit."""
+    """`num_frames` of videos in `--limit-mm-per-prompt`; None for the model's limit."""
     chunked_media: bool = True
-    """False with `--disable-chunked-mm-input`: one step has to hold all of an image or clip."""
+    """False with `--disable-chunked-mm-input`: one step must hold a whole image or clip."""
     hybrid_manager: bool = True
     compute_capability: tuple[int, int] | None = None
-    """(9, 0) is Hopper; None: unknown, and what depends on it is not judged."""
+    """(9, 0) for Hopper; if None, checks that depend on it are skipped."""
     throughput: bool = False
     """`--performance-mode throughput`, which doubles the defaults of sequences and
     batched tokens."""
     all2all_backend: str | None = None
-    """None: the release's default, by which every GPU gets the tokens of all engines."""
+    """None for the release's default, with which every GPU gets the tokens of all engines."""
     gpu: str | None = None
-    """NVML's name of it, which some releases look at for their defaults; None: not known."""
+    """NVML's name of the GPU, which determines defaults in some releases; None if unknown."""
     device: Literal["cuda", "cpu"] = "cuda"
 
 
 @dataclass(frozen=True)
 class Sizing:
-    """Memory of one GPU of the replica, and the verdict. Bytes are of the smallest rank."""
+    """Memory of one GPU of the replica, and the verdict. Bytes are for the smallest rank."""
 
     fits: bool
-    """Starts, beyond the estimates' error, and nothing in vLLM refuses it."""
+    """Whether the model starts beyond the estimates' error, and vLLM does not refuse it."""
     confidence: Confidence
     reasons: tuple[str, ...]
-    """Sentences: why it does not fit, or why that is not known."""
+    """Sentences on why the model does not fit, or why the verdict is unknown."""
     weights_bytes_per_gpu: int
     """Weights of the largest rank."""
     kv_bytes_per_token_per_gpu: int
-    """What one more token of a long context takes, on the largest stage: windows and states have
-    stopped growing. Where all layers have windows: of a token inside of them."""
+    """
+    Bytes that one more token of a long context needs on the largest stage, when windows and states
+    have stopped growing. If all layers have windows, of a token inside of them.
+    """
     kv_bytes_for_max_model_len_per_gpu: int
     """KV cache of one request of `max_model_len`, with windows and states."""
     kv_cache_bytes_per_gpu: int
-    """Memory left for the KV cache; 0 if the weights leave nothing."""
+    """Bytes left for the KV cache; 0 if the weights leave none."""
     kv_cache_tokens: int
-    """As the release logs it at start."""
+    """KV cache tokens that the release logs at start."""
     max_concurrency: float
-    """Requests of `max_model_len` that fit at once, as the release logs it."""
+    """Requests of `max_model_len` at once, as logged by the release."""
     largest_max_model_len: int
-    """The longest `--max-model-len` that starts; 0: none."""
+    """The longest `--max-model-len` that starts; 0 if none does."""
     smallest_gpus: int | None
-    """GPUs of this kind that the model needs with these options; None: no number up to 64 does."""
+    """Minimum GPUs of this kind with these options; None if no number up to 64 is enough."""
     activation_bytes_per_gpu: int
     non_torch_bytes_per_gpu: int
     cuda_graph_bytes_per_gpu: int
-    """Estimate; whether it is part of the budget, `cuda_graphs_in_budget` says."""
+    """Estimate; `cuda_graphs_in_budget` states whether it is part of the budget."""
     estimate_error_bytes_per_gpu: int
-    """How far the three estimates together may be off."""
+    """Error of the three estimates together."""
     max_model_len: int
     max_num_seqs: int
     max_num_batched_tokens: int
@@ -117,19 +121,21 @@ class Sizing:
     block_size_tokens: int
     vllm: tuple[int, ...]
     cuda_graphs_in_budget: bool = True
-    """Or on top of it: up to 0.19, and with the second model runner up to 0.28."""
+    """
+    False if graphs are outside the budget: up to 0.19; with the second model runner up to 0.28.
+    """
     notes: tuple[str, ...] = ()
-    """Sentences: what was not counted exactly."""
+    """Sentences on parts that were not counted exactly."""
     remedy: str = ""
-    """Which single changes are certain to make room; "" where memory is not what is missing."""
+    """Single changes that certainly make room; "" if memory is not the problem."""
 
     @property
     def keeps_cache(self) -> bool:
-        """Return whether requests leave a cache on the GPU; those to an encoder do not."""
+        """Return whether requests leave a cache on the GPU; requests to an encoder do not."""
         return self.kv_bytes_for_max_model_len_per_gpu > 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the values that `gpufleet size --json` prints, with units in the names."""
+        """Return the values for `gpufleet size --json`, with units in the names."""
         document = asdict(self)
         remedy = [self.remedy] if self.remedy else []
         document["reasons"] = [*self.reasons, *self.notes, *remedy]
@@ -139,17 +145,17 @@ class Sizing:
 
 
 FIRST = (0, 8)
-"""The oldest release that is sized: the first whose engine is V1 by default."""
+"""The oldest release that can be sized: the first with V1 as the default engine."""
 NEWEST = (0, 33)
-"""The newest release whose arithmetic was read."""
+"""The newest release whose source was read."""
 
 MOST_GIB = 1 << 20
-"""Memory limit of one GPU, or of a node with `device` "cpu": more is a typing mistake."""
+"""Maximum memory of one GPU, or of a node with `device` "cpu"; more is a typing mistake."""
 MOST_GPUS = 10_000
-"""GPU limit in one direction of a division, for the same reason."""
+"""Maximum size in one direction of a division; more is a typing mistake."""
 
 AUTO_LENGTH = -1
-"""`--max-model-len auto`: the longest that fits."""
+"""`--max-model-len auto`: the longest length that fits."""
 
 
 def check_options(options: Options) -> None:
@@ -208,7 +214,7 @@ def is_pooling(runner: object, convert: object) -> bool:
 
 
 def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
-    """Return the modalities that `--limit-mm-per-prompt` sets to 0: a number, or `count`."""
+    """Return the modalities whose limit in `--limit-mm-per-prompt` is 0, as a number or `count`."""
     return frozenset(
         name
         for name, limit in limits.items()
@@ -217,7 +223,7 @@ def modalities_off(limits: Mapping[str, Any]) -> frozenset[str]:
 
 
 def video_frames(limits: Mapping[str, Any]) -> int | None:
-    """Return `num_frames` of videos in `--limit-mm-per-prompt`; None: not given."""
+    """Return `num_frames` of videos in `--limit-mm-per-prompt`, or None."""
     limit = limits.get("video")
     frames = limit.get("num_frames") if isinstance(limit, Mapping) else None
     return frames if isinstance(frames, int) and frames > 0 else None

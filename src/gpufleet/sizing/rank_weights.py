@@ -23,7 +23,7 @@ SIZES = {
     "int64": 8,
     "int32": 4,
 }
-"""Bytes of a number, by the names of `--dtype` and of `Weight.dtype`."""
+"""Bytes per number, by the names of `--dtype` and of `Weight.dtype`."""
 
 VOCABULARY_PADDING = 64
 """DEFAULT_VOCAB_PADDING_SIZE in vllm/model_executor/layers/vocab_parallel_embedding.py."""
@@ -37,12 +37,12 @@ class Sharding:
     pipeline: int = 1
     data: int = 1
     expert: bool = False
-    """Experts are divided as a whole, over tensor x data ranks."""
+    """Whether whole experts are distributed over tensor x data ranks."""
 
     @property
     def replicates_shared_experts(self) -> bool:
         """
-        Return whether each rank has all of the shared experts, since it gets a part of the tokens.
+        Return whether each rank has all shared experts, because it gets a part of the tokens.
 
         Source: use_sequence_parallel_moe in vllm/config/parallel.py, DeepseekV2MLP.
         """
@@ -58,10 +58,10 @@ class Rank:
 
     sharding: Sharding
     number: int
-    """Bytes of one number of the model's dtype."""
+    """Bytes per number in the model's dtype."""
     vllm: tuple[int, ...]
     as_stored: bool = False
-    """Weigh the checkpoint's tensors, without what loading adds."""
+    """Whether to weigh the checkpoint's tensors, without additions of loading."""
     capability: tuple[int, int] | None = None
     """The GPU's compute capability."""
 
@@ -90,7 +90,9 @@ class Rank:
         )
 
     def _weigh_one(self, weight: Weight, scheme: Scheme | None) -> tuple[int, int, int]:
-        """Return the bytes of one of a weight, of its scales, and how many there are."""
+        """
+        Return the bytes of one copy of a weight, the bytes of its scales, and the number of copies.
+        """
         if self.as_stored:
             rows, columns, count = weight.rows, weight.columns, 0 if weight.buffer else weight.count
         else:
@@ -117,7 +119,7 @@ class Rank:
         return size, packed_bytes(rows, columns, scheme) - size + beside, count
 
     def _shape(self, weight: Weight) -> tuple[int, int, int]:
-        """Return rows, columns and how many of them this rank holds."""
+        """Return the rows, columns and number of a weight on this rank."""
         tensor, count = self.sharding.tensor, weight.count
         if weight.until and self.vllm >= weight.until:
             count = 0
@@ -170,7 +172,7 @@ class Rank:
 
     def _kernel_scheme(self, scheme: Scheme) -> Scheme:
         """
-        Return a scheme as the kernel has it: Marlin's, before Ada, has no FP8 blocks.
+        Return the kernel's scheme: Marlin's kernel, before Ada, has no FP8 blocks.
 
         Each output gets its own copy of the scale, in the model's dtype. Source:
         prepare_fp8_layer_for_marlin in vLLM's quantization/utils/marlin_utils_fp8.py.
@@ -181,9 +183,9 @@ class Rank:
 
     def _padded_shape(self, weight: Weight, rows: int, columns: int) -> tuple[int, int]:
         """
-        Return an MXFP4 expert's shape as kernels want it: hidden to 256, intermediate to 128.
+        Return an MXFP4 expert's shape with padding: hidden to 256, intermediate to 128.
 
-        Both to 256 on SM100 (FlashInfer's TRT-LLM kernels) up to 0.26. Source:
+        On SM100 up to 0.26, both are padded to 256 (FlashInfer's TRT-LLM kernels). Source:
         mxfp4_round_up_hidden_size_and_intermediate_size in vLLM's mxfp4 oracle, and logs.
         """
         inner = 256 if self._major == 10 and self.vllm < (0, 27) else 128
@@ -194,10 +196,11 @@ class Rank:
 
     def _triton_bytes(self, weight: Weight, rows: int, columns: int, scheme: Scheme) -> int:
         """
-        Return the bytes of an MXFP4 expert on Hopper, whose layout pads the values alone.
+        Return the bytes of an MXFP4 expert on Hopper, whose layout pads only the values.
 
-        Inputs to 256, and with triton_kernels 3.6 (0.17) the outputs of gate and up as well.
-        Source: _swizzle_mxfp4 in mxfp4_utils.py, and logs: gpt-oss-120b of 0.14.1, 20b of 0.19.0.
+        Inputs are padded to 256, and with triton_kernels 3.6 (0.17) also the outputs of gate and
+        up. Source: _swizzle_mxfp4 in mxfp4_utils.py, and logs: gpt-oss-120b of 0.14.1, 20b of
+        0.19.0.
         """
         if weight.split is Split.COLUMNS:
             columns = _round_up(columns, 64)
@@ -214,7 +217,7 @@ def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Sc
     """
     Return a finer scheme for experts whose part on a rank is not a multiple of the group.
 
-    Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which takes such shapes.
+    Source: MoeWNA16Method.create_weights in quantization/moe_wna16.py, which accepts such shapes.
     """
     inner = columns if weight.split is Split.COLUMNS else rows
     if weight.split is Split.ROWS and "gate_up" in weight.name:
@@ -228,13 +231,12 @@ def _finer_groups(weight: Weight, rows: int, columns: int, scheme: Scheme) -> Sc
 
 
 _TRITON_KERNELS = (0, 12)
-"""
-From this release on they come with vLLM; before it, Marlin is used where they are not installed.
-"""
+"""The release from which vLLM ships triton_kernels; before, Marlin is used if they are missing."""
 _APART = dict.fromkeys(("in_proj_b", "in_proj_a", "in_proj_ba"), ".gates")
 """
-Gates of delta nets: a tensor separate from the layer's other input projections
-(qwen_gdn_linear_attn.py).
+Gates of delta nets, a separate tensor from the layer's other input projections.
+
+Source: qwen_gdn_linear_attn.py.
 """
 _FUSED = {Split.ROWS, Split.HEADS}
 _MIB = 1 << 20
@@ -242,13 +244,13 @@ _MIB = 1 << 20
 
 def allocated_bytes(size: int, vllm: tuple[int, ...]) -> int:
     """
-    Return the GPU memory that a release allocates for a tensor of a size in bytes.
+    Return the bytes that a release allocates on the GPU for a tensor of `size` bytes.
 
-    Above 10 MiB the allocator asks for multiples of 2 MiB and keeps a rest of at most 1 MiB with
-    the tensor; from 0.21 on, which sets max_split_size_mb to 20 while it loads, any rest with a
-    tensor of 20 MiB or more. Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch (kMinLargeAlloc,
-    kRoundLarge, should_split), load_model in vllm/v1/worker/gpu_worker.py, and logs: Qwen2.5-7B
-    takes 56 MiB more than its weights with 0.19, and 98 MiB with 0.23.
+    Above 10 MiB, the allocator requests multiples of 2 MiB and leaves a rest of at most 1 MiB with
+    the tensor. From 0.21 on, vLLM sets max_split_size_mb to 20 while it loads, and any rest stays
+    with a tensor of 20 MiB or more. Source: c10/cuda/CUDACachingAllocator.cpp of PyTorch
+    (kMinLargeAlloc, kRoundLarge, should_split), load_model in vllm/v1/worker/gpu_worker.py, and
+    logs: Qwen2.5-7B takes 56 MiB more than its weights with 0.19, and 98 MiB with 0.23.
     """
     if size <= 10 * _MIB:
         return _round_up(size, 512)

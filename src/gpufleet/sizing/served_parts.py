@@ -2,7 +2,7 @@
 Choose the parts of a checkpoint that a server loads: head and tower are optional.  Pure.
 
 A server that embeds or scores has no language model's head (_create_pooling_model_cls in
-vllm/model_executor/models/adapters.py of 0.31.0), and one that takes text alone has no tower
+vllm/model_executor/models/adapters.py of 0.31.0), and a server for text only has no tower
 (_mark_tower_model in interfaces.py: every limit of its modalities is 0).
 """
 
@@ -18,8 +18,8 @@ from gpufleet.sizing.options import Options
 
 _TOWER_SKIPPED = (0, 17)
 """
-The first release with `--language-model-only`: from it on classes of all families leave out their
-towers. In earlier releases only some do, so the tower is counted.
+The first release with `--language-model-only`: from this release on, classes of all families omit
+their towers. In earlier releases only some do, so the tower is counted.
 """
 
 
@@ -41,9 +41,9 @@ def is_text_only(description: Description, options: Options) -> bool:
 
 def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
     """
-    Return what the towers of a config may be for.
+    Return the modalities that a config's towers may serve.
 
-    A config does not say whether its vision tower takes videos: both limits have to be 0.
+    A config does not state whether its vision tower accepts videos: both limits must be 0.
     """
     below = config.get("thinker_config")
     keys = {*config, *(below if isinstance(below, Mapping) else ())}
@@ -56,7 +56,9 @@ def _modalities(config: Mapping[str, Any]) -> frozenset[str]:
 @lru_cache(maxsize=256)
 def _without(description: Description, *, head: bool, tower: bool) -> Description:
     """
-    Return it without parts. It returns the same object each time, because caches use its identity.
+    Return a description without these parts.
+
+    The result is the same object each time, because caches use its identity.
     """
     whole = description.architecture
     left_out = {name for name, left in (("head", head), ("tower", tower)) if left}

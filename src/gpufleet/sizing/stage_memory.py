@@ -1,6 +1,4 @@
-"""
-Estimate the memory of a pipeline stage's smallest rank: weights, start-up memory, KV cache.  Pure.
-"""
+"""Estimate the memory of a pipeline stage's smallest rank: weights, start-up, KV cache.  Pure."""
 
 from __future__ import annotations
 
@@ -31,18 +29,18 @@ _GATHER = {None, "allgather_reducescatter", "naive", "pplx"}
 
 @dataclass(frozen=True)
 class StageMemory:
-    """One pipeline stage's smallest rank."""
+    """Memory of one pipeline stage's smallest rank."""
 
     weights: int
     start: StartMemory
     available: int
-    """For the KV cache; negative where the weights leave nothing."""
+    """Bytes for the KV cache; negative if the weights leave none."""
     error: int
-    """How far `available` may be off."""
+    """Error of `available`, in bytes."""
 
 
 def requested_length(description: Description, options: Options) -> int:
-    """Return the requested length, or the release's default; for `auto` the latter."""
+    """Return the requested length; without one, and for `auto`, the release's default."""
     asked = options.max_model_len
     if asked is None or asked == AUTO_LENGTH:
         return description.architecture.default_length(options.vllm)
@@ -67,7 +65,7 @@ def resolve_defaults(options: Options, length: int) -> Defaults:
 
 def resolve_dtype(description: Description, options: Options) -> str:
     """
-    Return the model's dtype as vLLM resolves it: no float32 and, before Ampere, no bfloat16.
+    Return the model's dtype like vLLM: no float32 and, before Ampere, no bfloat16.
 
     Source: _resolve_auto_dtype in vllm/config/model.py.
     """
@@ -110,7 +108,7 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
 def stage_memory(
     description: Description, options: Options, chosen: Defaults, ranges: Ranges = RANGES
 ) -> tuple[list[StageMemory], list[range]]:
-    """Return the memory of each pipeline stage, and its layers."""
+    """Return the memory of each pipeline stage, and the layers of each."""
     architecture = description.architecture
     dtype = resolve_dtype(description, options)
     quantization = resolve_quantization(description, options)
@@ -178,7 +176,7 @@ def stage_memory(
 
 
 def _adapters_in_a_run(lora: Lora, chosen: Defaults) -> int:
-    """Return the bytes between an adapter's two matrices, float32, for three outputs at once."""
+    """Return the bytes between an adapter's two matrices: float32, for three outputs at once."""
     return 3 * 4 * chosen.max_num_batched_tokens * lora.max_rank
 
 
@@ -205,8 +203,8 @@ def _cpu_cache(options: Options, chosen: Defaults, weights: int, total: float) -
     """
     Return the default bytes of the KV cache on a CPU node, and their error.
 
-    4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), since 0.21 the utilization's
-    share without what the worker has in use (v1/worker/cpu_worker.py).
+    The default is 4 GiB up to 0.11, half of the memory up to 0.20 (platforms/cpu.py), and since
+    0.21 the utilization's share without the worker's memory in use (v1/worker/cpu_worker.py).
     """
     if options.vllm < (0, 12):
         return 4 * GIB, 0
@@ -227,10 +225,10 @@ def sharding(options: Options) -> Sharding:
 
 def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
     """
-    Return the weights of a draft model, or of the checkpoint's own draft layers, loaded where
-    tokens are guessed.
+    Return the bytes of a draft model, or of the checkpoint's own draft layers, if they are loaded.
 
-    The latter are quantized as layers after the decoder's last one, on one stage.
+    Draft layers are loaded for speculation, and quantized like layers after the decoder's last one,
+    on one stage.
     """
     if (draft := counted_draft(description, options)) is not None:
         return weight_bytes(
@@ -259,11 +257,11 @@ def _draft_bytes(description: Description, options: Options, dtype: str) -> int:
 
 def counted_draft(description: Description, options: Options) -> Description | None:
     """
-    Return the draft model whose weights and cache are counted.
+    Return the draft model whose weights and cache are counted, or None.
 
     It is a separate model, divided like the target (draft_tensor_parallel_size in
-    vllm/config/speculative.py). What EAGLE and similar drafts share with their target differs by
-    class: their size is unknown.
+    vllm/config/speculative.py). The size of EAGLE and similar drafts is unknown, because the parts
+    that they share with their target differ by class.
     """
     draft = description.draft
     if not options.draft_model or options.speculative_method not in (None, "draft_model"):
@@ -277,10 +275,10 @@ _TOWER_ERROR = 0.35
 
 def _weight_error(description: Description, quantization: Quantization | None) -> float:
     """
-    Return by which share the weights may be off.
+    Return the error of the weights, as a share.
 
-    Within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or not, and within
-    2 % in all (docs/measured/sizing-accuracy.md).
+    The estimate is within 0.5 % of `Model loading took` in nine of ten start-up logs, quantized or
+    not, and within 2 % in all (docs/measured/sizing-accuracy.md).
     """
     architecture = description.architecture
     if architecture.tower_estimated and architecture.parameters:

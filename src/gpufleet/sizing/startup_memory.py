@@ -1,10 +1,10 @@
 """
 Estimate vLLM's memory at start without weights and KV cache, and its defaults.  Pure.
 
-None of it follows from a config alone. The activation peak is PyTorch's high-water mark in a dummy
-run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`); CUDA, NCCL and the kernels'
-libraries allocate the rest (`sizing/startup_ranges.py`). So each part is an `Estimate`, a range,
-and there is a verdict only if it is the same over the whole range (`sizing/fit.py`).
+This memory does not follow from a config. The activation peak is PyTorch's high-water mark in a
+dummy run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`); CUDA, NCCL and the kernels'
+libraries allocate the rest (`sizing/startup_ranges.py`). Each part is therefore an `Estimate`, a
+range, and a verdict is certain only if it is the same over the whole range (`sizing/fit.py`).
 
 Contents of the budget, by release (determine_available_memory in vllm/v1/worker/gpu_worker.py):
 
@@ -25,35 +25,39 @@ from gpufleet.sizing.startup_ranges import AT_ONCE, RANGES, Estimate, Ranges, is
 
 CONTEXT, MOST_CONTEXT = GIB // 2, int(0.6 * GIB)
 """
-A process's memory on the GPU before it allocates any, outside vLLM's budget: free memory at start
-was 0.45 to 0.6 GiB below the total in most start-up logs.
+A process's memory on the GPU before its first allocation, outside vLLM's budget: free memory at
+start was 0.45 to 0.6 GiB below the total in most start-up logs.
 """
 GRAPHS_IN_BUDGET = (0, 20)
-"""VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on: vllm/envs.py of 0.20.0; off in 0.18 and 0.19."""
+"""
+The release from which VLLM_MEMORY_PROFILER_ESTIMATE_CUDAGRAPHS is on (vllm/envs.py).
+
+It is off in 0.18 and 0.19.
+"""
 _HIGHER_UTILIZATION = (0, 20)
-"""The default share is 0.92 instead of 0.9: vllm/config/cache.py of 0.20.0."""
+"""The release from which the default share is 0.92 instead of 0.9: vllm/config/cache.py."""
 
 
 @dataclass(frozen=True)
 class StartMemory:
-    """One GPU's memory besides weights and cache."""
+    """One GPU's memory besides weights and KV cache."""
 
     activation: Estimate
     non_torch: Estimate
     cuda_graphs: Estimate
     graphs_in_budget: bool
-    """Whether this release keeps the graphs' memory free, or lets them come on top."""
+    """Whether this release reserves the graphs' memory in its budget."""
     parts: tuple[str, ...] = ()
-    """Which of the ranges of `startup_ranges` are in it."""
+    """Names of the included ranges of `startup_ranges`."""
 
     @property
     def budget(self) -> Estimate:
-        """Return the memory that the KV cache does not get, as the stated estimate."""
+        """Return the memory that is not available to the KV cache, as the stated estimate."""
         return self.whole_range.narrowed(AT_ONCE)
 
     @property
     def whole_range(self) -> Estimate:
-        """Return the estimate for all parts at the same end of their ranges at once."""
+        """Return the sum of the estimates, with all parts at the same end of their ranges."""
         taken = self.activation + self.non_torch
         return taken + self.cuda_graphs if self.graphs_in_budget else taken
 
@@ -138,8 +142,9 @@ def _batch_defaults(
 
 V2_PROFILES_GRAPHS = (0, 29)
 """
-From this release on all graphs are in the budget: up to 0.28 the second runner's
-profile_cudagraph_memory returns 0.
+The release from which all graphs are in the budget.
+
+Up to 0.28, the second runner's profile_cudagraph_memory returns 0.
 """
 _LEFT_AT_THE_PEAK = ("images", "images, many tokens", "sparse attention")
 """Parts that are tensors of the dummy run; the others are not PyTorch's."""
@@ -177,7 +182,9 @@ def start_memory(
 
 def _reserves_graphs(architecture: Architecture, run: DummyRun) -> bool:
     """
-    Return whether the release reserves the graphs' memory; the second runner up to 0.28 does not.
+    Return whether the release reserves the graphs' memory.
+
+    The second runner up to 0.28 does not.
     """
     if run.vllm < GRAPHS_IN_BUDGET or run.enforce_eager:
         return False
@@ -202,9 +209,10 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
     """
     Return the CUDA graphs' memory, or the release's estimate of it.
 
-    One for each size up to twice max_num_seqs and 512, from 0.11.1 on once more for decoding alone
-    up to max_num_seqs (_set_cudagraph_sizes in vllm/config/vllm.py). The releases that estimate
-    them capture two and multiply, which comes out up to three times too large with experts.
+    There is a graph for each size up to twice max_num_seqs and 512, and from 0.11.1 on also one for
+    decoding for each size up to max_num_seqs (_set_cudagraph_sizes in vllm/config/vllm.py). The
+    releases that estimate graphs capture two and multiply, which is up to three times too large
+    with experts.
     """
     if run.enforce_eager:
         return Estimate(0, 0)
@@ -225,7 +233,7 @@ def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:
 
 def _graph_count(largest: int) -> int:
     """
-    Return how many batch sizes up to `largest` have a graph.
+    Return the number of batch sizes up to `largest` with a graph.
 
     >>> _graph_count(512), _graph_count(256), _graph_count(64)
     (51, 35, 11)

@@ -4,7 +4,7 @@ Estimate the start-up memory that no config states, as ranges from recorded star
 A start has one or more of the `PARTS`, and the memory of each part is in a range: from the lowest
 to the highest measured value, with a margin. Ranges are added end to end, low to low and high to
 high, because a new release or another host enlarges several parts together. The stated range is the
-share `AT_ONCE` of the sum: in no start were all parts at their ends at once.
+share `AT_ONCE` of the sum, because in no start were all parts at their ends at once.
 """
 
 from __future__ import annotations
@@ -24,33 +24,35 @@ from gpufleet.sizing.dummy_run import GIB, DummyRun, peak_bytes
 
 @dataclass(frozen=True)
 class Estimate:
-    """A number of bytes that no config states: from `low` to `high`."""
+    """A number of bytes that no config states, as a range from `low` to `high`."""
 
     low: int
     high: int
 
     @property
     def bytes(self) -> int:
-        """Return the middle."""
+        """Return the middle of the range."""
         return (self.low + self.high) // 2
 
     @property
     def error_bytes(self) -> int:
-        """Return half of the range."""
+        """Return half the width of the range."""
         return self.high - self.bytes
 
     def narrowed(self, share: float) -> Estimate:
-        """Return the estimate with the same middle and a range that is narrowed to this share."""
+        """Return the estimate with the same middle, and with its range narrowed to this share."""
         half = math.ceil(share * self.error_bytes)
         return Estimate(self.bytes - half, self.bytes + half)
 
     def __add__(self, other: Estimate) -> Estimate:
-        """Return the sum: the ends may meet, so no root of squares."""
+        """
+        Return the sum of both ends, not the root of squares: all parts may be at an end at once.
+        """
         return Estimate(self.low + other.low, self.high + other.high)
 
 
 Ranges = Mapping[str, tuple[float, float]]
-"""GiB of each part, from and to."""
+"""The range of each part in GiB, from low to high."""
 
 PARTS: Ranges = {
     "process before 0.9.1": (0.3, 1.0),
@@ -96,30 +98,32 @@ RANGES: Ranges = {
     "sparse attention": (0, 3.2),
 }
 """
-Fitted to the 127 starts of docs/measured/sizing-accuracy.md that say all that the whole chain
-needs, from 41 laboratories: `python -m tests.support.start_up_fit` prints them and says how.
+Ranges that are fitted to the 127 starts of docs/measured/sizing-accuracy.md with all required
+values, from 41 laboratories. `python -m tests.support.start_up_fit` prints the ranges and explains
+the method.
 """
 
 AT_ONCE = 0.73
 """
-The largest distance of a start's memory from the middle of the summed ranges, as a share of these:
-of starts in laboratories whose starts no range was fitted to. From the same program.
+The largest distance of a start's memory from the middle of the summed ranges, as a share of the
+ranges. It is for starts in laboratories whose starts were not used for the fit, from the same
+program.
 """
 
 _ENCODER = 2.5 * GIB
 """
-The most that an encoder's run over 16,384 tokens took where it was the largest part: 1.7 to 2.6 GiB
-of Qwen3.5's and Qwen3.6's. It is over when the dummy run begins, and leaves its result.
+Maximum bytes of an encoder's run over 16,384 tokens if it is the largest part: 1.7 to 2.6 GiB for
+Qwen3.5 and Qwen3.6. The run is over when the dummy run begins, but its result remains.
 """
 
 _UNIFIED = {(8, 7), (11, 0), (12, 1)}
-"""Jetson Orin, Jetson Thor and GB10: the GPU has no memory of its own."""
+"""Capabilities of Jetson Orin, Jetson Thor and GB10, whose GPU has no memory of its own."""
 
 
 def parts(
     architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun
 ) -> tuple[str, ...]:
-    """Return which of the PARTS a start has, in their order."""
+    """Return the names of a start's PARTS, in their order."""
     major, minor = run.compute_capability or (9, 0)
     found = [_process(run.vllm)]
     if architecture.multimodal:
@@ -152,15 +156,16 @@ def _links(run: DummyRun, *, switched: bool) -> str:
 
 
 def _is_long_encoder_run(config: Mapping[str, Any] | None, run: DummyRun) -> bool:
-    """Return whether the encoder is run over more than 8,192 tokens: a video has up to 16,384."""
+    """Return whether the encoder runs over more than 8,192 tokens; a video has up to 16,384."""
     vision = (config or {}).get("vision_config") or {}
     return "temporal_patch_size" in vision or run.max_num_batched_tokens > 8192
 
 
 def _is_long(architecture: Architecture, config: Mapping[str, Any] | None, run: DummyRun) -> bool:
     """
-    Return whether the dummy run needs more than the encoder's, so that the encoder's is not the
-    peak.
+    Return whether the dummy run needs more memory than the encoder's run.
+
+    The encoder's run is then not the peak.
     """
     return peak_bytes(architecture, config, run)[0] > _ENCODER
 

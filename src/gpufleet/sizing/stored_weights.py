@@ -1,4 +1,4 @@
-"""Correct the computed weights by a checkpoint's stored tensors.  Pure."""
+"""Correct the computed weights with a checkpoint's stored tensors.  Pure."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ _DTYPES = {
     "U32": 4,
     "U16": 2,
 }
-"""Bytes of a number, by safetensors' names."""
+"""Bytes per number, by safetensors' names."""
 
 _FLOATS = {"F64", "F32", "F16", "BF16"}
 _NOT_KEPT = (".g_idx", ".input_scale", ".k_scale", ".v_scale", ".weight_shape", ".inv_freq")
-"""Tensors of checkpoints that the loaded model does not have, or only as one number."""
+"""Tensors of checkpoints that the loaded model lacks, or has only as one number."""
 
 _LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks|block)\.(\d+)\.")
 _TOWERS = re.compile(r"(?:^|\.)(?:visual|vision\w*|audio\w*|vit|image\w*|encoder|mm_\w+)\.")
@@ -52,12 +52,11 @@ def stored_factors(
     parts: Sequence[Kept],
 ) -> tuple[tuple[float, ...], int]:
     """
-    Return the factor for each kind of layer that makes its computed size equal to the stored
-    tensors, and the bytes of stored tensors outside of all known parts.
+    Return the factor from computed to stored size for each kind of layer, and the unknown bytes.
 
-    `kind_of` has for each layer its index in `kinds`. A total alone does not show layers; it is
-    used if the architecture is not known exactly, and the total exceeds the computed size by less
-    than half.
+    Unknown bytes are stored tensors outside of all known parts. `kind_of` has each layer's index in
+    `kinds`. A total does not show layers; it is used only if the architecture is not known exactly,
+    and the total exceeds the computed size by less than half.
     """
     neutral = (1.0,) * len(kinds), 0
     if not stored or (quantization and quantization.online):
@@ -74,7 +73,7 @@ def stored_factors(
 
 
 def _stored_bytes(architecture: Architecture, stored: Stored) -> tuple[Counter[int], int]:
-    """Return the bytes of each layer's stored tensors, and of those outside of the layers."""
+    """Return the bytes of each layer's stored tensors, and of the tensors outside of layers."""
     of_layer: Counter[int] = Counter()
     rest = 0
     for name, (dtype, shape) in stored.items():
@@ -94,7 +93,7 @@ def _factors(
     expected: Sequence[int], kind_of: Sequence[int], of_layer: Counter[int]
 ) -> tuple[float, ...]:
     """
-    Return the factor for each kind of layer that gives its stored bytes.
+    Return the factor from computed to stored bytes for each kind of layer.
 
     A factor far from one indicates another kind of checkpoint (a merged adapter, a draft), and is
     ignored.
@@ -109,4 +108,6 @@ def _factors(
 
 
 _FAR = 4
-"""Stored tensors that differ from the arithmetic by more than this are not the layer's own."""
+"""
+Maximum factor between stored and computed bytes; beyond, stored tensors are not the layer's own.
+"""

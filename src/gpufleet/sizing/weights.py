@@ -1,5 +1,5 @@
 """
-Compute the bytes of weights on each GPU after vLLM has loaded a model.  Pure.
+Compute the bytes of weights on each GPU after loading. Pure.
 
 Only memory that remains after loading counts, like `Model loading took` in the start-up log: packed
 weights, their scales and zero points, padded vocabularies and experts, and the rotary tables.
@@ -32,7 +32,7 @@ class StageWeights:
     bytes: int
     layers: range
     layer_bytes: int = 0
-    """Bytes of the layers alone."""
+    """Bytes of the layers, without other parts."""
 
 
 def weight_bytes(
@@ -50,10 +50,10 @@ def weight_bytes(
     Return the weights' bytes on the largest rank of each pipeline stage.
 
     `dtype` is `--dtype`. `stored` has the checkpoint's contents: {tensor: (dtype, shape)} from the
-    headers of its safetensors files, or its total bytes from the index. `partition`: layers of each
-    stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` decides the kernel of MXFP4 experts,
-    FP8 blocks and zero points, and with it their padding and scales; None: the usual one. Raises
-    `FleetError` for a partition that does not add up.
+    headers of its safetensors files, or its total bytes from the index. `partition` are the layers
+    of each stage, as in VLLM_PP_LAYER_PARTITION. `compute_capability` determines the kernel of
+    MXFP4 experts, FP8 blocks and zero points, and thus their padding and scales; None means the
+    usual kernel. Raises `FleetError` for a partition that does not match the stages and layers.
     """
     plan = _plan(architecture, quantization, stored)
     number = SIZES[architecture.dtype if dtype == "auto" else dtype]
@@ -83,9 +83,9 @@ def layer_ranges(
     """
     Return the layers of each pipeline stage.
 
-    The layers that do not divide go to the stages before the last one, one each, from the back.
-    Raises `FleetError` for a partition that does not add up. Source: get_pp_indices in
-    vllm/distributed/utils.py.
+    Remaining layers go to the stages before the last one, one each, from the back. Raises
+    `FleetError` for a partition that does not match `pipeline` and `layers`. Source:
+    get_pp_indices in vllm/distributed/utils.py.
     """
     if partition is None:
         counts = [layers // pipeline] * pipeline
@@ -105,12 +105,12 @@ def layer_ranges(
 
 def _workspace(architecture: Architecture, vllm: tuple[int, ...]) -> int:
     """
-    Return the memory that loading allocates besides weights: FlashInfer's workspace for latent
-    attention.
+    Return the bytes that loading allocates besides weights: FlashInfer's workspace.
 
-    Some releases allocate it when they look at the attention backends, used or not. Source:
-    g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, made at import from 0.11.1 to
-    0.24, when first used from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with 0.19.
+    It is for latent attention. Some releases allocate it when they check the attention backends,
+    used or not. Source: g_fi_workspace in v1/attention/backends/mla/flashinfer_mla.py, created at
+    import from 0.11.1 to 0.24, at first use from 0.25; logs of DeepSeek-V2-Lite and Kimi-VL with
+    0.19.
     """
     latent = architecture.has_latent_cache
     return 128 << 20 if latent and (0, 11, 1) <= vllm < (0, 25) else 0
@@ -135,19 +135,19 @@ def _is_embedding(part: Part) -> bool:
 
 @dataclass(frozen=True)
 class _Plan:
-    """Each weight with its scheme; equal layers only once."""
+    """Each weight with its scheme; equal layers appear only once."""
 
     architecture: Architecture
     quantization: Quantization | None
     kinds: tuple[Kept, ...]
-    """Different layers."""
+    """Different kinds of layers."""
     kind_of: tuple[int, ...]
-    """Which of `kinds` each layer is."""
+    """The index of each layer in `kinds`."""
     parts: tuple[Kept, ...]
     factors: tuple[float, ...]
-    """Factors by which each kind is scaled to match the stored tensors."""
+    """Factors by which each kind's size is scaled to match the stored tensors."""
     unknown: int
-    """Bytes that are stored outside of the layers and of no known part."""
+    """Bytes of stored tensors outside of the layers and of all known parts."""
     stored: Stored | int | None
 
 
@@ -161,8 +161,8 @@ def _plan(
     """
     Return the cached plan of these objects.
 
-    Values of this size are slow to hash, so they are known by identity; a plan holds them, so an
-    identity is not used again while it is known.
+    Values of this size are slow to hash, so the cache uses their identity. A plan holds the values,
+    so that an identity is not reused while it is cached.
     """
     key = (id(architecture), id(quantization), stored if isinstance(stored, int) else id(stored))
     if found := _plans.get(key):
@@ -221,10 +221,11 @@ _TEXT_ONLY = {"awq", "gptq", "auto-round", "hqq"}
 
 def _is_unquantized(part: Part, quantization: Quantization, architecture: str) -> bool:
     """
-    Return whether a tower stays unquantized though the config does not say so.
+    Return whether a tower stays unquantized although the config does not state it.
 
     Source: _maybe_ignore_quant_config in vLLM's qwen2_5_vl.py and others: these methods' tools
-    quantize the text part alone, and list nothing; kimi_k25.py leaves it with compressed-tensors.
+    quantize only the text part, and list nothing; kimi_k25.py does not quantize it with
+    compressed-tensors.
     """
     if part.name != "tower":
         return False

@@ -11,30 +11,32 @@ from gpufleet.sizing.architectures.quantization_scheme import Quantization
 
 @dataclass(frozen=True)
 class Choice:
-    """The flags of vLLM that a model may refuse."""
+    """Flags of vLLM for which a model may be refused."""
 
     tensor: int = 1
     pipeline: int = 1
     data: int = 1
     expert: bool = False
     redundant_experts: int | None = None
-    """`num_redundant_experts` with `--enable-eplb`; None: experts are not balanced."""
+    """`num_redundant_experts` with `--enable-eplb`; None without balanced experts."""
     decode_context: int = 1
     max_model_len: int | None = None
-    """In tokens; None: the model's."""
+    """In tokens; None for the model's length."""
     dtype: str = "auto"
     kv_cache_dtype: str = "auto"
     quantization: str | None = None
-    """None: the checkpoint's."""
+    """None for the checkpoint's quantization."""
     lora_rank: int | None = None
-    """`--max-lora-rank`; None: no adapters."""
+    """`--max-lora-rank`; None without adapters."""
     max_num_seqs: int | None = None
     max_num_batched_tokens: int | None = None
     chunked_prefill: bool = True
     whole_item: int | None = None
-    """Tokens of the largest image or clip that one step has to hold; None: none has to."""
+    """
+    Tokens of the largest image or clip that must fit in one step; None if there is no such limit.
+    """
     draft_vocabulary: int | None = None
-    """Tokens that a draft model of its own knows; None: there is none, or they may differ."""
+    """Vocabulary size of a separate draft model; None without one, or if it may differ."""
 
 
 @dataclass(frozen=True)
@@ -43,30 +45,30 @@ class Refused:
     One refusal of vLLM.
 
     `setting` is the field of `Choice` to change, or "compute_capability" (of the GPU), "vllm" (the
-    release), "checkpoint" (another quantization of the model; `nearest` is then None: none).
+    release), "checkpoint" (another quantization of the model; `nearest` is then None).
     """
 
     name: str
-    """The rule's, as in docs/plan/refusals.md: "attention-heads"."""
+    """The rule's name in docs/plan/refusals.md: "attention-heads"."""
     setting: str
     value: Any
     found: str
     """A sentence without a full stop."""
     rule: str
-    """vLLM's file and what raises it there."""
+    """vLLM's file, and the function or class that raises the error."""
     nearest: Any
-    """The value of `setting` that works, nearest to `value`."""
+    """The value of `setting` that works and is nearest to `value`."""
     also: str = ""
     """An alternative, in words."""
 
     @property
     def flag(self) -> str:
-        """Return the flag of `vllm serve` to change, or what else to change in words."""
+        """Return the flag of `vllm serve` to change, or another thing to change, in words."""
         return FLAGS[self.setting]
 
     @property
     def remedy(self) -> str:
-        """Return what to do."""
+        """Return the remedy in words."""
         return _remedy(self.setting, self.nearest) + (f", or {self.also}" if self.also else "")
 
     @property
@@ -103,7 +105,7 @@ def with_nearest(
     compute_capability: tuple[int, int] | None,
     vllm: Version,
 ) -> tuple[Quantization | None, Choice, tuple[int, int] | None, Version]:
-    """Return the choice with the one change that `refused` suggests."""
+    """Return the inputs of the rules with the change that `refused` suggests."""
     if refused.setting == "compute_capability":
         return quantization, choice, refused.nearest, vllm
     if refused.setting == "vllm":
@@ -115,7 +117,7 @@ def with_nearest(
 
 
 def version_text(vllm: Version) -> str:
-    """Return a release in its usual form."""
+    """Return a release as text: `0.33.0`."""
     return ".".join(map(str, vllm))
 
 

@@ -1,4 +1,6 @@
-"""Check what tensor parallelism must divide: heads, vocabulary, layers, experts.  Pure."""
+"""
+Check the sizes that tensor parallelism must divide: heads, vocabulary, layers, experts.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ from gpufleet.sizing.rank_weights import VOCABULARY_PADDING
 
 
 def check_attention_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find attention heads that the size does not divide."""
+    """Find attention heads that the tensor-parallel size does not divide."""
     heads = case.architecture.heads
     if heads % tensor:
         yield Fault(
@@ -30,7 +32,7 @@ def check_attention_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fa
 
 
 def check_kv_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find KV heads that the size neither divides nor is a multiple of."""
+    """Find KV heads that the size does not divide and is not a multiple of."""
     counts = {
         cache.kv_heads
         for cache in shape_of(case.architecture).caches
@@ -91,7 +93,7 @@ def check_state_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]
 
 
 def _state_sizes(cache: StateCache) -> Iterator[tuple[int, str]]:
-    """Yield what tensor parallelism has to divide of a layer with a state."""
+    """Yield the sizes of a state that tensor parallelism must divide, each with its unit."""
     for shape, split in zip(cache.shapes, cache.split, strict=True):
         if split is None:
             continue
@@ -130,16 +132,16 @@ def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]
 
 def expert_ranks(case: LaunchCase, tensor: int, expert: bool) -> int:
     """
-    Return over how many ranks each expert is divided.
+    Return the number of ranks over which each expert is divided.
 
-    Data parallelism divides experts too, unless whole experts are divided. Source:
+    Data parallelism also divides experts, unless whole experts are distributed. Source:
     FusedMoEParallelConfig.make in vllm/model_executor/layers/fused_moe/config.py.
     """
     return 1 if expert else tensor * case.choice.data
 
 
 def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[Fault]:
-    """Find an inner size of experts that the ranks do not divide."""
+    """Find an inner size of experts that the number of ranks does not divide."""
     ranks = expert_ranks(case, tensor, expert)
     sizes = {
         weight.columns
@@ -164,7 +166,7 @@ def ranks_flag(case: LaunchCase, tensor: int, ranks: int) -> str:
 
 
 def check_ranks_over_experts(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find a size above the number of experts, where the class refuses that."""
+    """Find a size above the number of experts, if the class refuses it."""
     experts = case.architecture.experts
     if experts and tensor > experts and vllm_support.limits_by_experts(case.model, case.vllm):
         yield Fault(

@@ -10,7 +10,7 @@ from gpufleet.sizing.launch_rules.release_rules import refuse_gpu
 
 
 def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse bfloat16 on a GPU without it."""
+    """Refuse bfloat16 on a GPU that does not support it."""
     if case.dtype != "bfloat16" or not case.has_no_bfloat16:
         return
     where = (
@@ -22,7 +22,7 @@ def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_float16(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse float16 for a model that overflows it."""
+    """Refuse float16 for a model whose values overflow it."""
     if case.dtype == "float16" and case.refuses_float16:
         yield _refuse_dtype(
             case,
@@ -33,7 +33,7 @@ def check_float16(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_method_dtype(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a dtype that the quantization method does not compute with."""
+    """Refuse a dtype that the quantization method does not support."""
     if case.method_limits is None or case.dtype in case.method_limits.dtypes:
         return
     yield _refuse_dtype(
@@ -47,9 +47,9 @@ def check_method_dtype(case: LaunchCase) -> Iterator[Refused]:
 
 def _refuse_dtype(case: LaunchCase, name: str, found: str, rule: str) -> Refused:
     """
-    Return the refusal of a dtype with another that nothing refuses.
+    Return the refusal of a dtype, with another dtype that no rule refuses.
 
-    Where there is none: of the others, what ends this refusal at least.
+    If there is none, the suggestion removes at least this refusal.
     """
     wanted = case.choice.dtype
     gpu_has = [one for one in _DTYPES if not (one == "bfloat16" and case.has_no_bfloat16)]
@@ -72,7 +72,7 @@ _DTYPES = ("bfloat16", "float16", "float32")
 
 
 def check_kv_cache_dtype(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a dtype of the KV cache that the weights or the attention do not allow."""
+    """Refuse a KV cache dtype that the weights or the attention do not allow."""
     wanted = case.choice.kv_cache_dtype
     if wanted == "fp8_e5m2" and case.checkpoint and "fp8" in case.checkpoint.kinds:
         yield Refused(

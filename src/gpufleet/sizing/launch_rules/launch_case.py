@@ -1,4 +1,4 @@
-"""Provide the facts for rules: about a model, its serving options, a GPU and a release.  Pure."""
+"""Facts for the rules: about a model, its serving options, a GPU and a release.  Pure."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class LaunchCase:
-    """Everything that a rule may query."""
+    """Everything that a rule may read."""
 
     architecture: Architecture
     checkpoint: Quantization | None
@@ -45,18 +45,18 @@ class LaunchCase:
 
     @property
     def release(self) -> str:
-        """The release in its usual form."""
+        """The release in words: `vLLM 0.33.0`."""
         return f"vLLM {version_text(self.vllm)}"
 
     @property
     def gpu(self) -> str:
-        """The GPU's short name, such as H100."""
+        """The GPU in words: `a GPU of compute capability 9.0`."""
         major, minor = self.compute_capability or (0, 0)
         return f"a GPU of compute capability {major}.{minor}"
 
     @cached_property
     def capability(self) -> int | None:
-        """80 for 8.0, as vLLM counts; None: unknown."""
+        """The compute capability as in vLLM, 80 for 8.0; None if unknown."""
         if self.compute_capability is None:
             return None
         major, minor = self.compute_capability
@@ -71,12 +71,12 @@ class LaunchCase:
 
     @cached_property
     def method(self) -> str | None:
-        """The name under which vLLM loads the quantization on this GPU."""
+        """The method name under which vLLM loads the quantization on this GPU."""
         return None if self.quantization is None else _loaded_method(self, self.quantization)
 
     @cached_property
     def method_limits(self) -> vllm_support.QuantizationNeeds | None:
-        """The release's requirements on GPU and dtype for the method."""
+        """The release's requirements of the method on GPU and dtype."""
         return vllm_support.quantization_needs(self.method, self.vllm) if self.method else None
 
     @cached_property
@@ -92,12 +92,15 @@ class LaunchCase:
 
     @property
     def has_no_bfloat16(self) -> bool:
-        """Return whether the GPU is known to have no bfloat16."""
+        """Return whether the GPU is known to lack bfloat16."""
         return self.capability is not None and self.capability < BFLOAT16_CAPABILITY
 
     @property
     def has_no_fp8_latent_cache(self) -> bool:
-        """Whether no backend of the release is known to read a latent cache in FP8 on the GPU."""
+        """
+        Return whether it is known that no backend of the release reads an FP8 latent cache on the
+        GPU.
+        """
         return (
             self.architecture.has_latent_cache
             and self.capability is not None
@@ -123,7 +126,9 @@ _AUTO_FALLS_BACK = (0, 9, 1)
 
 
 class _ByIdentity:
-    """An architecture by its identity: comparing all its layers would take longer than judging."""
+    """
+    An architecture and a quantization, compared by identity: comparing all layers would be slow.
+    """
 
     def __init__(self, architecture: Architecture, quantization: Quantization | None) -> None:
         self.architecture = architecture
@@ -146,11 +151,11 @@ class Shape:
 
     caches: tuple[Any, ...]
     linear: tuple[tuple[Weight, tuple[int, ...]], ...]
-    """Divided matrices outside of state layers' mixers, with the layers to ask about them."""
+    """Divided matrices outside of state layers' mixers, with sample layers of each matrix."""
 
 
 def shape_of(architecture: Architecture) -> Shape:
-    """Return the different weights and caches of an architecture, found once."""
+    """Return the cached different weights and caches of an architecture."""
     return _shape_once(_ByIdentity(architecture, None))
 
 
@@ -184,7 +189,7 @@ def _shape_once(same: _ByIdentity) -> Shape:
 
 @lru_cache(maxsize=256)
 def _quantized_weights(same: _ByIdentity) -> tuple[tuple[Weight, Scheme], ...]:
-    """Return the matrices that are quantized in at least one layer, with how."""
+    """Return the matrices that are quantized in at least one layer, with their scheme."""
     found = []
     if same.quantization is not None:
         for weight, indices in shape_of(same.architecture).linear:
@@ -200,13 +205,13 @@ def _quantized_weights(same: _ByIdentity) -> tuple[tuple[Weight, Scheme], ...]:
 
 
 def quantized_weights(case: LaunchCase) -> tuple[tuple[Weight, Scheme], ...]:
-    """Return the matrices that are quantized in at least one layer, with how."""
+    """Return the matrices that are quantized in at least one layer, with their scheme."""
     return _quantized_weights(_ByIdentity(case.architecture, case.quantization))
 
 
 def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
     """
-    Return vLLM's name of a method: GPTQ and AWQ become Marlin's where that runs.
+    Return vLLM's name of a method: GPTQ and AWQ become Marlin's methods if Marlin runs.
 
     Source: override_quantization_method of the classes in
     vllm/model_executor/layers/quantization.
@@ -239,4 +244,4 @@ def _loaded_method(case: LaunchCase, quantization: Quantization) -> str:
 
 
 _ONLINE_OF_THEIR_OWN = {"fp8", "ptpc_fp8", "bitsandbytes", "experts_int8"}
-"""Methods that quantize while loading with their own class, not OnlineQuantizationConfig."""
+"""Methods whose own class quantizes while loading, instead of OnlineQuantizationConfig."""

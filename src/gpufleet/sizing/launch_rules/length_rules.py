@@ -1,4 +1,4 @@
-"""Lengths, batches, drafts and adapters.  Pure."""
+"""Rules on lengths, batches, drafts and adapters.  Pure."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from gpufleet.sizing.launch_rules.choice import Refused
 from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 
 LORA_RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""LoRAConfig of vllm/config/lora.py; 1 as well from 0.11.1 on."""
+"""Ranks of LoRAConfig in vllm/config/lora.py; from 0.11.1 on also 1."""
 
 
 def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a length beyond the model's."""
+    """Refuse a length beyond the model's maximum."""
     wanted, longest = case.choice.max_model_len, case.architecture.longest_length(case.vllm)
     if wanted is not None and wanted > longest:
         yield Refused(
@@ -28,7 +28,7 @@ def check_max_model_len(case: LaunchCase) -> Iterator[Refused]:
 
 
 _YARN_LENGTHENS_NOT = (0, 30)
-"""From here on YaRN's factor does not count: see `max_length.longest_model_len`."""
+"""The release from which YaRN's factor is ignored: see `max_length.longest_model_len`."""
 
 
 def _how_to_lengthen(case: LaunchCase) -> str:
@@ -79,12 +79,12 @@ def check_batched_tokens(case: LaunchCase) -> Iterator[Refused]:
 
 
 _DRAFT_VOCABULARY = (0, 17)
-"""The first release found with the check; 0.14 has no separate draft models."""
+"""The first release with the check; 0.14 has no separate draft models."""
 _MIXED_VOCABULARIES = (0, 25)
 
 
 def check_draft(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a draft model whose vocabulary is another than the model's."""
+    """Refuse a draft model whose vocabulary differs from the model's."""
     draft, own = case.choice.draft_vocabulary, case.architecture.vocab_size
     if draft is not None and draft != own and case.vllm >= _DRAFT_VOCABULARY:
         mixes = case.vllm >= _MIXED_VOCABULARIES
@@ -101,7 +101,7 @@ def check_draft(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_lora(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse adapters that the class does not load, and ranks that vLLM does not know."""
+    """Refuse adapters that the class does not load, and ranks that vLLM does not accept."""
     rank = case.choice.lora_rank
     if rank is None:
         return

@@ -1,4 +1,4 @@
-"""Sizes of tensor, pipeline, expert and context parallelism, and the nearest that works.  Pure."""
+"""Rules on the sizes of tensor, pipeline, expert and context parallelism, with remedies.  Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ _OF_EXPERTS = {"expert-size", "fp8-expert-block", "expert-group"}
 
 
 def check_tensor_parallel(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a tensor-parallel size that one of the tensor rules refuses."""
+    """Refuse a tensor-parallel size that breaks one of the tensor rules."""
     wanted = case.choice.tensor
     faults = list(_tensor_faults(case, wanted))
     if not faults:
@@ -78,7 +78,7 @@ def check_tensor_parallel(case: LaunchCase) -> Iterator[Refused]:
 
 
 def _smaller(case: LaunchCase, name: str) -> int | None:
-    """Return the largest size below the wanted one that this rule does not refuse."""
+    """Return the largest size below the requested one that this rule allows, or None."""
     sizes = range(case.choice.tensor - 1, 0, -1)
     return next((size for size in sizes if name not in _names(_tensor_faults(case, size))), None)
 
@@ -88,7 +88,7 @@ def _names(faults: Iterable[Fault]) -> set[str]:
 
 
 def check_pipeline(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse pipeline stages for a class that has none."""
+    """Refuse pipeline stages for a class that does not support them."""
     if case.choice.pipeline == 1:
         return
     said = vllm_support.supports_pipeline(case.model, case.vllm)
@@ -119,7 +119,7 @@ def check_expert_parallel(case: LaunchCase) -> Iterator[Refused]:
 
 
 def check_expert_balance(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse balanced experts, copies included, that do not divide evenly over the GPUs."""
+    """Refuse balanced experts, copies included, that the number of GPUs does not divide."""
     copies, experts = case.choice.redundant_experts, case.architecture.experts
     ranks = case.choice.tensor * case.choice.data
     if copies is None or not case.choice.expert or not experts or ranks == 1:
@@ -144,7 +144,7 @@ _CONTEXT_WHOLE_UNTIL = (0, 25)
 
 
 def check_decode_context(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a size of decode context parallelism that the release does not take."""
+    """Refuse a decode context parallel size that the release does not accept."""
     wanted = case.choice.decode_context
     fault = _context_fault(case, wanted)
     if fault is None:

@@ -1,4 +1,6 @@
-"""Check what tensor parallelism must divide of quantized weights: blocks, groups.  Pure."""
+"""
+Check the sizes of quantized weights that tensor parallelism must divide: blocks, groups.  Pure.
+"""
 
 from __future__ import annotations
 
@@ -165,7 +167,7 @@ def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator
 
 
 def _group_divides(group: int, *sizes: int) -> bool:
-    """Return whether a group, halved as often as needed, divides all sizes."""
+    """Return whether a group divides all sizes after repeated halving."""
     while any(size % group for size in sizes):
         group //= 2
         if group < _SMALLEST_GROUP:
@@ -177,7 +179,7 @@ _PREQUANTIZED_GONE = (0, 28)
 
 
 def check_bitsandbytes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find a checkpoint of bitsandbytes, which some releases do not divide."""
+    """Find a bitsandbytes checkpoint, which some releases do not divide."""
     own = case.checkpoint
     if tensor > 1 and own and own.method == "bitsandbytes" and case.vllm[:2] < _PREQUANTIZED_GONE:
         yield Fault(

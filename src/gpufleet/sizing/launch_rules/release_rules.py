@@ -1,4 +1,4 @@
-"""Rules of a release and a GPU: classes, methods, kernels.  Pure."""
+"""Rules on a release and a GPU: classes, methods, kernels.  Pure."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gpufleet.sizing.launch_rules.launch_case import LaunchCase
 
 
 def check_architecture(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse an architecture that the release has no class for."""
+    """Refuse an architecture for which the release has no class."""
     if vllm_support.supports_architecture(case.model, case.vllm) is False:
         nearest = vllm_support.nearest_serving(case.model, case.vllm)
         if nearest is not None:
@@ -56,7 +56,7 @@ _OF_MODELOPT = {"nvfp4": "modelopt", "petit_nvfp4": "modelopt"}
 
 
 def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse `--quantization` where it contradicts the checkpoint."""
+    """Refuse a `--quantization` that contradicts the checkpoint."""
     flag = case.choice.quantization
     if flag is None:
         return
@@ -87,11 +87,11 @@ def check_quantization_flag(case: LaunchCase) -> Iterator[Refused]:
 
 
 _WHEELS: tuple[tuple[Version, int], ...] = (((0, 8), 70), ((0, 20), 75))
-"""docs/getting_started/installation of the releases: CUDA 13 (0.20) has left Volta behind."""
+"""docs/getting_started/installation of the releases: CUDA 13 (0.20) no longer supports Volta."""
 
 
 def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a GPU that the release's kernels are not built for."""
+    """Refuse a GPU for which the release has no kernels."""
     if case.capability is None:
         return
     least = max(
@@ -109,7 +109,7 @@ def check_gpu_generation(case: LaunchCase) -> Iterator[Refused]:
 
 
 def refuse_gpu(case: LaunchCase, name: str, least: int, found: str, rule: str) -> Refused:
-    """Return the refusal of a GPU, with the least compute capability that works."""
+    """Return the refusal of a GPU, with the minimum compute capability."""
     also = "a checkpoint with another quantization, or none" if name == "quantization-gpu" else ""
     return Refused(
         name, "compute_capability", case.compute_capability, found, rule, divmod(least, 10), also
@@ -150,7 +150,7 @@ def check_method_on_gpu(case: LaunchCase) -> Iterator[Refused]:
 
 
 def _compressed_kinds(quantization: Quantization) -> set[str]:
-    """Return the rows of the table of limits that the schemes of compressed-tensors fall under."""
+    """Return the rows in the table of limits for the schemes of compressed-tensors."""
     kinds = set()
     for scheme in (quantization.scheme, *(scheme for _, scheme in quantization.groups)):
         if scheme is None:
@@ -170,7 +170,7 @@ _SPARSE_LEAST = 90
 
 
 def check_sparse_attention(case: LaunchCase) -> Iterator[Refused]:
-    """Refuse a GPU that has no backend for sparse attention."""
+    """Refuse a GPU without a backend for sparse attention."""
     if case.capability is None or case.model not in _SPARSE:
         return
     consumer = case.capability // 10 == 12 and case.vllm[:2] <= (0, 21)

@@ -1,13 +1,13 @@
 """
 Predict vLLM's refusals of a model, its division and a GPU before a start.  Pure.
 
-Contract: `refusals` names only what is certain to stop the server, each with the place in vLLM that
-raises it, and with one change of a setting that removes this refusal. Unknown facts (a GPU's
-capability, an architecture that no release has) are not judged. Without findings the server may
-still fail to start: `sizing/fit.py` judges memory, and `flags/` judges flags alone.
+Contract: `refusals` has only refusals that certainly stop the server, each with its location in
+vLLM's source, and with one change of a setting that removes it. Unknown facts (a GPU's capability,
+an architecture that no release has) are not judged. Without refusals, the server may still fail to
+start: `sizing/fit.py` judges memory, and `flags/` judges flags.
 
-A release between two whose sources were read has the rules of the older one, but where only one of
-them has an architecture or a method, nothing is said.
+A release between two whose sources were read has the rules of the older one. An architecture or
+method that only one of the two has is not judged.
 """
 
 from __future__ import annotations
@@ -58,10 +58,10 @@ def refusals(
     vllm: Version,
 ) -> tuple[Refused, ...]:
     """
-    Return everything that release `vllm` refuses; refusals about the release itself come first.
+    Return all refusals of release `vllm`; refusals about the release itself come first.
 
-    `quantization` is the checkpoint's. `compute_capability` is (9, 0) for Hopper; None: it is not
-    known, and what depends on it is not judged.
+    `quantization` is the checkpoint's. `compute_capability` is (9, 0) for Hopper; if it is None,
+    rules that depend on it are skipped.
     """
     case = LaunchCase(architecture, quantization, choice, compute_capability, vllm)
     return tuple(refused for rule in _RULES for refused in rule(case))
