@@ -41,7 +41,7 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 
 def look(_: Dict[str, Any]) -> Dict[str, Any]:
-    """Return everything that concerns a change; `problem` where something could not be read."""
+    """Return the node's state for a change; `problem` names the facts that could not be read."""
     found: Dict[str, Any] = {"clock": round(time.time(), 3)}
     problems = []
     for name, function in LOOKS.items():
@@ -53,13 +53,13 @@ def look(_: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def next_manifest() -> Any:
-    """Return the manifest of `next/`."""
+    """Return the plan, units and removals in the manifest of `next/`, or None if there is none."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
 
 
 def kept_upgrades() -> Any:
-    """Return the ids of kept upgrades, oldest first."""
+    """Return the id, time and units of each kept upgrade, oldest first."""
     manifests = [
         change_files.document("%s/%s/%s" % (change_files.KEPT, name, change_files.MANIFEST))
         for name in change_files.directory_names(change_files.KEPT)
@@ -71,7 +71,7 @@ def kept_upgrades() -> Any:
 
 
 def units() -> Any:
-    """Return gpufleet's units."""
+    """Return the states of gpufleet's units."""
     names = systemd.unit_names()
     return [systemd.look(unit, state) for unit, state in systemd.states(names).items()]
 
@@ -116,7 +116,7 @@ def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Print the document."""
+    """Print the document, ignoring hangups and SIGTERM."""
     # A connection that ends must not leave units stopped: what was begun is brought to its end.
     for each in (signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)

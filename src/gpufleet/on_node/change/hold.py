@@ -56,7 +56,7 @@ def look(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def record(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Record the node's holder."""
+    """Record the deploy as the node's holder."""
     own = asked.get("pid")
     pid = deploy_mark.connection_process() if own is None else own
     start = None if pid is None else deploy_mark.start_of(pid)

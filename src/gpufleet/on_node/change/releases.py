@@ -28,17 +28,17 @@ DAY = 86400.0
 
 
 class Release(NamedTuple):
-    """A release on the disk."""
+    """A release on disk."""
 
     id: str
     whole: bool
     built: Optional[float]
-    """When it was whole; of one that is not, when its directory last changed."""
+    """Time of its completion; an incomplete release has its directory's last change."""
     users: List[str]
 
 
 class KeptUnits(NamedTuple):
-    """The former units that an upgrade has stored, and the releases that they use."""
+    """The previous units that an upgrade has kept, and the releases that they use."""
 
     id: str
     at: float
@@ -54,7 +54,7 @@ def releases() -> List[Release]:
 
 
 def release(name: str, used: List[str]) -> Release:
-    """Return one release."""
+    """Return one release with its completion state."""
     folder = "%s%s/%s" % (linux_facts.ROOT, RELEASES, name)
     try:
         return Release(name, True, os.stat(folder + "/" + COMPLETE).st_mtime, used)
@@ -125,10 +125,10 @@ def stale_sets(
     sets: List[KeptUnits], keep: int, days: float, now: float, locked: Optional[str]
 ) -> List[str]:
     """
-    Return ids of kept sets to remove. Pure.
+    Return the ids of kept sets to remove. Pure.
 
-    Kept are the newest `keep`, those younger than `days`, and those of the upgrade that holds the
-    lock.
+    The newest `keep` sets, sets younger than `days`, and the set of the upgrade that holds the lock
+    are kept.
     """
     newest = {each.id for each in sets[-keep:]} if keep else set()
     return [
@@ -140,9 +140,10 @@ def stale_sets(
 
 def kept_releases(found: List[Release], keep: int, days: float, now: float) -> Dict[str, str]:
     """
-    Return the releases that stay, each with the reason. Pure.
+    Return the releases to keep, each with the reason. Pure.
 
-    Kept are used releases, the `keep` newest complete ones of the others, and recent ones.
+    Used releases, the `keep` newest complete unused releases, and releases younger than `days` are
+    kept.
     """
     unused = [each for each in found if each.whole and not each.users]
     unused.sort(key=lambda each: (each.built or 0.0, each.id), reverse=True)
@@ -188,7 +189,7 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def hold_build_lock() -> Iterator[bool]:
-    """Yield whether no release is being built, and prevent a build during the block."""
+    """Hold the lock against release builds; yield False if a build already holds it."""
     path = linux_facts.ROOT + BUILDING
     if not os.path.isdir(os.path.dirname(path)):
         yield True
@@ -206,10 +207,7 @@ def hold_build_lock() -> Iterator[bool]:
 
 
 def size(path: str) -> int:
-    """
-    Return the bytes of a release's files that are shared with no other release (uv's cache does not
-    count).
-    """
+    """Return the bytes of a release's files that no other release shares; uv's cache is ignored."""
     total = 0
     for folder, _, names in os.walk(linux_facts.ROOT + path):
         for name in names:

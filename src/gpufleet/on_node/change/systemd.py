@@ -1,4 +1,5 @@
-"""RUNS ON THE NODE: gpufleet's units in their files and in systemd, and systemctl with a deadline.
+"""RUNS ON THE NODE: gpufleet's unit files and their states in systemd, and systemctl with a
+deadline.
 
 A unit is gpufleet's if its file records its fingerprint (`desired.started_line`); an operator's
 vllm-router.service is not.
@@ -51,19 +52,19 @@ def unit_names() -> List[str]:
 
 
 def text(unit: str) -> str:
-    """Return a unit's file; "" if there is none."""
+    """Return the text of a unit's file, or "" if there is none."""
     content = change_files.read(stages.UNITS + "/" + change_files.must_be_name(unit))
     return "" if content is None else content.decode("utf-8", "replace")
 
 
 def fingerprint(content: str) -> Optional[str]:
-    """Return the fingerprint in a unit's file; None: it has none."""
+    """Return the fingerprint in a unit's file, or None if it has none."""
     found = FINGERPRINT.search(content)
     return found.group(1) if found else None
 
 
 def start_record(unit: str) -> Optional[str]:
-    """Return the fingerprint that a unit's process was started with; None: not recorded."""
+    """Return the fingerprint with which a unit's process was started, or None if not recorded."""
     content = change_files.read(STARTED + "/" + unit)
     return None if content is None else content.decode("ascii", "replace").strip()
 
@@ -86,7 +87,7 @@ def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
 
 
 def is_up(state: Dict[str, str]) -> bool:
-    """Return whether a unit's process runs, and is not being stopped."""
+    """Return whether a unit's process runs and is not being stopped."""
     return state.get("ActiveState") in ("active", "reloading")
 
 
@@ -96,7 +97,7 @@ def is_gone(state: Dict[str, str]) -> bool:
 
 
 def active_since(state: Dict[str, str]) -> Optional[float]:
-    """Return when a unit entered its current state, in seconds since 1970; None: unknown."""
+    """Return when a unit entered its current state, in seconds since 1970, or None if unknown."""
     name = "ActiveEnterTimestampMonotonic" if is_up(state) else "StateChangeTimestampMonotonic"
     at = int(state.get(name) or 0)
     if not at:

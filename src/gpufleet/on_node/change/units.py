@@ -1,12 +1,13 @@
 """RUNS ON THE NODE: switch units to a new configuration, and back.
 
 A unit's files change on disk first, systemd reloads them, and only then the process is stopped and
-started, with nothing in between. After a kill the next call resumes: correct units stay, and
-running ones are judged by their fingerprint, not by who wrote their file (docs/decisions/0002).
+started, with nothing in between. After a kill the next call resumes: correct units stay unchanged,
+and running units are judged by their fingerprint, not by the writer of their file
+(docs/decisions/0002).
 
 Other files that units read at start (keys, the launcher, the ranks' program) are shared by all
-units of the node. A switch replaces them, and the first rollback of a unit restores them: a process
-that starts then reads the same files as before.
+units of the node. A switch replaces them, and the first rollback of a unit restores them, so that a
+process that starts then reads the same files as before.
 """
 
 from __future__ import annotations
@@ -40,14 +41,14 @@ class StartFile(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A node's desired state: units by name (None: no such unit), and files by path."""
+    """A node's desired state: units by name (None for a unit to remove), and files by path."""
 
     units: Dict[str, Optional[bytes]]
     beside: Dict[str, StartFile]
 
 
 class Due(NamedTuple):
-    """The changes after which units run what their files say."""
+    """The units to restart, to remove and to leave unchanged."""
 
     restart: List[str]
     remove: List[str]
@@ -63,10 +64,10 @@ def judge_units(
     """
     Return the units to restart, to remove and to leave.
 
-    `present` are their files, `started` their processes' fingerprints. Pure.
+    `present` has the units' files, and `started` the fingerprints of their processes. Pure.
 
     A desired unit is correct if it runs and its process was started with the desired file's
-    fingerprint; an undesired one, if it has no file and is stopped.
+    fingerprint. A unit to remove is correct if it has no file and is stopped.
     """
     restart: List[str] = []
     remove: List[str] = []
@@ -109,7 +110,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Stop units, all at once."""
+    """Stop units, all at once, and return the steps."""
     found = Progress()
     with my_turn(asked):
         try:
@@ -137,7 +138,7 @@ def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
 
 
 class Progress:
-    """The steps that were done, for the answer."""
+    """The completed steps, for the answer."""
 
     def __init__(self) -> None:
         self.changed: List[str] = []
@@ -156,7 +157,7 @@ class Progress:
 
 
 def sentence(error: Exception) -> str:
-    """Return what went wrong, for the operator."""
+    """Return an error as a sentence for the operator."""
     if isinstance(error, CannotRead):
         more = error.missing.get("detail") or error.missing.get("seconds")
         return "systemd could not be queried: %s%s" % (
@@ -198,7 +199,7 @@ def read_next(units: Optional[Sequence[str]]) -> Target:
 
 
 def pending_file(name: str, sha256: Optional[str]) -> bytes:
-    """Return a file of `next/`; secrets have no recorded hash."""
+    """Return a file's content from `next/`, verified against its hash; secrets have no hash."""
     content = change_files.read("%s/%s" % (change_files.NEXT, name))
     if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
         raise RefusedError(repair_hint(name))
@@ -214,7 +215,7 @@ def repair_hint(name: str) -> str:
 
 
 def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
-    """Return the units kept for an upgrade, and the requested ones that were not kept."""
+    """Return the units kept for an upgrade, and the requested units that were not kept."""
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
         "units": {},
@@ -273,7 +274,7 @@ def keep(upgrade: str, target: Target) -> None:
 
 
 def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
-    """Keep the files beside units; return their entries in the manifest."""
+    """Keep the files beside units, and return their entries in the manifest."""
     found = {}
     for number, path in enumerate(sorted(wanted)):
         content = change_files.read(path)
@@ -351,7 +352,7 @@ def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
 
 
 def is_idle(unit: str, metrics: Sequence[str]) -> bool:
-    """Return whether a server is drained and has no request, so that a stop need not wait."""
+    """Return whether a server is drained and has no request, so that it can be killed."""
     if change_files.read("%s/%s.json" % (change_files.DRAINED, stage_of(unit))) is None:
         return False
     try:
@@ -390,7 +391,7 @@ def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence
 
 
 def start(units: List[str], found: Progress) -> None:
-    """Start units, all at once; on failure note their last lines in `found`, and raise."""
+    """Start units, all at once; on failure, note their last log lines in `found` and raise."""
     try:
         systemd.systemctl("start", "--", *units, seconds=systemd.START_SECONDS)
     except RefusedError:
@@ -402,7 +403,7 @@ def start(units: List[str], found: Progress) -> None:
 
 def forget_failures(units: List[str]) -> None:
     """
-    Reset failures and counted starts.
+    Reset the failures and start counters of units.
 
     A unit that failed too often refuses to start, and each start counts (StartLimitBurst= in
     systemd.unit(5)). systemctl reports an unknown unit and still handles the others.
@@ -413,7 +414,7 @@ def forget_failures(units: List[str]) -> None:
 
 
 def last_lines(unit: str) -> List[str]:
-    """Return the last lines that a unit wrote, with no secret in them."""
+    """Return the last log lines of a unit, with secrets redacted."""
     hide = unit_journal.secret_redactor(unit_journal.secrets(systemd.text(unit)))
     life = endpoints.unit_state(unit).get("InvocationID")
     return [hide(line)[:1000] for line in endpoints.journal(unit, life, LINES)]
@@ -421,7 +422,7 @@ def last_lines(unit: str) -> List[str]:
 
 def remove(units: List[str]) -> None:
     """
-    Remove units that are stopped, as a deploy would.
+    Remove stopped units, as a deploy would.
 
     Other drop-ins are kept: they may be an operator's, and a rollback needs them.
     """

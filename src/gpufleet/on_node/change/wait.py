@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: wait until servers have no request, and until they answer one.
+"""RUNS ON THE NODE: wait until servers have no request, or until they answer one.
 
-Where a server answers is in its unit's file. Each wait has its own process: a frozen server delays
-no other, and no wait exceeds its deadline.
+A server's address is in its unit's file. Each wait has its own process, so that a frozen server
+delays no other server, and no wait exceeds its deadline.
 """
 
 from __future__ import annotations
@@ -56,9 +56,9 @@ class Server:
 
 def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
-    Wait until servers have no running or waiting request; return what was left.
+    Wait until servers have no running or waiting request, and return the remaining requests.
 
-    `metrics` has the names of the gauges that count them, of every engine.
+    `metrics` has the names of all engines' gauges that count requests.
     """
     began = time.monotonic()
     left: Dict[str, Optional[int]] = {}
@@ -73,7 +73,7 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def requests(units: Iterable[str], metrics: Iterable[str]) -> Dict[str, Optional[int]]:
-    """Return each running server's number of requests, by URL; None: unknown."""
+    """Return the number of requests of each running server by URL, or None where unknown."""
     urls = running_urls(units)
     names = list(metrics)
     watch = Watch()
@@ -85,7 +85,7 @@ def requests(units: Iterable[str], metrics: Iterable[str]) -> Dict[str, Optional
 
 
 def running_urls(units: Iterable[str]) -> List[str]:
-    """Return the addresses of running units' servers; a stopped one has no request."""
+    """Return the addresses of running units' servers; a stopped server has no request."""
     states = systemd.states(units)
     return [
         url
@@ -96,7 +96,7 @@ def running_urls(units: Iterable[str]) -> List[str]:
 
 
 def count(url: str, names: Iterable[str]) -> Optional[int]:
-    """Return one server's number of requests; 0 if it does not listen (yet, or any more)."""
+    """Return one server's number of requests, 0 if it does not listen, or None if unknown."""
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url + "/metrics", timeout=METRICS_SECONDS) as answer:
@@ -109,7 +109,7 @@ def count(url: str, names: Iterable[str]) -> Optional[int]:
 
 
 def parse_requests(page: str, names: Iterable[str]) -> Optional[int]:
-    """Return the sum of a server's gauges of these names; None: its page has none of them."""
+    """Return the sum of a server's gauges of these names, or None if its page has none of them."""
     gauges = r"^(?:%s)(?:\{[^}]*\})?\s+(\S+)" % "|".join(map(re.escape, names))
     found = re.findall(gauges, page, re.MULTILINE)
     try:
@@ -149,7 +149,7 @@ def wait_ready(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
-    """Wait until one unit is ready or has ended, or for at most the time limit."""
+    """Wait until one unit is ready or has ended, at most until the deadline."""
     began = time.monotonic()
     server = Server(unit)
     endpoints.PARAMETERS["journal"] = 0

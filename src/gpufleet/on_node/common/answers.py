@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: a fact, or why it could not be read.
+"""RUNS ON THE NODE: read facts, or the reasons why they are missing.
 
 A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" are always
-distinct. Reasons are words, with NVML's code, a signal or the loader's text as details. The output
-is always valid JSON, even if the driver answers garbage.
+distinct. A reason is a word; NVML's code, a signal or the loader's text may be added. The output is
+always valid JSON, even if the driver answers garbage.
 """
 
 from __future__ import annotations
@@ -91,7 +91,7 @@ def missing_after(error: Exception) -> Missing:
 
 
 def loader_error() -> str:
-    """Return why NVML's library does not load, which the binding does not report."""
+    """Return the loader's error for NVML's library, which the binding does not report."""
     import ctypes
 
     try:
@@ -108,7 +108,7 @@ def is_missing(value: Any) -> bool:
 
 def to_json_types(value: Any) -> Any:
     """
-    Turn what NVML's binding returns (bytes, structs, arrays, tuples) into JSON's types.
+    Convert a value of NVML's binding (bytes, struct, array, tuple) to JSON types.
 
     Values that JSON cannot represent are replaced: bytes that are not UTF-8, lone surrogates (file
     names), NaN and infinity.

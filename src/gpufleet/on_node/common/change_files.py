@@ -41,16 +41,16 @@ UNITS_TURN = HOME + "/.units"
 TURN_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 FILE_BYTES = 16 << 20
-"""Size limit of a file that is read whole: the largest is the ranks' program, of 0.2 MB."""
+"""Size limit of files in bytes; the largest file, the ranks' program, has 0.2 MB."""
 
 
 class RefusedError(Exception):
-    """One sentence for the operator: the answer's `problem`."""
+    """A refusal; its text is the sentence for the operator in the answer's `problem`."""
 
 
 @contextlib.contextmanager
 def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
-    """Hold the exclusive lock for changes of a kind; a killed process loses it."""
+    """Hold the exclusive lock for one kind of change; the lock ends with the process."""
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)
 
@@ -65,7 +65,7 @@ def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
 
 
 def read(path: str) -> Optional[bytes]:
-    """Return a file's content; None if it does not exist."""
+    """Return a file's content, or None if it does not exist."""
     try:
         with open(linux_facts.ROOT + path, "rb") as file:
             return file.read(FILE_BYTES)
@@ -74,7 +74,7 @@ def read(path: str) -> Optional[bytes]:
 
 
 def document(path: str) -> Optional[Dict[str, Any]]:
-    """Return the JSON object in a file; None if it does not exist."""
+    """Return the JSON object in a file, or None if it does not exist."""
     content = read(path)
     if content is None:
         return None
@@ -93,7 +93,7 @@ def write_document(path: str, content: Dict[str, Any]) -> None:
 
 
 def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0)) -> None:
-    """Replace a file atomically; `owner` are the numeric user and group."""
+    """Replace a file atomically; `owner` has the numeric user and group."""
     at = linux_facts.ROOT + path
     folder = os.path.dirname(at)
     # The same name each time: a killed write's is taken over by the next one.
@@ -124,7 +124,7 @@ def remove(path: str) -> bool:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory tree, renamed first, so that it is never partly there."""
+    """Remove a directory tree after renaming it, so that its name never has only a part."""
     folder, name = os.path.split(linux_facts.ROOT + path)
     gone = os.path.join(folder, TEMPORARY + "gone-" + name)
     if os.path.lexists(gone):
@@ -142,12 +142,12 @@ def remove_leftovers(folder: str) -> None:
 
 
 def make_directory(path: str) -> None:
-    """Create a directory with mode 0700, with its parents; an existing one stays."""
+    """Create a directory and its parents with mode 0700; an existing directory stays unchanged."""
     os.makedirs(linux_facts.ROOT + path, mode=0o700, exist_ok=True)
 
 
 def directory_names(folder: str, *, hidden: bool = False) -> List[str]:
-    """Return the sorted names in a directory; empty if it does not exist."""
+    """Return the sorted names in a directory, or an empty list if it does not exist."""
     try:
         found = sorted(os.listdir(linux_facts.ROOT + folder))
     except FileNotFoundError:
@@ -165,7 +165,9 @@ def sync(folder: str) -> None:
 
 
 def must_be_name(text: Any) -> str:
-    """Return an upgrade's, unit's or replica's name. Raises `RefusedError` for an invalid one."""
+    """
+    Return the name of an upgrade, a unit or a replica. Raises `RefusedError` if it is invalid.
+    """
     plain = str(text)
     known = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@:-")
     if not plain or plain.startswith(".") or not set(plain) <= known:

@@ -16,7 +16,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
     Take the lock, unless another upgrade or a deploy holds the node.
 
-    `look`: lock nothing, return the holder.
+    With `look`, only return the holder.
     """
     deploy_mark.await_end()
     if asked.get("look"):
@@ -41,7 +41,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the holder of the node; `ours`: the requesting upgrade may take it."""
+    """Return the node's holder; `ours` is true if the requesting upgrade may take the lock."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     steal = bool(asked.get("steal"))
     way = deploy_mark.upgrade_obstacle(asked["id"], lock, living, steal=steal)
@@ -54,7 +54,7 @@ def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Release the lock, if this upgrade holds it."""
+    """Release the lock if this upgrade holds it."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         before = change_files.document(change_files.LOCK)
         if before is None:
@@ -66,14 +66,14 @@ def unlock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def cordon(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark the node."""
+    """Cordon the node."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         changed = ["cordon"] if mark(change_files.CORDON, asked) else []
         return {**marks(), "changed": changed}
 
 
 def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove the node's mark."""
+    """Remove the node's cordon mark."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         said = remove_mark(change_files.CORDON, "the cordon", asked)
         changed = ["cordon"] if said is None else []
@@ -81,7 +81,7 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark replicas as drained; an operator cannot while a deploy holds the node."""
+    """Mark replicas as drained; while a deploy holds the node, only an upgrade can do so."""
     person = asked.get("upgrade") is None
     if person:
         deploy_mark.await_end()
@@ -97,7 +97,7 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove replicas' marks."""
+    """Remove the drain marks of replicas."""
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         said = {
             each: remove_mark(path_of(each), "the drain of " + each, asked)
@@ -112,7 +112,7 @@ def undrain(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def path_of(replica: str) -> str:
-    """Return the path of a replica's mark."""
+    """Return the path of a replica's drain mark."""
     return "%s/%s.json" % (change_files.DRAINED, change_files.must_be_name(replica))
 
 
@@ -122,7 +122,7 @@ def marks() -> Dict[str, Any]:
 
 
 def drain_marks() -> Dict[str, Any]:
-    """Return the marks of replicas."""
+    """Return the drain marks by replica."""
     found: List[str] = [
         each
         for each in change_files.directory_names(change_files.DRAINED)
@@ -136,7 +136,9 @@ def drain_marks() -> Dict[str, Any]:
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
     """
-    Create a mark unless there is one; an operator's replaces an upgrade's. Return whether made.
+    Create a mark unless there is one, and return whether it was created.
+
+    An operator's mark replaces an upgrade's.
     """
     found = change_files.document(path)
     upgrade = asked.get("upgrade")
@@ -154,7 +156,7 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
 
 
 def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
-    """Remove a mark; return None if done, "" if there was none, else why it stays."""
+    """Remove a mark; return None if done, "" if there was none, else the reason for keeping it."""
     found = change_files.document(path)
     if found is None:
         return ""

@@ -33,7 +33,7 @@ class Output(NamedTuple):
 
 
 def path_of(name: str) -> str:
-    """Return a program's path; raises `CannotRead` (`no_program`) if the node has none."""
+    """Return a program's path. Raises `CannotRead` (`no_program`) if the node has none."""
     for place in PLACES:
         path = linux_facts.ROOT + place + "/" + name
         if os.access(path, os.X_OK):
@@ -45,10 +45,10 @@ def run(
     name: str, *arguments: str, seconds: float, take: Callable[[bytes], Any] | None = None
 ) -> Output:
     """
-    Run a program and return its result; with `take`, pass its output on piece by piece.
+    Run a program and return its result; `take` gets the output piece by piece.
 
-    Raises `CannotRead` with `no_program` or `timeout`. The caller judges a status other than 0:
-    `refusal_of()` makes an exception of it.
+    Raises `CannotRead` with `no_program` or `timeout`. The caller handles a status other than 0,
+    for example with `refusal_of()`.
     """
     program = subprocess.Popen(
         [path_of(name), *arguments],
@@ -127,7 +127,7 @@ def _outputs(
 
 
 def refusal_of(name: str, output: Output) -> CannotRead:
-    """Return the exception for a program that gave no usable answer."""
+    """Return the exception for a program without a usable answer."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:
         return CannotRead("no_permission", detail=said[0])

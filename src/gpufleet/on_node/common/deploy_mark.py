@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: the record of the deploy that holds it, valid while its connection lives.
+"""RUNS ON THE NODE: the record of the deploy that holds the node while its connection exists.
 
     /var/lib/gpufleet/change/deploy.json   {"id", "owner", "from", "since", "what", "process",
                                             "pid", "start", "boot"}
 
-`process` is the deploy's on its own machine. `pid` serves its connection here: sshd's process, or
-the deploy itself if it runs on this machine. A deploy without its connection can change nothing
-here, so a record is valid only while that process exists, which is identified by its start time and
-the boot, without a clock or an unlock.
+`process` is the deploy's process on its own machine. `pid` is the process that serves its
+connection here: sshd's, or the deploy itself if it runs on this machine. A deploy without its
+connection can change nothing here, so a record is valid only while that process exists. The start
+time and the boot identify the process; neither a clock nor an unlock is needed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.on_node.common import change_files
 
 DEPLOY = change_files.HOME + "/deploy.json"
 SERVERS = ("sshd", "dropbear")
-"""Names of the process that serves a connection: sshd, since OpenSSH 9.8 sshd-session."""
+"""Names of the process that serves a connection; since OpenSSH 9.8 it is sshd-session."""
 # A connection whose controller has just ended takes this long to end here, on a busy node.
 ENDS_SECONDS = 3
 POLL_SECONDS = 0.1
@@ -39,7 +39,8 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
     """
     Return the mark that blocks a deploy: "lock", "deploy", or "".
 
-    `upgrade` is the one that runs this deploy. `living` is the deploy that holds the node.
+    `upgrade` is the id of the upgrade that runs this deploy. `living` is the record of the deploy
+    that holds the node.
     """
     if lock is not None and (upgrade is None or lock.get("id") != upgrade):
         return "lock"
@@ -47,7 +48,12 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
 
 
 def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool) -> str:
-    """Return the mark that blocks an upgrade; it may replace an upgrade's, never a deploy's."""
+    """
+    Return the mark that blocks an upgrade: "lock", "deploy", or "".
+
+    The upgrade's own lock does not block. With `steal` another upgrade's lock does not block
+    either, but a deploy does.
+    """
     if lock is not None and lock.get("id") == upgrade:
         return ""
     if lock is not None and not steal:
@@ -56,7 +62,7 @@ def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool)
 
 
 def living_deploy() -> Record:
-    """Return the record of the deploy that holds this node; None: none."""
+    """Return the record of the deploy that holds this node, or None."""
     try:
         found = change_files.document(DEPLOY)
     except change_files.RefusedError:
@@ -68,7 +74,7 @@ def living_deploy() -> Record:
 
 
 def await_end(run: Optional[str] = None) -> None:
-    """Wait up to `ENDS_SECONDS` for the end of another deploy, whose connection may be ending."""
+    """Wait up to `ENDS_SECONDS` for the end of another deploy, whose connection may be closing."""
     until = time.monotonic() + ENDS_SECONDS
     while time.monotonic() < until:
         found = living_deploy()
@@ -78,7 +84,7 @@ def await_end(run: Optional[str] = None) -> None:
 
 
 def start_of(pid: Any) -> Optional[int]:
-    """Return a process' start time in ticks since boot; None: it does not exist."""
+    """Return a process' start time in ticks since boot, or None if it does not exist."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             # Its name, which may have anything in it, is in parentheses.
@@ -95,7 +101,7 @@ def boot_id() -> str:
 
 
 def connection_process() -> Optional[int]:
-    """Return the process that serves this program's SSH connection; None: none."""
+    """Return the process that serves this program's SSH connection, or None."""
     pid = os.getppid()
     with contextlib.suppress(OSError, ValueError, IndexError):
         while pid > 1:
@@ -111,8 +117,8 @@ def watch_connection(pid: int) -> None:
     """
     Enable TCP keepalive on a connection, as on the controller's side.
 
-    sshd asks after two hours. It is set on sshd's own socket, which root may do; on Linux before
-    5.6, or in a sandbox that forbids it, sshd's own interval remains.
+    sshd's own keepalive starts after two hours. The option is set on sshd's socket, which requires
+    root. On Linux before 5.6, or in a sandbox that forbids it, sshd's interval remains.
     """
     with contextlib.suppress(Exception):
         import ctypes  # Debian's python3-minimal has no ctypes
@@ -133,7 +139,7 @@ def watch_connection(pid: int) -> None:
 
 
 def ask_often(connection: socket.socket) -> None:
-    """Make a TCP connection end when its other end has not responded for half a minute."""
+    """Make a TCP connection end when its peer has not responded for half a minute."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     if connection.type != socket.SOCK_STREAM:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the driver's files on disk, for each kernel, whatever is loaded now."""
+"""RUNS ON THE NODE: the driver's files on disk for each kernel, regardless of the loaded module."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ LIBRARY = "libnvidia-ml.so.1"
 
 
 def kernels() -> dict[str, Any]:
-    """Return `kernels`, all installed ones, and `disk`, the module for the running one."""
+    """Return `kernels`, the installed kernels, and `disk`, the module of the running kernel."""
     running = line("/proc/sys/kernel/osrelease")
     installed = sorted(filter(is_installed, directory_names("/lib/modules")), key=version_key)
     asked = {kernel: read(module, kernel) for kernel in {*installed, running}}
@@ -39,19 +39,19 @@ def kernels() -> dict[str, Any]:
 
 
 def is_installed(kernel: str) -> bool:
-    """Return whether a kernel's own modules exist: DKMS leaves directories of removed kernels."""
+    """Return whether a kernel's own modules exist; DKMS leaves directories of removed kernels."""
     at = linux_facts.ROOT + "/lib/modules/" + kernel
     return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
 
 
 def version_key(kernel: str) -> list[Any]:
-    """Return the boot loaders' sort key of kernels: 6.8.0-9 before 6.8.0-90."""
+    """Return the key with which boot loaders sort kernels: 6.8.0-9 before 6.8.0-90."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in
             re.findall(r"\d+|[^\d.-]+", kernel)]  # fmt: skip
 
 
 def module(kernel: str) -> dict[str, Any]:
-    """Return version, signer and file of a kernel's nvidia module; raises if it has none."""
+    """Return version, signer and file of a kernel's nvidia module. Raises if it has none."""
     output = run("modinfo", "-k", kernel, "nvidia", seconds=SECONDS)
     if "not found" in output.err:
         raise CannotRead("absent", detail="no nvidia module for %s" % kernel)
@@ -65,14 +65,14 @@ def module(kernel: str) -> dict[str, Any]:
 
 
 def modinfo_field(output: Output, name: str) -> Any:
-    """Return one line "name:   value" of modinfo's; an unsigned module has no signer."""
+    """Return one field of modinfo's output, or `missing`; an unsigned module has no signer."""
     found = re.search(r"^%s:[ \t]*(\S.*)$" % name, output.out, re.MULTILINE)
     return found.group(1).strip() if found else missing("absent")
 
 
 def library() -> dict[str, Any]:
     """
-    Return `library`, the file behind libnvidia-ml.so.1 with the version in its name, and `nvml`.
+    Return NVML's library file (`library`), with the version in its name, and its version (`nvml`).
 
     NVML returns its own version without initialisation, so it is known without a working driver.
     """
@@ -83,7 +83,9 @@ def library() -> dict[str, Any]:
 
 
 def library_loaded() -> dict[str, Any]:
-    """Return the file that the loader finds; raises `CannotRead` with its error text otherwise."""
+    """
+    Return the library file that the loader finds. Raises `CannotRead` with the loader's error.
+    """
     library_itself()
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
         found = re.search(r"(/\S*/libnvidia-ml\.so\S*)", maps.read())
@@ -95,7 +97,7 @@ def library_loaded() -> dict[str, Any]:
 
 
 def library_itself() -> Any:
-    """Return the loaded library, not initialised."""
+    """Return the loaded NVML library, not initialised."""
     import ctypes
 
     try:
@@ -105,7 +107,7 @@ def library_itself() -> Any:
 
 
 def nvml_version() -> bytes:
-    """Return the library's own version."""
+    """Return NVML's own version."""
     import ctypes
 
     text = ctypes.create_string_buffer(80)  # NVML_SYSTEM_NVML_VERSION_BUFFER_SIZE, nvml.h

@@ -23,9 +23,9 @@ def lock(
     call: Callable[[int, int], Any] = fcntl.flock,
 ) -> None:
     """
-    Lock an open file; raise `refusal`'s exception if others hold the lock until the deadline.
+    Lock an open file; raise the exception of `refusal` if the lock is not free in time.
 
-    `call` is `fcntl.flock`, or `fcntl.lockf`, whose locks name their holder.
+    `call` is `fcntl.flock`, or `fcntl.lockf`, whose locks show their holder's PID.
     """
     deadline = time.monotonic() + seconds
     while True:

@@ -1,9 +1,9 @@
-"""RUNS ON THE NODE: questions in separate processes, with deadlines.
+"""RUNS ON THE NODE: run functions in separate processes, with deadlines.
 
-NVML hangs and crashes on broken GPUs, files hang on dead mounts, programs on a stuck disk; and a
-process stuck in the kernel cannot be killed. So the caller forks, waits at most until the
-question's deadline, never joins the process; a stuck process holds none of its parent's files open
-and ends itself.
+NVML hangs and crashes on broken GPUs, files hang on dead mounts, and programs hang on a stuck disk.
+A process that is stuck in the kernel cannot be killed. So the caller forks, waits at most until the
+deadline, and never joins the process. A stuck process holds none of its parent's files open, and
+ends itself.
 """
 
 from __future__ import annotations
@@ -31,17 +31,18 @@ Question = Tuple[Callable[[], Any], float]
 
 class Watched:
     """
-    A forked process that answers one question, with a deadline of `seconds`.
+    A forked process that runs one function, with a deadline of `seconds`.
 
-    It ends itself then, even without its parent. With `keep` it stays alive after its answer, until
-    `stop()` or that many seconds after its start. Raises `OSError` if the node cannot fork.
+    The process ends itself at the deadline, even without its parent. With `keep` it runs on after
+    its answer, until `stop()` or that many seconds after its start. Raises `OSError` if the node
+    cannot fork.
     """
 
     def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
         self.start(lambda pipe: pipe.write(json.dumps(read(function)).encode()), seconds, keep)
 
     def start(self, speak: Callable[[Any], Any], seconds: float, keep: float = 0) -> None:
-        """Fork the process, which writes to a pipe."""
+        """Fork the process, which writes its answer to a pipe."""
         self.seconds = seconds
         self.deadline = time.monotonic() + seconds
         self.keep = keep
@@ -61,13 +62,13 @@ class Watched:
             os.setpgid(self.pid, self.pid)
 
     def receive(self) -> bool:
-        """Read arrived data; False at the end."""
+        """Read arrived data; return False at the end of the pipe or above the size limit."""
         arrived = os.read(self.pipe, 1 << 16)
         self.output += arrived
         return bool(arrived) and len(self.output) <= ANSWER_BYTES
 
     def result(self) -> Any:
-        """Return the answer, or how the process failed."""
+        """Return the answer, or the reason why the process failed."""
         if len(self.output) > ANSWER_BYTES:
             return missing("implausible", detail="an answer of more than %d bytes" % ANSWER_BYTES)
         try:
@@ -80,7 +81,7 @@ class Watched:
         return missing("crashed", signal=ended)
 
     def end(self) -> int | None:
-        """Return the signal that ended the process; None if that is not known within a second."""
+        """Return the signal that ended the process, or None if unknown within a second."""
         for _ in range(20):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -90,10 +91,7 @@ class Watched:
         return None
 
     def stop(self) -> None:
-        """
-        Kill the process if it exists, without waiting: stuck in the kernel it may outlive its
-        parent.
-        """
+        """Kill the process without waiting, because it may be stuck in the kernel."""
         os.close(self.pipe)
         if self.pid:
             for kill in (os.killpg, os.kill):
@@ -104,11 +102,10 @@ class Watched:
 
 class Turn(Watched):
     """
-    A forked process that answers questions in order, with a deadline of `seconds`.
+    A forked process that runs several functions in order, with a deadline of `seconds`.
 
-    One process for several questions, because a process costs more than most questions. Remaining
-    questions have no answer when it ends or times out: one of them hangs or crashes, or the node is
-    slow.
+    A process costs more than most questions, so one process answers several. When it ends or times
+    out, the remaining questions have no answer: one of them hangs or crashes, or the node is slow.
     """
 
     def __init__(self, questions: Mapping[Any, Question], seconds: float) -> None:
@@ -133,7 +130,7 @@ class Turn(Watched):
 
 
 def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> None:
-    """Run as the forked process: write to the pipe and end; with `keep`, wait to be killed."""
+    """Write the answers to the pipe in the forked process and end; with `keep`, wait for a kill."""
     status = 1
     try:
         # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader of
@@ -157,7 +154,7 @@ def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> N
 
 
 def limit_memory() -> None:
-    """Limit a question's memory to `MEMORY_BYTES`, unless its hard limit is lower."""
+    """Limit the process' memory to `MEMORY_BYTES`, unless its hard limit is lower."""
     _, most = resource.getrlimit(resource.RLIMIT_DATA)
     if most == resource.RLIM_INFINITY or most > MEMORY_BYTES:
         with contextlib.suppress(OSError, ValueError):
@@ -165,7 +162,7 @@ def limit_memory() -> None:
 
 
 class Watch:
-    """The running questions. While waiting for some, it collects the answers of all."""
+    """The running questions; waiting for some of them collects the answers of all."""
 
     def __init__(self) -> None:
         self.out: Dict[Any, Watched] = {}
@@ -174,7 +171,7 @@ class Watch:
         self.known: Dict[Any, Any] = {}
 
     def ask(self, key: Any, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Ask a question in a separate process, with a deadline in `seconds` from now."""
+        """Answer a question in a separate process, with a deadline in `seconds` from now."""
         try:
             self.out[key] = Watched(function, seconds, keep)
         except OSError as error:  # the node has no room for another process
@@ -182,8 +179,7 @@ class Watch:
 
     def ask_in_turn(self, questions: Mapping[Any, Question], seconds: float) -> None:
         """
-        Ask all questions in one process; after `seconds`, each one without an answer in its own
-        process.
+        Answer all questions in one process, and after `seconds` each remaining one in its own.
 
         Only for questions that can be repeated.
         """
@@ -197,7 +193,7 @@ class Watch:
             self.ask(key, function, seconds)
 
     def answers(self, *keys: Any) -> Dict[Any, Any]:
-        """Wait for these until their deadlines; return the answers, or `timeout`."""
+        """Wait for the answers to these keys until their deadlines; a late answer is `timeout`."""
         while any(key not in self.known for key in keys):
             self._take_in(keys)
         return {key: self.known[key] for key in keys}
@@ -223,7 +219,7 @@ class Watch:
                 self._settle(key, missing("timeout", seconds=watched.seconds))
 
     def _ended(self, turn: Turn, ready: List[int]) -> bool:
-        """Read one process' answer; return whether it has ended."""
+        """Read data of one process, and return whether it has ended or timed out."""
         if turn.pipe not in ready:
             return time.monotonic() >= turn.deadline
         more = turn.receive()

@@ -5,7 +5,8 @@
         select on exchange; exchange.advance(now)
 
 A server that accepts and stays silent, or sends its answer byte by byte or without end, costs only
-a file descriptor until the deadline. Addresses are IP addresses: no name is looked up.
+a file descriptor until the deadline. Addresses must be IP addresses, because names are not
+resolved.
 """
 
 from __future__ import annotations
@@ -28,12 +29,12 @@ class Answer(NamedTuple):
     """Result of an HTTP request."""
 
     status: int
-    """HTTP status; 0: no response."""
+    """HTTP status, or 0 if there was no response."""
     body: bytes
     why: str
-    """Why there was no answer, in words."""
+    """Reason for a missing response, in words."""
     silent: bool
-    """Not refused: it did not finish before the deadline."""
+    """Whether the request timed out; false if it was refused."""
 
 
 class Exchange:
@@ -65,11 +66,11 @@ class Exchange:
 
     @property
     def wants_write(self) -> bool:
-        """Return whether the request waits to send, rather than to read."""
+        """Return whether the request waits to send rather than to read."""
         return bool(self._unsent)
 
     def advance(self, now: float) -> None:
-        """Advance as far as possible without blocking. After that `answer` may be set."""
+        """Advance as far as possible without blocking; set `answer` when the request ends."""
         if self.answer is not None:
             return
         try:
@@ -84,7 +85,7 @@ class Exchange:
             self._fail("no answer in time", silent=True)
 
     def close(self) -> None:
-        """Give up. A server that notices the closed connection drops the request."""
+        """Close the connection. A server that notices this drops the request."""
         self._socket.close()
 
     def _send(self) -> None:
@@ -151,9 +152,9 @@ def address_and_port(url: str) -> tuple[str, int]:
 
 def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]) -> bytes:
     """
-    Return the bytes of a request: HTTP/1.0, so that the answer comes in one piece and ends.
+    Return the bytes of an HTTP/1.0 request, whose response is not chunked and ends the connection.
 
-    A body of bytes is sent unchanged, with its type in `headers`; any other is sent as JSON.
+    A body of bytes is sent unchanged, with its type in `headers`. Any other body is sent as JSON.
     """
     raw = isinstance(body, bytes)
     content = b"" if body is None else body if raw else json.dumps(body).encode()
@@ -170,7 +171,7 @@ def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]
 
 
 def read_head(head: bytes) -> tuple[int, int | None]:
-    """Return an answer's status (0: not HTTP), and its length if it has one."""
+    """Return the response's status (0 if it is not HTTP), and its length or None."""
     first, *lines = head.split(b"\r\n")
     words = first.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():

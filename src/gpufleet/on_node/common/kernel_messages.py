@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the kernel's messages about GPUs since this boot.
 
-From the journal, which reaches further back, else from the kernel's ring buffer. A log without read
-permission is `no_permission`, never an empty log; a truncated beginning is reported.
+The journal, which has older messages, is read first, then the kernel's ring buffer. A log without
+read permission is `no_permission`, never an empty log. A truncated beginning is reported.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ TEXT = 1000  # characters of a line
 
 
 class Lines:
-    """Parse a kernel log in pieces; keep the lines about GPUs."""
+    """Parses a kernel log in pieces, and keeps the lines about GPUs."""
 
     def __init__(self) -> None:
         self.rest = b""
@@ -62,7 +62,7 @@ class Lines:
             self.take(b"\n")
 
     def add(self, line: str) -> None:
-        """Add one line; a line without a timestamp continues the one before."""
+        """Add one line; a line without a timestamp belongs to the previous time."""
         if not line.strip() or line.startswith("-- "):  # the journal's remarks
             return
         stamped = STAMP.match(line)
@@ -89,7 +89,7 @@ class Lines:
         return (seconds is not None and seconds < START) or text.startswith(FIRST_WORDS)
 
     def document(self, source: str) -> Dict[str, Any]:
-        """Return the newest lines, in order, and the number of omitted ones."""
+        """Return the newest lines in order, and the number of omitted lines."""
         kept: List[Tuple[int, float, str]] = sorted(
             line for lines in self.kinds.values() for line in lines
         )[-KEPT:]
@@ -102,14 +102,15 @@ class Lines:
 
 
 def kind(text: str) -> Any:
-    """Return a key that repeated lines share: an Xid's GPU and number, or the words."""
+    """
+    Return the key of repeated messages: an Xid's GPU and number, or the text without its numbers.
+    """
     xid = re.search(r"Xid \(([^)]*)\): (\d+)", text)
     return xid.groups() if xid else re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)[:60]
 
 
 def kernel_log() -> Any:
-    """Return the log as docs/reference/probe.md describes it; raises `CannotRead` if there is
-    none."""
+    """Return the log in the form of docs/reference/probe.md. Raises `CannotRead` without a log."""
     in_journal = read(journal)
     if not is_missing(in_journal) and in_journal["complete"]:
         return in_journal

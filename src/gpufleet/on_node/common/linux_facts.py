@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: facts from the machine's files: Linux, the PCI bus, the network.
 
 Every path is read below `ROOT`, which is "" on a real machine. In tests `ANSWERS` has the recorded
-results of system calls; on a real machine it is empty.
+results of system calls. On a real machine it is empty.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ ANSWERS: dict[str, Any] = {}
 
 
 def recorded_or_call(name: str, call: Callable[[], Any]) -> Any:
-    """Return the recorded value of this name, else call the function."""
+    """Return the recorded value of a name, or else call the function."""
     return ANSWERS[name] if name in ANSWERS else call()
 
 
 def line(path: str) -> str:
-    """Return a file's text without the white space around it."""
+    """Return a file's text without surrounding white space."""
     with open(ROOT + path, encoding="utf-8", errors="replace") as file:
         return file.read().strip()
 
@@ -57,7 +57,7 @@ def os_release() -> dict[str, Any]:
 
 
 def cpus() -> int:
-    """Return how many CPUs are online."""
+    """Return the number of online CPUs."""
     return len(parse_ranges(line("/sys/devices/system/cpu/online")))
 
 
@@ -67,7 +67,7 @@ def memory_mib() -> int:
 
 
 def parse_ranges(ranges: str) -> list[int]:
-    """Return the numbers of a list as Linux writes it: "0-1,8" is [0, 1, 8]."""
+    """Return the numbers in a list of ranges in Linux' format: "0-1,8" is [0, 1, 8]."""
     numbers: list[int] = []
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")
@@ -76,7 +76,7 @@ def parse_ranges(ranges: str) -> list[int]:
 
 
 def format_ranges(numbers: Iterable[int]) -> str:
-    """Return a list as Linux writes it: [0, 1, 8] is "0-1,8"."""
+    """Return a list of ranges in Linux' format: [0, 1, 8] is "0-1,8"."""
     ranges: list[list[int]] = []
     for item in sorted(numbers):
         if ranges and item == ranges[-1][1] + 1:
@@ -87,7 +87,7 @@ def format_ranges(numbers: Iterable[int]) -> str:
 
 
 def pci_functions() -> list[dict[str, Any]]:
-    """Return NVIDIA's GPUs and NVSwitches on the PCI bus, with or without driver."""
+    """Return NVIDIA's GPUs and NVSwitches on the PCI bus, with or without a driver."""
     found = []
     for bus_id in directory_names("/sys/bus/pci/devices"):
         at = "/sys/bus/pci/devices/" + bus_id
@@ -100,7 +100,7 @@ def pci_functions() -> list[dict[str, Any]]:
 
 
 def pci_place(at: str) -> dict[str, Any]:
-    """Return a PCI function's position: `path` gives its distance to any other."""
+    """Return a PCI function's position; `path` gives its distance to any other function."""
     return {
         "device": read(line, at + "/device"),
         "class": read(line, at + "/class"),
@@ -116,7 +116,7 @@ def real_path(path: str) -> str:
 
 
 def nics() -> dict[str, Any]:
-    """Return the network: InfiniBand and RoCE devices, net devices with their addresses."""
+    """Return the network: RDMA devices, and net devices with their addresses."""
     return {
         "infiniband": read(
             lambda: [infiniband(name) for name in directory_names("/sys/class/infiniband")]
@@ -154,8 +154,8 @@ def manages_switches(at: str) -> bool:
     """
     Return whether a board's NVSwitches are managed over this device, from its vital product data.
 
-    Only read on boards with such switches, because it takes the card up to 0.1 s. A virtual machine
-    has the GPUs without these devices: its host manages the switches.
+    The data are read only on boards with such switches, because that takes the card up to 0.1 s. A
+    virtual machine has the GPUs but not these devices, because its host manages the switches.
     """
     if SWITCHES_OVER_INFINIBAND.isdisjoint(str(each["device"]) for each in pci_functions()):
         return False
@@ -169,10 +169,10 @@ def manages_switches(at: str) -> bool:
 
 def net(name: str) -> dict[str, Any]:
     """
-    Return one net device; `speed` in Mbit/s, unknown without a link.
+    Return one net device; `speed` is in Mbit/s, and unknown without a link.
 
-    `networks` are all its IPv4 addresses with the lengths of their prefixes, `kind` is Linux's type
-    of a device that is not a plain NIC, `lower` are the devices that it consists of (a bond's).
+    `networks` has all IPv4 addresses with their prefix lengths. `kind` is Linux' type of a device
+    other than a plain NIC. `lower` has the lower devices, for example of a bond.
     """
     at = "/sys/class/net/" + name
     return {
@@ -193,7 +193,7 @@ def net(name: str) -> dict[str, Any]:
 
 
 def device_kind(at: str) -> str:
-    """Return "bridge", "bond", "vlan", "wireguard", ..., as drivers name their devices' type."""
+    """Return the driver's type of a device: "bridge", "bond", "vlan", "wireguard", ...."""
     if os.path.exists(ROOT + at + "/tun_flags"):
         return "tun"
     for row in line(at + "/uevent").splitlines():
@@ -225,7 +225,7 @@ def ipv4(name: str) -> str:
 
 
 def networks(name: str) -> list[str]:
-    """Return a net device's IPv4 addresses with the lengths of their prefixes: "10.1.0.5/16"."""
+    """Return a net device's IPv4 addresses with their prefix lengths, for example "10.1.0.5/16"."""
     # If a recorded machine is described, this machine's kernel is not asked.
     found = dict(ANSWERS.get("networks", {})) if "ipv4" in ANSWERS else all_networks()
     if name not in found:
@@ -235,7 +235,7 @@ def networks(name: str) -> list[str]:
 
 @lru_cache(maxsize=None)
 def all_networks() -> dict[str, list[str]]:
-    """Query the kernel over netlink, the only source that has all addresses of a device."""
+    """Return all devices' IPv4 networks from netlink, the only complete source."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(2)
@@ -264,10 +264,7 @@ def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _address(body: bytes) -> str | None:
-    """
-    Return the address of a struct ifaddrmsg with its attributes; IFA_LOCAL is the device's own
-    address.
-    """
+    """Return the address in a struct ifaddrmsg, or None; IFA_LOCAL is the device's own address."""
     attributes: dict[int, bytes] = {}
     at = 8
     while at + 4 <= len(body):
@@ -281,7 +278,7 @@ def _address(body: bytes) -> str | None:
 
 
 def ipv6(name: str) -> list[str]:
-    """Return a net device's IPv6 addresses, link-local ones too."""
+    """Return a net device's IPv6 addresses, including link-local addresses."""
     rows = (text.split() for text in line("/proc/net/if_inet6").splitlines())
     return [
         socket.inet_ntop(socket.AF_INET6, bytes.fromhex(row[0])) for row in rows if row[5] == name
@@ -321,7 +318,7 @@ MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def host() -> dict[str, Any]:
-    """Return the facts from the machine's files."""
+    """Return all facts from the machine's files."""
     facts = {name: read(function) for name, function in HOST_FACTS}
     facts["module"] = {name: read(function) for name, function in MODULE_FACTS}
     return facts

@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: the metrics of gpufleet's programs on nodes, with their help texts.
 
-The only list: `gpufleet.monitoring.metrics.gpufleet_metrics` adds labels and where each is served,
-for rules and dashboards. docs/reference/node-metrics.md has the source of each value.
+This is the only list. `gpufleet.monitoring.metrics.gpufleet_metrics` adds labels and the place
+where each metric is served, for rules and dashboards. docs/reference/node-metrics.md has the source
+of each value.
 """
 
 from __future__ import annotations

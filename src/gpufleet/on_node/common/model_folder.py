@@ -1,4 +1,4 @@
-"""A model's folder on a node: its files, the required ones, and those changed since completion."""
+"""A model's folder on a node: all files, required files, and files changed since completion."""
 
 from __future__ import annotations
 
@@ -9,13 +9,15 @@ from typing import BinaryIO, Iterable, Iterator, List, Tuple
 MARK = ".complete"
 """The file that marks a model as complete, written after all others."""
 LONGEST_HEADER = 100_000_000
-"""Bytes, as safetensors' own reader refuses more."""
+"""Bytes of the largest accepted header; safetensors' own reader has the same limit."""
 NOTES = ".cache/"
-"""What the Hub's client notes of a download; older releases of gpufleet left it there."""
+"""Download state of the Hub's client; older releases of gpufleet left it there."""
 
 
 def sizes(directory: str) -> Iterator[Tuple[str, int]]:
-    """Yield each file below a directory with its bytes; raise `OSError` if it is missing."""
+    """
+    Yield each file below a directory with its size in bytes. Raises `OSError` if it is missing.
+    """
     os.listdir(directory)
     for place, _, names in os.walk(directory):
         for name in names:
@@ -24,7 +26,9 @@ def sizes(directory: str) -> Iterator[Tuple[str, int]]:
 
 
 def shards(directory: str) -> Iterator[str]:
-    """Yield the required files of a model without a lock: its config, and those of its index."""
+    """
+    Yield the required files of a model without a lock: its config, and the files of its index.
+    """
     yield "config.json"
     try:
         with open(
@@ -37,10 +41,11 @@ def shards(directory: str) -> Iterator[str]:
 
 def lost_weights(directory: str) -> List[str]:
     """
-    Return the files of a checkpoint's tensors that cannot be loaded, each as `name: why`.
+    Return the tensor files that cannot be loaded, each as `name: reason`.
 
-    Those of its index, or the only one. A file is cut off if it ends before the last tensor that
-    its header names (format of safetensors: 8 bytes of the header's length, the header, data).
+    The files of the index, or the only file, are checked. A file is truncated if it ends before the
+    last tensor in its header (format of safetensors: 8 bytes of the header's length, the header,
+    data).
     """
     try:
         path = os.path.join(directory, "model.safetensors.index.json")
@@ -62,7 +67,7 @@ def lost_weights(directory: str) -> List[str]:
 
 
 def _is_whole(file: BinaryIO) -> bool:
-    """Return whether a safetensors file has all that its header names."""
+    """Return whether a safetensors file has all tensors of its header."""
     size = os.fstat(file.fileno()).st_size
     header = int.from_bytes(file.read(8), "little")
     if not 2 <= header <= min(size - 8, LONGEST_HEADER):
@@ -73,7 +78,7 @@ def _is_whole(file: BinaryIO) -> bool:
 
 
 def changed_files(directory: str, names: Iterable[str]) -> Iterator[str]:
-    """Yield those of the files that were written after the model was marked as complete."""
+    """Yield the files that were written after the model was marked as complete."""
     marked = os.stat(os.path.join(directory, MARK)).st_mtime
     for name in sorted(names):
         # A second for file systems that count no parts of one.

@@ -21,8 +21,8 @@ def binding() -> Any:
     """
     Import the binding.
 
-    The binding imports one function of `ctypes.util` that it never calls; that module's own imports
-    took a third of the binding's load time: 4.5 of 13 ms.
+    The binding imports one function of `ctypes.util` that it never calls. The imports of that
+    module took 4.5 of the 13 ms of the binding's load time.
     """
     unused = "ctypes.util"
     stand_in: Any = type(sys)(unused)
@@ -44,7 +44,9 @@ def start_nvml() -> Any:
 
 
 def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
-    """Return a question: `nvmlDeviceGet<function>`; `keys` name the members of a tuple answer."""
+    """
+    Return a question that calls `nvmlDeviceGet<function>`; `keys` name the members of a tuple.
+    """
 
     def ask(nvml: Any, gpu: Any) -> Any:
         answer = getattr(nvml, "nvmlDeviceGet" + function)(gpu, *arguments)
@@ -54,7 +56,7 @@ def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
 
 
 def get_struct(function: str, structure: str) -> Ask:
-    """Return a question whose answer NVML writes into a versioned struct."""
+    """Return a question whose answer NVML writes to a versioned struct."""
 
     def ask(nvml: Any, gpu: Any) -> Any:
         import ctypes
@@ -67,7 +69,7 @@ def get_struct(function: str, structure: str) -> Ask:
 
 
 def first_of(*questions: Ask) -> Ask:
-    """Return a question that tries each of these until the driver and board support one."""
+    """Return a question that tries each of these until the driver and the board support one."""
 
     def ask(nvml: Any, gpu: Any) -> Any:
         for question in questions[:-1]:
@@ -82,7 +84,7 @@ def first_of(*questions: Ask) -> Ask:
 
 
 def text(question: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a question for a text that may not be UTF-8, where the binding would fail."""
+    """Return a question for a text, also if it is not UTF-8, where the binding would fail."""
 
     def ask(*arguments: Any) -> Any:
         try:
@@ -104,7 +106,7 @@ def ask_all(**questions: Ask) -> Ask:
 
 
 def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
-    """Return one of NVML's numbered fields; raises its own error like any other question."""
+    """Return one of NVML's numbered fields. Raises NVML's error."""
     (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [(number, scope)])
     if answer.nvmlReturn:
         raise nvml.NVMLError(answer.nvmlReturn)
@@ -114,11 +116,11 @@ def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
 
 
 def table_answers(facts: Iterable[tuple[str, Ask]], nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a table's answers."""
+    """Return the answers to a table of questions, by name."""
     return {name: read(ask, nvml, gpu) for name, ask in facts}
 
 
 def sysfs_bus_id(bus_id: str) -> str:
-    """Return NVML's "00000008:01:00.0" as sysfs writes it: "0008:01:00.0"."""
+    """Return NVML's bus id in sysfs' form: "0008:01:00.0" for "00000008:01:00.0"."""
     domain, rest = bus_id.lower().split(":", 1)
     return "%04x:%s" % (int(domain, 16), rest)

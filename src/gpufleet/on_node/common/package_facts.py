@@ -25,7 +25,7 @@ VERSIONLOCK = "/etc/dnf/plugins/versionlock.list"
 
 
 def packages() -> dict[str, Any]:
-    """Return the installed packages that matter: {name: {"version": ..., "held": ...}}."""
+    """Return the relevant installed packages: {name: {"version": ..., "held": ...}}."""
     found = read(debian)
     if is_missing(found) and found["missing"] == "no_program":
         return red_hat()
@@ -35,7 +35,7 @@ def packages() -> dict[str, Any]:
 
 
 def debian() -> dict[str, Any]:
-    """Return dpkg's packages."""
+    """Return the relevant packages from dpkg."""
     output = run(
         "dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Abbrev}\n", *DPKG_PATTERNS,
         seconds=SECONDS,
@@ -53,7 +53,9 @@ def debian() -> dict[str, Any]:
 
 
 def red_hat() -> dict[str, Any]:
-    """Return rpm's packages; for a kernel in several versions the last one that rpm lists."""
+    """
+    Return the relevant packages from rpm; of several kernel versions, the last that rpm lists.
+    """
     form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
     output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
     if output.status:
@@ -68,13 +70,15 @@ def red_hat() -> dict[str, Any]:
 
 
 def is_locked(package: str, arch: str, locks: list[str]) -> bool:
-    """Return whether dnf keeps a package; a lock is a pattern, with or without the architecture."""
+    """Return whether dnf locks a package; a lock is a pattern, with or without the architecture."""
     names = (package, package + "." + arch)
     return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)
 
 
 def version_locks() -> list[str]:
-    """Return dnf's locks as patterns of NAME-VERSION-RELEASE, without epoch; a "!" excludes."""
+    """
+    Return dnf's version locks as patterns of NAME-VERSION-RELEASE, without epoch or exclusions.
+    """
     rows = [row.strip() for row in text(VERSIONLOCK).splitlines()]
     locks = [row for row in rows if row and not row.startswith(("#", "!"))]
     return [re.sub(r"-\d+:", "-", re.sub(r"^\d+:", "", lock)) for lock in locks]
@@ -84,7 +88,7 @@ def version_locks() -> list[str]:
 
 
 def upgrades() -> dict[str, Any]:
-    """Return the settings of unattended upgrades, even without their package."""
+    """Return the settings of unattended upgrades, even if their package is not installed."""
     found = read(apt)
     if is_missing(found) and found["missing"] == "no_program":
         return dnf()
@@ -94,7 +98,7 @@ def upgrades() -> dict[str, Any]:
 
 
 def apt() -> dict[str, Any]:
-    """Return apt's settings; `enabled`: apt's timer starts unattended upgrades."""
+    """Return apt's settings; `enabled` is whether apt's timer starts unattended upgrades."""
     # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
     output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
     if output.status:
@@ -115,7 +119,9 @@ def apt() -> dict[str, Any]:
 
 
 def dnf() -> dict[str, Any]:
-    """Return dnf-automatic's settings; `enabled`: its default timer would install updates."""
+    """
+    Return dnf-automatic's settings; `enabled` is whether its default timer would install updates.
+    """
     import configparser
 
     path_of("rpm")  # where there is neither apt nor rpm, nothing is known
@@ -138,7 +144,7 @@ def dnf() -> dict[str, Any]:
 
 
 def text(path: str) -> str:
-    """Return a file's text; "" for a missing optional file."""
+    """Return a file's text, or "" if it does not exist."""
     try:
         return line(path)
     except FileNotFoundError:
@@ -147,12 +153,11 @@ def text(path: str) -> str:
 
 def unattended_upgrade_settings(settings: Any, installed: Any, units: Any) -> Any:
     """
-    Return the settings of unattended upgrades; `enabled` combines all three sources: whether they
-    run.
+    Return the settings of unattended upgrades; `enabled` combines all three sources.
 
     Debian: the package is installed and apt's timer is set to start it. Red Hat: a timer of
-    dnf-automatic is enabled, and it installs. If a source that is needed cannot be read, `enabled`
-    is unknown.
+    dnf-automatic is enabled, and it installs updates. If a required source cannot be read,
+    `enabled` is unknown.
     """
     if is_missing(settings):
         return settings

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: a process' identity from /proc.
+"""RUNS ON THE NODE: read a process' identity from /proc.
 
 In another PID namespace than the driver's a PID may be absent, which is not an error.
 """
@@ -13,10 +13,7 @@ from gpufleet.on_node.common.linux_facts import line
 
 
 def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any]:
-    """
-    Return a process' name (if unknown, the result of `otherwise`, which queries the driver),
-    systemd unit and user.
-    """
+    """Return a process' name, systemd unit and user; `otherwise` queries an unknown name."""
     name = read(line, "/proc/%d/comm" % pid)
     return {
         "name": read(otherwise, pid) if is_missing(name) else name,
@@ -26,7 +23,7 @@ def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any
 
 
 def unit(pid: int) -> str:
-    """Return the innermost unit that a process runs in."""
+    """Return the innermost systemd unit of a process."""
     rows = [row.split(":", 2) for row in line("/proc/%d/cgroup" % pid).splitlines()]
     # "0::/path" is cgroup v2; beside v1 systemd has a hierarchy of its own.
     for controllers in ("", "name=systemd"):
@@ -41,7 +38,7 @@ def unit(pid: int) -> str:
 
 
 def uid(pid: int) -> int:
-    """Return a process' real user."""
+    """Return a process' real user id."""
     found = re.search(r"^Uid:\s+(\d+)", line("/proc/%d/status" % pid), re.MULTILINE)
     if not found:
         raise CannotRead("absent", detail="no Uid")

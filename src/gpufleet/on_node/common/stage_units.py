@@ -4,19 +4,19 @@ from __future__ import annotations
 
 PREFIX, SUFFIX = "vllm-", ".service"
 GLOB = PREFIX + "*" + SUFFIX
-"""What systemctl takes for all of them."""
+"""Pattern of all stage units, for systemctl."""
 
 
 def unit_of(stage: str) -> str:
-    """Return the unit of a stage: `vllm-llama-0.service` of `llama-0`."""
+    """Return a stage's unit: `vllm-llama-0.service` for `llama-0`."""
     return PREFIX + stage + SUFFIX
 
 
 def is_stage_unit(name: str) -> bool:
-    """Return whether a name is that of a stage's unit."""
+    """Return whether a name is a stage unit's."""
     return name.startswith(PREFIX) and name.endswith(SUFFIX)
 
 
 def stage_of(unit: str) -> str:
-    """Return the stage of a unit; of a stage, itself."""
+    """Return the stage of a unit; any other name is returned unchanged."""
     return unit[len(PREFIX) : -len(SUFFIX)] if is_stage_unit(unit) else unit

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: the stages with a unit here, and the descriptions of models here.
+"""RUNS ON THE NODE: read this node's stage units and model descriptions.
 
-Units are read from disk, running or not, because the next plan keeps their places. Only a model's
-descriptions are read, not its weights.
+Units are read from disk, running or not, because the next plan keeps their placement. Only a
+model's descriptions are read, not its weights.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ DESCRIPTION_BYTES = 64 << 20
 
 
 def stages() -> list[dict[str, Any]]:
-    """Return each gpufleet vLLM unit's stage, by name of unit."""
+    """Return the stage of each of gpufleet's vLLM units, ordered by unit name."""
     if not os.path.isdir(linux_facts.ROOT + UNITS):
         return []
     return [read(stage, name) for name in linux_facts.directory_names(UNITS) if is_stage_unit(name)]
 
 
 def stage(unit: str) -> dict[str, Any]:
-    """Return one unit's stage; `foreign` if gpufleet does not manage it."""
+    """Return one unit's stage, or `foreign` if gpufleet does not manage it."""
     with open(linux_facts.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
         text = file.read(UNIT_BYTES)
     # Only our section: systemd's own repeat keys, and no parser of INI files likes its quoting.
@@ -61,10 +61,10 @@ def stage(unit: str) -> dict[str, Any]:
 
 def started_release(text: str) -> dict[str, Any]:
     """
-    Return the release that a unit starts, and its arguments, one per line of the unit.
+    Return the release and the arguments of a unit; the unit has one argument on each line.
 
-    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, a line for each. A multi-node
-    rank has vllm-rank there, and the release in an argument.
+    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, one argument on each line. A
+    multi-node rank has vllm-rank there, and the release in an argument.
     """
     _, _, rest = text.partition("\nExecStart=")
     lines = []
@@ -78,7 +78,7 @@ def started_release(text: str) -> dict[str, Any]:
 
 
 def until_next(text: str) -> Iterator[str]:
-    """Yield the lines of a section."""
+    """Yield the lines up to the next section of a unit."""
     for line in text.splitlines():
         if line.startswith("["):
             return
@@ -108,7 +108,7 @@ def model(path: str) -> dict[str, Any]:
 
 
 def named_file(path: str) -> str:
-    """Return "file" or "folder": what is at a path. Raises OSError where nothing can be seen."""
+    """Return "file" or "folder" for a path. Raises `OSError` if it cannot be read."""
     return "folder" if stat.S_ISDIR(os.stat(linux_facts.ROOT + path).st_mode) else "file"
 
 
@@ -119,7 +119,7 @@ def parse_json_file(path: str) -> Any:
 
 
 def stored_bytes(folder: str) -> int:
-    """Return the bytes of a checkpoint's tensors, as its index or its files have them."""
+    """Return the bytes of a checkpoint's tensors, from its index or its files."""
     try:
         return int(
             parse_json_file(folder + "/model.safetensors.index.json")["metadata"]["total_size"]
@@ -129,7 +129,7 @@ def stored_bytes(folder: str) -> int:
 
 
 def tensors(path: str) -> int:
-    """Return the bytes of one file's tensors: everything after its header."""
+    """Return the bytes of one file's tensors, which are everything after its header."""
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
     size = os.path.getsize(path) - 8 - header

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: facts of the operating system that GPUs depend on.
+"""RUNS ON THE NODE: read operating system facts that matter to GPUs.
 
 Every path is read below the probe's root; results of system calls may be recorded (linux_facts.py,
 `ANSWERS`).
@@ -74,7 +74,7 @@ def modules() -> list[str]:
 
 
 def secure_boot() -> bool:
-    """Return whether secure boot is on; raises if the machine did not boot by EFI."""
+    """Return whether secure boot is on. Raises if the machine did not boot with EFI."""
     with open(linux_facts.ROOT + SECURE_BOOT, "rb") as file:
         return file.read()[4:5] == b"\x01"
 
@@ -95,7 +95,7 @@ def read_type(group: str) -> str:
 
 
 def clock() -> dict[str, Any]:
-    """Return whether the clock is synchronized, and its greatest error in microseconds."""
+    """Return whether the clock is synchronized, and its maximum error in microseconds."""
     import ctypes
 
     asked = (ctypes.c_byte * 512)()  # struct timex is 208 bytes; all zero: change nothing
@@ -108,7 +108,7 @@ def clock() -> dict[str, Any]:
 
 
 def space(path: str) -> dict[str, int]:
-    """Return a file system's size and the free space for users, in MiB."""
+    """Return a file system's size and free space for users, in MiB."""
     about = os.statvfs(linux_facts.ROOT + path)
     return {
         "size_mib": about.f_blocks * about.f_frsize >> 20,
@@ -117,7 +117,7 @@ def space(path: str) -> dict[str, int]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Return the file system of a path, or of its nearest existing parent."""
+    """Return the file system of a path or of its nearest existing parent."""
     there = os.path.normpath("/" + path.lstrip("/"))
     if "disks" in linux_facts.ANSWERS:
         return dict(disk_entry(linux_facts.ANSWERS["disks"], there))
@@ -139,7 +139,7 @@ def disk_entry(disks: dict[str, Any], path: str) -> Any:
 
 
 def memory_info(name: str) -> int:
-    """Return one value of /proc/meminfo unconverted: kB, or a number of pages."""
+    """Return one value of /proc/meminfo unconverted, in kB or pages."""
     found = re.search(r"^%s:\s+(\d+)" % re.escape(name), line("/proc/meminfo"), re.MULTILINE)
     if not found:
         raise FileNotFoundError(errno.ENOENT, name)
@@ -147,7 +147,7 @@ def memory_info(name: str) -> int:
 
 
 def hugepages() -> dict[str, int]:
-    """Return the huge pages that are set aside, of the default size."""
+    """Return the total, free and size of reserved huge pages of the default size."""
     return {
         "total": memory_info("HugePages_Total"),
         "free": memory_info("HugePages_Free"),
@@ -157,7 +157,7 @@ def hugepages() -> dict[str, int]:
 
 def memory_errors() -> dict[str, int]:
     """
-    Return the memory controllers' error counts since boot; raises if none is monitored.
+    Return the memory controllers' error counts since boot. Raises if no controller is monitored.
 
     Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
     """
@@ -171,7 +171,7 @@ def memory_errors() -> dict[str, int]:
 
 
 def reboot_required() -> bool:
-    """Return whether a package requires a reboot; only Debian's family records that."""
+    """Return whether a package requires a reboot; only Debian's family records this."""
     try:
         path_of("dpkg-query")
     except CannotRead as error:
@@ -208,7 +208,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def system_facts() -> dict[str, Any]:
-    """Return facts from the operating system's files and the kernel."""
+    """Return all facts from the operating system's files and the kernel."""
     return {name: read(function) for name, function in SYSTEM_FACTS}
 
 
@@ -216,7 +216,7 @@ def system_facts() -> dict[str, Any]:
 
 
 def units() -> dict[str, Any]:
-    """Return the state of every unit of `UNITS`; "not-found" is a state."""
+    """Return the state of every unit of `UNITS`; an unknown unit has the state "not-found"."""
     wanted = ",".join(["Id", *UNIT_PROPERTIES.values()])
     output = run(
         "systemctl", "show", "--no-pager", "--property=" + wanted, *UNITS,
@@ -241,7 +241,7 @@ def state(unit: str, block: Any) -> dict[str, Any]:
 
 
 def unit_state(block: dict[str, str], key: str) -> str:
-    """Return systemctl's answer; a missing unit is neither enabled nor disabled."""
+    """Return one of systemctl's values. Raises if it is empty, as for a missing unit."""
     if not block.get(key):
         raise FileNotFoundError(errno.ENOENT, key)
     return block[key]
@@ -252,7 +252,7 @@ def unit_state(block: dict[str, str], key: str) -> str:
 
 def acs() -> list[dict[str, Any]]:
     """
-    Return, for every bridge above an NVIDIA GPU, whether it redirects peer-to-peer traffic.
+    Return whether each bridge above an NVIDIA GPU redirects peer-to-peer traffic.
 
     Raises `CannotRead` (`no_permission`) if the user may not read the source.
     """
@@ -290,12 +290,12 @@ def redirects(bridge: str) -> Any:
 
 
 def raise_lost(bridge: str) -> None:
-    """Raise `CannotRead` for a PCI function that no longer answers."""
+    """Raise `CannotRead` for a PCI function that does not answer."""
     raise CannotRead("lost", detail=bridge.rpartition("/")[2])
 
 
 def acs_control(config: bytes) -> int:
-    """Return a function's ACS control register; 0 if it has no such capability."""
+    """Return a function's ACS control register, or 0 if it has no ACS."""
     at, seen = EXTENDED_FIRST, 0
     while EXTENDED_FIRST <= at <= len(config) - 8 and seen < (EXTENDED_END - EXTENDED_FIRST) // 8:
         (header,) = struct.unpack_from("<I", config, at)

@@ -16,5 +16,5 @@ def properties(text: str) -> Dict[str, str]:
 
 
 def show_each(text: str) -> List[Dict[str, str]]:
-    """Return the properties of several units in order; an empty line separates them."""
+    """Return the properties of several units, in order, from blocks separated by empty lines."""
     return [properties(block) for block in text.split("\n\n") if block.strip()]

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: files that the node exporter serves beside its own metrics.
+"""RUNS ON THE NODE: write files for the node exporter's textfile collector.
 
-Its textfile collector reads every *.prom of one directory. Files are replaced atomically and
-world-readable: they must not contain secrets.
+The collector reads every *.prom file of one directory. Files are replaced atomically. They are
+world-readable, so they must not contain secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Dict, Iterable, Tuple, Union
 from gpufleet.on_node.common.metric_families import FAMILIES
 
 DIRECTORY = "/var/lib/gpufleet/textfile"
-"""Owned by root, mode 0755; the role creates it."""
+"""Directory of the metrics files; the role creates it, owned by root with mode 0755."""
 
 Labels = Dict[str, str]
 Number = Union[int, float]
@@ -23,7 +23,7 @@ Sample = Tuple[str, Labels, Number]  # name of a family, labels, value
 
 def text(samples: Iterable[Sample]) -> str:
     """
-    Return samples in Prometheus' text format 0.0.4, family by family in the list's order.
+    Return samples in Prometheus' text format 0.0.4, in the order of the families' list.
 
     Raises `KeyError` for a name that is not in the list and `ValueError` for two samples of the
     same series, for which the collector would refuse the whole file.
@@ -43,7 +43,7 @@ def text(samples: Iterable[Sample]) -> str:
 
 
 def format_labels(labels: Labels) -> str:
-    """Return labels in the format's notation: {stage="tiny-0",model="tiny"}."""
+    """Return labels in Prometheus' notation: {stage="tiny-0",model="tiny"}."""
     if not labels:
         return ""
     return "{%s}" % ",".join('%s="%s"' % (name, escaped(str(labels[name]))) for name in labels)
@@ -55,7 +55,7 @@ def escaped(value: str) -> str:
 
 
 def number(value: Number) -> str:
-    """Format a number without losing digits."""
+    """Format a finite number without losing digits. Raises `ValueError` for any other."""
     if not math.isfinite(value):
         raise ValueError("%r is no value" % value)
     return repr(int(value) if isinstance(value, bool) else value)
@@ -65,7 +65,7 @@ def write(name: str, content: str, root: str = "") -> None:
     """
     Write `content` as `name` (facts.prom) atomically.
 
-    Raises `OSError`; FileNotFoundError where the directory is not there.
+    Raises `OSError`, for example `FileNotFoundError` if the directory does not exist.
     """
     path = "%s%s/%s" % (root, DIRECTORY, name)
     new = path + ".tmp"

@@ -104,7 +104,7 @@ def read_lines(unit: str) -> dict[str, Any]:
 
 def since_arguments() -> list[str]:
     """
-    Return journalctl's arguments for where to begin.
+    Return journalctl's arguments for the first entry.
 
     Not --after-cursor: with it, --lines selects the first entries, and with --reverse it selects
     the entries before the cursor.
@@ -120,8 +120,8 @@ def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
     """
     Return entries of the system's journal, oldest first.
 
-    Raises `CannotRead`: `no_program`, `timeout`, `no_permission`, `absent` where the node keeps no
-    journal.
+    Raises `CannotRead` with `no_program`, `timeout`, `no_permission`, or `absent` if the node has
+    no journal.
     """
     printed = Printed()
     # Backwards: with --since, --lines are otherwise the first ones (systemd 252).
@@ -136,7 +136,7 @@ def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
 
 
 class Printed:
-    """The first lines of a program's unbounded output."""
+    """The first lines of a program's output, up to a size limit."""
 
     def __init__(self) -> None:
         self.lines: List[bytes] = []
@@ -157,7 +157,7 @@ class Printed:
 
 
 def refuse(output: Output) -> None:
-    """Raise `CannotRead` if entries are missing although they may exist."""
+    """Raise `CannotRead` if entries may exist that could not be read."""
     if "insufficient permissions" in output.err or "not seeing messages from" in output.err:
         raise CannotRead("no_permission", detail="the journal needs root, or group systemd-journal")
     if "No journal files were found" in output.err:
@@ -168,7 +168,7 @@ def refuse(output: Output) -> None:
 
 
 def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
-    """Return the shown part of an entry."""
+    """Return an entry's time, PID, priority and redacted message."""
     return [
         int(entry.get("__REALTIME_TIMESTAMP") or 0),
         number(entry.get("_PID")),
@@ -179,7 +179,7 @@ def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
 
 def message(entry: dict[str, Any]) -> str:
     """
-    Return an entry's message; journalctl prints bytes that are not UTF-8 as a list of numbers.
+    Return an entry's message, decoding journalctl's list of numbers for bytes that are not UTF-8.
     """
     said = entry.get("MESSAGE")
     if isinstance(said, list):  # also when a field stands in an entry twice
@@ -191,12 +191,12 @@ def message(entry: dict[str, Any]) -> str:
 
 
 def number(value: Any) -> int | None:
-    """Return an integer that the journal has as text."""
+    """Return the integer in a text field of the journal, or None."""
     return int(value) if str(value).isdigit() else None
 
 
 def keep_last_lines(lines: list[list[Any]]) -> list[list[Any]]:
-    """Return the last lines whose total length is within the limit."""
+    """Return the last lines within the limit of total length."""
     total, first = 0, len(lines)
     while first and total + len(lines[first - 1][3]) <= ALL_CHARACTERS:
         first -= 1
@@ -229,7 +229,7 @@ def state(stage: str) -> dict[str, Any]:
 
 
 def clocks(stage: str) -> dict[str, float]:
-    """Return how far the clocks of the other ranks' nodes are ahead, in milliseconds."""
+    """Return the clock offsets of the other ranks' nodes in milliseconds, positive if ahead."""
     peers = state(stage).get("peers") or {}
     return {
         name: peer["clock_offset_ms"]
@@ -242,7 +242,7 @@ def clocks(stage: str) -> dict[str, float]:
 
 
 def unit_text(unit: str) -> str:
-    """Return a unit's file and its drop-ins; "" if neither can be read."""
+    """Return the text of a unit's file and its drop-ins, or "" if none can be read."""
     paths = [stages.UNITS + "/" + unit]
     for folder in (stages.UNITS, "/run/systemd/system"):
         names = read(linux_facts.directory_names, "%s/%s.d" % (folder, unit))
@@ -253,7 +253,7 @@ def unit_text(unit: str) -> str:
 
 
 def secrets(text: str) -> dict[str, str]:
-    """Return {secret: its name} of a unit's readable secrets."""
+    """Return {secret: its name} for a unit's readable secrets."""
     given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
     for pattern in WRITTEN:
         given += pattern.findall(text)
@@ -271,7 +271,7 @@ def secret(path: str) -> str:
 
 
 def secret_redactor(known: dict[str, str]) -> Callable[[str], str]:
-    """Return a function that replaces secrets in a text by their names."""
+    """Return a function that replaces secrets in a text with their names."""
 
     def hide(text: str) -> str:
         for content, name in known.items():

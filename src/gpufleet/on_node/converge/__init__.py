@@ -1,1 +1,1 @@
-"""Read a node's state in one program, and place files."""
+"""Programs that read a node's state and change its files, packages, units and settings."""

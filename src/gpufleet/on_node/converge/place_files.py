@@ -68,7 +68,7 @@ def place(entries: list[dict[str, Any]]) -> None:
 
 
 def refusal() -> RefusedError:
-    """Return the error if another run does not end."""
+    """Return the error for another run that does not end."""
     return RefusedError(
         "another run has been placing files on this node for over %d s: wait for it, or end it, "
         "then run again" % LOCK_SECONDS
@@ -76,13 +76,13 @@ def refusal() -> RefusedError:
 
 
 def temporary(path: str) -> str:
-    """Return a hidden temporary name beside a path, short for names of any length."""
+    """Return a hidden temporary path beside a path, with a name of constant length."""
     directory, name = os.path.split(path)
     return os.path.join(directory, TEMPORARY + hashlib.sha256(os.fsencode(name)).hexdigest()[:16])
 
 
 def remove_leftovers() -> None:
-    """Remove what the journal of a killed run lists, and the journal."""
+    """Remove a killed run's temporary files, and its journal."""
     try:
         with open(JOURNAL) as file:
             paths = file.read().splitlines()
@@ -101,7 +101,7 @@ def remove(path: str) -> None:
 
 
 def write_journal(paths: list[str]) -> None:
-    """Write the paths of the temporary files to be made, for removal after an interruption."""
+    """Write the paths of temporary files to the journal before they are created."""
     descriptor = os.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write("".join(path + "\n" for path in paths))
@@ -137,7 +137,7 @@ def place_directory(entry: dict[str, Any]) -> None:
 
 
 def parents(path: str) -> None:
-    """Make the missing directories above a path, world-readable and root's."""
+    """Make the missing directories above a path, with mode 0755 and owned by root."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         parents(directory)
@@ -146,7 +146,7 @@ def parents(path: str) -> None:
 
 
 def owner(entry: dict[str, Any]) -> tuple[int, int]:
-    """Return an entry's user and group numbers."""
+    """Return the numeric user and group of an entry."""
     try:
         user = pwd.getpwnam(entry["user"]).pw_uid
     except KeyError:
@@ -160,7 +160,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def place_file(entry: dict[str, Any]) -> None:
-    """Write a new file and rename it into place, whatever the old one's state."""
+    """Write a file and rename it into place."""
     parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 
@@ -203,7 +203,7 @@ def place_absent(entry: dict[str, Any]) -> None:
 
 
 def place_line(entry: dict[str, Any]) -> None:
-    """Append a line to a file that lacks it; the owner, the mode and all other lines stay."""
+    """Append a line to a file that lacks it; the owner, mode and other lines do not change."""
     path = entry["path"]
     line = entry["line"].encode("utf-8", "surrogateescape")
     try:
@@ -244,7 +244,7 @@ def main() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the error, without the path that the message already has."""
+    """Return the error's text without the path, which the message already has."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

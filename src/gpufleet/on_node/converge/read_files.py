@@ -1,10 +1,10 @@
-"""RUNS ON THE NODE: contents of small world-readable files, to show a difference.
+"""RUNS ON THE NODE: return contents of small world-readable files, to show differences.
 
     PARAMETERS = {"paths": ["/etc/vllm/x.conf"], "most": 262144}
     {"schema": 1, "files": {"/etc/vllm/x.conf": {"content": "<base64>"}}}
 
-Beside `content` there may be `bytes` (it is larger than `most`, which are bytes), `hidden` (not
-world-readable) or `error`; None for what is no file.
+Instead of `content` an entry may have `bytes` (size of a file larger than `most` bytes), `hidden`
+(not world-readable) or `error`. It is null if the path is no regular file.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 def content(path: str, most: int) -> Optional[Dict[str, Any]]:
     """
-    Return a file's entry: content, size, `hidden` or error; None: no regular file is there.
+    Return a file's entry (content, size, `hidden` or error), or None if it is no regular file.
 
     O_NONBLOCK: a named pipe at that path must not block.
     """

@@ -31,7 +31,7 @@ LINES = 8
 
 
 def main() -> None:
-    """Print the document."""
+    """Check the server, reload it on request, and print the document."""
     found = {"error": None, "active": is_active(), "in_force": False}
     if found["active"]:
         found.update(check_loaded())
@@ -47,7 +47,7 @@ def is_active() -> bool:
 
 
 def command(*argv: str) -> Any:
-    """Run a command and return how it ended."""
+    """Run a command and return its result."""
     return subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,
@@ -59,7 +59,7 @@ def command(*argv: str) -> Any:
 
 
 def check_loaded() -> "dict[str, Any]":
-    """Return whether the server has loaded the files on disk; it may still be starting."""
+    """Return whether the server has loaded the files on disk, retrying until the deadline."""
     deadline = time.monotonic() + PARAMETERS["seconds"]
     while True:
         try:
@@ -93,7 +93,7 @@ def reload() -> "dict[str, Any]":
 
 
 def metrics() -> "dict[str, float]":
-    """Return the server's own values by name, those of this server's name as `%s_...`."""
+    """Return the server's config reload metrics by name, with `%s` for the server's name."""
     with urllib.request.urlopen(PARAMETERS["url"], timeout=5) as answer:
         text = answer.read(16 << 20).decode("utf-8", "replace")
     wanted = PARAMETERS["server"] + "_config_last_reload_"
@@ -102,7 +102,7 @@ def metrics() -> "dict[str, float]":
 
 
 def config_changed_at() -> float:
-    """Return when the configuration was last changed."""
+    """Return the time of the configuration's last change."""
     found = [path for pattern in PARAMETERS["watched"] for path in glob.glob(pattern)]
     return max((os.stat(path).st_mtime for path in found), default=0.0)
 

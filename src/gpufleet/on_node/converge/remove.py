@@ -43,7 +43,7 @@ Found = Dict[str, List[str]]
 
 
 def run(*command: str, seconds: float = 60) -> str:
-    """Run a program; return its output, "" if it does not exist or failed."""
+    """Run a program; return its output, or "" if it does not exist or failed."""
     try:
         done = subprocess.run(
             command,
@@ -60,7 +60,7 @@ def run(*command: str, seconds: float = 60) -> str:
 
 
 def units(patterns: List[str]) -> List[str]:
-    """Return the units that have a file here, or are loaded with one."""
+    """Return the matching units that have a file here or are loaded from one."""
     names = {os.path.basename(path) for each in patterns for path in glob.glob(UNITS + "/" + each)}
     listed = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager")
     for line in listed.splitlines():
@@ -82,13 +82,13 @@ def packages(patterns: List[str]) -> List[str]:
 
 
 def tables(wanted: List[str]) -> List[str]:
-    """Return the tables of nftables that are loaded."""
+    """Return the requested nftables tables that are loaded."""
     listed = [line.strip() for line in run("nft", "list", "tables").splitlines()] if wanted else []
     return [name for name in wanted if "table " + name in listed]
 
 
 def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
-    """Return the paths to remove, without those inside folders that are removed completely."""
+    """Return the paths to remove, without paths inside folders that are removed completely."""
     found = {path for each in patterns for path in glob.glob(each)}
     found = {
         below
@@ -101,7 +101,7 @@ def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
 
 
 def removable_paths(path: str, keep: List[str]) -> List[str]:
-    """Return a path or, for a folder with kept content, everything else in it."""
+    """Return a path, or everything to remove in a folder that has kept content."""
     if not any(is_inside(each, path) for each in keep):
         return [path]
     there = [os.path.join(path, name) for name in os.listdir(path)]
@@ -114,10 +114,7 @@ def removable_paths(path: str, keep: List[str]) -> List[str]:
 
 
 def has_removable(path: str, keep: List[str]) -> bool:
-    """
-    Return whether a path contains anything to remove, apart from kept paths and this run's own
-    mark.
-    """
+    """Return whether a path has anything to remove besides kept paths and this run's own mark."""
     if any(is_inside(path, each) for each in keep):
         return False
     if os.path.islink(path) or not os.path.isdir(path):
@@ -129,7 +126,7 @@ def has_removable(path: str, keep: List[str]) -> bool:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is a folder, or in it."""
+    """Return whether a path is a folder or is inside it."""
     return path == folder or path.startswith(folder + "/")
 
 
@@ -151,7 +148,7 @@ def accounts(names: List[str]) -> List[str]:
 
 
 def look(wanted: Dict[str, Any]) -> Found:
-    """Return the existing parts."""
+    """Return the existing parts, or none if no mark exists."""
     marks = wanted["marks"]
     if marks and not any(glob.glob(each) for each in marks):
         return {"units": [], "packages": [], "tables": [], "paths": [], "accounts": []}
@@ -200,7 +197,7 @@ def remove_packages(names: List[str], purge: bool) -> None:
 
 
 def remove_path(path: str) -> None:
-    """Remove a file, a link, or a folder with all that is in it."""
+    """Remove a file, a link, or a folder with its content."""
     if os.path.isdir(path) and not os.path.islink(path):
         shutil.rmtree(path, ignore_errors=True)
         return
@@ -209,7 +206,7 @@ def remove_path(path: str) -> None:
 
 
 def main() -> None:
-    """List the parts, remove them on request, and print the remaining ones."""
+    """Remove the parts on request, and print the existing or remaining parts."""
     if PARAMETERS["action"] == "remove":
         remove(PARAMETERS)
     print(json.dumps({"schema": 1, "error": "", "found": look(PARAMETERS)}))

@@ -92,7 +92,7 @@ def fetch(url: str) -> bytes:
 
 
 def from_package(url: str, package: bytes) -> bytes:
-    """Return the one key that a keyring package would install."""
+    """Return the only key that a keyring package would install."""
     if not shutil.which("dpkg-deb"):
         raise RefusedError(
             "%s is a package for Debian and Ubuntu, which this node cannot read: name the "
@@ -141,7 +141,7 @@ def fingerprints(key: bytes) -> list[str]:
 
 
 def dearmor(key: bytes) -> bytes:
-    """Return a key's packets (RFC 4880, 6.2: between an empty line and the checksum)."""
+    """Return the packets of an armoured key (RFC 4880, 6.2)."""
     armour = re.search(
         rb"-----BEGIN PGP PUBLIC KEY BLOCK-----\r?\n(?:[^\r\n]+\r?\n)*\r?\n(.*?)"
         rb"(?:\r?\n=[^\r\n]{4})?\r?\n-----END",
@@ -152,7 +152,7 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2); raise if `data` are not packets."""
+    """Yield each packet's tag and body (RFC 4880, 4.2). Raises `ValueError` for other data."""
     at = 0
     while at < len(data):
         first = data[at]
@@ -177,7 +177,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
 
 
 def new_length(data: bytes, at: int) -> Tuple[int, int]:
-    """Return a new packet's length and the size of the length field (RFC 4880, 4.2.2)."""
+    """Return the body length and the size of the length field (RFC 4880, 4.2.2)."""
     first = data[at]
     if first < 192:
         return first, 1

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: everything that `gpufleet.converge.diff` compares, read in one go.
+"""RUNS ON THE NODE: read all state that `gpufleet.converge.diff` compares.
 
 Takes (`PARAMETERS`):
   asked   [[kind, argument, ...], ...]: file PATH; secret PATH SHA256; line PATH LINE; user NAME;
@@ -58,12 +58,12 @@ UNIT_PROPERTIES = {
 
 
 def reason(error: BaseException) -> str:
-    """Return why something could not be read, without the path."""
+    """Return the error's text without the path."""
     return " ".join((getattr(error, "strerror", None) or str(error)).split())
 
 
 def run(*argv: str) -> str:
-    """Return a command's output; raise OSError with its error message."""
+    """Return a command's output. Raises `OSError` with its error message."""
     try:
         done = subprocess.run(
             argv,
@@ -95,7 +95,7 @@ def read_each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str,
 
 
 def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
-    """Return the name of a user or group number; the number itself when it has none."""
+    """Return the name of a user or group number, or the number itself if it has none."""
     try:
         return str(getattr(database(number), attribute))
     except KeyError:
@@ -103,7 +103,7 @@ def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
 
 
 def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
-    """Return the state of a path; for a secret, the requested hash that it has."""
+    """Return the state of a path; for a secret, its hash's index in the sorted requested hashes."""
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -129,7 +129,7 @@ def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
 
 
 def sha256_of(path: str) -> str:
-    """Return a regular file's hash. O_NONBLOCK: a named pipe at that path must not block."""
+    """Return a regular file's hash; O_NONBLOCK keeps a named pipe at the path from blocking."""
     digest = hashlib.sha256()
     descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
     with open(descriptor, "rb") as file:
@@ -139,7 +139,7 @@ def sha256_of(path: str) -> str:
 
 
 def lines_of(path: str, wanted: set[str]) -> list[str]:
-    """Return which of the wanted lines a file has."""
+    """Return the wanted lines that a file contains."""
     try:
         with open(path, "rb") as file:
             have = set(file.read().decode("utf-8", "surrogateescape").split("\n"))
@@ -149,7 +149,7 @@ def lines_of(path: str, wanted: set[str]) -> list[str]:
 
 
 def user_state(name: str) -> dict[str, Any] | None:
-    """Return an account, None when there is none."""
+    """Return an account, or None if it does not exist."""
     try:
         entry = pwd.getpwnam(name)
     except KeyError:
@@ -164,7 +164,7 @@ def user_state(name: str) -> dict[str, Any] | None:
 
 
 def group_state(name: str) -> int | None:
-    """Return a group's id, None when it does not exist."""
+    """Return a group's id, or None if it does not exist."""
     try:
         return grp.getgrnam(name).gr_gid
     except KeyError:
@@ -184,7 +184,7 @@ def is_like(name: str, pattern: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """
-    Return whether gpufleet wrote a unit, or a drop-in of it. Raise OSError if that cannot be read.
+    Return whether gpufleet wrote a unit or one of its drop-ins. Raises `OSError` if unreadable.
     """
     path = os.path.join(UNIT_DIRECTORY, name)
     if any(has_marker(part) for part in [path, *sorted(drop_ins(os.path.join(path + ".d", "")))]):
@@ -194,7 +194,7 @@ def is_ours(name: str) -> bool:
 
 
 def has_marker(path: str) -> bool:
-    """Return whether a file records starts. gpufleet writes regular files: a link is foreign."""
+    """Return whether a regular file has gpufleet's start marker; links are foreign."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -208,7 +208,7 @@ def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any]
     """
     Return {name: state}, and {pattern: gpufleet's matching units, on disk or known to systemd}.
 
-    It uses one call for all; units that match a pattern also get a state.
+    One call of systemctl reads all units. Units that match a pattern also get a state.
     """
     patterns = sorted(set(patterns))
     try:
@@ -279,7 +279,7 @@ def unit_state(name: str, about: Properties) -> dict[str, Any]:
 
 
 def drop_ins(directory: str) -> set[str]:
-    """Return the drop-ins in a unit's directory; a link to /dev/null is none (systemd.unit(5))."""
+    """Return the drop-ins in a unit's directory, without links to /dev/null (systemd.unit(5))."""
     return {
         path
         for path in glob.glob(os.path.join(glob.escape(directory), "*.conf"))
@@ -288,7 +288,7 @@ def drop_ins(directory: str) -> set[str]:
 
 
 def files_like(pattern: str) -> list[str]:
-    """Return the files and links that match; directories are not removed."""
+    """Return the files and links that match, without directories."""
     directory = os.path.dirname(pattern)
     if os.path.isdir(directory) and not os.access(directory, os.R_OK | os.X_OK):
         raise PermissionError(13, "Permission denied")
@@ -299,7 +299,7 @@ def files_like(pattern: str) -> list[str]:
 
 
 def listing(path: str) -> list[str] | None:
-    """Return the names in a directory, None when there is none."""
+    """Return the names in a directory, or None if it does not exist."""
     try:
         return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -307,7 +307,7 @@ def listing(path: str) -> list[str] | None:
 
 
 def leftovers() -> Any:
-    """Return the temporary files that an interrupted on_node/converge/place_files.py has left."""
+    """Return the temporary files of an interrupted on_node/converge/place_files.py."""
     try:
         with open(JOURNAL) as file:
             return sorted({line.rstrip("\n") for line in file} | {JOURNAL})
@@ -318,7 +318,7 @@ def leftovers() -> Any:
 
 
 def snapshot(asked: list[list[str]]) -> dict[str, Any]:
-    """Answer every question."""
+    """Return the document with the answers to all questions."""
     by_kind: dict[str, list[list[str]]] = {}
     for kind, *arguments in asked:
         by_kind.setdefault(kind, []).append(arguments)

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: sysctl values of the kernel, and the file that sets them last at boot.
+"""RUNS ON THE NODE: read or set sysctl values, and find the files that set them last at boot.
 
 Takes (`PARAMETERS`):
   wanted    {name: [value, least]}: least: a larger value is as good
@@ -25,7 +25,7 @@ DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/us
 
 
 def path_of(name: str, root: str) -> str:
-    """Return the kernel's file of a setting."""
+    """Return the path of a sysctl setting in /proc."""
     return root + "/proc/sys/" + name.replace(".", "/")
 
 
@@ -42,7 +42,7 @@ def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
 
 
 def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
-    """Return the last file after gpufleet's that sets a name, with its value; None: none."""
+    """Return the last file after gpufleet's that sets a name, with its value, or None."""
     found = None
     for path in read_after(file, root):
         for key, value in pairs(root + path):
@@ -66,7 +66,7 @@ def read_after(file: str, root: str) -> list[str]:
 
 
 def pairs(path: str) -> list[tuple[str, int]]:
-    """Return the numbers that a file sets; other lines are ignored."""
+    """Return the settings of a file that have integer values; other lines are ignored."""
     try:
         with open(path, errors="replace") as file:
             lines = file.read().splitlines()
@@ -86,7 +86,7 @@ def pairs(path: str) -> list[tuple[str, int]]:
 
 
 def apply(name: str, value: int, root: str) -> str:
-    """Set one value; return the error, "" on success."""
+    """Set one value; return the error, or "" on success."""
     try:
         with open(path_of(name, root), "w") as kernel:
             kernel.write(str(value))
@@ -96,7 +96,7 @@ def apply(name: str, value: int, root: str) -> str:
 
 
 def main() -> None:
-    """Read the values, set them on request, read again, and print."""
+    """Set values on request, and print the current values."""
     root, file = PARAMETERS.get("sysroot", ""), PARAMETERS["file"]
     found = {name: read_setting(name, file, root) for name in PARAMETERS["wanted"]}
     for name, (value, least) in PARAMETERS["wanted"].items():

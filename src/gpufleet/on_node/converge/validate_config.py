@@ -31,12 +31,12 @@ SHORTEST = 4
 
 
 def main() -> None:
-    """Print the document."""
+    """Validate the configuration and print the document."""
     sys.stdout.write(json.dumps({"error": config_error()}) + "\n")
 
 
 def config_error() -> "str | None":
-    """Return why the configuration is refused; None if it is valid."""
+    """Return why the configuration is refused, or None if it is valid."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-", dir="/run") as folder:
         for path, content in PARAMETERS["files"].items():
             at = os.path.join(folder, path)
@@ -64,7 +64,7 @@ def config_error() -> "str | None":
 
 
 def hide_secrets(said: str) -> str:
-    """Return a text with secrets hidden, also where some characters are escaped."""
+    """Return a text with secrets hidden, including secrets with escaped characters."""
     for secret in PARAMETERS["hidden"]:
         text = base64.b64decode(secret).decode("utf-8", "replace")
         for part in sorted(ESCAPED.split(text), key=len, reverse=True):

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: logs before a failure, and recent changes.
+"""RUNS ON THE NODE: collect logs before a failure, and recent changes.
 
 Takes (JSON header `PARAMETERS`):
   stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
@@ -76,7 +76,7 @@ NAMED = 6  # packages of one moment that are named
 
 
 def main() -> None:
-    """Print the document."""
+    """Collect the evidence and print the document."""
     wanted = [str(each) for each in PARAMETERS.get("stages", [])]
     places = {
         **try_ports.heads([str(each) for each in PARAMETERS.get("ranks", [])]),
@@ -102,12 +102,12 @@ def main() -> None:
 
 
 def since() -> float:
-    """Return the start of the period of interest, in seconds since 1970."""
+    """Return the start of the requested period, in seconds since 1970."""
     return time.time() - float(PARAMETERS.get("seconds", 86400))
 
 
 def boot() -> float:
-    """Return when the kernel was started."""
+    """Return the boot time of the kernel, in seconds since 1970."""
     text = linux_facts.line("/proc/stat")
     return float(next(row.split()[1] for row in text.splitlines() if row.startswith("btime ")))
 
@@ -120,7 +120,7 @@ def unit_of(stage: str) -> str:
 
 
 def stage_lines(stage: str) -> List[List[Any]]:
-    """Return the log lines of a stage's unit, and systemd's about it."""
+    """Return a stage unit's log lines, and systemd's lines about the unit."""
     unit = unit_of(stage)
     entries = unit_journal.journal(
         "--lines=%d" % max(1, int(PARAMETERS.get("lines", 1))),
@@ -139,7 +139,9 @@ def unit_properties(name: str) -> dict[str, str]:
 
 
 def unit_state(stage: str) -> dict[str, Any]:
-    """Return a stage's unit's differences from what gpufleet wrote, and how it last ended."""
+    """
+    Return a stage unit's foreign drop-ins, its reload state and the last signal that ended it.
+    """
     name = unit_of(stage)
     known = unit_properties(name)
     if not known:
@@ -157,7 +159,7 @@ def unit_state(stage: str) -> dict[str, Any]:
 
 
 def model_state(directory: str) -> dict[str, Any]:
-    """Return whether a model's files are as a deploy has placed them."""
+    """Return whether a model is complete, and its missing and changed files."""
     folder = linux_facts.ROOT + directory
     there = [name for name, _ in model_folder.sizes(folder)]
     names = [name for name in there if not name.startswith(model_folder.NOTES)]
@@ -187,13 +189,13 @@ def kernel_lines() -> List[List[Any]]:
 
 
 def changes() -> List[List[Any]]:
-    """Return the changes, oldest first."""
+    """Return the changes in the requested period, oldest first."""
     found = sorted([*deploys(), *packages()])
     return [[at, what] for at, what in found if at >= since()][-MOST_CHANGES:]
 
 
 def deploys() -> Iterator[List[Any]]:
-    """Yield when each deploy last finished (on_node/monitoring/record.py)."""
+    """Yield the time and name of each deploy's last completion (on_node/monitoring/record.py)."""
     folder = linux_facts.ROOT + DEPLOYS
     if not os.path.isdir(folder):
         return
@@ -204,7 +206,7 @@ def deploys() -> Iterator[List[Any]]:
 
 
 def certificates() -> List[List[Any]]:
-    """Return when certificates end, from the files that roles place beside them."""
+    """Return the expiry of gpufleet's certificates, from the files that roles write."""
     folder = linux_facts.ROOT + TEXTFILES
     if not os.path.isdir(folder):
         return []
@@ -216,7 +218,7 @@ def certificates() -> List[List[Any]]:
 
 
 def packages() -> Iterator[List[Any]]:
-    """Yield package changes, those of one minute together."""
+    """Yield package changes, combined by minute."""
     moments: dict[int, List[str]] = {}
     for path in PACKAGE_LOGS:
         for row in tail(path):
@@ -231,7 +233,9 @@ def packages() -> Iterator[List[Any]]:
 
 
 def package_line(row: str) -> Any:
-    """Parse a line of a package manager's log into time and change; (None, "") for other lines."""
+    """
+    Parse a line of a package manager's log into time and change, or (None, "") for other lines.
+    """
     by_dpkg = DPKG.match(row)
     if by_dpkg:
         moment, verb, name, _, version = by_dpkg.groups()
@@ -254,7 +258,7 @@ def package_line(row: str) -> Any:
 
 
 def tail(path: str) -> List[str]:
-    """Return a log's last lines; none if it does not exist or is not readable."""
+    """Return a log's last lines; an unreadable or missing log has none."""
     try:
         with open(linux_facts.ROOT + path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -34,7 +34,7 @@ LOOK_SECONDS = 4
 
 
 def main() -> None:
-    """Print the document."""
+    """Sample every replica and print the document."""
     watch = Watch()
     found = read(unit_journal.ids)
     names = [] if is_missing(found) else found

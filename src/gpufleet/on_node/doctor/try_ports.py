@@ -20,9 +20,7 @@ UNITS = "/etc/systemd/system/"
 
 
 class Attempts:
-    """
-    Connections that are being made; each in its own thread, because resolving a name may hang.
-    """
+    """Running connection attempts, each in its own thread because name resolution may hang."""
 
     def __init__(self, places: Mapping[str, Tuple[str, int, str]]) -> None:
         self.found: Dict[str, Dict[str, Any]] = {}
@@ -37,17 +35,14 @@ class Attempts:
             self.threads.append(thread)
 
     def results(self) -> Dict[str, Dict[str, Any]]:
-        """
-        Return for each name the address and port, and why the connection failed; None: it
-        succeeded.
-        """
+        """Return each attempt's address, port and error, which is None on success."""
         for thread in self.threads:
             thread.join(max(0.0, self.end - time.monotonic()))
         return {name: dict(said) for name, said in self.found.items()}
 
 
 def attempt(said: Dict[str, Any], source: str) -> None:
-    """Connect, hang up, and write the outcome into `said`."""
+    """Connect, hang up, and write the result to `said`."""
     place = said["address"], said["port"]
     try:
         socket.create_connection(place, SECONDS, (source, 0) if source else None).close()
@@ -61,9 +56,9 @@ def attempt(said: Dict[str, Any], source: str) -> None:
 
 def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
     """
-    Return address and port of rank 0 of a stage's replica, and this rank's own address.
+    Return the address and port of a stage's rank 0, and this rank's own address.
 
-    None: this is rank 0, or the replica is on one node.
+    The result is None if this is rank 0 or the replica is on one node.
     """
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
@@ -81,7 +76,9 @@ def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
 
 
 def heads(stages: List[str]) -> Dict[str, Tuple[str, int, str]]:
-    """Return, for each stage whose rank has a head, the address that it has to connect to."""
+    """
+    Return the head's address, port and this rank's address for each stage with a remote rank 0.
+    """
     # As JSON has them: a list; nothing, or a reason why there is none.
     found = {each: read(head_of, each) for each in stages}
     return {name: tuple(place) for name, place in found.items() if isinstance(place, list)}

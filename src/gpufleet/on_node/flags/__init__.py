@@ -1,1 +1,1 @@
-"""Read the flags of one vLLM release from its sources."""
+"""Read the flags of one vLLM or SGLang release from its sources."""

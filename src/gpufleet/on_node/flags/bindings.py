@@ -11,10 +11,10 @@ _COMPOUND = (ast.For, ast.While, ast.With, ast.If, ast.Try, ast.ExceptHandler)
 
 class Bindings:
     """
-    The statements of one module that bind names, in their order.
+    The statements of one module that bind names, in order.
 
-    `at_run_time` has them by name, without those under `if TYPE_CHECKING`. `stars` are the star
-    imports. `postponed`: the module's annotations are not evaluated.
+    `at_run_time` has the statements by name, without statements under `if TYPE_CHECKING`. `stars`
+    has the star imports. `postponed` is whether the module's annotations are not evaluated.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -28,7 +28,7 @@ class Bindings:
         self._add(tree.body, self.at_run_time)
 
     def binding(self, name: str) -> List[ast.stmt]:
-        """Return the statement that binds `name`, or else the one for type checkers."""
+        """Return the statements that bind `name`, or else its statements for type checkers."""
         return self.at_run_time.get(name) or self._for_type_checkers.get(name) or []
 
     def _add(self, body: List[ast.stmt], to: Dict[str, List[ast.stmt]]) -> None:

@@ -87,12 +87,14 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
 
 
 def _other_kind(action: argparse.Action) -> str:
-    """Return the kind of a flag whose action is the engine's own: a switch takes no value."""
+    """Return the kind of a flag with an action class of the engine: a switch takes no value."""
     return "store_true" if action.nargs == 0 else "value"
 
 
 def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":
-    """Return the options that negate a flag; 0.33 keeps a list, argparse uses the name."""
+    """
+    Return the options that negate a flag: vLLM 0.33 lists them, argparse uses the prefix `--no-`.
+    """
     known = getattr(action, "negative_option_strings", None)
     return set(known) if known is not None else {one for one in accepted if one.startswith("--no-")}
 
@@ -112,7 +114,7 @@ def type_name(convert: Any) -> Optional[str]:
     """
     Return the schema's name for an argument's type function.
 
-    vLLM's functions are known by name; those that wrap another one by what they wrap.
+    vLLM's functions are known by name, and wrappers by the function that they wrap.
     """
     if convert is None:
         return None
@@ -142,7 +144,9 @@ def _enclosed(function: Any) -> List[Any]:
 
 
 def _lowers(convert: Any) -> bool:
-    """Return whether it accepts `Flash-Attn` for `flash_attn`, as types of backend names do."""
+    """
+    Return whether a function accepts `Flash-Attn` for `flash_attn`, like vLLM's backend types.
+    """
     try:
         return bool(convert("Aa-Bb_c") == "aa_bb_c")
     except Exception:
@@ -150,7 +154,7 @@ def _lowers(convert: Any) -> bool:
 
 
 def to_json_types(value: Any) -> Any:
-    """Return `value` as JSON types; other values as an object with one key."""
+    """Return `value` in JSON types; any other value becomes an object with one key."""
     if value is argparse.SUPPRESS:
         return {"$suppress": True}
     if value is NOT_SET or value is dataclasses.MISSING:

@@ -26,10 +26,10 @@ def variables(modules: Modules) -> Dict[str, Dict[str, Any]]:
     """
     Return every variable of the release's table.
 
-    Each has `type` and `declared` (the default) as the table's annotations write them, `default`
-    as its function gives it in an empty environment, `choices` and `ignore_case` where it has them,
-    `form` ("integer" or "number") where other texts stop vLLM, and `also`: the other variables that
-    the function looks at.
+    Each variable has `type` and `declared` (the default) from the table's annotations, and
+    `default`, the function's result in an empty environment. `choices` and `ignore_case` are
+    optional. `form` ("integer" or "number") means that other texts stop vLLM. `also` has the other
+    variables that the function reads.
     """
     module = modules.get("vllm.envs")
     if module is None:
@@ -96,7 +96,7 @@ def _variable(
 
 
 def _looked_at(source: ast.expr) -> Iterator[str]:
-    """Yield the variables whose names are looked up: in a call, or as `NAME in os.environ`."""
+    """Yield the variables that an expression reads: in a call, or as `NAME in os.environ`."""
     for node in ast.walk(source):
         asked: List[Any] = []
         if isinstance(node, ast.Call):
@@ -111,7 +111,7 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 
 
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
-    """Return the function's default; {"$runtime": ...} if it varies or needs other packages."""
+    """Return the function's default, or {"$runtime": ...} if it varies or needs other packages."""
     before = Decisions.count
     first, second = (document.to_json_types(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
@@ -134,7 +134,7 @@ def _with(read: Optional[Callable[[], Any]], environment: Dict[str, str]) -> Any
 
 
 def _validated(read: Optional[Callable[[], Any]]) -> Dict[str, Any]:
-    """Return the choices that the function enforces; it holds them in its closure."""
+    """Return the choices that the function enforces, from its closure."""
     names = getattr(getattr(read, "__code__", None), "co_freevars", ())
     cells = dict(zip(names, getattr(read, "__closure__", None) or ()))
     if "choices" not in cells:

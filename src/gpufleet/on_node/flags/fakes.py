@@ -1,8 +1,9 @@
 """RUNS ON THE NODE: fake packages for vLLM's code that defines flags.
 
-`Field` and `dataclass` of pydantic keep only what the argument parser reads: fields, types,
-defaults and bounds. Nothing is validated, and `__post_init__` does not run, because configs inspect
-the machine there. The platform is CUDA's on every machine, so that a release has one schema.
+The fake `Field` and `dataclass` of pydantic keep only fields, types, defaults and bounds, which the
+argument parser reads. Nothing is validated, and `__post_init__` does not run, because configs
+inspect the machine there. The platform is always CUDA, so that a release has one schema on every
+machine.
 """
 
 # ruff: noqa: ARG001, ARG005 - they stand for functions that take anything
@@ -43,7 +44,7 @@ class FieldInfo:
         self.metadata: "list[Any]" = []
 
     def value(self) -> Any:
-        """Return the default, created if necessary; None if the field is required."""
+        """Return the default, created if necessary, or None if the field is required."""
         if self.default_factory is not None:
             return self.default_factory()
         return None if self.default is NOT_SET else self.default
@@ -53,8 +54,8 @@ def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
     """
     Act as pydantic's decorator: a dataclass whose fields may have a `FieldInfo` as default.
 
-    `dataclasses.fields` shows the `FieldInfo`; the class's attribute is the plain default, and an
-    instance has that or what the factory makes.
+    `dataclasses.fields` shows the `FieldInfo`. The class attribute is the plain default, and an
+    instance has that default or the factory's result.
     """
     if cls is None:
         return lambda decorated: pydantic_dataclass(decorated, **options)
@@ -104,14 +105,14 @@ def plain_dataclass(cls: Any = None, **options: Any) -> Any:
 
 
 def _decorator(*args: Any, **options: Any) -> Any:
-    """A decorator without effect, with or without arguments."""
+    """Act as a decorator without effect, with or without arguments."""
     if len(args) == 1 and not options and callable(args[0]):
         return args[0]
     return lambda decorated: decorated
 
 
 class _Itself:
-    """A generic that adds nothing: SkipValidation[X] is X."""
+    """A generic without effect: SkipValidation[X] is X."""
 
     def __class_getitem__(cls, item: Any) -> Any:
         return item
@@ -144,7 +145,7 @@ PYDANTIC: "dict[str, Any]" = {
 
 
 def _type_variable(name: str, *bounds: Any, **options: Any) -> Any:
-    """Make a TypeVar without its default, which Python supports only since 3.13."""
+    """Make a TypeVar without a default, because Python supports defaults only since 3.13."""
     options.pop("default", None)
     return typing.TypeVar(name, *bounds, **options)
 
@@ -172,7 +173,7 @@ class Namespace:
 
 
 class _CudaPlatform:
-    """The `current_platform` of vLLM on a machine with NVIDIA's GPUs."""
+    """vLLM's `current_platform` on a machine with NVIDIA GPUs."""
 
     device_type = device_name = "cuda"
     dispatch_key = "CUDA"
@@ -199,10 +200,10 @@ REPLACED: "dict[tuple[str, str], Any]" = {
 
 def module_for_import(name: str, import_module: Callable[[str], Any]) -> Any:
     """
-    Return the module that vLLM's code gets for an import of `name`, which is not vLLM's own.
+    Return the module for an import of `name`, a module outside vLLM, by vLLM's code.
 
-    The standard library is real, except its import functions (`import_module` replaces them);
-    packages are the fakes above or placeholders.
+    The standard library is real, except its import functions, which `import_module` replaces.
+    Packages are the fakes above or placeholders.
     """
     top = name.partition(".")[0]
     if top in ("pydantic", "pydantic_core"):
@@ -245,9 +246,9 @@ def order_literals() -> None:
     """
     Give Literal types a hash that is the same in every process.
 
-    Their own hash depends on addresses, and 0.8.5 takes a flag's choices from the first of two in a
-    set; so its real parser's choices vary between runs. This hash makes the longer of the two the
-    first.
+    Their own hash depends on addresses, and vLLM 0.8.5 takes a flag's choices from the first of two
+    in a set, so that its real parser's choices vary between runs. This hash puts the longer of the
+    two first.
     """
     alias: Any = type(typing.Literal["a", "b"])
     alias.__hash__ = lambda literal: 64 - len(literal.__args__)

@@ -1,9 +1,9 @@
-"""RUNS ON THE NODE: limits of flags' values that vLLM checks at start but not in the parser.
+"""RUNS ON THE NODE: find the limits of flags that vLLM checks at start but not in the parser.
 
 The engine's arguments create config classes whose fields pydantic checks: `CacheConfig(block_size=
 self.block_size)`. If a flag's value reaches a field unchanged, the field's bounds and names apply
-to the flag. They are read from the calls and classes themselves; a value that may change on its way
-is omitted.
+to the flag. The limits are read from the calls and classes themselves. A value that may change
+before it reaches the field is omitted.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def add_limits(modules: Modules, flags: List[Dict[str, Any]]) -> None:
 
 
 def _limits(modules: Modules, cls: Any, use: _Use, listed: bool) -> Dict[str, Any]:
-    """Return a field's bounds and allowed names; empty for a class without validation."""
+    """Return a field's bounds and allowed names, or {} for a class without validation."""
     if cls is UNBOUND or not is_checked(cls):
         return {}
     field = next((one for one in dataclasses.fields(cls) if one.name == use.field), None)
@@ -88,7 +88,7 @@ def _changing(statement: Optional[ast.ClassDef]) -> Iterator[str]:
 
 
 def _lets_none_pass(function: Any) -> bool:
-    """Return whether a validator accepts None unchanged, and leaves the rest to the field."""
+    """Return whether a validator returns None unchanged and passes other values to the field."""
     body = [one for one in function.body if not isinstance(one, ast.Expr)]
     if len(body) != 2 or not isinstance(body[0], ast.If) or not isinstance(body[1], ast.Return):
         return False
@@ -115,7 +115,7 @@ def _assigned(statement: ast.ClassDef) -> Iterator[str]:
 
 
 def _overwritten(node: ast.AST, copies: Dict[str, str], unset: FrozenSet[str]) -> Iterator[str]:
-    """Yield the attributes that are assigned elsewhere than below `if self.NAME is None`."""
+    """Yield the attributes that are assigned outside `if self.NAME is None`."""
     if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
         for target in getattr(node, "targets", None) or [getattr(node, "target", None)]:
             if _own(target) and target.attr not in unset:
@@ -131,7 +131,9 @@ def _overwritten(node: ast.AST, copies: Dict[str, str], unset: FrozenSet[str]) -
 
 
 def _known_unset(test: ast.expr, copies: Dict[str, str]) -> Iterator[str]:
-    """Yield the attributes that are None where `test` holds; `copies` are names for some."""
+    """
+    Yield the attributes that are None if `test` holds; `copies` maps local names to attributes.
+    """
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         for part in test.values:
             yield from _known_unset(part, copies)
@@ -154,7 +156,7 @@ def _own(node: Any) -> bool:
 
 def _uses(node: ast.AST, needs: "tuple[str, ...]" = ()) -> Iterator["tuple[str, _Use]"]:
     """
-    Yield each attribute that a call passes to a config unchanged; "?": under another condition.
+    Yield each attribute that a call passes to a config unchanged, with "?" for other conditions.
     """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(needs) < 2:
         for keyword in node.keywords:

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the Prometheus metrics that one release's code names.
 
-A metric is found by the call of its class with its name: a literal, or a variable that is assigned
-one. Names that the code builds at run time (of some KV connectors) are not found.
+A metric is found by the call of its class with a name, which is a literal or a variable with a
+literal value. Names that the code builds at run time (for some KV connectors) are not found.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ def release_metrics(release: Release) -> Dict[str, Dict[str, Any]]:
     Return every metric as /metrics shows it: `type`, `help`, `file`, `deprecated`, `hidden`.
 
     A counter's name ends in _total, which the client library adds. `hidden`: shown only with
-    --show-hidden-metrics-for-version. If a name is registered twice, the visible one counts.
+    --show-hidden-metrics-for-version. If a name is registered twice, the visible metric is
+    returned.
     """
     found: Dict[str, Dict[str, Any]] = {}
     for path in release.names():
@@ -52,7 +53,7 @@ def _calls(tree: ast.AST, hidden: bool) -> Iterator[Tuple[ast.Call, bool]]:
 
 
 def _variables(tree: ast.AST) -> Iterator[Tuple[str, str]]:
-    """Yield the variables to which the name of a metric is assigned, and that name."""
+    """Yield each variable that holds a metric's name, with that name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = _text(node.value)
@@ -81,7 +82,9 @@ def _metric(
 
 
 def _kind(call: ast.Call, named: Dict[Any, ast.expr]) -> Optional[str]:
-    """Return the kind by the callee, `Counter(...)`, `self._counter_cls(...)`, or a keyword."""
+    """
+    Return a metric's kind from the callee (`Counter(...)`, `self._counter_cls(...)`) or a keyword.
+    """
     words: List[ast.AST] = [call.func, *filter(None, (named.get("metric_type"), *call.args[2:3]))]
     for word in words:
         for kind in _KINDS:
@@ -91,7 +94,9 @@ def _kind(call: ast.Call, named: Dict[Any, ast.expr]) -> Optional[str]:
 
 
 def _text(node: Optional[ast.expr]) -> Optional[str]:
-    """Return a constant string, also one put together of constants; None for anything else."""
+    """
+    Return a constant string, including a concatenation of constants, or None for anything else.
+    """
     try:
         value = None if node is None else ast.literal_eval(node)
     except ValueError:

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: one release's supported model classes, with their tasks.
 
 A release lists them by task (vllm/model_executor/models/registry.py). Only these lists are read,
-and from the classes' files whether they transcribe. None of their code runs.
+and the classes' files to find classes that transcribe. The models' code does not run.
 """
 
 from __future__ import annotations
@@ -25,8 +25,11 @@ LISTS = {
     "_TOKEN_CLASSIFICATION_MODELS": "token",
     "_TRANSFORMERS_BACKEND_MODELS": "backend",
 }
-"""A release's lists, and what their models are for. `token`: a vector or label for each token;
-`backend`: no model's class, but that of any model that the package transformers has."""
+"""The task of the models in each of a release's lists.
+
+`token` means a vector or a label for each token. `backend` means that the class serves any model of
+the package transformers.
+"""
 _SPEECH = "SupportsTranscription"
 _ONLY = "supports_transcription_only"
 
@@ -35,7 +38,7 @@ def model_classes(modules: Modules) -> Dict[str, List[str]]:
     """
     Return each class' sorted tasks; speech classes also, or only, have `transcribe`.
 
-    Nothing for a release that has no such lists.
+    The result is empty for a release without such lists.
     """
     found: Dict[str, Set[str]] = {}
     speech: Dict[str, Dict[str, bool]] = {}
@@ -55,7 +58,7 @@ def model_classes(modules: Modules) -> Dict[str, List[str]]:
 
 
 def _entries(listed: Any) -> Iterator[Tuple[str, Tuple[str, str]]]:
-    """Yield a list's classes, each with the module and the class that serve it."""
+    """Yield a list's classes, each with the module and the class that implement it."""
     if listed is UNBOUND or not isinstance(listed, dict):
         return
     for label, place in listed.items():
@@ -64,14 +67,14 @@ def _entries(listed: Any) -> Iterator[Tuple[str, Tuple[str, str]]]:
 
 
 def _file(module: str) -> str:
-    """Return the file of a module: its path, or a name beside the registry."""
+    """Return the file of a module; a name without `vllm.` is in the registry's folder."""
     if module.startswith("vllm."):
         return module.replace(".", "/") + ".py"
     return _FOLDER + module.replace(".", "/") + ".py"
 
 
 def _speech(text: str) -> Iterator[Tuple[str, bool]]:
-    """Yield a file's classes that transcribe, and whether that is their only task."""
+    """Yield a file's classes that transcribe, and whether transcription is their only task."""
     if _SPEECH not in text:
         return
     for statement in ast.parse(text).body:

@@ -41,7 +41,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
     """
     Return the real argparse parser of the release's `vllm serve`.
 
-    A release older than that command uses the parser of its API server. Raises `ParserError`.
+    For a release without that command it is the parser of the API server. Raises `ParserError`.
     """
     sys.argv = ["vllm", "serve"]  # releases look whether --help is in it, and then hide --model
     for name in _DOCUMENTED:
@@ -64,7 +64,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
 
 
 def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.ArgumentParser]:
-    """Get the parser from the subcommand's class, which also adds its own flags."""
+    """Return the parser from the subcommand's class, which also adds its own flags."""
     subcommand = command.lookup("ServeSubcommand")
     if subcommand is UNBOUND or is_absent(subcommand):
         return None
@@ -77,7 +77,7 @@ def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.Argume
 
 
 def _of_program(modules: Modules, command: Scope) -> Optional[argparse.ArgumentParser]:
-    """Run `main` of the old command until it parses, and take its subparser `serve`."""
+    """Run `main` of the old command until it parses, and return its subparser `serve`."""
     main = command.lookup("main")
     own = parser_class(modules, command)
     if main is UNBOUND or own is argparse.ArgumentParser:
@@ -101,10 +101,7 @@ def _of_program(modules: Modules, command: Scope) -> Optional[argparse.ArgumentP
 
 
 def _of_function(modules: Modules, command: Optional[Scope]) -> Optional[argparse.ArgumentParser]:
-    """
-    Call `make_arg_parser`, which creates the parser in old releases and fills a given one in new
-    ones.
-    """
+    """Return the parser of `make_arg_parser`, which fills a given parser in newer releases."""
     for name in (*_imported(command, "make_arg_parser"), *_PARSERS):
         module = modules.get(name)
         make = UNBOUND if module is None else module.lookup("make_arg_parser")
@@ -125,7 +122,7 @@ def _imported(module: Optional[Scope], name: str) -> Iterator[str]:
 
 
 def parser_class(modules: Modules, near: Optional[Scope] = None) -> Any:
-    """Return the release's own parser class; argparse's for releases from before it had one."""
+    """Return the release's own parser class, or argparse's for old releases without one."""
     for module in (near, *map(modules.get, _PARSER_CLASSES)):
         if module is not None:
             found = module.lookup("FlexibleArgumentParser")
@@ -143,7 +140,7 @@ def attribute_docs(modules: Modules, cls: type, *_: Any) -> Dict[str, str]:
     """
     Return the docstring below each field of a vLLM dataclass, by field name.
 
-    Replaces vLLM's function for this, which needs the source of imported classes.
+    This replaces vLLM's own function, which needs the source of imported classes.
     """
     docs = _Docs()
     for base in reversed(cls.__mro__):

@@ -1,12 +1,12 @@
 """RUNS ON THE NODE: import names of an engine by running only the statements that they need.
 
 Importing vLLM's or SGLang's argument parser imports torch and most of the engine. But one name
-needs only a few statements: those at the module's top level that bind it, and those that bind the
-names they use. Every module is a scope that runs them at a name's first use, so that the release's
-own code builds the parser, and nothing else of the release runs.
+needs only a few top-level statements: the ones that bind it, and the ones that bind the names used
+there. Every module is a scope that runs these statements at a name's first use. So the release's
+own code builds the parser, and no other code of the release runs.
 
-That code's imports come here, too: the engine's modules are lazy, the standard library is real, and
-all other packages are fakes or placeholders (`fakes`). No package is imported for real.
+This module also handles the imports of that code: the engine's modules are lazy, the standard
+library is real, and all other packages are fakes or placeholders (`fakes`).
 """
 
 from __future__ import annotations
@@ -36,16 +36,16 @@ class _Unbound:
 
 
 UNBOUND: Any = _Unbound()
-"""Value of a name that nothing binds."""
+"""Value of a name that no statement binds."""
 
 
 class Modules:
     """
     All modules of one release, by name.
 
-    `unresolved` collects what could not be run, as "module:line name: reason"; the name is then
-    absent. `replaced` are names that get a value instead of their own statements, `packages` what
-    stands for other packages besides the fakes of all engines.
+    `unresolved` has the statements that could not be run, as "module:line name: reason"; their
+    names are placeholders. `replaced` maps names to values that replace their statements.
+    `packages` has replacements of packages, in addition to the fakes for all engines.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Modules:
         self._scopes: Dict[str, Optional[Scope]] = {}
 
     def get(self, name: str) -> Optional[Scope]:
-        """Return the scope of the module `name`, None if the release has no such module."""
+        """Return the scope of the module `name`, or None if the release has no such module."""
         if name not in self._scopes:
             self._scopes[name] = self._read(name)
         return self._scopes[name]
@@ -84,12 +84,12 @@ class Modules:
         return None
 
     def value(self, module: str, name: str) -> Any:
-        """Return `module.name`, UNBOUND if the module or the name does not exist."""
+        """Return `module.name`, or UNBOUND if the module or the name does not exist."""
         scope = self.get(module)
         return UNBOUND if scope is None else scope.lookup(name)
 
     def class_statement(self, cls: type) -> Optional[ast.ClassDef]:
-        """Return the statement that made a class of the release, None for other classes."""
+        """Return the statement that defines a class of the release, or None for other classes."""
         scope = self._scopes.get(cls.__module__)
         statements = () if scope is None else scope.bindings.at_run_time.get(cls.__name__, ())
         return next((one for one in statements if isinstance(one, ast.ClassDef)), None)
@@ -132,7 +132,7 @@ class _Names(Dict[str, Any]):
 
 
 class Module:
-    """A module as the release's code sees it: its attributes are exactly its scope's names."""
+    """A module for the release's code; its attributes are exactly its scope's names."""
 
     __slots__ = ("__file__", "__name__", "_scope")
 
@@ -154,9 +154,7 @@ class Module:
 
 
 class Scope:
-    """
-    One module of the release: the statements that bind its names, and the names defined so far.
-    """
+    """One module of the release: its binding statements, and the names that are defined so far."""
 
     def __init__(self, modules: Modules, name: str, path: str, text: str) -> None:
         self.name = name
@@ -178,7 +176,7 @@ class Scope:
         )
 
     def lookup(self, name: str) -> Any:
-        """Return `module.name` as external code sees it, including `__getattr__`."""
+        """Return `module.name` as external code gets it, including through `__getattr__`."""
         bindings = self.bindings.at_run_time
         made = name in bindings or self._has(name) or (self.name, name) in self._modules.replaced
         if not made and "__getattr__" in bindings:
@@ -195,8 +193,7 @@ class Scope:
 
     def resolve(self, name: str) -> Any:
         """
-        Return the value of `name` in this scope, running the statements that bind it; UNBOUND: none
-        does.
+        Return the value of `name` in this scope, running the statements that bind it, or UNBOUND.
         """
         if (self.name, name) in self._modules.replaced:
             return self._modules.replaced[self.name, name]
@@ -237,7 +234,7 @@ class Scope:
         return importlib.util.resolve_name(name, self._package)
 
     def _from_elsewhere(self, name: str) -> Any:
-        """Return `name` from a module imported with a star, else the submodule of that name."""
+        """Return `name` from a module imported with a star, or else the submodule of that name."""
         for statement in self.bindings.stars:
             source = self._source(statement)
             scope = self._modules.get(source) if self._modules.is_own(source) else None
@@ -249,7 +246,7 @@ class Scope:
         return UNBOUND if submodule is None else submodule.module
 
     def _run(self, statement: ast.stmt, name: str) -> None:
-        """Run the part of `statement` that binds `name`; of an `if`, the taken branch."""
+        """Run the part of `statement` that binds `name`; for an `if`, run the taken branch."""
         if isinstance(statement, ast.If):
             taken = statement.body if self._holds(statement.test) else statement.orelse
             self._run_those(taken, name)
@@ -286,7 +283,7 @@ class Scope:
             return False
 
     def _run_import(self, statement: Any, name: str) -> None:
-        """Import one name of the statement, not its neighbours."""
+        """Import one name of the statement, without the other names."""
         kind = type(statement)
         alone = kind(**dict(ast.iter_fields(statement)))
         alone.names = [one for one in statement.names if name in bound_names(kind(names=[one]))]
@@ -318,9 +315,9 @@ class Scope:
 
 def _class_names(code: types.CodeType) -> Iterator[str]:
     """
-    Yield the global names that bodies of classes in `code` use.
+    Yield the global names that class bodies in `code` use.
 
-    For functions, looking up a global defines it. A class body reads the namespace directly
+    A function defines a global when it looks it up. A class body reads the namespace directly
     (LOAD_NAME), so its names must be defined before.
     """
     for inner in code.co_consts:

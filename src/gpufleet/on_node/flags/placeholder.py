@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: placeholders for packages that are not imported.
 
-Code that is read for one value still mentions torch, transformers and many others: as base classes,
-in annotations, as decorators, in defaults. A placeholder accepts every such use and returns another
-placeholder, so that the surrounding code runs; a placeholder in the result shows that the value
+Code that is run for one value still uses torch, transformers and other packages as base classes, in
+annotations, as decorators and in defaults. A placeholder accepts every such use and returns another
+placeholder, so that the surrounding code runs. A placeholder in the result shows that the value
 needs the package.
 """
 
@@ -14,7 +14,7 @@ from typing import Any
 
 
 class Decisions:
-    """Count how often code tested a placeholder for truth, and so may have taken a wrong branch."""
+    """Counter of truth tests of placeholders, after which code may have taken a wrong branch."""
 
     count = 0
 

@@ -1,10 +1,9 @@
-"""RUNS ON THE NODE, or on the controller: the flags of one release's server, as one document.
+"""RUNS ON THE NODE or the controller: print the flags of one release's server as one document.
 
 Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
-`engine` ("vllm" or "sglang"), `seconds` (the deadline), `helps`, `metrics` and `models` (whether
-those are wanted, too; the last two of vLLM alone).
-Prints the document {"schema": 1, ...} that docs/configure/flags.md describes, or {"refused":
-SENTENCE} with status 1.
+`engine` ("vllm" or "sglang"), `seconds` (the deadline), `helps`, `metrics` and `models` (whether to
+add these parts; the last two only for vLLM). Prints the document {"schema": 1, ...} that
+docs/configure/flags.md describes, or {"refused": SENTENCE} with status 1.
 
 Run it with a Python that can read the release's syntax: 3.10 or newer. It runs parts of the
 release's code (partial_import.py), imports no package, and writes nothing.
@@ -58,7 +57,7 @@ class _NoPackages:
 def document(
     source: str, *, helps: bool = False, metrics: bool = False, models: bool = False
 ) -> Dict[str, Any]:
-    """Return the document of one release of vLLM. Raises `SourceError` or `ParserError`."""
+    """Return the document of one vLLM release. Raises `SourceError` or `ParserError`."""
     modules = Modules(release(source))
     _isolate("vllm", "VLLM_")
     parser = serve_parser(modules)
@@ -84,7 +83,7 @@ def document(
 
 
 def sglang_document(source: str, *, helps: bool = False) -> Dict[str, Any]:
-    """Return the document of one release of SGLang. Raises `SourceError` or `ParserError`."""
+    """Return the document of one SGLang release. Raises `SourceError` or `ParserError`."""
     modules = Modules(release(source, sglang_parser.SGLANG), replaced={}, packages=MSGSPEC)
     _isolate("sglang", "SGL")
     environment_of = sglang_environment.variables(modules)  # before the parser reads some of them
@@ -102,7 +101,7 @@ def sglang_document(source: str, *, helps: bool = False) -> Dict[str, Any]:
 
 
 def _isolate(package: str, variables: str) -> None:
-    """Keep installed packages and the environment from changing what the release's code does."""
+    """Isolate the release's code from installed packages and the environment."""
     sys.modules[package] = types.ModuleType(package)  # nothing may find the installed one
     sys.meta_path.insert(0, _NoPackages)
     sys.setrecursionlimit(_DEPTH)

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the environment variables of one release of SGLang, with types and defaults.
 
-SGLang declares them as attributes of one class, `SGLANG_X = EnvBool(False)`. Values that cannot be
-read make it warn and take the default (`EnvField.get`): no text stops it, so there is no `form`.
+SGLang declares them as attributes of one class, `SGLANG_X = EnvBool(False)`. An invalid value makes
+SGLang warn and use the default (`EnvField.get`). No text stops SGLang, so variables have no `form`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _HOME = "/root"  # as for vLLM's variables: paths are to be the same on every ma
 
 
 def variables(modules: Modules) -> Dict[str, Dict[str, Any]]:
-    """Return every declared variable: `type`, `default`, and `also`, older names of it."""
+    """Return every declared variable with `type`, `default`, and `also`, its older names."""
     field = modules.value(_MODULE, "EnvField")
     if field is not UNBOUND and not is_absent(field):
         # SGLang clears it behind the class whose fields it names.
@@ -57,7 +57,7 @@ def _variable(field: Any) -> Dict[str, Any]:
 
 
 def _default(field: Any) -> Any:
-    """Return a variable's default; {"$runtime": ...} where the machine or a package decides."""
+    """Return a variable's default, or {"$runtime": ...} if the machine or a package decides it."""
     before = Decisions.count
     try:
         value = field.default() if callable(field.default) else field.default

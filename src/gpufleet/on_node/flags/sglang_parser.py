@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: the argument parser of `sglang serve`, built by the release's own code.
 
-`ServerArgs.add_cli_args` fills a plain argparse parser, as the release's `prepare_server_args` lets
-it. What `sglang serve` itself takes before that (cli/serve.py) is added here: `--model-type`.
+`ServerArgs.add_cli_args` fills a plain argparse parser, like in the release's
+`prepare_server_args`. This module adds `--model-type`, which `sglang serve` itself handles before
+(cli/serve.py).
 """
 
 # ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
@@ -37,7 +38,7 @@ _TYPES = {"human_readable_int": "si_int", "json_list_type": "json"}
 
 
 def serve_parser(modules: Modules) -> argparse.ArgumentParser:
-    """Return the real argparse parser of the release. Raises `ParserError`."""
+    """Return the release's real argparse parser. Raises `ParserError`."""
     arguments = modules.value(_ARGUMENTS, "ServerArgs")
     if arguments is UNBOUND or is_absent(arguments):
         raise _unreadable(modules, "there is no ServerArgs")

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: the Python files of one release of an engine: tree, archive or installation.
 
-A release is a source tree, a source distribution (.tar.gz), a wheel, or what is installed beside
-the Python that runs this. Nothing of it is imported.
+A release is a source tree, a source distribution (.tar.gz), a wheel, or an installation in the
+Python that runs this. The release is not imported.
 """
 
 from __future__ import annotations
@@ -28,8 +28,9 @@ class Package(NamedTuple):
     """
     The package of one engine.
 
-    `name` is imported, `title` is for messages. `landmark` is a file that every release has. A
-    build writes the version into `versions`: files, and patterns of which one group is the version.
+    `name` is the import name, `title` the name in messages. `landmark` is a file that every release
+    has. `versions` has the files to which a build writes the version, each with a pattern whose
+    group is the version.
     """
 
     name: str
@@ -55,9 +56,9 @@ class Release(NamedTuple):
     """
     One release's files.
 
-    `package` is its name in imports. `read` takes a path such as `vllm/envs.py` and returns its
-    text, None if there is no such file; `names` is every Python file there is. `version` is None
-    where the place does not say.
+    `package` is its import name. `read` returns the text of a path such as `vllm/envs.py`, or None
+    if there is no such file. `names` returns the paths of all Python files. `version` is None if
+    the sources do not contain it.
     """
 
     package: str
@@ -86,7 +87,7 @@ def release(place: str, package: Package = VLLM) -> Release:
 
 
 def _installed(package: Package) -> str:
-    """Return the folder from which the package would be imported; find_spec imports nothing."""
+    """Return the folder of the installed package; find_spec imports nothing."""
     try:
         spec = importlib.util.find_spec(package.name)
     except (ImportError, ValueError):
@@ -149,7 +150,7 @@ def _unzipped(place: str, package: Package) -> "dict[str, str]":
 
 
 def _untarred(place: str, package: Package) -> "dict[str, str]":
-    """Read the archive once, from front to end: going back in a compressed one is slow."""
+    """Read the archive once from front to end, because seeking back in a compressed one is slow."""
     texts = {}
     with tarfile.open(place, "r|*") as archive:
         for entry in archive:
@@ -162,7 +163,7 @@ def _untarred(place: str, package: Package) -> "dict[str, str]":
 
 
 def _version(read: Callable[[str], Optional[str]], package: Package) -> Optional[str]:
-    """Return the version that the build wrote down; a checkout that was not built has none."""
+    """Return the version that the build recorded, or None for a checkout that was not built."""
     for path, pattern in package.versions:
         found = re.search(pattern, read(path) or "", re.MULTILINE)
         if found:

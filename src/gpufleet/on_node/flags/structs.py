@@ -1,6 +1,7 @@
 """RUNS ON THE NODE: a fake `msgspec`, with which SGLang declares its arguments.
 
-Its `Struct` keeps what the argument parser reads: fields, types and defaults. Nothing is validated.
+The fake `Struct` keeps fields, types and defaults, which the argument parser reads. It validates
+nothing.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ NODEFAULT: Any = object()
 
 
 class FieldInfo(NamedTuple):
-    """A field, as `msgspec.structs.fields` gives it."""
+    """A field in the form of `msgspec.structs.fields`."""
 
     name: str
     type: Any
@@ -78,7 +79,9 @@ def defstruct(
     namespace: Any = None,
     **_options: Any,
 ) -> Any:
-    """Make a struct's class of fields: a name, a pair with its type, or three with a default."""
+    """
+    Make a struct class from fields: a name, a (name, type) pair, or a triple with the default.
+    """
     space = dict(namespace or {})
     hints: Dict[str, Any] = {}
     for one in declared:
@@ -112,4 +115,4 @@ MSGSPEC: "dict[str, Any]" = {
         },
     ),
 }
-"""What stands for the modules of msgspec."""
+"""The fake modules of msgspec, by name."""

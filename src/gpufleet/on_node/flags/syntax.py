@@ -1,7 +1,8 @@
-"""RUNS ON THE NODE: how one release rewrites its arguments before argparse sees them, by trying.
+"""RUNS ON THE NODE: determine by trial how one release rewrites arguments before argparse.
 
 vLLM's parser turns underscores into dashes, gathers `--config.key value` into JSON and moves the
-model, each of that since another release. So the release's own rewriting is run on small lines.
+model. Each of these began with a different release, so this module runs the release's own rewriting
+on short command lines.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _OPTIMIZATION: Dict[Any, str] = {
 
 
 class _Rewritten(BaseException):
-    """Carries the arguments out of the parser."""
+    """Carries the rewritten arguments out of the parser."""
 
     def __init__(self, arguments: List[str]) -> None:
         super().__init__()
@@ -33,16 +34,16 @@ def syntax(modules: Modules, parser_class: Any) -> Dict[str, Any]:
     """
     Return how the release's parser rewrites arguments before parsing.
 
-    `underscores`: they count as dashes in options. `dotted`: `--x.key v` is JSON for `--x`, also
-    with a short option (`dotted_short`), `--x.key+ a,b` is a list (`dotted_lists`), 1k is a number
-    there (`dotted_suffixes`), or within JSON that is given whole (`json_suffixes`). `model` and
+    `underscores`: underscores in options count as dashes. `dotted`: `--x.key v` is JSON for `--x`,
+    also with a short option (`dotted_short`), `--x.key+ a,b` is a list (`dotted_lists`), and 1k is
+    a number there (`dotted_suffixes`), or within complete JSON (`json_suffixes`). `model` and
     `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
-    flags. `model_first`: --served-model-name is refused without it. `optimization`: the option
-    that -O3 stands for.
+    flags. `model_first`: --served-model-name is refused without it. `optimization`: the option that
+    -O3 stands for.
     """
 
     def rewritten(*arguments: str) -> Optional[List[str]]:
-        """Return the rewritten arguments, None if the parser refuses them at once."""
+        """Return the rewritten arguments, or None if the parser refuses them at once."""
         try:
             parser_class().parse_args(["serve", *arguments])
         except _Rewritten as done:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: values that vLLM checks after parsing: fields of JSON flags, listed names."""
+"""RUNS ON THE NODE: read the values that vLLM checks after parsing: JSON fields, lists of names."""
 
 from __future__ import annotations
 
@@ -77,8 +77,8 @@ def classes(modules: Modules, flags: List[Dict[str, Any]]) -> Tuple[Dict[str, An
     """
     Return the fields of every dataclass behind a JSON flag, and the enums of those fields.
 
-    Both by class: fields as `document.fields` gives them, enums as {member: value}. Classes of
-    nested fields are included. None for a class that is no dataclass in this release.
+    Both are by class, with fields in the form of `document.fields` and enums as {member: value}.
+    Classes of nested fields are included. A class that is no dataclass in this release has None.
     """
     words = [re.match(r"(?:optional\[)?json:(\w+)", flag.get("type", "")) for flag in flags]
     names = [word.group(1) for word in words if word]

@@ -1,1 +1,1 @@
-"""The NVIDIA driver: loaded, unloaded, built."""
+"""Programs that load, unload and build the NVIDIA driver."""

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE, as root: which processes have NVIDIA's device files open, or mapped.
+"""RUNS ON THE NODE, as root: list the processes that have NVIDIA's device files open or mapped.
 
-A mapping outlives its file descriptor (mmap(2)), so both are checked. Of processes in other PID
-namespaces (containers) the host's /proc has all.
+A mapping outlives its file descriptor (mmap(2)), so both are checked. The host's /proc also has the
+processes in other PID namespaces (containers).
 """
 
 from __future__ import annotations
@@ -22,7 +22,9 @@ MAPS_BYTES = 16 << 20
 
 
 def holders() -> list[dict[str, Any]]:
-    """Return {"pid", "name", "unit", "devices"} of each, by PID; `unit` null: it is in none."""
+    """
+    Return {"pid", "name", "unit", "devices"} of each process by PID; `unit` is null outside units.
+    """
     found = []
     for pid in sorted(int(name) for name in linux_facts.directory_names("/proc") if name.isdigit()):
         devices = sorted({*open_devices(pid), *mapped_devices(pid)})

@@ -110,7 +110,7 @@ def look() -> dict[str, Any]:
 
 
 def used_by() -> list[str]:
-    """Return the modules that use nvidia's."""
+    """Return the modules that use the module nvidia."""
     found = read(directory_names, "/sys/module/nvidia/holders")
     return [] if is_missing(found) else list(found)
 
@@ -119,7 +119,9 @@ def used_by() -> list[str]:
 
 
 def mark_unchecked(reason: str) -> dict[str, Any]:
-    """Mark the node as unchecked; let systemd apply what keeps stages from starting."""
+    """
+    Mark the node as unchecked, and reload systemd so that the mark keeps stages from starting.
+    """
     if text_of(MARK) is None:
         write(MARK, reason)
     # Packages stop their services while they are exchanged, and not all start them again.
@@ -129,13 +131,13 @@ def mark_unchecked(reason: str) -> dict[str, Any]:
 
 
 def record_failed_check(reason: str) -> dict[str, Any]:
-    """Record in the mark why the node did not pass its check."""
+    """Record in the mark why the node failed its check."""
     write(MARK, reason)
     return {}
 
 
 def reload_driver() -> dict[str, Any]:
-    """Load the module that is on disk; stop nothing while another program holds the driver."""
+    """Load the module on disk; stop nothing while another program uses the driver."""
     running = active(SERVICES)
     refuse_others(holders(), running, "nothing was stopped")
     loaded = loaded_modules()
@@ -176,7 +178,9 @@ def reload_driver() -> dict[str, Any]:
 
 
 def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> None:
-    """Raise `FailedError` naming processes outside gpufleet's units, and the consequence."""
+    """
+    Raise `FailedError` that names processes outside the units in `ours`, and the consequence `so`.
+    """
     others = [each for each in found if each["unit"] not in ours]
     if others:
         named = "; ".join(
@@ -193,7 +197,9 @@ def loaded_modules() -> list[str]:
 
 
 def wait_for_release(ours: Sequence[str]) -> None:
-    """Wait until no process has the devices open; raise `FailedError` with those that have."""
+    """
+    Wait until no process has the devices open. Raises `FailedError` with the remaining processes.
+    """
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
         left = holders()
@@ -213,9 +219,10 @@ def wait_for_release(ours: Sequence[str]) -> None:
 
 def refuse_busy(loaded: Sequence[str]) -> None:
     """
-    Raise `FailedError` if a module has other users than the modules unloaded before it.
+    Raise `FailedError` if a module has users other than the modules that are unloaded before.
 
-    Checked before the first unload: new modules on disk do not match loaded ones that would stay.
+    This is checked before the first unload, because new modules on disk would not match the loaded
+    modules that stay.
     """
     for module in loaded:
         count = text_of("/sys/module/%s/refcnt" % module)
@@ -230,7 +237,9 @@ def refuse_busy(loaded: Sequence[str]) -> None:
 
 
 def unload(module: str) -> None:
-    """Unload a module; `busy`: it is in use although no process is left to stop."""
+    """
+    Unload a module; the error has `busy` if it is in use without a process that could be stopped.
+    """
     try:
         run_program("rmmod", module, seconds=MODULE_SECONDS)
     except FailedError as error:
@@ -254,7 +263,7 @@ def start_again(units: Sequence[str]) -> dict[str, Any]:
 
 
 def start_services() -> dict[str, Any]:
-    """Load modules and start units that a killed reload left."""
+    """Load the modules and start the units that a killed reload left."""
     loaded = loaded_modules()
     for module in reversed(PARAMETERS["order"]["unload"]):
         if module in stopped_units()["modules"] and module not in loaded:
@@ -264,7 +273,9 @@ def start_services() -> dict[str, Any]:
 
 def reboot() -> dict[str, Any]:
     """
-    Record running units, stop the stages (a shutdown would wait less long for them), and reboot.
+    Record running units, stop the stages, and reboot.
+
+    The stages are stopped first, because a shutdown would wait less long for them.
     """
     running = active(SERVICES)
     keep(running, [])
@@ -297,7 +308,7 @@ ACTIONS = {
 
 @contextlib.contextmanager
 def hold_lock() -> Iterator[None]:
-    """Hold the lock, which a killed process loses by itself."""
+    """Hold the lock, which the kernel releases if the process is killed."""
     at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     seconds = LOCK_SECONDS + PARAMETERS["stop_seconds"]

@@ -30,7 +30,7 @@ SERVICE_SECONDS = 180
 
 
 class FailedError(Exception):
-    """One sentence for the operator, and facts for the document."""
+    """A failure; `str` is a sentence for the operator, with facts for the document."""
 
     def __init__(self, sentence: str, **more: Any) -> None:
         super().__init__(sentence)
@@ -38,7 +38,7 @@ class FailedError(Exception):
 
 
 def run_program(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> str:
-    """Run a program; return what it printed. Raises `FailedError` with its error text."""
+    """Run a program and return its output. Raises `FailedError` with its error text."""
     try:
         done = subprocess.run(
             [path_of(name), *arguments],
@@ -62,12 +62,12 @@ def run_program(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> s
 
 
 def active(services: Sequence[str]) -> list[str]:
-    """Return the stages and services that are up, or on their way."""
+    """Return the stages and services that run or are starting."""
     return [unit for unit, about in unit_properties([*stages(), *services]).items() if is_up(about)]
 
 
 def is_up(about: dict[str, str]) -> bool:
-    """Return whether a unit runs or is about to: a stage that waits for its restart is."""
+    """Return whether a unit runs or is starting, including a stage that waits for its restart."""
     return about.get("ActiveState") in {"active", "activating", "reloading"}
 
 
@@ -83,7 +83,7 @@ def blocked_stages() -> list[str]:
 
 
 def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return systemd's properties of units, unknown ones left out."""
+    """Return systemd's properties of units by name, without unknown units."""
     if not units:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
@@ -105,7 +105,7 @@ def stages() -> list[str]:
 
 
 def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
-    """Stop stages, all at once, within `seconds`; then services, one after the other."""
+    """Stop stages, all at once, within `seconds`, then services, one after the other."""
     ours = [unit for unit in units if unit not in services]
     if ours:
         run_program("systemctl", "stop", "--", *ours, seconds=seconds + SHORT_SECONDS)
@@ -115,9 +115,7 @@ def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
 
 
 def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
-    """
-    Start existing inactive units in order; return the started ones, and failures with reasons.
-    """
+    """Start existing inactive units in order; return the started units and the failures."""
     known = unit_properties(units)
     started, failed = [], []
     for unit in units:
@@ -137,7 +135,7 @@ def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def stopped_units() -> dict[str, list[str]]:
-    """Return the stopped units to start again; raises for a half-written file."""
+    """Return the stopped units and modules to start again. Raises for a damaged file."""
     text = text_of(KEPT)
     return {"units": [], "modules": []} if text is None else dict(json.loads(text))
 
@@ -155,13 +153,13 @@ def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
 
 
 def services_kept(services: Sequence[str]) -> list[str]:
-    """Return the services that have to run again, in the order in which they start."""
+    """Return the services to start again, in the order of their start."""
     units = stopped_units()["units"]
     return [unit for unit in reversed(services) if unit in units]
 
 
 def forget_units(units: Sequence[str]) -> None:
-    """Remove units, and the modules with them, from the record of what to start again."""
+    """Remove units, and all modules, from the record of what to start again."""
     left = [unit for unit in stopped_units()["units"] if unit not in units]
     if left:
         write(KEPT, json.dumps({"units": left, "modules": []}))
@@ -170,7 +168,7 @@ def forget_units(units: Sequence[str]) -> None:
 
 
 def text_of(path: str) -> str | None:
-    """Return a file's text; None if it does not exist."""
+    """Return a file's text, or None if it does not exist."""
     try:
         return line(path)
     except (FileNotFoundError, IsADirectoryError):
@@ -178,7 +176,7 @@ def text_of(path: str) -> str | None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a file whole, on disk when this returns."""
+    """Write a complete file, which is on disk on return."""
     at = linux_facts.ROOT + path
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     new = at + ".new"
@@ -193,6 +191,6 @@ def write(path: str, text: str) -> None:
 
 
 def remove(path: str) -> None:
-    """Remove a file, if it is there."""
+    """Remove a file if it exists."""
     with contextlib.suppress(FileNotFoundError):
         os.unlink(linux_facts.ROOT + path)

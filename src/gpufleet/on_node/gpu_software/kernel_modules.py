@@ -37,7 +37,7 @@ MOKUTIL_SECONDS = 10
 
 
 def look() -> dict[str, Any]:
-    """Return every kernel's module."""
+    """Return the module of every kernel, and the state of secure boot and DKMS's key."""
     found = read(driver_files.kernels)
     return {
         "kernels": found if is_missing(found) else found["kernels"],
@@ -47,7 +47,7 @@ def look() -> dict[str, Any]:
 
 
 def enrolled() -> bool:
-    """Return whether the firmware trusts DKMS's key; raises without a key or an answer."""
+    """Return whether the firmware trusts DKMS's key. Raises without a key or an answer."""
     for key in KEYS:
         if is_missing(read(line, key)):
             continue
@@ -60,7 +60,7 @@ def enrolled() -> bool:
 
 
 def build(kernels: list[str], version: str) -> dict[str, Any]:
-    """Build the newest sources of a version for kernels; return the kernels' state afterwards."""
+    """Build the newest sources of a version for kernels, and return the kernels' new state."""
     source = newest_source(version)
     said = {}
     for kernel in kernels:
@@ -76,7 +76,7 @@ def build(kernels: list[str], version: str) -> dict[str, Any]:
 
 
 def dkms(*words: str) -> str:
-    """Return "" when DKMS has installed a module, else the end of its output and of its log."""
+    """Return "" if DKMS has installed a module, or else the end of its output and of its log."""
     output = run("dkms", "install", *words, seconds=BUILD_SECONDS)
     if not output.status:
         return ""
@@ -88,13 +88,13 @@ def dkms(*words: str) -> str:
 
 
 def newest_source(version: str) -> Optional[Tuple[str, str]]:
-    """Return name and version of the newest sources that a version or a branch names."""
+    """Return the name and version of the newest sources for a version or a branch, or None."""
     found = [each for each in sources() if each[1] == version or each[1].startswith(version + ".")]
     return max(found, key=lambda each: driver_files.version_key(each[1]), default=None)
 
 
 def sources() -> Iterator[Tuple[str, str]]:
-    """Yield name and version of each of NVIDIA's modules that DKMS may build."""
+    """Yield the name and version of each of NVIDIA's modules that DKMS can build."""
     for folder in directory_names(SOURCES):
         text = read(line, "%s/%s/dkms.conf" % (SOURCES, folder))
         if folder.startswith("nvidia") and not is_missing(text):

@@ -19,9 +19,9 @@ from gpufleet.on_node.load.controller_pipe import CommandReader, LineWriter
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 STEP_SECONDS = 0.001
-"""Seconds between two steps; a slower client fills the pipes, and the server waits for it."""
+"""Seconds between two steps. If a client is slower, the pipes fill and the server waits."""
 UNSENT_BYTES = 1 << 14
-"""A request whose client has this many unread bytes gets no token in a step."""
+"""Unread bytes of a client above which its request gets no token in a step."""
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -37,7 +37,7 @@ def event(document: Any) -> bytes:
 
 
 def events(tokens: int) -> "tuple[bytes, bytes]":
-    """Return the event of a token, and all that follows the last one."""
+    """Return a token's event, and all bytes after the last token."""
     about = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "none"}
     choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}
     usage = {"prompt_tokens": 1, "total_tokens": 1 + tokens, "completion_tokens": tokens}
@@ -53,7 +53,7 @@ def document_answer(answer: Any) -> bytes:
 
 
 class Server(asyncio.Protocol):
-    """One connection: the end of a request is seen by its length alone."""
+    """One connection; the end of a request is detected by its length only."""
 
     def __init__(self, streams: "dict[Server, int]", head: bytes, tokens: int) -> None:
         self._streams, self._head, self._tokens = streams, head, tokens
@@ -76,12 +76,12 @@ class Server(asyncio.Protocol):
                 self._streams[self] = self._tokens
 
     def connection_lost(self, _: Any) -> None:
-        """Forget its request."""
+        """Remove the connection's request."""
         self._streams.pop(self, None)
 
 
 async def serve(tokens: int, answer: Any) -> None:
-    """Answer until the input ends, which ends the process."""
+    """Answer requests until the input ends, which ends the process."""
     loop = asyncio.get_running_loop()
     streams: Dict[Server, int] = {}
     head, (token, last) = HEAD, events(tokens)

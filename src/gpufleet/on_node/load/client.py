@@ -72,23 +72,23 @@ Seconds that a place of a closed loop waits after a failure: without it a server
 once would get thousands of requests a second.
 """
 DRAIN_SECONDS = 60.0
-"""Seconds for the controller to read the last lines."""
+"""Time for the controller to read the last lines, in seconds."""
 
 # Prompt tokens, answer tokens, blocks that other prompts have too; None: the next draw decides.
 _Entry = Optional[Tuple[int, int, List[int]]]
 
 
 class Load:
-    """The requests in flight, and the schedule of the next one."""
+    """The requests in flight, and the schedule of new requests."""
 
     def __init__(self, given: Dict[str, Any], writer: LineWriter) -> None:
         self.loop = asyncio.get_running_loop()
         self.writer = writer
         self.given = given
         self.zero = math.inf
-        """When the load began, by the loop's clock."""
+        """Start of the load by the loop's clock."""
         self.ended = ""
-        """Why sending has ended; "": it has not."""
+        """Reason for the end of sending, or "" while requests are sent."""
         self.over: "asyncio.Future[None]" = self.loop.create_future()
         self.pool = Pool(Address(given), given["connections"], self.now, self._finished)
         form = given["requests"]
@@ -121,9 +121,7 @@ class Load:
             self.stop("stopped", float(value))
 
     def stop(self, why: str, seconds: float = math.inf) -> None:
-        """
-        Send no new requests; wait for those in flight for a number of seconds, or until they fail.
-        """
+        """Send no new requests; wait for the requests in flight, at most for the given seconds."""
         if not self.ended:
             self.ended = why
             self._next = (math.inf, None)
@@ -135,7 +133,7 @@ class Load:
 
     def totals(self) -> Dict[str, Any]:
         """
-        Return the last line: the reason for the end, the requests left, and this process' cost.
+        Return the last line's data: the reason for the end, open requests, and this process' cost.
         """
         wall = max(1e-9, self.loop.time() - self._began[0])
         processor = time.process_time() - self._began[1]
@@ -201,7 +199,7 @@ class Load:
             self._look_for_end()
 
     def _take_place(self) -> None:
-        """Send the next request of a closed loop's place."""
+        """Send the next request of a place in the closed loop."""
         if not self.ended:
             self._send(self.now(), None)
 
@@ -220,7 +218,7 @@ class Load:
         self.pool.send(exchange, prepared)
 
     def _finished(self, exchange: Exchange) -> None:
-        """Print a finished request, and send the one that waited for its place."""
+        """Print a finished request, and schedule the next one of its place."""
         if exchange not in self._active:
             return  # given up before
         del self._active[exchange]
@@ -244,7 +242,7 @@ class Load:
             self._send(*self._waiting.popleft())
 
     def _tick(self, due: float) -> None:
-        """Fail requests that are too old. In a closed loop, note how late the loop is."""
+        """Fail requests that are too old; in a closed loop, note the loop's delay."""
         if self._places is not None:
             self._note_lag(self.loop.time() - due)
         too_old = self.now() - self.given["give_up_seconds"]
@@ -283,7 +281,7 @@ class Load:
 
 
 def arrivals_of(given: Dict[str, Any]) -> Optional[Iterator[Tuple[float, _Entry]]]:
-    """Return the times of requests; None: a closed loop, where answers decide."""
+    """Return the times of requests, or None for a closed loop, where answers determine them."""
     arrivals = given["arrivals"]
     if "rate" in arrivals:
         times = arrival_times(arrivals["rate"], "%s/arrivals" % (given["seed"],))
@@ -296,7 +294,7 @@ def arrivals_of(given: Dict[str, Any]) -> Optional[Iterator[Tuple[float, _Entry]
 
 
 def outcome_line(exchange: Exchange) -> bytes:
-    """Return a request as the line that the controller reads."""
+    """Return a request's outcome as a line for the controller."""
     first = "null" if exchange.first is None else "%.6f" % exchange.first
     done = "null" if exchange.done is None else "%.6f" % exchange.done
     return (
@@ -315,17 +313,17 @@ def outcome_line(exchange: Exchange) -> bytes:
 
 
 def percentile_99(lags: Any) -> float:
-    """Return the smallest value that 99 of 100 do not exceed, in seconds; 0.0 for none."""
+    """Return the smallest value in seconds that 99 of 100 do not exceed, or 0.0 without values."""
     return round(sorted(lags)[math.ceil(0.99 * len(lags)) - 1], 6) if lags else 0.0
 
 
 async def measure(given: Dict[str, Any]) -> None:
-    """Put load on, from the controller's `start` to its `stop`."""
+    """Generate load from the controller's `start` to its `stop`."""
     loop = asyncio.get_running_loop()
     defect: "asyncio.Future[None]" = loop.create_future()
 
     def note(_: Any, context: Dict[str, Any]) -> None:
-        """Keep tracebacks from standard error. Connections' own errors are outcomes."""
+        """Keep tracebacks from standard error; errors of connections are outcomes of requests."""
         problem = context.get("exception")
         if problem is not None and not isinstance(problem, OSError) and not defect.done():
             defect.set_exception(problem)
@@ -344,7 +342,7 @@ async def measure(given: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Measure; report a defect of this program by its place, never by its data."""
+    """Run the measurement; report a defect of this program by its location, never by its data."""
     try:
         asyncio.run(measure(PARAMETERS))
     except Exception as error:

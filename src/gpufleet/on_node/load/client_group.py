@@ -40,11 +40,11 @@ from typing import Any, Dict
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 GREETING = "gpufleet: load clients"
-"""Marks the first message: a login may have printed other lines before."""
+"""First message's mark, because a login may have printed other lines before."""
 PIECE_BYTES = 1 << 16
-"""The largest message to the controller."""
+"""Maximum bytes of a message to the controller."""
 UNSENT_BYTES = 1 << 20
-"""While this many bytes wait for the controller, clients are not read and keep their output."""
+"""Bytes waiting for the controller above which clients are not read and keep their output."""
 ENDS_SECONDS = 2.0
 _ERROR_BYTES = 2048
 _LOOK_SECONDS = 0.5
@@ -76,8 +76,7 @@ class Child:
 
     def write(self) -> None:
         """
-        Write as much as its pipe accepts. A client whose pipe fails has ended, which its outputs
-        show.
+        Write as much as the client's pipe accepts; a failed pipe means that the client has ended.
         """
         try:
             while self.unsent:
@@ -88,25 +87,25 @@ class Child:
             self.unsent.clear()
 
     def end(self) -> None:
-        """Close its input, and set its deadline."""
+        """Close the client's input, and set the deadline for its end."""
         self.kill_at = time.monotonic() + ENDS_SECONDS
         self.unsent.clear()
         if self.process.stdin is not None:
             self.process.stdin.close()
 
     def kill(self) -> None:
-        """Kill the client, and everything that it may have started."""
+        """Kill the client and all processes in its group."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close this end of its pipes."""
+        """Close this process' ends of the client's pipes."""
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
     def read(self, descriptor: int) -> bytes:
-        """Return what it has printed; note the end of an output, and the end of its errors."""
+        """Return the client's output; note its end, and keep the last bytes of its errors."""
         try:
             data = os.read(descriptor, PIECE_BYTES)
         except BlockingIOError:
@@ -122,7 +121,7 @@ class Child:
 
 
 class Group:
-    """All clients, and both directions of the connection."""
+    """All clients, and both directions of the connection to the controller."""
 
     def __init__(self, loader: str, silent_seconds: float) -> None:
         self._loader, self._silent = loader, silent_seconds
@@ -132,7 +131,7 @@ class Group:
         self._heard = time.monotonic()
 
     def run(self) -> None:
-        """Carry messages until the controller has gone."""
+        """Carry messages until the controller disconnects."""
         for descriptor in (0, 1):
             os.set_blocking(descriptor, False)
         # What the reader of this program's text has read beyond it.

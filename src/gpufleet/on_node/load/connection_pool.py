@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: connections to one server, kept for the next request, up to a limit."""
+"""RUNS ON THE NODE: reuse connections to one server, up to a limit."""
 
 from __future__ import annotations
 
@@ -15,17 +15,20 @@ from gpufleet.on_node.load.request_draws import Prepared
 from gpufleet.on_node.serving import questions
 
 IDLE_SECONDS = 4.0
-"""A connection that was idle for longer is not used again: uvicorn, which vLLM runs under, closes
-it after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE), maybe while a request is on its way."""
+"""Maximum idle time of a reused connection in seconds.
+
+uvicorn, which runs vLLM, closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE),
+possibly while a request is on its way.
+"""
 RESOLVE_SECONDS = 2.0
 SPARE_DESCRIPTORS = 64
 
 
 class Address:
-    """The server's address, and the bytes that begin every request."""
+    """The server's address, and the first bytes of every request."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
-        """Build it from a client's parameters."""
+        """Build the address from a client's parameters."""
         parts = urlsplit(given["url"])
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -42,14 +45,15 @@ class Address:
         self._head = "\r\n".join([*lines, ""]).encode("latin-1")
 
     def request(self, prepared: Prepared) -> bytes:
-        """Return a whole request."""
+        """Return a complete request."""
         length = b"Content-Length: %d\r\n\r\n" % len(prepared.body)
         return b"".join((self._head, prepared.header, length, prepared.body))
 
     async def resolve(self) -> None:
         """
-        Resolve its name once, because each lookup costs a thread; use the first address that
-        answers.
+        Resolve the server's name once, and keep the first address that answers.
+
+        Each lookup costs a thread.
         """
         loop = asyncio.get_running_loop()
         try:
@@ -79,7 +83,7 @@ class Address:
 
 
 class Pool:
-    """Send exchanges over connections; `finished` is called at the end of each."""
+    """Connections that send exchanges; `finished` is called at the end of each exchange."""
 
     def __init__(
         self,
@@ -90,7 +94,7 @@ class Pool:
     ) -> None:
         self.address, self.limit = address, connection_limit(limit)
         self.connects = 0
-        """Connections that were begun."""
+        """Number of connections that were begun."""
         self._clock, self._finished = clock, finished
         self._loop = asyncio.get_running_loop()
         self._idle: Deque[Connection] = collections.deque()
@@ -99,11 +103,11 @@ class Pool:
 
     @property
     def open(self) -> int:
-        """Return the number of connections."""
+        """Return the number of open and opening connections."""
         return self._opening + len(self._connections)
 
     def send(self, exchange: Exchange, prepared: Prepared) -> None:
-        """Send a request over the connection that was idle last, or over a new one."""
+        """Send a request over the most recently idle connection, or over a new one."""
         data = self.address.request(prepared)
         while self._idle:
             connection = self._idle.pop()
@@ -121,7 +125,7 @@ class Pool:
         exchange.holder = self._loop.create_task(self._connect(exchange, data))
 
     def give_up(self, exchange: Exchange, why: str) -> None:
-        """End an exchange, and the connection that has it."""
+        """End an exchange and its connection."""
         if isinstance(exchange.holder, Connection):
             exchange.holder.give_up(why)
             return
@@ -131,18 +135,18 @@ class Pool:
         self._finished(exchange)
 
     def made(self, connection: Connection) -> None:
-        """Note a connection that was made."""
+        """Add an established connection."""
         self._connections.add(connection)
 
     def released(self, connection: Connection, exchange: Exchange, reusable: bool) -> None:
-        """Keep the connection of a finished exchange, if it can be reused."""
+        """Keep the connection of a finished exchange if it can be reused."""
         if reusable:
             connection.idle_since = self._loop.time()
             self._idle.append(connection)
         self._finished(exchange)
 
     def lost(self, connection: Connection) -> None:
-        """Forget a connection that is closed."""
+        """Remove a closed connection."""
         self._connections.discard(connection)
         if connection in self._idle:
             self._idle.remove(connection)

@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE: lines to and from the controller, without blocking an event loop.
+"""RUNS ON THE NODE: exchange lines with the controller without blocking an event loop.
 
-A slow controller must not delay requests or their times: output is buffered here. When the
+Output is buffered, because a slow controller must not delay requests or their times. When the
 controller ends for any reason, its pipes close, and this process ends.
 """
 
@@ -14,9 +14,7 @@ import sys
 from typing import Callable
 
 UNREAD_BYTES = 256 << 20
-"""
-Most bytes of lines that wait for the controller; beyond, the process ends: they are not read.
-"""
+"""Maximum bytes of lines that wait for the controller; above it the process ends."""
 PIPE_BYTES = 1 << 20
 """Linux's default fs.pipe-max-size, the limit for unprivileged users."""
 _SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of linux/fcntl.h; Python has it from 3.10 on
@@ -24,18 +22,18 @@ _CHUNK = 1 << 16
 
 
 class LineWriter:
-    """Writes lines to standard output at once, or as soon as the controller takes them."""
+    """Writes lines to standard output at once, or as soon as the controller reads them."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int = 1) -> None:
         self._loop, self._descriptor = loop, descriptor
         self._unwritten = bytearray()
         self.drained = asyncio.Event()
-        """Set while the controller has read everything."""
+        """Set while the controller has read all lines."""
         enlarge(descriptor)
         os.set_blocking(descriptor, False)
 
     def write(self, line: bytes) -> None:
-        """Write one line with its end."""
+        """Write one complete line."""
         if self._unwritten:
             self._unwritten += line
             if len(self._unwritten) > UNREAD_BYTES:
@@ -61,7 +59,7 @@ class LineWriter:
 
 
 class CommandReader:
-    """Hands each line of standard input over; ends the process at the input's end."""
+    """Passes on each line of standard input; ends the process at the input's end."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[str], None]) -> None:
         self._take = take
@@ -92,6 +90,6 @@ class CommandReader:
 
 
 def enlarge(descriptor: int) -> None:
-    """Enlarge the buffer of a pipe, if it is one and the system allows it."""
+    """Enlarge the buffer of a pipe, if the descriptor is one and the system allows it."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIPE_BYTES)

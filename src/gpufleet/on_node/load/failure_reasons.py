@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: the words for why a request failed.
 
-An HTTP status other than 200 is its own word: "429". None contains a server's text.
+An HTTP status other than 200 is its own word, for example "429". No word contains a server's text.
 """
 
 from __future__ import annotations
@@ -11,9 +11,9 @@ import socket
 import ssl
 
 TIMEOUT = "timeout"
-"""Not done after `give_up_seconds`, counted from its intended arrival."""
+"""The request was not done `give_up_seconds` after its intended arrival."""
 CLIENT_LIMIT = "client limit"
-"""This client has no connection, port or descriptor left: says nothing about the server."""
+"""This client has no connection, port or descriptor left, independent of the server."""
 REFUSED = "refused"
 UNREACHABLE = "unreachable"
 NO_ADDRESS = "no address"
@@ -21,18 +21,18 @@ CERTIFICATE = "certificate"
 TLS = "TLS"
 RESET = "reset"
 CLOSED = "closed"
-"""By the server, before it answered."""
+"""The server closed the connection before it answered."""
 CUT_OFF = "cut off"
-"""It ended without its end mark."""
+"""The answer ended without its end mark."""
 IN_STREAM = "error in the answer"
 WRONG = "wrong answer"
-"""Not a valid answer for the model's kind, such as numbers that are not finite."""
+"""The answer is not valid for the model's kind, for example with numbers that are not finite."""
 NOT_HTTP = "not HTTP"
 NOT_A_STREAM = "not a stream"
 EMPTY = "empty answer"
 TOO_LARGE = "too large"
 STOPPED = "stopped"
-"""Cut off by the controller while in flight: neither served nor failed."""
+"""The controller ended the request in flight; it is neither served nor failed."""
 
 _CLIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 _UNREACHABLE_ERRNOS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)
@@ -40,7 +40,7 @@ _UNREACHABLE_ERRNOS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN, e
 
 def reason_of(problem: BaseException) -> str:
     """
-    Return in one of this module's words why a connection failed.
+    Return the word for the reason why a connection failed.
 
     >>> reason_of(ConnectionRefusedError())
     'refused'

@@ -1,10 +1,10 @@
-"""RUNS ON THE NODE: HTTP/1.1 connections that send a request and time the tokens of its answer.
+"""RUNS ON THE NODE: HTTP/1.1 connections that send requests and time the tokens of answers.
 
-A protocol, not streams: times are taken in the callback that gets the bytes, and no task is woken
-for each token. Answers are events (`text/event-stream`) as vLLM's OpenAI server sends them, of
-/v1/completions or of /v1/chat/completions, framed by chunks, by a length or by the connection's
-end. Those of models that make no text are one document of JSON. No text of an answer is kept, and
-none is in an error.
+The module uses asyncio protocols, not streams: times are taken in the callback that gets the bytes,
+and no task is woken for each token. Answers are events (`text/event-stream`) as vLLM's OpenAI
+server sends them, of /v1/completions or of /v1/chat/completions, framed by chunks, by a length or
+by the connection's end. Answers of models that generate no text are one JSON document. The text of
+an answer is not kept, and is in no error.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ from gpufleet.on_node.serving.questions import Judged
 
 HEAD_BYTES = 64 << 10
 LINE_BYTES = 1 << 20
-"""The longest event, or chunk length."""
+"""Maximum bytes of an event or a chunk length."""
 ANSWER_BYTES = 64 << 20
-"""Some 250,000 events of vLLM's (250 bytes each)."""
+"""Maximum bytes of an answer, some 250,000 of vLLM's events (250 bytes each)."""
 
 _HEAD, _CHUNK, _LENGTH, _UNTIL_CLOSED = range(4)
 
 
 class Exchange:
-    """One request and its answer; times are those of the loop's clock."""
+    """One request and its answer; times are of the loop's clock."""
 
     __slots__ = (
         "asked",
@@ -69,9 +69,9 @@ class Exchange:
     ) -> None:
         self.due, self.sent, self.chat = due, sent, chat
         self.judge = judge
-        """Receives an answer that is one document; None: the answer is a stream."""
+        """Function that receives an answer of one document, or None if the answer is a stream."""
         self.parts: List[bytes] = []
-        """Of such an answer."""
+        """Received parts of an answer that is one document."""
         self.first: Optional[float] = None
         self.last = 0.0
         self.done: Optional[float] = None
@@ -79,19 +79,19 @@ class Exchange:
         """Microseconds between events with tokens."""
         self.events = 0
         self.tokens = 0
-        """As the server counts them."""
+        """Number of tokens as counted by the server."""
         self.prompt_tokens = 0
         self.asked = 0
         self.error = ""
         self.ended = False
-        """The end mark has come."""
+        """Whether the end mark was received."""
         self.header = b""
         self.resume: Optional[Callable[[], None]] = None
         self.holder: Any = None
-        """The request's connection, or the task that opens one."""
+        """The request's connection, or the task that opens a connection."""
 
     def take(self, event: bytes, now: float) -> None:
-        """Note one event of the answer."""
+        """Process one event of the answer."""
         # vLLM writes compact JSON, in which these bytes cannot be part of a text: quotes in texts
         # have a backslash. To parse each event would cost as much as all else that is done for it.
         if (
@@ -108,7 +108,7 @@ class Exchange:
             self._take_document(event, now)
 
     def take_whole(self, now: float) -> None:
-        """Note an answer that is one document. It has no first token, and no gaps."""
+        """Process an answer of one document, which has no first token and no gaps."""
         assert self.judge is not None
         text, self.parts = b"".join(self.parts), []
         try:
@@ -149,7 +149,7 @@ class Exchange:
 
 
 def _has_token(choice: Any) -> bool:
-    """Return whether a choice has content, not only its role or its end."""
+    """Return whether a choice has content, in addition to its role or its end."""
     delta = choice.get("delta")
     if delta is None:
         # A text may be empty where a token is part of a character; one that ends it has none.
@@ -159,9 +159,9 @@ def _has_token(choice: Any) -> bool:
 
 class Connection(asyncio.Protocol):
     """
-    One connection; has at most one exchange at a time.
+    One connection, which has at most one exchange at a time.
 
-    `owner` is called when it is made, when its exchange is over, and when it is lost.
+    `owner` is called when the connection is made, when its exchange is over, and when it is lost.
     """
 
     def __init__(self, clock: Callable[[], float], owner: Any) -> None:
@@ -179,7 +179,7 @@ class Connection(asyncio.Protocol):
         self._skip = False
 
     def connection_made(self, transport: Any) -> None:
-        """Note the transport; asyncio has set TCP_NODELAY."""
+        """Store the transport; asyncio has set TCP_NODELAY."""
         self.transport = transport
         self._owner.made(self)
 
@@ -213,7 +213,7 @@ class Connection(asyncio.Protocol):
             self._read_body(data, now)
 
     def eof_received(self) -> bool:
-        """Close this side too."""
+        """Close this side of the connection too."""
         return False
 
     def connection_lost(self, problem: Optional[Exception]) -> None:
@@ -230,12 +230,12 @@ class Connection(asyncio.Protocol):
         self._owner.lost(self)
 
     def drop(self) -> None:
-        """Close it at once."""
+        """Close the connection at once."""
         if self.transport is not None:
             self.transport.abort()
 
     def give_up(self, why: str) -> None:
-        """End its exchange, unless its end mark has come, and the connection with it."""
+        """End the connection and its exchange, which fails unless its end mark was received."""
         exchange = self.exchange
         if exchange is None:
             self.drop()
@@ -270,7 +270,7 @@ class Connection(asyncio.Protocol):
         self._owner.released(self, exchange, reusable)
 
     def _read_head(self, data: bytes) -> bytes:
-        """Read an answer's head; return what follows it."""
+        """Read an answer's head, and return the following bytes."""
         head, found, body = data.partition(b"\r\n\r\n")
         if not found:
             if len(data) > HEAD_BYTES:

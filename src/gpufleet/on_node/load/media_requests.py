@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: draw requests with a picture or a sound, none of which is equal to another.
+"""RUNS ON THE NODE: draw requests with a picture or a sound, each with different content.
 
-A server keeps what it has computed of a picture or a sound and finds it by its content. So each
-picture has a colour of its own, and each sound a number in its first samples. All else is made
-once: a request costs a few copies.
+A server caches its results for a picture or a sound by content. So each picture has its own colour,
+and each sound has a number in its first samples. The rest is made once, so that a request costs
+only a few copies.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from gpufleet.on_node.load.request_draws import (
 from gpufleet.on_node.serving import questions
 
 PALETTE = 3
-"""The type of PNG files whose pixels are numbers of a palette's colours."""
+"""PNG colour type whose pixels are indexes into a palette."""
 NUMBER_BYTES = 8
-"""At the begin of a sound: 4 samples, which nothing hears."""
+"""Bytes of the number at the start of a sound: 4 inaudible samples."""
 
 
 class PictureRequests:
     """
-    Chats about a picture of one colour, one after the other.
+    Chat requests, each with a picture of one colour.
 
-    `form` has model, salt, pixels of a side, input and output (as `request_draws.lengths` has
-    them): words of the question, and tokens of the answer.
+    `form` has model, salt, pixels of a side, input and output. Input (words of the question) and
+    output (tokens of the answer) have the form of `request_draws.lengths`.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -83,9 +83,9 @@ class PictureRequests:
 
 class SoundRequests:
     """
-    Tones to write down, one after the other.
+    Transcription requests, each with a tone.
 
-    `form` has model, salt and input (as `request_draws.lengths` has them): seconds.
+    `form` has model, salt and input (seconds, in the form of `request_draws.lengths`).
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:

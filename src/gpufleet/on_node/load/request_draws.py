@@ -24,16 +24,14 @@ from gpufleet.on_node.serving import questions
 
 POOL_TOKENS = 1 << 15
 NUMBER_TOKENS = 8
-"""Tokens that hold a prompt's number: with 64 ids that is 2.8e14 numbers."""
+"""Tokens of a prompt's number, which with 64 ids has 2.8e14 values."""
 FEWEST_IDS = 64
 BLOCKS_FROM = 1 << 40
-"""
-Numbers of a trace's blocks start here, those of prompts at 0; those of groups are below 0.
-"""
+"""First number of a trace's blocks; prompts have numbers from 0, groups below 0."""
 BLOCK_TOKENS = 512
 """Prompt tokens per id of a trace's `hash_ids` (Mooncake, FAST25-release)."""
 RESTING_SECONDS = 5.0
-"""As many conversations as arrive in so many seconds are at rest when the load begins."""
+"""Seconds of arrivals whose conversations are at rest when the load begins."""
 _TEXT = (
     "and are back been book call city come cost data days done door each even face fact find five"
     " food form four from game give good hand have head help here high home hour into just keep"
@@ -41,7 +39,7 @@ _TEXT = (
     " news next once only open over part plan read"
 )
 WORDS = _TEXT.split()
-"""Of `FEWEST_IDS` words, each of which is one token for most tokenizers of English."""
+"""`FEWEST_IDS` words, each of which is one token in most tokenizers for English."""
 _MARK = "\x01"
 """Placeholder in a question for a drawn text."""
 
@@ -51,23 +49,23 @@ class Prepared(NamedTuple):
 
     body: bytes
     prompt_tokens: int
-    """0: not known before the server has counted them."""
+    """Number of prompt tokens, or 0 if only the server can count them."""
     tokens: int
-    """That were asked for; 0: as many as the model gives."""
+    """Number of requested tokens, or 0 for as many as the model gives."""
     header: bytes = b""
-    """One more header line, with its end."""
+    """An additional header line with its line end."""
     resume: Optional[Callable[[], None]] = None
-    """Call it when the answer is whole: the next turn may follow."""
+    """Function to call when the answer is complete, so that the next turn may follow."""
     judge: Optional[Callable[[Any], questions.Judged]] = None
-    """Takes an answer that is one document of JSON; None: the answer is a stream of tokens."""
+    """Function for an answer of one JSON document, or None if the answer is a stream of tokens."""
 
 
 def arrival_times(rate: float, seed: object) -> Iterator[float]:
     """
-    Yield the seconds at which requests arrive: a Poisson process of `rate` a second, without end.
+    Yield the arrival times of an endless Poisson process of `rate` requests a second, in seconds.
 
-    Gaps are exponential and never rescaled: fitting n arrivals into n / rate seconds would take
-    the variance out of their number.
+    Gaps are exponential and never rescaled, because fitting n arrivals into n / rate seconds would
+    remove the variance of their number.
     """
     draw = random.Random(str(seed)).random
     at = 0.0
@@ -78,10 +76,11 @@ def arrival_times(rate: float, seed: object) -> Iterator[float]:
 
 def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
     """
-    Yield lengths in tokens, without end.
+    Yield an endless sequence of lengths in tokens.
 
-    `form` is {"kind": "fixed", "tokens"}, {"kind": "uniform", "low", "high"}, both ends included,
-    or {"kind": "lognormal", "mu", "sigma", "maximum"}: of the logarithm; longer ones are cut.
+    `form` is {"kind": "fixed", "tokens"}, {"kind": "uniform", "low", "high"} with both ends
+    included, or {"kind": "lognormal", "mu", "sigma", "maximum"}. `mu` and `sigma` are of the
+    logarithm, and longer lengths are cut to `maximum`.
     """
     draw = random.Random(str(seed)).random
     if form["kind"] == "fixed":
@@ -101,7 +100,7 @@ class TokenPool:
     """A long text of random token ids or words, from which prompts are cut."""
 
     def __init__(self, low: int, high: int, salt: str, unit: Callable[[int], bytes]) -> None:
-        """Draw from the ids `low` <= id < `high`; `unit` writes one, with what separates it."""
+        """Draw from the ids `low` <= id < `high`; `unit` returns an id with its separator."""
         source = random.Random(salt)
         self._low, self._span, self._unit = low, high - low, unit
         words = [unit(low + int(source.random() * self._span)) for _ in range(POOL_TOKENS)]
@@ -110,7 +109,7 @@ class TokenPool:
         self._first = source.getrandbits(48)
 
     def piece(self, start: int, count: int) -> bytes:
-        """Return `count` ids from a place of the pool, each with its separator behind it."""
+        """Return `count` ids from position `start`, each followed by its separator."""
         parts = []
         while count > 0:
             start %= POOL_TOKENS
@@ -120,7 +119,7 @@ class TokenPool:
         return b"".join(parts)
 
     def number(self, value: int, count: int = NUMBER_TOKENS) -> bytes:
-        """Return `value` as `count` ids that stand for no other value, the lowest digit first."""
+        """Return `value` as `count` ids that encode no other value, with the lowest digit first."""
         value += self._first
         digits = []
         for _ in range(count):
@@ -135,7 +134,7 @@ def id_unit(value: int) -> bytes:
 
 
 def word_unit(value: int) -> bytes:
-    """Return a word of a text."""
+    """Return a word with a space."""
     return WORDS[value].encode() + b" "
 
 
@@ -150,15 +149,16 @@ class _Conversation:
 
 class TokenRequests:
     """
-    Requests of random token ids, one after the other.
+    Requests of random token ids.
 
     `form` has model, vocabulary [low, high), salt, input and output (as `lengths` has them);
-    prefix_tokens and prefix_groups: tokens that all requests of a group begin with; turns: of a
-    conversation, each of which repeats the turns before it, with random tokens for answers;
-    session_header: the header that names the conversation, for a gateway's session affinity.
+    prefix_tokens and prefix_groups: the length of the common prefix in a group, and the number of
+    groups; turns: of a conversation, each of which repeats the turns before it, with random tokens
+    for answers; session_header: the header that names the conversation, for a gateway's session
+    affinity.
 
-    Turns change nothing about when requests arrive: an arrival is a new conversation's first turn
-    once in `turns` times, or else the next turn of the one that has rested longest.
+    Turns do not change arrival times: an arrival is a new conversation's first turn once in `turns`
+    times, or else the next turn of the conversation that has rested longest.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -181,7 +181,9 @@ class TokenRequests:
         self._head, self._tail = token_frame(form["model"])
 
     def rest(self, count: int) -> None:
-        """Begin with conversations at different turns; otherwise all would be in the same turn."""
+        """
+        Start conversations at different turns, because otherwise all would be in the same turn.
+        """
         if self._turns > 1:
             for _ in range(count):
                 self._resting.append(self._begun(1 + int(self._draw() * (self._turns - 1))))
@@ -199,7 +201,7 @@ class TokenRequests:
         return self._turn(talk)
 
     def replayed(self, count: int, output: int, blocks: Sequence[int]) -> Prepared:
-        """Return a trace's request; `blocks` number the parts that prompts share."""
+        """Return a trace's request; `blocks` has the numbers of the parts that prompts share."""
         if not blocks:
             return self._prepared(self._own(count), count, output)
         parts = []
@@ -217,11 +219,11 @@ class TokenRequests:
         )
 
     def _start(self) -> bytes:
-        """Return the prefix of a group."""
+        """Return the prefix of a random group."""
         return self._groups[int(self._draw() * len(self._groups))]
 
     def _own(self, count: int) -> bytes:
-        """Return tokens that no other prompt has at this place."""
+        """Return tokens that no other prompt has at this position."""
         digits = min(count, NUMBER_TOKENS)
         start = int(self._draw() * POOL_TOKENS)
         return self._pool.number(next(self._numbers), digits) + self._pool.piece(
@@ -262,11 +264,12 @@ class TokenRequests:
 
 class PooledRequests:
     """
-    Requests for a model of another kind than `generate`, one after the other.
+    Requests for a model of a kind other than `generate`.
 
-    `form` has asked (the kind), model, vocabulary [low, high), salt and input (as `lengths` has
-    them): of a text, or of a reranker's query; documents: how many a query has, and document: their
-    lengths. Texts are token ids, which vLLM takes in place of one; those of a reranker are words.
+    `form` has asked (the kind), model, vocabulary [low, high), salt and input (the lengths of texts
+    or of a reranker's queries, in the form of `lengths`); documents: the number for each query; and
+    document: their lengths. Texts are token ids, which vLLM accepts instead of a text. A reranker's
+    texts are words.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -317,9 +320,9 @@ def judge_of(kind: str, put: questions.Question) -> Callable[[Any], questions.Ju
 
 class WrittenRequests:
     """
-    The operator's own requests in the order given, from the first one again after the last.
+    The operator's own requests in their order, starting again after the last one.
 
-    `form` has bodies: [[text, tokens asked for], ...], and asked: the kind of the model.
+    `form` has bodies, [[text, requested tokens], ...], and asked, the kind of the model.
     """
 
     def __init__(self, form: Dict[str, Any]) -> None:
@@ -350,7 +353,9 @@ def _judge_written(kind: str, text: str) -> Optional[Callable[[Any], questions.J
 
 
 def token_frame(model: str) -> "tuple[bytes, bytes]":
-    """Return the parts of a body before and after a prompt's ids; `tail % (tokens, tokens)`."""
+    """
+    Return the parts of a body before and after a prompt's ids; format `tail % (tokens, tokens)`.
+    """
     head = b'{"model":%s,"prompt":[' % json.dumps(model).encode()
     # ignore_eos and min_tokens: the answer has the length that was drawn, also on random ids. No
     # temperature: greedy answers to random ids repeat themselves, which speculation guesses well.

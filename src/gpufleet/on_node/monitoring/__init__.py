@@ -1,1 +1,1 @@
-"""Facts of a node as metrics."""
+"""Programs that read a node's facts and serve or record them as metrics."""

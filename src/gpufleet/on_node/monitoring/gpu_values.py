@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE: NVML's values of each GPU now, on nodes without DCGM.
+"""RUNS ON THE NODE: read NVML's current values of each GPU, on nodes without DCGM.
 
-Few queries, every minute; the probe's tables describe the hardware.
+These are few queries, which run every minute. The probe's tables describe the hardware.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ NOT_THERE = {"not_supported", "function_not_found"}
 
 
 def count() -> int:
-    """Return NVML's number of GPUs; raises if NVML cannot be initialised."""
+    """Return NVML's number of GPUs. Raises if NVML cannot be initialised."""
     return checked_count(start_nvml().nvmlDeviceGetCount())
 
 
@@ -54,8 +54,8 @@ def gpu(index: int) -> Dict[str, Any]:
     """
     Return one GPU's `uuid`, `bus_id` and its available `values`.
 
-    `failed` names the expected values that are missing. Raises if NVML returns no handle or no
-    UUID.
+    `failed` has the names of expected values that are missing. Raises if NVML returns no handle or
+    no UUID.
     """
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -70,12 +70,12 @@ def gpu(index: int) -> Dict[str, Any]:
 
 
 def is_number(answer: Any) -> bool:
-    """Return whether an answer is a value, and not one of NVML's invalid markers."""
+    """Return whether an answer is a number rather than a missing value."""
     return isinstance(answer, (int, float)) and not is_missing(answer)
 
 
 def failed_fields(answers: List[Tuple[str, Any]]) -> Iterator[str]:
-    """Yield the names of values that could not be read although the board may have them."""
+    """Yield the names of values that could not be read although the board may support them."""
     for name, answer in answers:
         if not is_number(answer) and not (is_missing(answer) and answer["missing"] in NOT_THERE):
             yield name

@@ -11,10 +11,10 @@ knows of the node and the node does not.
 Writes /var/lib/gpufleet/textfile/facts.prom, docs/reference/node-metrics.md describes it.
 
 Every part is read in its own process with a deadline (forked.py), and a failed part affects only
-itself: its series are missing, and gpufleet_facts_failed reports it. A process stuck in the kernel
-cannot be killed; its question is not asked again meanwhile, so that such processes do not pile up.
-Expensive sources (modinfo, the package database, the kernel log) are read again only when their
-files have changed. Python 3.8, standard library, and NVIDIA's binding that travels along.
+itself: its series are missing, and gpufleet_facts_failed reports it. A process that is stuck in the
+kernel cannot be killed. Its part is not read again while it exists, so that such processes do not
+pile up. Expensive sources (modinfo, the package database, the kernel log) are read again only when
+their files have changed. Python 3.8, standard library, and NVIDIA's binding, which is sent along.
 """
 
 from __future__ import annotations
@@ -98,13 +98,15 @@ def host() -> Dict[str, Any]:
 
 
 def deploys() -> List[str]:
-    """Return the deploys that have finished on this node before."""
+    """Return the names of deploys that have finished on this node."""
     found = read(directory_names, DEPLOYS)
     return [] if is_missing(found) else [each for each in found if re.fullmatch(r"[a-z]+", each)]
 
 
 def module_on_disk(known: Any) -> Dict[str, Any]:
-    """Return the version of the running kernel's module, cached because modinfo unpacks it."""
+    """
+    Return the version of the running kernel's module; cached, because modinfo unpacks the module.
+    """
     kernel = line("/proc/sys/kernel/osrelease")
     at = "/lib/modules/" + kernel
     listed = read(line, at + "/modules.dep")
@@ -118,7 +120,7 @@ def module_on_disk(known: Any) -> Dict[str, Any]:
 
 
 def fabric_manager_version(known: Any) -> Dict[str, Any]:
-    """Return the version of the installed fabric manager, "" for none."""
+    """Return the version of the installed fabric manager, or "" if there is none."""
     by = [file_stamp(path) for path in DATABASES]
     if any(by) and known and known["by"] == by:
         return dict(known)
@@ -130,7 +132,7 @@ def fabric_manager_version(known: Any) -> Dict[str, Any]:
 
 
 def file_stamp(path: str) -> Optional[List[int]]:
-    """Return a stamp that changes with the file; None if it does not exist."""
+    """Return a value that changes with the file, or None if the file does not exist."""
     try:
         about = os.stat(linux_facts.ROOT + path)
     except OSError:
@@ -139,7 +141,7 @@ def file_stamp(path: str) -> Optional[List[int]]:
 
 
 def library() -> str:
-    """Return the version in the name of NVML's library, "" where the node has none."""
+    """Return the version in the name of NVML's library, or "" if the node has none."""
     found = linux_facts.recorded_or_call("library", lambda: read(driver_files.library_loaded))
     if is_missing(found):
         if found["missing"] in {"absent", "library_not_found"}:
@@ -151,7 +153,7 @@ def library() -> str:
 
 
 def units() -> List[Dict[str, Any]]:
-    """Return every stage that has a unit here, with systemd's state of it."""
+    """Return every stage with a unit here, and its state in systemd."""
     found = [each for each in stages.stages() if "foreign" not in each]
     unread = [each for each in found if is_missing(each)]
     if unread:
@@ -181,10 +183,10 @@ def units() -> List[Dict[str, Any]]:
 
 def driver_gpus(known: Any) -> Dict[str, Any]:
     """
-    Return the GPUs that the driver has, {bus id: {"answers", "uuid"}}. No driver: no GPUs.
+    Return the driver's GPUs as {bus id: {"answers", "uuid"}}, or {} without a driver.
 
-    The driver keeps its entry of a GPU that fell off the bus; only the bus shows that it no longer
-    answers. Its UUID is then the earlier one: the driver no longer has it.
+    The driver keeps its entry for a GPU that fell off the bus, and only the bus shows that the GPU
+    no longer answers. The UUID is then from an earlier run, because the driver no longer has it.
     """
     found = read(directory_names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
@@ -202,7 +204,9 @@ def driver_gpus(known: Any) -> Dict[str, Any]:
 
 
 def answers(bus_id: str) -> bool:
-    """Return whether a PCI function answers; a lost one reads as ones (`system.raise_lost`)."""
+    """
+    Return whether a PCI function answers; a lost function reads as ones (`system.raise_lost`).
+    """
     try:
         with open("%s/sys/bus/pci/devices/%s/config" % (linux_facts.ROOT, bus_id), "rb") as file:
             return file.read(4) != b"\xff\xff\xff\xff"
@@ -211,7 +215,7 @@ def answers(bus_id: str) -> bool:
 
 
 def uuid_of(bus_id: str) -> str:
-    """Return a GPU's UUID from the driver's files, "" if they lack it."""
+    """Return a GPU's UUID from the driver's files, or "" if they lack it."""
     text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
     if is_missing(text):
         return ""
@@ -224,7 +228,7 @@ def uuid_of(bus_id: str) -> str:
 
 
 class Facts:
-    """The queried parts and their answers, with what is kept between runs."""
+    """The parts and their answers in one run, with the data kept between runs."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -236,7 +240,7 @@ class Facts:
         self.answers: Dict[str, Any] = {}
 
     def ask(self, name: str, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Read a part, unless an earlier reader of it is still stuck."""
+        """Read a part, unless an earlier process that reads it is still stuck."""
         if name in self.stuck:
             self.answers[name] = missing("timeout", detail="an earlier question is stuck")
             return
@@ -245,12 +249,12 @@ class Facts:
             self.asked[name] = process(self.watch.out[name].pid)
 
     def wait(self, *parts: str) -> None:
-        """Wait for the queried parts until their deadlines."""
+        """Wait for these parts until their deadlines."""
         waited = [name for name in parts if name not in self.answers]
         self.answers.update(self.watch.answers(*waited))
 
     def end(self) -> None:
-        """Kill unfinished processes; record the survivors and the cached values."""
+        """Kill unfinished processes, and record the surviving processes and the cached values."""
         self.watch.stop()
         until = time.monotonic() + END_SECONDS
         still = self.asked
@@ -266,9 +270,7 @@ class Facts:
 
 
 END_SECONDS = 2
-"""
-Seconds in which a killed process ends on a busy node; one that remains is stuck in the kernel.
-"""
+"""Seconds in which a killed process ends on a busy node; after that it is stuck in the kernel."""
 REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 
@@ -278,7 +280,9 @@ def process(pid: int) -> Dict[str, Any]:
 
 
 def start_ticks(pid: int) -> Optional[str]:
-    """Return a process' start time in ticks since boot; None: it does not exist, or has ended."""
+    """
+    Return a process' start time in ticks since boot, or None if it has ended or does not exist.
+    """
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
             words = file.read().rpartition(")")[2].split()
@@ -288,12 +292,12 @@ def start_ticks(pid: int) -> Optional[str]:
 
 
 def is_alive(about: Dict[str, Any]) -> bool:
-    """Return whether exactly this process is still running."""
+    """Return whether the same process is still running."""
     return about["began"] is not None and start_ticks(about["pid"]) == about["began"]
 
 
 def load_kept(name: str) -> Dict[str, Any]:
-    """Return an earlier run's cache; {} if it is missing or invalid."""
+    """Return an earlier run's cache, or {} if it is missing or invalid."""
     try:
         with open("%s%s/%s" % (linux_facts.ROOT, MEMORY, name), encoding="utf-8") as file:
             found = json.load(file)
@@ -303,7 +307,7 @@ def load_kept(name: str) -> Dict[str, Any]:
 
 
 def keep(name: str, content: Dict[str, Any]) -> None:
-    """Cache something for the next run; if that fails, the next run reads it again."""
+    """Cache content for the next run; after a failure the next run reads it again."""
     path = "%s%s/%s" % (linux_facts.ROOT, MEMORY, name)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -317,7 +321,7 @@ def keep(name: str, content: Dict[str, Any]) -> None:
 
 
 def samples() -> Iterator[Sample]:
-    """Query every part and yield all samples."""
+    """Read all parts and yield all samples."""
     began_at = time.time()
     declared = read(declaration)
     failed = {"declared": is_missing(declared)}
@@ -343,7 +347,7 @@ def samples() -> Iterator[Sample]:
 
 
 def declaration() -> Dict[str, Any]:
-    """Return the declaration that the deploy wrote; raises `CannotRead` for another schema."""
+    """Return the declaration that the deploy wrote. Raises `CannotRead` for another schema."""
     found = json.loads(line(DECLARED))
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise CannotRead("version", detail=DECLARED)
@@ -416,7 +420,7 @@ def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterat
 
 
 def driver_version(answer: Any) -> Optional[str]:
-    """Return a version; "": not installed, None: could not be read."""
+    """Return a version, "" if not installed, or None if it could not be read."""
     if is_missing(answer):
         return "" if answer["missing"] == "absent" else None
     return str(answer)
@@ -428,12 +432,12 @@ def member_of(answer: Any, key: str) -> Any:
 
 
 def version_label(version: Optional[str]) -> str:
-    """Return a version as a label: an empty one means none."""
+    """Return a version as a label: "unknown" for None, "" if not installed."""
     return "unknown" if version is None else version
 
 
 def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
-    """Yield which parts differ from the loaded module, without unreadable ones."""
+    """Yield whether each readable part differs from the loaded module, and a pending reboot."""
     loaded = versions["loaded"]
     if not loaded:
         return
@@ -447,7 +451,9 @@ def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
 
 
 def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sample]:
-    """Yield the expected and the present number of GPUs; if NVML is asked, it must answer."""
+    """
+    Yield the expected and present numbers of GPUs; if NVML is used, a present GPU must answer.
+    """
     if about.get("gpus") is not None:
         yield "gpus", {"state": "expected"}, about["gpus"]
     present = found["gpus"]
@@ -470,7 +476,7 @@ def stage_facts(found: Any) -> Iterator[Sample]:
 
 
 def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
-    """Return the GPUs' facts from NVML and the kernel log; silent sources are noted in `failed`."""
+    """Return the GPUs' facts from NVML and the kernel log; note unreadable sources in `failed`."""
     made: List[Sample] = []
     count = found["nvml"] if not is_missing(found["nvml"]) else 0
     places: Dict[str, Labels] = {}
@@ -497,7 +503,7 @@ def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
 
 
 def main() -> None:
-    """Write the file, and end whatever processes are still stuck."""
+    """Write the file, and end even if processes are still stuck."""
     linux_facts.ROOT = PARAMETERS.get("sysroot", "")
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     try:

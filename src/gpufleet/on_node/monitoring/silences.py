@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the silences of the Alertmanager here, which other machines cannot reach.
+"""RUNS ON THE NODE: read and change silences of this node's Alertmanager, which is local only.
 
 Takes (`PARAMETERS`):
   url    of Alertmanager on this node
@@ -21,7 +21,7 @@ SECONDS = 10
 
 
 def main() -> None:
-    """Print the document."""
+    """Open and end silences, and print the document."""
     found: "dict[str, Any]" = {"error": None, "opened": [], "silences": []}
     try:
         for silence in PARAMETERS["open"]:
@@ -38,7 +38,7 @@ def main() -> None:
 
 
 def request_api(method: str, path: str, document: Any = None) -> Any:
-    """Return what the API answers; raises OSError and ValueError."""
+    """Return the API's answer. Raises `OSError` and `ValueError`."""
     request = urllib.request.Request(
         PARAMETERS["url"] + "/api/v2/" + path,
         data=None if document is None else json.dumps(document).encode(),

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: read the target files that gpufleet wrote for the Prometheus here.
+"""RUNS ON THE NODE: read the target files that gpufleet wrote for this node's Prometheus.
 
 Takes (`PARAMETERS`):
   directory  of Prometheus' configuration
@@ -18,7 +18,7 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 
 def files() -> "Iterator[Tuple[str, Any]]":
-    """Yield each file and its content."""
+    """Yield each target file's name and content."""
     for path in glob.glob(PARAMETERS["directory"] + "/targets/*.json"):
         try:
             with open(path, encoding="utf-8") as file:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: how often each GPU has had each Xid since boot, by the kernel log.
+"""RUNS ON THE NODE: count each GPU's Xids since boot in the kernel log.
 
-This runs every minute, and logs may be long: counts are cached with the log position, and only new
-lines are read. From the journal, else from the kernel's ring.
+This runs every minute, and logs may be long, so counts are cached with the log position and only
+new lines are read. The source is the journal, or else the kernel's ring buffer.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Known = Dict[str, Any]
 
 
 class Counted:
-    """The counts so far, and those added as the log arrives."""
+    """The cached counts, with new ones added while the log is read."""
 
     def __init__(self, known: Known) -> None:
         self.counts: Dict[str, int] = dict(known.get("counts", {}))
@@ -43,7 +43,7 @@ class Counted:
             self.add(row.decode("utf-8", "replace"))
 
     def add(self, text: str) -> None:
-        """Take one line."""
+        """Count the Xid in one line, or note a cursor."""
         found = CURSOR.match(text)
         if found:
             self.cursor = found.group(1)
@@ -56,7 +56,7 @@ class Counted:
             self.counts[key] = self.counts.get(key, 0) + 1
 
     def add_later(self, text: str) -> None:
-        """Add one line of the ring buffer, which begins with lines of earlier reads."""
+        """Add one line of the ring buffer if it is newer than the earlier reads."""
         stamped = STAMP.match(text)
         at = float(stamped.group(1)) if stamped else self.until
         if at > self.until:
@@ -72,9 +72,9 @@ def sysfs_address(place: str) -> str:
 
 def count_new(known: Known) -> Known:
     """
-    Return {"boot", "counts": {"0000:3b:00 79": 2}, ...} with what is new since `known`.
+    Return {"boot", "counts": {"0000:3b:00 79": 2}, ...}, updated since `known`.
 
-    `known` is the previous result, {} at first. Raises `CannotRead` without a readable log.
+    `known` is the previous result, or {} at first. Raises `CannotRead` without a readable log.
     """
     boot = line("/proc/sys/kernel/random/boot_id")
     if known.get("boot") != boot:
@@ -88,7 +88,7 @@ def count_new(known: Known) -> Known:
 
 
 def journal(known: Known) -> Known:
-    """Count in the journal's kernel log of this boot, from the cached position."""
+    """Count Xids in the journal's kernel log of this boot, from the cached position."""
     count = Counted(known)
     after = ("--after-cursor=" + count.cursor,) if count.cursor else ()
     output = run(
@@ -105,7 +105,7 @@ def journal(known: Known) -> Known:
 
 
 def ring(known: Known) -> Known:
-    """Count in the kernel's ring buffer."""
+    """Count Xids in the kernel's ring buffer."""
     count = Counted(known)
     add: Callable[[str], None] = count.add_later
     output = run("dmesg", seconds=SECONDS["dmesg"])

@@ -1,1 +1,1 @@
-"""Firewall, gateway and LiteLLM of a node."""
+"""Programs for the firewall, the gateway and LiteLLM of a node."""

@@ -43,11 +43,11 @@ EMPTY = "table inet gpufleet {}\ndelete table inet gpufleet\n"
 
 
 class FailedError(Exception):
-    """The output of a failed command."""
+    """A failed command; its text is the command's output."""
 
 
 def run(*argv: str, text: str = "") -> str:
-    """Return a command's output; raise `FailedError` with its error text."""
+    """Return a command's output. Raises `FailedError` with its error text."""
     try:
         done = subprocess.run(
             argv,
@@ -67,12 +67,12 @@ def run(*argv: str, text: str = "") -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a program is in a directory of `PATH`."""
+    """Return whether a directory of `PATH` has a program."""
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
 
 def loaded_table() -> str | None:
-    """Return gpufleet's loaded table without counter values; None if there is none."""
+    """Return gpufleet's loaded table without counter values, or None if there is none."""
     names = run("nft", "list", "tables").splitlines()
     if "table %s %s" % TABLE not in [line.strip() for line in names]:
         return None
@@ -86,7 +86,7 @@ def canonical(wanted: str) -> str:
 
 
 def users(wanted: str) -> bool:
-    """Return whether the users in a table exist."""
+    """Return whether all users in a table exist."""
     for name in re.findall(r'skuid != "([^"]+)"', wanted):
         try:
             pwd.getpwnam(name)
@@ -105,7 +105,7 @@ def is_saved(path: str, wanted: str) -> bool:
 
 
 def active(unit: str) -> str:
-    """Return a unit's state; "" without an answer of systemd."""
+    """Return a unit's state, or "" if systemd does not answer."""
     try:
         return run("systemctl", "show", "-p", "ActiveState", "--value", "--", unit).strip()
     except FailedError:
@@ -113,7 +113,7 @@ def active(unit: str) -> str:
 
 
 def write(path: str, text: str, mode: int) -> None:
-    """Replace a file atomically, also against a power cut."""
+    """Replace a file atomically and durably."""
     new = path + ".new"
     descriptor = os.open(new, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     with os.fdopen(descriptor, "w", encoding="utf-8") as file:
@@ -127,7 +127,7 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def look(wanted: str) -> dict[str, Any]:
-    """Return the loaded rules, the wanted ones in nft's format, and what a reboot would load."""
+    """Return the loaded rules, the wanted rules in nft's format, and the rules for a reboot."""
     installed, known = is_installed("nft"), users(wanted)
     return {
         "installed": installed,
@@ -174,7 +174,7 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
 
 
 def confirm(wanted: str) -> dict[str, Any]:
-    """Keep the loaded rules, also after a reboot."""
+    """Keep the loaded rules, including after a reboot."""
     cancel_rollback()
     seen = look(wanted)
     if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: which servers of this gateway are drained, and which are to be.
+"""RUNS ON THE NODE: show or change the drained servers of this gateway.
 
 Takes (`PARAMETERS`):
   do       show; drain: these servers get no new request, from now on and over every restart;
@@ -72,7 +72,7 @@ HOME, RUN, STATE = (
 
 
 def main() -> None:
-    """Do what was asked for."""
+    """Run the requested action, or the hook of the gateway's unit."""
     if not PARAMETERS:
         hook(sys.argv[1])
         return
@@ -96,10 +96,7 @@ def main() -> None:
 
 
 def hook(when: str) -> None:
-    """
-    Write HAProxy's state file; errors are ignored, because a gateway without it is better than
-    none.
-    """
+    """Write HAProxy's state file, ignoring errors, because the gateway can start without it."""
     try:
         with hold_lock():
             write_state(read_drained(), live=when == "reload")
@@ -143,7 +140,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
 
 
 def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
-    """Return whether the health check of one of these servers fails."""
+    """Return whether the health check of any of these servers fails."""
     return any(
         each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
         for each in found.get("servers", [])
@@ -151,7 +148,7 @@ def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
 
 
 def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
-    """Make HAProxy load the files on disk; return the loaded configuration, or the error."""
+    """Make HAProxy load the files on disk; return the loaded configuration or the error."""
     until = time.monotonic() + seconds
     said = ""
     try:
@@ -182,7 +179,7 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
 
 @contextlib.contextmanager
 def hold_lock() -> "Iterator[None]":
-    """Let one program at a time change the stored drains."""
+    """Hold the exclusive lock for changes of the stored drains."""
     os.makedirs(STATE, mode=0o755, exist_ok=True)
     with open(os.path.join(STATE, ".lock"), "w", encoding="ascii") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -201,12 +198,12 @@ def read_drained() -> "set[str]":
 
 
 def keep(drained: "set[str]") -> None:
-    """Store exactly these drains."""
+    """Store these drains, replacing all others."""
     replace("drained.json", json.dumps({"schema": 1, "drained": sorted(drained)}) + "\n")
 
 
 def replace(name: str, text: str) -> None:
-    """Write a file atomically, also against a loss of power."""
+    """Write a file atomically and durably."""
     path = os.path.join(STATE, name)
     with open(path + ".new", "w", encoding="utf-8") as file:
         file.write(text)
@@ -221,7 +218,7 @@ def replace(name: str, text: str) -> None:
 
 
 def write_state(drained: "set[str]", live: bool) -> None:
-    """Write HAProxy's state for its next start: a line for each drained or down server."""
+    """Write HAProxy's state for its next start, with a line for each drained or down server."""
     down = set()
     if live:
         with contextlib.suppress(OSError):
@@ -238,7 +235,7 @@ def write_state(drained: "set[str]", live: bool) -> None:
 
 
 def line(name: str, address: str, port: int, drained: bool, down: bool) -> str:
-    """Return a server's line, with the configuration's address and port."""
+    """Return a server's line with the address and port in the configuration."""
     backend, server = name.split("/", 1)
     values = {
         "be_name": backend,
@@ -269,7 +266,7 @@ def states(text: str) -> "list[dict[str, str]]":
 
 
 def configured() -> "dict[str, tuple[str, int]]":
-    """Return {name: (address, port)} of the servers in the gateway's configuration."""
+    """Return {name: (address, port)} for the servers in the gateway's configuration."""
     found = {}
     backend = ""
     try:
@@ -296,7 +293,7 @@ def models() -> "list[str]":
 
 
 def keys() -> "dict[str, str]":
-    """Return the hash of the key that each backend's servers are sent."""
+    """Return the hash of each backend's key for its servers."""
     found = {}
     try:
         with open(os.path.join(HOME, "upstream.map"), "rb") as file:
@@ -312,7 +309,7 @@ def keys() -> "dict[str, str]":
 
 
 def server_states(drained: "set[str]") -> "dict[str, Any]":
-    """Return HAProxy's report about its servers, and the stored drains."""
+    """Return HAProxy's server states, and the stored drains."""
     found = {
         "drained": sorted(drained),
         "configured": configured(),
@@ -348,7 +345,7 @@ def server_states(drained: "set[str]") -> "dict[str, Any]":
 
 
 def statistics(text: str) -> "list[dict[str, str]]":
-    """Return the rows of `show stat` that are servers."""
+    """Return the rows of `show stat` for servers."""
     lines = text.splitlines()
     names = next((each[2:].split(",") for each in lines if each.startswith("# ")), [])
     each_row = (each.split(",") for each in lines if each and each[0] != "#")
@@ -357,7 +354,7 @@ def statistics(text: str) -> "list[dict[str, str]]":
 
 
 def older_statistics() -> "Iterator[str]":
-    """Yield the statistics of old processes that end with their last requests after a reload."""
+    """Yield the statistics of old processes, which end with their last requests after a reload."""
     try:
         processes = send_command("show proc", master=True)
     except OSError:
@@ -371,7 +368,7 @@ def older_statistics() -> "Iterator[str]":
 
 
 def send_command(command: str, master: bool = False) -> str:
-    """Return what HAProxy answers to a command; raises OSError."""
+    """Return HAProxy's answer to a command. Raises `OSError`."""
     for _ in range(TRIES - 1):
         with contextlib.suppress(socket.timeout, ConnectionResetError):
             try:
@@ -384,7 +381,7 @@ def send_command(command: str, master: bool = False) -> str:
 
 
 def send_once(command: str, master: bool) -> str:
-    """Send the request once."""
+    """Send a command once and return the answer."""
     path = os.path.join(RUN, "master.sock" if master else "admin.sock")
     with contextlib.closing(socket.socket(socket.AF_UNIX)) as there:
         there.settimeout(SOCKET_SECONDS)

@@ -1,11 +1,11 @@
-"""Starts LiteLLM's proxy with only the API accessible, to clients with known keys.
+"""Start LiteLLM's proxy with only the API accessible, to clients with known keys.
 
 RUNS ON THE NODE, under the release's own Python: `litellm-serve DIRECTORY` serves what
 `config.yaml` and `front.json` there say, `litellm-serve --check DIRECTORY` has LiteLLM read them.
 
-LiteLLM without a database has one key for all, and takes orders from a request (`api_base` sends
-the upstream's key wherever a client likes). So only this filter talks to it: it receives requests
-for declared names, from authorised clients, with body keys that model servers know. It logs client,
+LiteLLM without a database has one key for all clients, and obeys a request's body: `api_base` sends
+the upstream's key to any address. So only this filter has access to LiteLLM. It passes on requests
+for declared names from authorised clients, with body keys that model servers know. It logs client,
 request and result, without keys or prompts.
 """
 
@@ -33,7 +33,7 @@ CHAT = "/v1/chat/completions"
 RERANK = ("/rerank", "/v1/rerank", "/v2/rerank")
 PATHS = (CHAT, "/v1/completions", "/v1/embeddings", *RERANK)
 HIDDEN = (b"x-litellm-", b"llm_provider-", b"server")
-"""Prefixes of response headers that clients do not get: they have internal addresses."""
+"""Prefixes of response headers that clients do not get, because they have internal addresses."""
 # Where Debian's and Red Hat's kin keep whom they believe.
 SYSTEMS = ("/etc/ssl/certs/ca-certificates.crt", "/etc/pki/tls/certs/ca-bundle.crt")
 # LiteLLM fetches prices, texts and presets, and offers pages, unless it is told not to.
@@ -55,7 +55,7 @@ QUIET = {
 
 
 class Front:
-    """A filter in front of LiteLLM: checks the client's key, the path, and the keys of the body."""
+    """A filter in front of LiteLLM that checks the client's key, the path and the body's keys."""
 
     def __init__(
         self, app: App, told: Mapping[str, Any], own_key: str, upstream_key: str = ""
@@ -75,7 +75,7 @@ class Front:
         self.upstream_key = upstream_key.encode()
 
     async def __call__(self, scope: dict[str, Any], receive: Receive, send: Send) -> None:
-        """Serve one request, or another ASGI event."""
+        """Serve one request, or handle another ASGI event."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
         elif scope["type"] == "http":
@@ -118,7 +118,7 @@ class Front:
     async def _asked(
         self, scope: dict[str, Any], receive: Receive, noted: dict[str, Any]
     ) -> bytes | dict[str, Any]:
-        """Return the body for LiteLLM, or the answer without LiteLLM."""
+        """Return the body for LiteLLM, or an answer that does not need LiteLLM."""
         at = scope["method"], scope["path"]
         if at != ("GET", "/v1/models") and not (at[0] == "POST" and at[1] in PATHS):
             raise _Refused(404, "This path does not exist here: use the gateway.", code="not_found")
@@ -197,7 +197,7 @@ class Front:
     def _passed_on(
         self, scope: dict[str, Any], body: bytes, receive: Receive
     ) -> tuple[dict[str, Any], Receive]:
-        """Return scope and messages of the request for LiteLLM, without the client's key."""
+        """Return the scope and messages of a request for LiteLLM, without the client's key."""
         headers = [each for each in scope["headers"] if each[0] in self.headers]
         headers += [
             (b"authorization", b"Bearer " + self.own_key),
@@ -245,13 +245,13 @@ async def _say(send: Send, status: int, document: Mapping[str, Any]) -> None:
 
 
 def authorities(directory: str) -> str | None:
-    """Return the file of trusted certificate authorities: LiteLLM has a list of its own."""
+    """Return the file of trusted certificate authorities, because LiteLLM has its own list."""
     known = (f"{directory}/upstream-ca.pem", *SYSTEMS)
     return next((each for each in known if Path(each).exists()), None)
 
 
 def credential(name: str) -> Path | None:
-    """Return the file of one of the unit's credentials; None: it has none of this name."""
+    """Return the file of one of the unit's credentials, or None if it does not exist."""
     path = Path(os.environ.get("CREDENTIALS_DIRECTORY", "/nonexistent")) / name
     return path if path.exists() else None
 
@@ -265,7 +265,7 @@ def notify_systemd(state: str) -> None:
 
 
 def main(directory: str, *, only_check: bool) -> None:
-    """Serve until told to stop."""
+    """Check the configuration, or serve until stopped."""
     told = json.loads((Path(directory) / "front.json").read_text())
     os.environ.update(QUIET)
     # LiteLLM does not start without a key of its own: a new secret one each time.

@@ -1,1 +1,1 @@
-"""A package transaction by apt or dnf."""
+"""Programs that run package transactions with apt or dnf."""

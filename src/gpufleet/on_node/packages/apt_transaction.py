@@ -1,8 +1,9 @@
-"""RUNS ON THE NODE: a package transaction by apt and dpkg; `transaction.py` defines the order of
-the steps.
+"""RUNS ON THE NODE: run a package transaction with apt and dpkg.
 
-The vendors' index, cache and pins lie in gpufleet's folders, and only our apt.conf names them: the
-node's own apt sees none of it. apt's output is parsed in the C locale.
+`transaction.py` defines the order of the steps.
+
+The vendors' index, cache and pins are in gpufleet's folders, which only gpufleet's apt.conf names.
+The node's own apt does not use them. apt's output is parsed in the C locale.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ SIMULATED = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?"
 
 
 class Apt:
-    """The node's dpkg, below `root`."""
+    """The node's dpkg and apt, below `root`."""
 
     kind = "apt"
 
@@ -42,13 +43,13 @@ class Apt:
         self.steps = asked["steps"]
 
     def run(self, name: str, *more: str) -> Output:
-        """Run one of the steps that the plan names."""
+        """Run a step of the plan."""
         return steps.run(self.root, self.steps[name], more)
 
     # --- what is there
 
     def installed(self) -> Dict[str, Installed]:
-        """Return the packages with files, by name and by name:architecture."""
+        """Return the packages that have files on disk, by name and by name:architecture."""
         found: Dict[str, Installed] = {}
         fields = [row.split("\t") for row in self._query("-f", DPKG_ROW).splitlines()]
         own = own_architectures(fields)
@@ -75,7 +76,7 @@ class Apt:
         )
 
     def older(self, one: str, other: str) -> bool:
-        """Return whether one version is older than another, as dpkg orders them."""
+        """Return whether `one` is an older version than `other`, in dpkg's order."""
         words = ("dpkg", "--compare-versions", one, "lt", other)
         try:
             steps.ask(*words)
@@ -90,7 +91,7 @@ class Apt:
         return self.run("finish")
 
     def repair(self) -> None:
-        """Unpack half-unpacked packages again; needs the index."""
+        """Unpack half-unpacked packages again; this needs the index."""
         torn = [
             "%s=%s" % (name, state.version)
             for name, state in self.installed().items()
@@ -136,8 +137,9 @@ class Apt:
 
     def _is_vendors(self, path: str) -> bool:
         """
-        Return whether a file has one of gpufleet's sources, which apt would refuse twice with
-        different keys.
+        Return whether a file has one of gpufleet's sources.
+
+        apt refuses the same source twice with different keys.
         """
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -145,7 +147,7 @@ class Apt:
 
     def fetch(self) -> List[str]:
         """
-        Fetch every index; return errors of the node's own sources.
+        Fetch every index, and return the errors of the node's own sources.
 
         Raises `RefusedError` if a vendor's index cannot be fetched.
         """
@@ -174,9 +176,7 @@ class Apt:
         )
 
     def _fences(self, output: Output) -> List[Tuple[Dict[str, Any], str]]:
-        """
-        Return [(source, the pin expression that selects its packages)], from its Release file.
-        """
+        """Return [(source, the pin expression for its packages)] from its Release file."""
         labels = {}
         for row in output.text.splitlines():
             if row.count("\t") == 2:
@@ -200,9 +200,7 @@ class Apt:
         return found
 
     def _prefer(self, fences: List[Tuple[Dict[str, Any], str]]) -> None:
-        """
-        Write gpufleet's pins. Of several records for a package, apt uses the first that matches.
-        """
+        """Write gpufleet's pins; apt uses the first record that matches a package."""
         records = []
         for names, version in pinned(self.asked):
             records.append((" ".join(names), "version " + version, EXACT_PRIORITY))
@@ -220,8 +218,7 @@ class Apt:
 
     def simulate(self) -> List[Change]:
         """
-        Return apt's simulated changes; raise `RefusedError` with its reasons if there is no
-        solution.
+        Return apt's simulated changes. Raises `RefusedError` with the reasons if apt finds none.
         """
         output = self.run("simulate")
         if output.status:
@@ -237,7 +234,7 @@ class Apt:
         return [change for change in changes.values() if change.before != change.after]
 
     def _holds(self, text: str) -> List[str]:
-        """Return the held packages that apt names, and that no one asked to change."""
+        """Return the held packages in apt's output that the request does not change."""
         ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
         return [
             "%s is held at %s" % (name, state.version)
@@ -246,7 +243,7 @@ class Apt:
         ]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} that the changes need, from the packages' metadata."""
+        """Return {folder: bytes} for the changes, from the packages' metadata."""
         words = ["%s=%s" % (c.name, c.after) for c in changes if c.after]
         if not words:
             return {}
@@ -265,13 +262,11 @@ class Apt:
     # --- doing it
 
     def download(self) -> Output:
-        """
-        Fetch and verify every package, so that missing or wrong ones are known before any change.
-        """
+        """Download and verify every package, so that errors are found before any change."""
         return self.run("download")
 
     def install(self) -> Output:
-        """Do it."""
+        """Install, change and remove the packages."""
         return self.run("install")
 
     def restore(self, changes: List[Change]) -> Output:
@@ -282,7 +277,7 @@ class Apt:
         return self.run("restore", *words)
 
     def mark(self) -> None:
-        """Remove and set the holds of the plan."""
+        """Release and set the holds of the plan."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
@@ -296,17 +291,17 @@ class Apt:
             steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
 
     def clean(self) -> None:
-        """Free what was downloaded."""
+        """Delete the downloaded packages."""
         if "clean" in self.steps:
             self.run("clean")
 
 
 def pinned(asked: Dict[str, Any]) -> List[Tuple[List[str], str]]:
     """
-    Return [(names, version pattern)] that apt must choose over all other candidates.
+    Return [(names, version pattern)] that apt must prefer to all other candidates.
 
-    Each wanted version; and for packages in lockstep that version for all that the same source may
-    bring, because what depends on them has to follow.
+    It has each wanted version. For packages in lockstep, it also has that version for all packages
+    of the sources' patterns, because dependent packages must follow.
     """
     wanted = {name: version for name, version in asked["install"] if version}
     found = [([name], version) for name, version in sorted(wanted.items())]
@@ -320,7 +315,7 @@ def pinned(asked: Dict[str, Any]) -> List[Tuple[List[str], str]]:
 
 
 def errors(text: str) -> List[str]:
-    """Return apt's own lines of errors, and of warnings about signatures."""
+    """Return apt's error lines, and its warnings about signatures."""
     lines = [line.strip() for line in text.splitlines()]
     found = [line[2:].strip() for line in lines if line.startswith("E:")]
     return found + [line[2:].strip() for line in lines if line.startswith("W: GPG error")]
@@ -328,7 +323,7 @@ def errors(text: str) -> List[str]:
 
 def reasons(text: str) -> List[str]:
     """
-    Return why apt finds no solution: first dependencies, which have no prefix in apt's output.
+    Return why apt finds no solution, with dependencies first, which have no prefix in apt's output.
     """
     depends = [
         " ".join(line.split())
@@ -364,7 +359,7 @@ def _meaning(text: str) -> str:
 
 
 def _as_file(url: str) -> str:
-    """Return an address as apt names its index file."""
+    """Return the name that apt gives to the index file of an address."""
     return url.partition("://")[2].lstrip("/").replace("/", "_") or url
 
 

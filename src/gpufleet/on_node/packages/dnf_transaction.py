@@ -1,9 +1,10 @@
-"""RUNS ON THE NODE: a package transaction by dnf 4 and rpm; `transaction.py` defines the order of
-the steps.
+"""RUNS ON THE NODE: run a package transaction with dnf 4 and rpm.
 
-The vendors' repositories lie in a gpufleet folder that only our command lines name. dnf's shell
-takes removals and installations as one transaction; it always exits with status 0, so its output is
-parsed, in the C locale, and the database afterwards.
+`transaction.py` defines the order of the steps.
+
+The vendors' repositories are in a gpufleet folder that only gpufleet's command lines name. dnf's
+shell runs removals and installations as one transaction. It always exits with status 0, so its
+output is parsed in the C locale, and the database is read afterwards.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ MARGIN_BYTES = 64 << 20
 
 
 class Dnf:
-    """The node's rpm database, below `root`."""
+    """The node's dnf and rpm database, below `root`."""
 
     kind = "dnf"
 
@@ -42,7 +43,7 @@ class Dnf:
         self.down: List[Tuple[Optional[str], Optional[str]]] = []
 
     def run(self, name: str, stdin: str = "") -> Output:
-        """Run one of the steps that the plan names; a failure that dnf hides has a status."""
+        """Run a step of the plan; a failure that dnf hides gets a status."""
         output = steps.run(self.root, self.steps[name], stdin=stdin)
         hidden = not output.status and self.steps[name]["argv"][-1] == "shell"
         if hidden and name != "simulate" and FAILED.search(output.text):
@@ -70,7 +71,7 @@ class Dnf:
         return sorted((row[0], row[1], row[2]) for row in rows if len(row) == 3)
 
     def unfinished(self) -> List[str]:
-        """Return the packages that an interrupted rpm has left in two versions."""
+        """Return the packages that an interrupted rpm left in two versions."""
         seen, twice = set(), set()
         for name, architecture, _ in self._rows():
             if (name, architecture) in seen and not SEVERAL.match(name):
@@ -79,11 +80,11 @@ class Dnf:
         return sorted(twice)
 
     def older(self, one: str, other: str) -> bool:
-        """Return whether the simulation calls this a downgrade."""
+        """Return whether the simulation reports a change from `other` to `one` as a downgrade."""
         return (other, one) in self.down
 
     def finish(self) -> Output:
-        """Remove duplicates that an interrupted run has left."""
+        """Remove the duplicates that an interrupted run left."""
         return self.run("finish")
 
     def repair(self) -> None:
@@ -92,11 +93,11 @@ class Dnf:
     # --- sources
 
     def prepare(self) -> None:
-        """Make the folder of the cache."""
+        """Create the cache folder."""
         os.makedirs(self.root + CACHE, mode=0o755, exist_ok=True)
 
     def fetch(self) -> List[str]:
-        """Fetch every index; raise `RefusedError` if a vendor's cannot be fetched or verified."""
+        """Fetch every index. Raises `RefusedError` if a vendor's cannot be fetched or verified."""
         if "fetch vendors" in self.steps:
             output = self.run("fetch vendors")
             if output.status:
@@ -125,8 +126,7 @@ class Dnf:
 
     def simulate(self) -> List[Change]:
         """
-        Return dnf's simulated changes; raise `RefusedError` with its reasons if there is no
-        solution.
+        Return dnf's simulated changes. Raises `RefusedError` with the reasons if dnf finds none.
         """
         text = self.run("simulate").text
         wrong = [line for line in errors(text) if "Operation aborted" not in line]
@@ -145,7 +145,7 @@ class Dnf:
         return [change for change in changes if change.before != change.after]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} that the changes need, from dnf's summary."""
+        """Return {folder: bytes} for the changes, from dnf's summary."""
         if not any(change.after for change in changes):
             return {}
         download = self._size("Total download size")
@@ -158,11 +158,11 @@ class Dnf:
     # --- doing it
 
     def download(self) -> Output:
-        """Fetch and verify every package."""
+        """Download and verify every package."""
         return self.run("download")
 
     def install(self) -> Output:
-        """Do it."""
+        """Install, change and remove the packages."""
         return self.run("install")
 
     def restore(self, changes: List[Change]) -> Output:
@@ -172,7 +172,7 @@ class Dnf:
         return self.run("restore", "\n".join([*lines, "run", ""]))
 
     def mark(self) -> None:
-        """Remove and set the locks of the plan."""
+        """Release and set the locks of the plan."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
@@ -193,16 +193,16 @@ class Dnf:
                 steps.run(self.root, lock, held)
 
     def clean(self) -> None:
-        """Free what was downloaded."""
+        """Delete the downloaded packages."""
         if "clean" in self.steps:
             self.run("clean")
 
 
 def parse_listing(text: str) -> List[Tuple[str, str, str]]:
     """
-    Return [(section, name, version)] of dnf's table.
+    Return [(section, name, version)] from dnf's table.
 
-    A name too long for its column has its own line, followed by the rest.
+    A name that is too long for its column has its own line, and the rest follows on the next.
     """
     found, section, begun = [], "", ""
     for line in text.splitlines():
@@ -223,7 +223,7 @@ def parse_listing(text: str) -> List[Tuple[str, str, str]]:
 
 
 def errors(text: str) -> List[str]:
-    """Return dnf's own lines of errors."""
+    """Return dnf's error lines."""
     pattern = re.compile(
         r"(Error:|Problem|No match for argument|All matches were filtered|Unable to find|  - )"
     )
@@ -245,7 +245,7 @@ MEANINGS = (
 
 
 def explain_error(text: str) -> str:
-    """Explain dnf's error, with the remedy."""
+    """Return the meaning of dnf's error, with the remedy."""
     return next(
         (said for pattern, said in MEANINGS if re.search(pattern, text, re.I)),
         "its index cannot be fetched",

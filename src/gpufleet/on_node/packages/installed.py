@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: what dpkg or rpm has installed, for the snapshot. Read-only.
+"""RUNS ON THE NODE: read the packages installed by dpkg or rpm, for the snapshot. Read-only.
 
 One query of the package database answers all questions. If both package managers are installed, the
 node's is the one with packages in its database: Debian has rpm for other purposes.
@@ -69,7 +69,7 @@ def read(
 
 
 def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
-    """Return ({name: state}, packages that dpkg has not finished)."""
+    """Return ({name: state}, packages that dpkg has left unfinished)."""
     rows = run("dpkg-query", "-W", "-f", DPKG_ROW)
     interrupted = any(name.isdigit() for name in os.listdir(DPKG_UPDATES))
     known: Dict[str, Any] = {}
@@ -92,13 +92,13 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
 
 
 def own_architectures(fields: List[List[str]]) -> List[str]:
-    """Return the architectures of the node's own packages, by rows of DPKG_ROW."""
+    """Return the architectures of the node's own packages, from rows in the format DPKG_ROW."""
     # dpkg itself is of the native architecture, and of no other.
     return ["all", *(architecture for _, name, architecture, _ in fields if name == "dpkg")]
 
 
 def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
-    """Return ({name: state}, packages that an interrupted rpm has left in two versions)."""
+    """Return ({name: state}, packages that an interrupted rpm left in two versions)."""
     held = locked_names()
     known: Dict[str, Any] = {}
     twice = []
@@ -117,7 +117,7 @@ def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
 
 
 def with_version(name: str, version: str) -> str:
-    """Return the name that selects one of several installed versions of a package."""
+    """Return the package name that selects one of several installed versions."""
     return "%s-%s" % (name, version.rpartition(":")[2])
 
 
@@ -133,7 +133,7 @@ def locked_names(root: str = "") -> List[str]:
 
 
 def stream_of(module: str) -> Any:
-    """Return the stream of a dnf module that is enabled, None when there is none."""
+    """Return the enabled stream of a dnf module, or None if there is none."""
     try:
         with open(os.path.join(MODULES, module + ".module")) as file:
             pairs = dict(line.strip().split("=", 1) for line in file if "=" in line)

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: waits for other package managers, and names them.
+"""RUNS ON THE NODE: wait for other package managers, and name them.
 
-apt, dpkg and rpm lock with fcntl(2), whose F_GETLK names the holder; dnf writes its process id into
-a file. A lock without a holder is free, whatever files exist.
+apt, dpkg and rpm lock with fcntl(2), whose F_GETLK returns the holder. dnf writes its process id to
+a file. A lock without a holder is free, even if its file exists.
 
 apt's own DPkg::Lock::Timeout waits for both locks of dpkg, but not for /var/lib/apt/lists/lock nor
 /var/cache/apt/archives/lock, and does not name the holder at the end (apt 2.6.1, measured);
@@ -29,12 +29,12 @@ FLOCK = "hhqqi"
 
 
 class LockedError(Exception):
-    """A lock was not released in time; the text is a sentence: who holds it, for how long."""
+    """A lock was not released in time; the text names the holder and the time."""
 
 
 def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:
     """
-    Wait until no program changes packages; raise `LockedError` with the holder at the deadline.
+    Wait until no program changes packages. Raises `LockedError` with the holder at the deadline.
     """
     deadline = time.monotonic() + seconds
     said = ""
@@ -54,7 +54,7 @@ def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) ->
 
 
 def find(root: str, manager: str) -> Optional[str]:
-    """Return the holder of a package lock, in words; None: none."""
+    """Return a description of a package lock's holder, or None."""
     for path in APT if manager == "apt" else RPM:
         pid = holder_of(root + path)
         if pid is not None:
@@ -67,9 +67,7 @@ def find(root: str, manager: str) -> Optional[str]:
 
 
 def holder_of(path: str) -> Optional[int]:
-    """
-    Return the process that holds a file's fcntl lock; 0: a process that this system does not see.
-    """
+    """Return the process that holds a file's fcntl lock, 0 for an invisible process, or None."""
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -83,7 +81,7 @@ def holder_of(path: str) -> Optional[int]:
 
 
 def written_in(path: str) -> Optional[int]:
-    """Return the process id that a file contains."""
+    """Return the process id in a file, or None."""
     try:
         with open(path) as file:
             return int(file.read(20))
@@ -92,7 +90,7 @@ def written_in(path: str) -> Optional[int]:
 
 
 def is_dnf(pid: int) -> bool:
-    """Return whether a process id belongs to a running package manager: the file may be old."""
+    """Return whether a process id belongs to a package manager; the id may be out of date."""
     words = " ".join(command(pid))
     return any(name in words for name in ("dnf", "yum", "rpm", "packagekit"))
 
@@ -121,7 +119,7 @@ def command(pid: int) -> List[str]:
 
 
 def start_time(pid: int) -> str:
-    """Return when a process started, by the node's clock in UTC; "" when it is gone."""
+    """Return the start time of a process in UTC by the node's clock, or "" if it has ended."""
     try:
         with open("/proc/%d/stat" % pid) as file:
             # proc(5): the 22nd field, ticks since boot; the 2nd may have blanks and parentheses.
@@ -135,7 +133,7 @@ def start_time(pid: int) -> str:
 
 
 def take(path: str, seconds: float) -> int:
-    """Lock gpufleet's lock file for this process's life; raises `LockedError` on a timeout."""
+    """Lock gpufleet's lock file until this process ends. Raises `LockedError` on a timeout."""
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 

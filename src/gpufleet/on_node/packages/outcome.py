@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: may a simulated package transaction be carried out?  Pure.
+"""RUNS ON THE NODE: decide whether a simulated package transaction may be carried out. Pure.
 
 Compare a simulation's installations, removals and changes with the request. An unrequested removal,
 downgrade or release of a hold refuses the transaction.
@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 
 class Change(NamedTuple):
-    """One package's version before and after; None: not installed."""
+    """One package's version before and after; None means not installed."""
 
     name: str
     before: Optional[str]
@@ -20,10 +20,10 @@ class Change(NamedTuple):
 
 class Installed(NamedTuple):
     """
-    One package as the database has it.
+    A package in the database.
 
-    `whole`: fully installed and configured; `torn`: some files are another version's, so that it
-    must be unpacked again.
+    `whole`: the package is fully installed and configured. `torn`: some files are of another
+    version, so that it must be unpacked again.
     """
 
     version: str
@@ -39,7 +39,7 @@ def judge(
     older: Callable[[str, str], bool],
 ) -> List[str]:
     """
-    Return every reason against a transaction, as sentences; none: it may be carried out.
+    Return the reasons against a transaction as sentences; without any, it may be carried out.
 
     `asked` has `install` [[name, version]], `remove` [name] and `lockstep` [[name]].
     """
@@ -112,7 +112,7 @@ def package_mismatches(asked: Dict[str, Any], after: Dict[str, str]) -> List[str
 
 
 def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
-    """Return a sentence for each group of which two upstream versions would be installed."""
+    """Return a sentence for each group that would have more than one upstream version installed."""
     sentences = []
     for names in groups:
         versions: Dict[str, List[str]] = {}

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: runs one step of a package transaction, within its deadline, into a log.
+"""RUNS ON THE NODE: run one step of a package transaction with a deadline and a log.
 
-A step outlives its connection: ending a package manager half-way leaves packages half installed.
-Its output is in LOG, of the last transaction alone.
+A step outlives its connection, because ending a package manager half-way leaves packages half
+installed. LOG has the output of the last transaction only.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Output(NamedTuple):
 
     @property
     def last(self) -> str:
-        """Join the explaining lines: those around the first error, else the last ones."""
+        """Return the explaining lines: the lines around the first error, or else the last lines."""
         lines = output_lines(self.text)
         at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
         # A script prints what is wrong before dpkg reports the failure.
@@ -56,7 +56,7 @@ class Output(NamedTuple):
 
 
 def output_lines(text: str) -> List[str]:
-    """Return the lines of a package manager's output that are no progress."""
+    """Return the lines of a package manager's output without progress lines."""
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
     return [line for line in lines if line and not NOISE.search(line)]
 
@@ -68,7 +68,7 @@ def ignore_hangup() -> None:
 
 
 def begin_log(root: str) -> None:
-    """Truncate the log."""
+    """Truncate the log, and write the time."""
     os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
     with open(root + LOG, "w") as log:
         log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
@@ -88,13 +88,13 @@ def record_step(root: str, what: str, folder: str = "", size: int = 0) -> None:
 
 
 def stop_watcher(root: str) -> None:
-    """Stop the watcher."""
+    """Stop the watcher by removing the record of the current step."""
     with contextlib.suppress(OSError):
         os.unlink(root + STEP)
 
 
 def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = "") -> Output:
-    """Run a step, with further words and input; raise `RefusedError` when it takes too long."""
+    """Run a step with additional arguments and input. Raises `RefusedError` after its deadline."""
     argv = [*step["argv"], *more]
     with open(root + LOG, "a+b", buffering=0) as log:
         log.write(("\n$ %s\n" % " ".join(argv)).encode())
@@ -129,7 +129,7 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
 
 
 def ask(*argv: str, status: Sequence[int] = (0,)) -> str:
-    """Return the output of a short query; raises `RefusedError` without an answer."""
+    """Return the output of a short query. Raises `RefusedError` without an answer."""
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,

@@ -39,7 +39,7 @@ UNTOUCHED = "nothing was touched"
 
 
 def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Run the transaction; raise `RefusedError` or `LockedError` with a sentence."""
+    """Run the transaction. Raises `RefusedError` or `LockedError` with a sentence."""
     os.umask(0o022)
     root, seconds = asked["root"], asked["lock_seconds"]
     lock = locks.take(root + LOCK, seconds)
@@ -67,7 +67,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Print progress at once; the reader may be gone."""
+    """Print progress at once, even if no one reads it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
@@ -90,7 +90,7 @@ def write_files(files: Dict[str, str]) -> None:
 
 
 def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Finish interrupted work, and unpack half-installed packages again; return what was done."""
+    """Finish interrupted work, unpack half-installed packages again, and return the notes."""
     half = manager.unfinished()
     if not half:
         return []
@@ -116,7 +116,7 @@ def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
-    """Install, move and remove, after everything that could forbid it was looked at."""
+    """Install, change and remove packages after all checks against the simulation."""
     root = asked["root"]
     foul = fetch(manager, asked) if asked["install"] else []
     before = manager.installed()
@@ -148,7 +148,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
 
 
 def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Fetch the indexes; return errors of the node's own sources."""
+    """Fetch the indexes, and return the errors of the node's own sources."""
     steps.record_step(asked["root"], "fetches the indexes of the package sources")
     for source in asked["sources"]:
         if not os.path.isfile(asked["root"] + source["key"]):
@@ -163,13 +163,13 @@ def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 
 def broken_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Return the requested packages that are incomplete, whatever the exit status."""
+    """Return the requested packages that are incomplete, regardless of the exit status."""
     found = manager.installed()
     return [name for name, _ in asked["install"] if name not in found or not found[name].whole]
 
 
 def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
-    """Return a sentence for each file system without enough room for these folders' new content."""
+    """Return a sentence for each file system that lacks room for the new content."""
     total: Dict[int, List[Any]] = {}
     for folder, size in needs.items():
         path = root + folder
@@ -190,7 +190,9 @@ def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
 
 
 def restore(manager: Manager, changes: List[Change], output: Output, held: List[str]) -> str:
-    """Restore the previous state after a package's script failed; return the result."""
+    """
+    Restore the previous state after a package's script failed; return the result as a sentence.
+    """
     found = manager.installed()
     failed = sorted(one.name for one in changes if one.name in found and not found[one.name].whole)
     said = "the installation of %s failed: %s" % (
@@ -219,7 +221,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
 
 
 def verify(manager: Manager, asked: Dict[str, Any]) -> None:
-    """Verify the result in the package database."""
+    """Verify the result in the package database. Raises `RefusedError` for a difference."""
     found = manager.installed()
     wrong = []
     for name, version in asked["install"]:
@@ -246,7 +248,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run it; report a problem in one sentence."""
+    """Run the transaction; report a problem in one sentence."""
     steps.ignore_hangup()
     try:
         document = transact(PARAMETERS)

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: report the progress of a running package transaction.
 
-Takes (`PARAMETERS`): `root`, "" for the node itself.
-Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int or None, "total": int or
-None, "line": the last line of its package manager}; `step` is None while none goes on.
+Takes (`PARAMETERS`): `root`, "" for the node itself. Prints one JSON document: {"schema": 1,
+"step": what it does, "bytes": int or None, "total": int or None, "line": the last line of its
+package manager}; `step` is None if no transaction runs.
 
 It reads what `transaction.py` writes into STEP, and touches nothing that a package manager locks.
 Python 3.8, standard library.
@@ -34,7 +34,7 @@ _BEGUN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$")
 
 
 def look(root: str) -> Dict[str, Any]:
-    """Return the document."""
+    """Return the progress document."""
     document: Dict[str, Any] = {
         "schema": 1,
         "step": None,
@@ -59,7 +59,7 @@ def look(root: str) -> Dict[str, Any]:
 
 
 def last_line(path: str) -> Optional[str]:
-    """Return the last non-empty line of a log, None if there is none."""
+    """Return the last non-empty line of a log, or None if there is none."""
     with contextlib.suppress(OSError):
         with open(path, "rb") as file:
             file.seek(max(0, os.fstat(file.fileno()).st_size - _END))

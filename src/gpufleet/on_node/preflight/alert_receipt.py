@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: sends one alert to the Alertmanager here, and waits until it is delivered.
+"""RUNS ON THE NODE: send one alert to this node's Alertmanager, and wait for its delivery.
 
 Takes (JSON header `PARAMETERS`):
   url      of Alertmanager on this node
@@ -27,7 +27,7 @@ COUNTED = re.compile(r"^alertmanager_notifications(?:_failed)?_total\{.*$", re.M
 
 
 def main() -> None:
-    """Print the document."""
+    """Send the alert and print the document."""
     found: "dict[str, Any]" = {"schema": 1, "error": None, "before": "", "after": ""}
     end = time.monotonic() + PARAMETERS["seconds"]
     try:
@@ -50,7 +50,7 @@ def counts(page: str) -> "list[str]":
 
 
 def request(path: str, document: Any = None) -> str:
-    """Return what the server answers; raises OSError and ValueError."""
+    """Return the server's response. Raises `OSError` and `ValueError`."""
     asked = urllib.request.Request(
         PARAMETERS["url"] + path,
         data=None if document is None else json.dumps(document).encode(),

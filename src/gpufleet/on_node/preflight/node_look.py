@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the facts that only `gpufleet preflight` needs.
+"""RUNS ON THE NODE: read the facts that only `gpufleet preflight` needs.
 
 Takes (JSON header `PARAMETERS`):
   names    host names to resolve
@@ -62,7 +62,7 @@ PARTIAL_CHAIN = 0x80000
 
 
 def main() -> None:
-    """Print the document."""
+    """Read all facts and print the document."""
     began = time.time()
     given, watch = PARAMETERS, Watch()
     questions: Dict[Tuple[str, str], Any] = {}
@@ -90,7 +90,7 @@ def main() -> None:
 
 
 def resolve(name: str) -> List[str]:
-    """Return the addresses that programs on this node get for a name."""
+    """Return the addresses to which this node's programs resolve a name."""
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except socket.gaierror as error:
@@ -101,7 +101,7 @@ def resolve(name: str) -> List[str]:
 
 
 def fetch_page(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return what a server answers to a request without a key or a password."""
+    """Return a server's response to a request without a key or a password."""
     # Whose certificate it is, `handshakes` asks: no secret is sent here.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
@@ -121,14 +121,14 @@ def fetch_page(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
-    """A redirect counts as an answer: the server is reached."""
+    """A redirect is returned as a response, because it shows that the server is reachable."""
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether a server's certificate is verified, and the certificate itself."""
+    """Return whether a server's certificate is valid, and the certificate itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(asked["name"])
     try:
@@ -156,7 +156,7 @@ def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
-    """Return a server's certificate as base64 of DER; exceptions pass through."""
+    """Return a server's certificate as base64 of DER. Connection errors are raised."""
     place = (asked["host"], asked["port"])
     plain = socket.create_connection(place, timeout=REQUEST_SECONDS)
     try:
@@ -167,7 +167,7 @@ def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
 
 
 def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
-    """Return whether a model is complete, its faulty files, and those changed since completion."""
+    """Return whether a model is complete, with its faulty files and its files changed later."""
     there = dict(sizes(directory))
     known = {name for name in there if name != MARK and not name.startswith(NOTES)}
     wanted = set(shards(directory)) if files is None else set(files)
@@ -185,7 +185,7 @@ def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, An
 
 
 def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) -> Iterator[str]:
-    """Yield the files whose hash is not the lock's."""
+    """Yield the files whose hash differs from the lock's."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in names:
@@ -197,14 +197,14 @@ def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) 
 
 
 def folder_bytes(folder: str) -> int:
-    """Return a folder's bytes; raises `CannotRead` where there is none."""
+    """Return a folder's bytes. Raises `CannotRead` if it does not exist."""
     if not os.path.isdir(folder):
         raise CannotRead("absent")
     return folder_size.size(folder)
 
 
 def firewall() -> bool:
-    """Return whether gpufleet's table of nftables is loaded."""
+    """Return whether gpufleet's nftables table is loaded."""
     output = run("nft", "list", "table", "inet", "gpufleet", seconds=FIREWALL_SECONDS - 1)
     return output.status == 0
 

@@ -1,1 +1,1 @@
-"""The probe: what a node is, in one JSON document."""
+"""The probe: a node's hardware and software facts in one JSON document."""

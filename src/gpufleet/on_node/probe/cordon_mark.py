@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: read the node's cordon, and the upgrade that holds it.
 
-`on_node/common/change_marks.py` writes the mark; `cordon.py` tells what it means for a plan.
+`on_node/common/change_marks.py` writes the mark. `cordon.py` has its meaning for a plan.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ BYTES = 1 << 16
 
 def cordon() -> Optional[Dict[str, Any]]:
     """
-    Return the mark; None: there is none. `passing`: it belongs to a running change.
+    Return the mark, or None; `passing` is whether it belongs to a running change.
 
     Only root may read it.
     """
@@ -35,7 +35,7 @@ def cordon() -> Optional[Dict[str, Any]]:
 
 
 def upgrade() -> Optional[Dict[str, Any]]:
-    """Return the unfinished upgrade that holds the node; None: none."""
+    """Return the unfinished upgrade that holds the node, or None."""
     found = document("lock.json")
     if found is None:
         return None
@@ -44,7 +44,7 @@ def upgrade() -> Optional[Dict[str, Any]]:
 
 
 def document(name: str) -> Optional[Dict[str, Any]]:
-    """Return one of the files; None: there is none."""
+    """Return one of the files, or None if it does not exist."""
     try:
         with open("%s%s/%s" % (linux_facts.ROOT, HOME, name), encoding="utf-8") as file:
             found: Dict[str, Any] = json.loads(file.read(BYTES))

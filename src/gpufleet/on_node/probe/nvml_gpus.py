@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: NVML's values of the driver and of each GPU. Read-only.
+"""RUNS ON THE NODE: read NVML's values of the driver and of each GPU.
 
 The tables map each value to its NVML function. Numbers from nvml.h replace the binding's constants
 that are wrong or newer than the driver.
@@ -37,7 +37,7 @@ SAMPLES, SAMPLES_APART = 3, 0.3  # seconds
 
 
 def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a GPU's place on the PCI bus, in NVML's and in sysfs' spelling."""
+    """Return a GPU's PCI address, in NVML's and in sysfs' spelling."""
     info = nvml.nvmlDeviceGetPciInfo(gpu)
     return {
         "bus_id": sysfs_bus_id(to_json_types(info.busId)),
@@ -48,9 +48,7 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 
 def affinity(function: str, words: int) -> Ask:
-    """
-    Return a question for a bit mask of `words` 64-bit words, answered in Linux's list notation.
-    """
+    """Return a question for a bit mask of `words` 64-bit words, in Linux' list notation."""
 
     def ask(nvml: Any, gpu: Any) -> str:
         mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
@@ -65,7 +63,7 @@ def affinity(function: str, words: int) -> Ask:
 
 
 def processes(kind: str) -> Ask:
-    """Return a question for the GPU's processes; `usedGpuMemory` in bytes, or null."""
+    """Return a question for the GPU's processes, with `usedGpuMemory` in bytes or null."""
     question = first_of(get(kind + "RunningProcesses_v3"), get(kind + "RunningProcesses_v2"))
 
     def ask(nvml: Any, gpu: Any) -> list[dict[str, Any]]:
@@ -88,19 +86,19 @@ def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
 
 
 def inforom_valid(nvml: Any, gpu: Any) -> bool:
-    """Make the driver compute the InfoROM's checksum; `corrupted_inforom` if it is wrong."""
+    """Make the driver verify the InfoROM's checksum; a wrong one raises `corrupted_inforom`."""
     nvml.nvmlDeviceValidateInforom(gpu)
     return True
 
 
 def retired_page_count(cause: int) -> Ask:
-    """Return a question for how many pages were retired; cause 0: single-bit errors, 1: double."""
+    """Return a question for the number of retired pages by cause: 0 single-bit errors, 1 double."""
     question = get("RetiredPages", cause)
     return lambda nvml, gpu: len(question(nvml, gpu))
 
 
 def ecc_at(location: int) -> Ask:
-    """Return a question for the error counters of one place: 2 DRAM, 7 SRAM."""
+    """Return a question for the error counters of a location: 2 is DRAM, 7 is SRAM."""
     return ask_all(
         corrected_volatile=get("MemoryErrorCounter", 0, 0, location),
         uncorrected_volatile=get("MemoryErrorCounter", 1, 0, location),
@@ -110,9 +108,7 @@ def ecc_at(location: int) -> Ask:
 
 
 def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """
-    Return where in its rack a board sits. Members are read as raw bytes: the binding reads text.
-    """
+    """Return a board's position in its rack, read as raw bytes, because the binding reads text."""
     import ctypes
 
     info = nvml.c_nvmlPlatformInfo_v2_t()
@@ -282,7 +278,7 @@ DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 
 
 def checked_count(count: int) -> int:
-    """Return a number of GPUs; raises for an impossible answer of the driver."""
+    """Return a number of GPUs. Raises for an impossible number."""
     if count > GPUS_MAX:
         raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
     return count
@@ -295,13 +291,13 @@ def excluded_gpu(nvml: Any, index: int) -> dict[str, Any]:
 
 
 def driver() -> dict[str, Any]:
-    """Return NVML's values of the driver; raises without NVML."""
+    """Return NVML's values of the driver. Raises without NVML."""
     nvml = start_nvml()
     return {name: read(function, nvml) for name, function in DRIVER_FACTS}
 
 
 def gpu(index: int) -> dict[str, Any]:
-    """Return all facts about a single GPU; raises when NVML returns no handle to it."""
+    """Return all facts about one GPU. Raises if NVML returns no handle."""
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     facts = table_answers(GPU_FACTS, nvml, handle)

@@ -27,7 +27,9 @@ P2P_INDEXES = (("read", 0), ("write", 1), ("nvlink", 2))
 
 
 def links_of(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a GPU's NVLinks: how many it has, how many reach a switch, and each one's state."""
+    """
+    Return a GPU's NVLinks: their number, the number that reach a switch, and each one's state.
+    """
     states = []
     for number in range(LINKS_MAX):
         state = read(nvml.nvmlDeviceGetNvLinkState, gpu, number)
@@ -62,7 +64,7 @@ def link(nvml: Any, gpu: Any, number: int, state: Any) -> dict[str, Any]:
 
 
 def errors(nvml: Any, gpu: Any, number: int) -> dict[str, Any]:
-    """Return the error counters of a link up to NVLink 4."""
+    """Return the error counters of an NVLink up to version 4."""
     return {
         name: read(nvml.nvmlDeviceGetNvLinkErrorCounter, gpu, number, counter)
         for name, counter in ERROR_COUNTERS
@@ -70,7 +72,7 @@ def errors(nvml: Any, gpu: Any, number: int) -> dict[str, Any]:
 
 
 def errors_of_nvlink_5(nvml: Any, gpu: Any, number: int) -> dict[str, Any]:
-    """Return the error counters and bit error rates of a link from NVLink 5 on."""
+    """Return the error counters and bit error rates of an NVLink from version 5 on."""
     return {
         **{name: read(field, nvml, gpu, id_, number) for name, id_ in ERROR_FIELDS},
         **{name: read(bit_errors, nvml, gpu, id_, number) for name, id_ in RATE_FIELDS},
@@ -78,25 +80,25 @@ def errors_of_nvlink_5(nvml: Any, gpu: Any, number: int) -> dict[str, Any]:
 
 
 def bit_errors(nvml: Any, gpu: Any, number: int, link: int) -> float:
-    """Return a bit error rate: the driver packs m * 10**-e as m in bits 8 to 11, e in 0 to 7."""
+    """Return a bit error rate; the driver packs m * 10**-e with m in bits 8 to 11, e in 0 to 7."""
     packed = int(field(nvml, gpu, number, link))
     return float("%de-%d" % (packed >> 8 & 0xF, packed & 0xFF))
 
 
 def remote_bus_id(nvml: Any, gpu: Any, number: int) -> str:
-    """Return the PCI function at the other end; "ffffffff:ff:ff.0" if unknown to NVML."""
+    """Return the PCI function at the other end, or "ffffffff:ff:ff.0" if NVML does not know it."""
     return sysfs_bus_id(to_json_types(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, number).busId))
 
 
 def pairs(index: int, others: Iterable[int]) -> dict[int, dict[str, Any]]:
-    """Return how one GPU reaches the others."""
+    """Return the connection of one GPU to each of the others."""
     nvml = start_nvml()
     here = nvml.nvmlDeviceGetHandleByIndex(index)
     return {other: read(pair, nvml, here, other) for other in others}
 
 
 def pair(nvml: Any, here: Any, other: int) -> dict[str, Any]:
-    """Return one pair: P2P status by kind, and the PCIe ancestor (10 PIX ... 50 SYS)."""
+    """Return the P2P status of a pair by kind, and its PCIe ancestor (10 PIX ... 50 SYS)."""
     there = nvml.nvmlDeviceGetHandleByIndex(other)
     return {
         "pcie": read(nvml.nvmlDeviceGetTopologyCommonAncestor, here, there),

@@ -1,5 +1,4 @@
-"""RUNS ON THE NODE: print the machine's hardware and software facts. It reads, without changes or
-verdicts.
+"""RUNS ON THE NODE: print the machine's hardware and software facts, without changes or verdicts.
 
 Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
@@ -88,7 +87,9 @@ LONG: dict[str, Callable[[], Any]] = {
 
 
 def document() -> dict[str, Any]:
-    """Query the driver, then every GPU, then every pair of GPUs; everything else in parallel."""
+    """
+    Return all facts: of the driver, then every GPU, then every pair, with the rest in parallel.
+    """
     began = time.monotonic()
     watch = Watch()
     try:
@@ -143,7 +144,7 @@ def ask_gpus(
     each: Mapping[int, tuple[Any, ...]],
     seconds: str,
 ) -> dict[int, Any]:
-    """Ask every GPU at once, each in its own process; return the answers by GPU."""
+    """Query every GPU at once, each in its own process, and return the answers by GPU."""
     keys = {index: "%s[%d]" % (about, index) for index in each}
     for index, arguments in each.items():
         watch.ask(keys[index], functools.partial(function, *arguments), SECONDS[seconds])
@@ -162,7 +163,7 @@ def host_section(about: Any) -> dict[str, Any]:
 
 
 def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the operating system's facts, from the processes that asked for them."""
+    """Return the operating system's facts from the answers of the parallel processes."""
     about = beside["system"]
     return {
         **{name: part(about, name) for name, _ in system.SYSTEM_FACTS},
@@ -200,14 +201,14 @@ def driver_section(
 
 
 def gpu_section(answer: Any, section: str, index: int) -> Any:
-    """Return one section about one GPU; a silent GPU keeps its place in each section."""
+    """Return one section about a GPU; a GPU without an answer keeps its entry in each section."""
     if not is_missing(answer):
         return answer[section]
     return {"index": index, **answer} if section == "gpus" else answer
 
 
 def matrix(together: Mapping[int, Any], kind: str, count: int) -> list[list[Any]]:
-    """Return one kind of answer for every pair, row by row; null for a GPU with itself."""
+    """Return one kind of answer for every pair as rows; the diagonal is null."""
 
     def cell(row: int, column: int) -> Any:
         if row == column:
@@ -229,7 +230,7 @@ def errors(
     """
     Yield every process without an answer, with its subject.
 
-    For facts beside the GPUs, reasons such as "no such program" are recorded with each fact.
+    Other facts record reasons such as "no such program" themselves.
     """
     silent = {"timeout", "crashed", "error", "implausible"}
     asked_about = {
@@ -248,7 +249,7 @@ def errors(
 
 
 def main() -> None:
-    """Print the document and end, whatever forked processes are still stuck."""
+    """Print the document, and end even if forked processes are still stuck."""
     linux_facts.ROOT = PARAMETERS.get("sysroot", "")
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     with contextlib.suppress(ImportError):

@@ -1,1 +1,1 @@
-"""Run one rank of a multi-node replica."""
+"""Program that runs one rank of a multi-node replica."""

@@ -1,9 +1,9 @@
-"""RUNS ON THE NODE: the programs that a rank runs, and everything that they start.
+"""RUNS ON THE NODE: run a rank's programs, and end all their descendants.
 
 A program may start others that leave its process group, as Ray's do. So this process is the reaper
 of all orphans below it (PR_SET_CHILD_SUBREAPER): descendants stay descendants, and the end is
-complete when none is left. A program dies with this process (PR_SET_PDEATHSIG), even after SIGKILL;
-systemd kills the rest with the unit's control group.
+complete when no descendant is left. A program dies with this process (PR_SET_PDEATHSIG), even after
+SIGKILL; systemd kills the rest with the unit's control group.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ TCP_LISTEN = "0A"  # include/net/tcp_states.h, as /proc/net/tcp prints it
 
 
 class Children:
-    """The programs that were started here, in order."""
+    """The programs that this process started, in order."""
 
     def __init__(self) -> None:
         LIBC.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
         self.running: dict[int, str] = {}
-        """The running programs' names, by process id."""
+        """Names of the running programs by process id."""
         self.pids: list[int] = []
         """Process ids of all started programs, in order."""
         # Kept, so that only we wait for them.
@@ -56,7 +56,7 @@ class Children:
         return started.pid
 
     def ended(self) -> list[tuple[str, int]]:
-        """Return the programs that have ended since the last call, with `Popen`'s exit status."""
+        """Return the programs that ended since the last call, with `Popen`'s exit status."""
         found: list[tuple[str, int]] = []
         while True:
             try:
@@ -110,7 +110,7 @@ def descendants() -> list[int]:
 
 
 def processes() -> Iterator[tuple[int, int]]:
-    """Yield the number of each process that has not ended, and of its parent."""
+    """Yield the process id and the parent's process id of each process that has not ended."""
     for name in os.listdir("/proc"):
         if not name.isdigit():
             continue
@@ -135,7 +135,7 @@ def is_listening(port: int) -> bool:
 
 
 def describe_exit(status: int) -> str:
-    """Return how a program ended, in words: `with status 1`, `by SIGKILL`."""
+    """Return in words how a program ended, for example `with status 1` or `by SIGKILL`."""
     if status >= 0:
         return "with status %d" % status
     try:
@@ -145,7 +145,7 @@ def describe_exit(status: int) -> str:
 
 
 def environment(values: dict[str, Any]) -> dict[str, str]:
-    """Return a program's environment: without systemd's variables, placeholders filled in."""
+    """Return a program's environment, without systemd's variables and with filled placeholders."""
     ours = ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID")
     found = {
         name: fill_ports(value, values) for name, value in os.environ.items() if name not in ours
@@ -155,7 +155,9 @@ def environment(values: dict[str, Any]) -> dict[str, str]:
 
 
 def fill_ports(text: str, values: dict[str, Any]) -> str:
-    """Fill in `{master_port}` and the like; other braces stay, for arguments hold JSON."""
+    """
+    Fill in placeholders such as `{master_port}`; other braces stay, because arguments contain JSON.
+    """
     for name, value in values.items():
         text = text.replace("{%s}" % name, str(value))
     return text

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: rank 0, which the others connect to. It alone starts the group."""
+"""RUNS ON THE NODE: run rank 0, to which the other ranks connect and which starts the group."""
 
 from __future__ import annotations
 
@@ -30,21 +30,21 @@ LARGE_SILENCES = 3
 
 
 class Head(Rank):
-    """The head. It waits for all ranks, compares them, forms the group, and relays its end."""
+    """The head, which waits for all ranks, compares them, forms the group, and relays its end."""
 
     def __init__(self, options: argparse.Namespace, programs: list[list[str]], key: bytes) -> None:
         super().__init__(options, programs, key)
         self.listener: socket.socket | None = None
         self.next_bind = 0.0
         self.ranks: dict[int, Link] = {}
-        """The link of every rank that was accepted."""
+        """The link of every accepted rank."""
         self.hello: dict[int, dict[str, Any]] = {}
         self.tested: dict[int, str] = {}
-        """State of the test with large messages: there, back, done."""
+        """State of the test with large messages by rank: there, back, done."""
         self.apart: dict[int, list[int]] = {}
-        """The workers that each worker does not reach."""
+        """The workers that each worker cannot reach."""
         self.draining: set[int] = set()
-        """The workers that serve clients too, and have not finished."""
+        """The workers that also serve clients and have not finished."""
         self.formed: set[int] = set()
         self.started: set[int] = set()
         self.refused: dict[int, str] = {}
@@ -60,7 +60,7 @@ class Head(Rank):
 
     @property
     def workers(self) -> list[int]:
-        """All other ranks."""
+        """Return the ranks of all workers."""
         return list(range(1, len(self.nodes)))
 
     # Who is here
@@ -187,7 +187,7 @@ class Head(Rank):
         link.send("large", pad=LARGE)
 
     def _stranger(self, link: Link, hello: dict[str, Any]) -> str:
-        """Return why this is not a rank of this replica."""
+        """Return why a peer is no rank of this replica, or ""."""
         rank = hello.get("rank")
         if hello.get("replica") != self.options.replica:
             return "this is %s, not %s" % (self.options.replica, hello.get("replica"))
@@ -288,12 +288,14 @@ class Head(Rank):
                 link.send("waiting", why=self.told)
 
     def _waits_too(self, rank: int) -> bool:
-        """Return whether a rank is connected here, and all ranks that it cannot reach are not."""
+        """
+        Return whether a rank is connected here, and none of the ranks that it cannot reach is.
+        """
         apart = self.apart.get(rank) or []
         return rank in self.ranks and bool(apart) and not any(each in self.ranks for each in apart)
 
     def _missing(self, rank: int) -> str:
-        """Return the name of an awaited rank, and why it is missing if that is known."""
+        """Return the name of an awaited rank, with the reason for its absence if known."""
         name = self.nodes[rank].name
         if rank in self.refused:
             return "%s (%s)" % (name, self.refused[rank])
@@ -370,7 +372,7 @@ class Head(Rank):
         self.drain("%s was stopped" % self.rank_name(0), 0)
 
     def drain(self, why: str, rank: int) -> None:
-        """Drain as any rank does, and wait for the servers of this and of other ranks."""
+        """Drain like any rank, and wait for the servers of this and other ranks."""
         if self.ending is not None:
             return
         super().drain(why, rank)
@@ -392,9 +394,10 @@ class Head(Rank):
 
     def _hurry(self, why: str) -> None:
         """
-        Shorten a drain: servers have lost a program that they need, and their requests may hang.
+        Shorten a drain, because servers have lost a program and their requests may hang.
 
-        With a delay: workers' programs may end a moment before the finished server.
+        The drain ends with a delay, because workers' programs may end a moment before the finished
+        server.
         """
         if self.ending is not None and self.ending.step == "drain":
             self.hurry = self.hurry or why
@@ -402,13 +405,13 @@ class Head(Rank):
             self.ending = self.ending._replace(until=min(self.ending.until, soon))
 
     def _drained(self) -> None:
-        """End when no rank serves any more."""
+        """End the group when no rank serves requests."""
         drains = self.ending is not None and self.ending.step == "drain"
         if drains and self._server_pid() is None and not self.draining:
             self.end("no rank serves any more", 0)
 
     def _server_pid(self) -> int | None:
-        """Return the process of the last program, if it was started and runs."""
+        """Return the process id of the last program if it runs, or None."""
         pids = self.children.pids
         server = pids[-1] if len(pids) == len(self.programs) else None
         return server if server in self.children.running else None

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the common part of head and worker: loop, programs, end.
+"""RUNS ON THE NODE: the common part of head and worker: loop, programs, shutdown.
 
 An end has up to three steps, each with a limit:
   drain   only after a stop that was asked for: the head's server may finish its requests
@@ -50,22 +50,22 @@ LINE_BYTES = 4096
 
 
 class Node(NamedTuple):
-    """The node that a rank runs on."""
+    """A rank's node."""
 
     name: str
     address: str
 
 
 class Ending(NamedTuple):
-    """Why the group ended, and the progress of its end."""
+    """The reason for the end of the group, and the progress of the end."""
 
     why: str
     rank: int
     stopped: bool
-    """It was asked for."""
+    """Whether the end was requested."""
     status: int
     step: str
-    """drain | terminate | kill"""
+    """Current step: drain, terminate or kill."""
     until: float
 
 
@@ -91,7 +91,7 @@ class Rank:
         self.links: list[Link] = []
         self.ending: Ending | None = None
         self.hurry = ""
-        """Why the drain is cut short."""
+        """Reason for shortening the drain, or ""."""
         self.status: int | None = None
         self.incarnation: dict[str, Any] | None = None
         self.connecting: socket.socket | None = None
@@ -108,7 +108,7 @@ class Rank:
     # What heads and workers do differently
 
     def sockets(self) -> list[Any]:
-        """Return the other sockets to wait for, besides the links."""
+        """Return sockets to wait for, in addition to the links."""
         return []
 
     def advance(self, now: float) -> None:
@@ -116,19 +116,19 @@ class Rank:
         raise NotImplementedError
 
     def rank_of(self, link: Link) -> int | None:
-        """Return the link's rank; None: not known yet."""
+        """Return the link's rank, or None if it is not yet known."""
         raise NotImplementedError
 
     def take(self, link: Link, message: dict[str, Any]) -> None:
-        """Act on a peer's message."""
+        """Handle a peer's message."""
         raise NotImplementedError
 
     def link_lost(self, link: Link, why: str) -> None:
-        """Act on the loss of a link, which is closed already."""
+        """Handle the loss of a link, which is already closed."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """Act on SIGTERM."""
+        """Handle SIGTERM."""
         raise NotImplementedError
 
     def program_ended(self, why: str, status: int) -> None:
@@ -138,7 +138,7 @@ class Rank:
     # The loop
 
     def run(self) -> int:
-        """Live until the end; return the exit status."""
+        """Run until the group has ended, and return the exit status."""
         for end in (self._wake, self._woken):
             end.setblocking(False)
         signal.set_wakeup_fd(self._wake.fileno(), warn_on_full_buffer=False)
@@ -155,7 +155,7 @@ class Rank:
         return self.status
 
     def _part(self) -> None:
-        """End the links so that their last messages arrive: closing at once may drop them."""
+        """Shut down the links so that their last messages arrive; closing at once may drop them."""
         for link in self.links:
             link.last_words()
         until = time.monotonic() + PART_SECONDS
@@ -276,7 +276,7 @@ class Rank:
         return {"incarnation": group.get("id"), **ports}
 
     def start(self, program: list[str]) -> None:
-        """Start one of the programs; a failure ends the group."""
+        """Start one of the programs; an error ends the group."""
         argv = [fill_ports(word, self.values) for word in program]
         try:
             pid = self.children.start(argv, environment(self.values))
@@ -289,8 +289,7 @@ class Rank:
 
     def ready(self) -> bool:
         """
-        Return whether the started program listens on `--ready-port`; if it never does, the group
-        ends.
+        Return whether the started program listens on `--ready-port`; end the group on a timeout.
         """
         now = time.monotonic()
         if not self.options.ready_port:
@@ -310,7 +309,7 @@ class Rank:
     # The end
 
     def end(self, why: str, rank: int, *, stopped: bool = False, status: int = 1) -> None:
-        """Begin the end, or cut a drain short. The first reason stays."""
+        """Begin the end, or shorten a drain; the first reason is kept."""
         if self.ending is not None and self.ending.step != "drain":
             return
         if self.ending is None:
@@ -334,7 +333,7 @@ class Rank:
         self.children.terminate()
 
     def drain(self, why: str, rank: int) -> None:
-        """Begin to end after a requested stop: serving ranks may finish first."""
+        """Begin to end after a requested stop; serving ranks may finish their requests first."""
         if self.ending is not None:
             return
         self.say("stops: " + why)
@@ -368,11 +367,11 @@ class Rank:
     # Words
 
     def rank_name(self, rank: int) -> str:
-        """Return a rank's name for people: `rank 1 on gpu-02`."""
+        """Return a rank's name for messages: `rank 1 on gpu-02`."""
         return "rank %d on %s" % (rank, self.nodes[rank].name)
 
     def say(self, text: str) -> None:
-        """Log a line; the same line at most once a minute."""
+        """Log a line, at most once a minute for the same text."""
         now = time.monotonic()
         if now - self._said.get(text, -REPEAT_SECONDS) < REPEAT_SECONDS:
             return
@@ -387,12 +386,12 @@ class Rank:
         self._said[text] = now
 
     def wait_with(self, phase: str, why: str) -> None:
-        """Record what is awaited, and log it."""
+        """Record the phase and its reason, and log the reason."""
         self.state.phase(phase, why)
         self.say(why)
 
     def _notify(self, now: float) -> None:
-        """Ping systemd's watchdog and send the phase, if the unit has a notify socket."""
+        """Notify systemd's watchdog and send the phase, if the unit has a notify socket."""
         path = os.environ.get("NOTIFY_SOCKET")
         if not path or now < self._next_notice:
             return

@@ -1,14 +1,14 @@
-"""RUNS ON THE NODE: small datagrams between all ranks, to distinguish dead peers from slow ones.
+"""RUNS ON THE NODE: exchange datagrams between all ranks, to tell dead peers from slow ones.
 
 * With high packet loss a TCP connection may be silent for long: retransmissions back off, and all
   later data waits. Silence is declared only if none of forty datagrams is answered.
 * The network may fail between two workers that both reach the head: their links to it live, and the
   model hangs.
 
-A datagram contains the number of the newest one received from the other side; a rank that finds its
-own number there knows that both directions work. It carries an HMAC-SHA256 of the replica's key. A
-replayed recording is useless: a process counts as the rank only if it answers a newer number than
-before.
+A datagram contains the number of the newest datagram received from the other side. A rank that
+finds its own number there knows that both directions work. Each datagram has an HMAC-SHA256 with
+the replica's key. A replayed recording has no effect, because a process counts as the rank only if
+it answers a newer number than before.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ class Mesh:
     """
     One rank's datagrams to the others; `others` has addresses by rank.
 
-    `key` is this replica's, `silence` the seconds after which a peer counts as gone.
+    `key` is this replica's key, and `silence` the seconds after which a peer counts as gone.
 
-    Raises `OSError` if it cannot bind.
+    Raises `OSError` if the address cannot be bound.
     """
 
     def __init__(
@@ -62,7 +62,7 @@ class Mesh:
         self.port = port
         self.others = others
         self.answered = dict.fromkeys(others, NEVER)
-        """For each other rank: when this one sent the newest datagram that was answered."""
+        """For each other rank, the time at which the newest answered datagram was sent."""
         self._key = hmac.new(key, MAGIC + b"datagrams", hashlib.sha256).digest()
         self._pace = silence / BEATS
         self._session = os.urandom(8).hex()
@@ -71,13 +71,10 @@ class Mesh:
         self._heard: dict[int, tuple[str, int]] = {}
         self._pinned: dict[int, str] | None = None
         self.due = 0.0
-        """When to send next."""
+        """Time of the next datagrams."""
 
     def pin(self) -> None:
-        """
-        Fix each rank's process: the one that answered last or, without an answer, the first that
-        will.
-        """
+        """Fix each rank's process to the last that answered, or else the first that will answer."""
         answered = [rank for rank in self._heard if self.answered[rank] > NEVER]
         self._pinned = {rank: self._heard[rank][0] for rank in answered}
 

@@ -1,21 +1,21 @@
-"""RUNS ON THE NODE: main process of a rank's unit; ties the ranks of a replica together.
+"""RUNS ON THE NODE: main process of a rank's unit, which joins the ranks of a replica.
 
     vllm-rank --replica llama-0 --rank 1 --node gpu-01=10.1.0.1 --node gpu-02=10.1.0.2 --port 29500
               --same release=0.33.0-1f2e --same model=9d1f -- /opt/.../vllm serve ... --headless
 
-Every rank's program talks to rank 0's, the head's, over TCP. They connect, compare themselves, form
-a group with an INCARNATION, start their programs in order, and exchange heartbeats. When one of
-them, its node, its program or the network between them fails, the group has ended: every rank kills
-its programs and exits with 1, and systemd restarts it, to find the others again.
+Every rank's process connects to the head, which is rank 0, over TCP. The ranks compare their
+settings, form a group with an INCARNATION, start their programs in order, and exchange heartbeats.
+If a rank, its node, its program or the network fails, the group ends: every rank kills its programs
+and exits with 1, and systemd restarts it to form a new group.
 
-Words after a lone `--` are a program; further lone `--` separate further ones. The head starts its
-first program, workers theirs when it listens on the head's `--ready-port`, the head its other ones
-when workers' do, each on its own.
-`{master_port}` and `{rpc_port}` are replaced by this incarnation's ports, and `{incarnation}`, in
-arguments and in variables. Ports in use are `--port` and the 15 after it.
+Words after a lone `--` are a program; each further lone `--` begins another program. The head
+starts its first program. Workers start theirs when it listens on the head's `--ready-port`. The
+head starts its other programs when the workers' programs listen on the workers' own `--ready-port`.
+`{master_port}`, `{rpc_port}` and `{incarnation}` are replaced by this incarnation's values, in
+arguments and in variables. The replica uses `--port` and the 15 ports after it.
 
-Exit status: 0 stopped by SIGTERM here or at the head; 1 the group is over; 2 the arguments, the
-key, or those of the program are wrong: a restart would not help.
+Exit status: 0 after SIGTERM here or at the head; 1 after the end of the group; 2 if the arguments,
+the key, or the program's arguments are wrong, so that a restart would not help.
 
 Python 3.8, standard library; one thread; nothing in its loop blocks.
 """
@@ -36,7 +36,7 @@ KEY_BYTES = 32
 
 
 def main(argv: List[str]) -> int:
-    """Run as a rank until its group ends; return the exit status."""
+    """Run as a rank until its group ends, and return the exit status."""
     options, programs = arguments(argv)
     try:
         secret = read_key(options.key_file)
@@ -48,7 +48,7 @@ def main(argv: List[str]) -> int:
 
 
 def arguments(argv: List[str]) -> Tuple[argparse.Namespace, List[List[str]]]:
-    """Return the options and the programs; exits with 2 and a sentence if something is wrong."""
+    """Return the options and the programs. Exits with 2 and a message if they are invalid."""
     parser = parser_of_options()
     own, programs = split(argv)
     options = parser.parse_args(own)
@@ -66,7 +66,7 @@ def arguments(argv: List[str]) -> Tuple[argparse.Namespace, List[List[str]]]:
 
 
 def parser_of_options() -> argparse.ArgumentParser:
-    """Return the parser of the options before the first program."""
+    """Return the parser for the options before the first program."""
     parser = argparse.ArgumentParser(prog="vllm-rank", allow_abbrev=False)
     add = parser.add_argument
     add("--replica", required=True, metavar="ID", help="the same on all ranks: llama-0")
@@ -113,7 +113,7 @@ def parser_of_options() -> argparse.ArgumentParser:
 
 
 def split(argv: List[str]) -> Tuple[List[str], List[List[str]]]:
-    """Return the arguments before the first lone `--`, and those after each."""
+    """Return the arguments before the first lone `--`, and the arguments after each."""
     parts: List[List[str]] = [[]]
     for word in argv:
         if word == "--":
@@ -124,7 +124,7 @@ def split(argv: List[str]) -> Tuple[List[str], List[List[str]]]:
 
 
 def pair(text: str) -> Tuple[str, str]:
-    """Take `NAME=VALUE` apart."""
+    """Split `NAME=VALUE`. Raises `argparse.ArgumentTypeError` for another form."""
     name, equals, value = text.partition("=")
     if not (name and equals):
         raise argparse.ArgumentTypeError("NAME=VALUE is wanted, not %r" % text)
@@ -132,12 +132,12 @@ def pair(text: str) -> Tuple[str, str]:
 
 
 def node(text: str) -> Node:
-    """Take `NAME=ADDRESS` apart."""
+    """Return the node in `NAME=ADDRESS`."""
     return Node(*pair(text))
 
 
 def positive_seconds(text: str) -> float:
-    """Return a number of seconds above zero."""
+    """Return a number of seconds. Raises if it is not above zero."""
     seconds = float(text)
     if not 0 < seconds < float("inf"):
         raise argparse.ArgumentTypeError("a number above 0 is wanted, not %r" % text)
@@ -145,7 +145,7 @@ def positive_seconds(text: str) -> float:
 
 
 def read_key(path: str) -> bytes:
-    """Return the cluster key. Raises `OSError` and `ValueError`."""
+    """Return the cluster key. Raises `OSError`, or `ValueError` if it is too short."""
     with open(path, "rb") as file:
         found = file.read(1 << 16).strip()
     if len(found) < KEY_BYTES:

@@ -13,8 +13,8 @@ The file is a JSON object; times are seconds since 1970:
   short_lives   how many incarnations in a row ended within SHORT_SECONDS
   counter       of the last incarnation that this rank was part of
 
-It outlives the program, and the next one starts from it: keep its directory over restarts
-(RuntimeDirectoryPreserve=yes). Its loss only causes a start without a pause.
+The file outlives the program, and the next start continues from it, so its directory must survive
+restarts (RuntimeDirectoryPreserve=yes). A lost file only causes a start without a pause.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ KILLED = "the rank's program was killed, or its node went down"
 
 
 class State:
-    """The file, and its previous content."""
+    """The state file, and its previous content."""
 
     def __init__(self, path: str, replica: str, rank: int, node: str) -> None:
         self.path = path
@@ -54,7 +54,7 @@ class State:
             "counter": number(before.get("counter")),
         }
         self.problem: str | None = None
-        """Why the file could not be written."""
+        """Reason why the file could not be written, or None."""
         self._written = ""
         self._next = 0.0
         if before.get("incarnation"):  # killed, or the node lost power: no end was written
@@ -63,18 +63,20 @@ class State:
 
     @property
     def counter(self) -> int:
-        """The number of the last incarnation."""
+        """Return the number of the last incarnation."""
         return int(self.document["counter"])
 
     def pause_seconds(self) -> float:
-        """Return the pause after the last end in seconds: 0 at first, then increasing."""
+        """
+        Return the pause after the last end in seconds, which is 0 at first and then increases.
+        """
         failures = int(self.document["short_lives"]) - 1
         if failures <= 0:
             return 0.0
         return min(float(LONGEST_PAUSE_SECONDS), FIRST_PAUSE_SECONDS * 2.0 ** (failures - 1))
 
     def pause_left(self) -> float:
-        """Return how many seconds of the pause are left."""
+        """Return the remaining seconds of the pause."""
         end = self.document["last_end"]
         if not end:
             return 0.0
@@ -84,14 +86,14 @@ class State:
         return max(0.0, self.pause_seconds() - (now - number(end.get("when"))))
 
     def phase(self, phase: str, why: str = "") -> None:
-        """Record the phase; `since` stays when only the sentence changes."""
+        """Record the phase; `since` does not change if only `why` changes."""
         if phase != self.document["phase"]:
             self.document["since"] = int(time.time())
         self.document["phase"] = phase
         self.document["why"] = why
 
     def begin_incarnation(self, incarnation: dict[str, Any]) -> None:
-        """Record the present incarnation."""
+        """Record the current incarnation."""
         self.document["incarnation"] = {**incarnation, "since": int(time.time())}
         self.document["counter"] = incarnation["counter"]
 
@@ -114,7 +116,7 @@ class State:
         self.document["short_lives"] = self.document["short_lives"] + 1 if short else 0
 
     def write(self, now: float) -> None:
-        """Write the file if its content is new, or the last write is some seconds ago."""
+        """Write the file if its content is new or the last write was some seconds ago."""
         text = json.dumps(self.document, sort_keys=True)
         if text == self._written and now < self._next:
             return
@@ -144,5 +146,5 @@ class State:
 
 
 def number(value: Any) -> int:
-    """Return a number from an old file as an integer; 0 if it is not a number."""
+    """Return a number from an old file as an integer, or 0 if it is not a number."""
     return int(value) if isinstance(value, (int, float)) else 0

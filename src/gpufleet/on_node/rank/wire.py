@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: an authenticated connection between two ranks with heartbeats.
+"""RUNS ON THE NODE: an authenticated connection with heartbeats between two ranks.
 
 * Unauthorised peers are rejected: every frame carries an HMAC-SHA256 with a key for this
   connection, derived from the replica's key and both sides' nonces. A frame of another connection,
@@ -8,7 +8,8 @@
 * Nothing here blocks: bytes are read and written as far as the kernel allows.
 
 A frame is its length (4 bytes), the HMAC (32) and a JSON object with `kind`. Once a group has
-formed, every frame names its incarnation, and one of another incarnation ends the connection.
+formed, every frame contains its incarnation, and a frame of another incarnation ends the
+connection.
 """
 
 from __future__ import annotations
@@ -42,14 +43,14 @@ Message = Dict[str, Any]  # {"kind": str, ...}
 
 
 class LostError(Exception):
-    """The connection is lost; the text says why, and follows the peer's name."""
+    """The connection is lost; the text is the reason, which follows the peer's name."""
 
 
 class Link:
     """
-    One side of a connection, over a socket that is connected.
+    One side of a connection, over a connected socket.
 
-    `beat` is the pace of beats in seconds.
+    `beat` is the interval of heartbeats in seconds.
     """
 
     def __init__(self, connected: socket.socket, key: bytes, *, head: bool, beat: float) -> None:
@@ -58,23 +59,20 @@ class Link:
         self.address = connected.getpeername()[0]
         self.opened = time.monotonic()
         self.answered = self.opened
-        """
-        When this side sent the newest beat that was answered; before the first, when the link
-        opened.
-        """
+        """Send time of the newest answered beat; before the first answer, the link's opening."""
         self.round_trip: float | None = None
-        """The shortest round trip of a beat so far, in seconds."""
+        """Shortest round trip of a beat so far, in seconds."""
         self.clock_offset: float | None = None
-        """How far the peer's clock is ahead of ours, in seconds, by that beat."""
+        """Seconds that the peer's clock is ahead of this node's, by the beat of `round_trip`."""
         self.known = False
-        """The peer has proven that it has the key."""
+        """Whether the peer has proven that it has the key."""
         self.incarnation: str | None = None
         self.refused = False
-        """This side has refused the peer: what the peer still sends is ignored."""
+        """Whether this side has refused the peer, whose further messages are ignored."""
         self.bound = False
-        """From now on the peer's frames must name this side's incarnation."""
+        """Whether the peer's frames must contain this side's incarnation."""
         self.muted = False
-        """Stop beats and answers: for the peer this side is gone, whatever still arrives."""
+        """Whether beats and answers are stopped, so that the peer regards this side as gone."""
         self._key = key
         self._head = head
         self._beat_seconds = beat
@@ -94,16 +92,16 @@ class Link:
             self._unsent += MAGIC + self._nonce
 
     def fileno(self) -> int:
-        """Return the socket's descriptor, for `select`."""
+        """Return the socket's descriptor for `select`."""
         return self.socket.fileno()
 
     @property
     def unsent(self) -> bool:
-        """Data is waiting for the kernel to accept it."""
+        """Return whether data waits for the kernel to accept it."""
         return bool(self._unsent)
 
     def send(self, kind: str, **content: Any) -> None:
-        """Send a message; it is queued until the keys exist."""
+        """Send a message, or queue it until the keys exist."""
         message = {"kind": kind, "incarnation": self.incarnation, **content}
         if self._keys is None:
             self._waiting.append(message)
@@ -128,8 +126,8 @@ class Link:
         """
         Yield the messages that have arrived, without beats and their answers.
 
-        One by one, because a message may change how the next is checked. Raises `LostError` for
-        invalid frames, and after the last message when the connection has ended.
+        Each message is yielded before the next is checked, because it may change that check. Raises
+        `LostError` for invalid frames, and after the last message if the connection has ended.
         """
         ended = None
         try:
@@ -199,7 +197,7 @@ class Link:
                 yield message
 
     def _greeted(self) -> bool:
-        """Process the peer's nonce; the head sends its own only then."""
+        """Process the peer's nonce; return whether it is complete. The head then sends its own."""
         wanted = len(MAGIC) + NONCE_BYTES
         if bytes(self._received[: len(MAGIC)]) != MAGIC[: len(self._received)]:
             raise LostError("does not use this release's protocol")
@@ -220,7 +218,7 @@ class Link:
         return True
 
     def _mac(self, direction: int, body: bytes) -> bytes:
-        """Return the HMAC of the next frame; 0: outgoing, 1: incoming."""
+        """Return the HMAC of the next frame; `direction` is 0 for outgoing, 1 for incoming."""
         assert self._keys is not None
         counter = COUNTER.pack(self._counters[direction])
         self._counters[direction] += 1
@@ -256,5 +254,5 @@ class Link:
 
 
 def number(value: Any) -> int:
-    """Return a peer's count; 0 if it is invalid."""
+    """Return a peer's count, or 0 if it is invalid."""
     return value if isinstance(value, int) else 0

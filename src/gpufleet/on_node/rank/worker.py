@@ -1,6 +1,4 @@
-"""
-RUNS ON THE NODE: every rank but the first. A worker connects to the head, and follows its messages.
-"""
+"""RUNS ON THE NODE: run a worker, any rank but the first, which obeys the head's messages."""
 
 from __future__ import annotations
 
@@ -24,29 +22,29 @@ APART_SECONDS = 2.0
 
 
 class Worker(Rank):
-    """A worker. Until a group is formed, it reconnects to the head without a time limit."""
+    """A worker, which reconnects to the head without a time limit until a group is formed."""
 
     def __init__(self, options: argparse.Namespace, programs: list[list[str]], key: bytes) -> None:
         super().__init__(options, programs, key)
         self.connecting_until = 0.0
         self.next_connect = 0.0
         self.draining = False
-        """The head drains: this rank's programs are expected to end."""
+        """Whether the head drains, so that this rank's programs are expected to end."""
         self.starting = False
-        """This rank's programs were started, but the head does not know yet."""
+        """Whether this rank's programs were started without a report to the head."""
         self.told: list[int] | None = None
-        """The workers that this one does not reach, as last told to the head."""
+        """The last report to the head of workers that this worker cannot reach."""
 
     @property
     def link(self) -> Link | None:
-        """The link to the head."""
+        """Return the link to the head, or None."""
         return self.links[0] if self.links else None
 
     def rank_of(self, link: Link) -> int | None:
         return 0 if link in self.links else None
 
     def _silent(self, now: float, seconds: float) -> list[int]:
-        """Return the other workers that have not answered for that long."""
+        """Return the other workers that have not answered for `seconds`."""
         answered = self.mesh.answered if self.mesh else {}
         return [
             rank
@@ -55,7 +53,7 @@ class Worker(Rank):
         ]
 
     def _look_around(self, link: Link, now: float) -> None:
-        """Report unreachable peers to the head; once the group has formed, that ends it."""
+        """Report unreachable peers to the head; once the group has formed, end it."""
         silence = self.options.silence_seconds
         if self.incarnation is None:
             missing = self._silent(now, silence)
@@ -198,7 +196,9 @@ class Worker(Rank):
         self.starting = True
 
     def _started(self, link: Link) -> None:
-        """Report to the head when this rank's programs are ready: it starts those that follow."""
+        """
+        Report to the head that this rank's programs are ready, so that it starts further programs.
+        """
         if self.starting and self.ending is None and self.ready():
             self.starting = False
             link.send("started")
@@ -236,7 +236,7 @@ class Worker(Rank):
 
 
 def boot_id() -> str | None:
-    """Return the id of this boot of the node."""
+    """Return the id of the node's current boot, or None."""
     try:
         with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
             return file.read().strip()

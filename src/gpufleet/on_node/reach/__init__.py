@@ -1,1 +1,1 @@
-"""Test whether the nodes of a replica reach each other."""
+"""Programs that test whether the nodes of a replica reach each other."""

@@ -1,11 +1,12 @@
 """RUNS ON THE NODE: identify a model directory's content without reading all of it.
 
-Of a file of at most `WHOLE_BYTES` (configurations, tokenizers, the index of the weights) it is
-the SHA-256 of all of it; of a larger one (weights) the size, and the SHA-256 of both ends:
-safetensors begins with the names, types and places of its tensors, and a copy that was cut off or
-filled with zeros ends differently. Reading the weights would take as long as loading them.
+A file of at most `WHOLE_BYTES` (configurations, tokenizers, the index of the weights) is identified
+by the SHA-256 of its content. A larger file (weights) is identified by its size and the SHA-256 of
+both ends: safetensors begins with the names, types and positions of its tensors, and a copy that
+was truncated or filled with zeros ends differently. Reading the weights would take as long as
+loading them.
 
-They are read with the account that will load them, so that unreadable files are found.
+The files are read with the account that will load them, so that unreadable files are found.
 """
 
 from __future__ import annotations
@@ -30,9 +31,9 @@ SUFFIXES = (
 
 def files(directory: str, user: str) -> Dict[str, Any]:
     """
-    Return {path below `directory`: [bytes, digest]} of the files that a model consists of.
+    Return {path below `directory`: [bytes, digest]} for a model's files.
 
-    Changes this process' account to `user` permanently, if it is root and the account exists.
+    This changes the process' account to `user` permanently, if it is root and the account exists.
     Raises `CannotRead` for a directory without such files, and for files that `user` may not read.
     """
     become(user)
@@ -55,7 +56,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
 
 
 def refusal(path: str) -> str:
-    """Return why this account sees nothing: absent, or no permission."""
+    """Return why this account cannot read a path: `absent` or `no_permission`."""
     try:
         os.stat(path)
     except PermissionError:
@@ -66,7 +67,7 @@ def refusal(path: str) -> str:
 
 
 def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
-    """Yield (name below, path) of each file that counts; links are followed to files."""
+    """Yield (relative name, path) of each of a model's files; links to files are followed."""
     if os.path.isfile(directory):  # a GGUF file is a model by itself
         yield os.path.basename(directory), directory
     for folder, folders, names in os.walk(directory):
@@ -79,7 +80,7 @@ def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
 
 
 def mark(path: str) -> Tuple[int, str]:
-    """Return a file's size, and the digest of the parts that are read."""
+    """Return a file's size, and the digest of its content or of both ends."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= WHOLE_BYTES:
@@ -92,10 +93,7 @@ def mark(path: str) -> Tuple[int, str]:
 
 
 def become(user: str) -> None:
-    """
-    Change this process' user to `user` for good; do nothing without the right to, or without
-    `user`.
-    """
+    """Change this process' user to `user` permanently, if it is root and the account exists."""
     import pwd
 
     if os.geteuid() != 0:

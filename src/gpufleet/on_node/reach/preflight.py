@@ -87,7 +87,7 @@ def main() -> None:
 
 
 def listen_error(address: str) -> str | None:
-    """Return why nothing can listen on an address of this node; None: it can."""
+    """Return why nothing can listen on an address of this node, or None if it is usable."""
     try:
         free_port(address)
     except OSError as error:
@@ -98,14 +98,14 @@ def listen_error(address: str) -> str | None:
 
 
 def free_port(address: str) -> int:
-    """Return a TCP port that is free on an address, from the ephemeral range."""
+    """Return a free TCP port of an address, from the ephemeral range."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return int(tried.getsockname()[1])
 
 
 def free_ports(address: str, samples: List[List[int]]) -> Iterator[int]:
-    """Yield free ports, one of the system's choice and one of each range."""
+    """Yield free ports: one ephemeral port, and one of each range."""
     with contextlib.suppress(OSError):
         yield free_port(address)
     for first, last in samples:
@@ -129,17 +129,17 @@ def can_bind(kind: int, address: str, port: int) -> bool:
 
 
 def mtu(interface: str) -> int:
-    """Return the largest packet of an interface, in bytes."""
+    """Return an interface's MTU in bytes."""
     return int(linux_facts.line("/sys/class/net/%s/mtu" % interface))
 
 
 def routes(peers: Dict[str, str], address: str) -> Dict[str, Any]:
-    """Return by which interface the kernel sends to each peer from `address`."""
+    """Return the interface by which the kernel sends from `address` to each peer."""
     return {node: read(route, peer, address) for node, peer in peers.items()}
 
 
 def route(peer: str, address: str) -> str:
-    """Return the interface by which the kernel sends to one peer."""
+    """Return the interface by which the kernel sends to a peer."""
     done = run("ip", "-o", "route", "get", peer, "from", address, seconds=LOOK_SECONDS)
     found = re.search(r" dev (\S+)", done.out)
     if not found:
@@ -148,7 +148,7 @@ def route(peer: str, address: str) -> str:
 
 
 def release(directory: str) -> Dict[str, Any]:
-    """Return a release's installed versions."""
+    """Return a release's installed versions of vLLM and Ray, and whether it is complete."""
     versions: Dict[str, str] = {}
     for name in names(directory + "/lib"):
         for entry in names("%s/lib/%s/site-packages" % (directory, name)):
@@ -163,14 +163,14 @@ def release(directory: str) -> Dict[str, Any]:
 
 
 def names(directory: str) -> List[str]:
-    """Return the names in a directory; empty if it does not exist."""
+    """Return the names in a directory, or an empty list if it does not exist."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir(linux_facts.ROOT + directory))
     return []
 
 
 def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
-    """Return the processes that use ports, from /proc; as root also other accounts'."""
+    """Return the processes that use ports, from /proc; only root gets other accounts' processes."""
     if not ports:
         return {}
     sockets = port_sockets(set(ports), tables)
@@ -186,7 +186,7 @@ def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
 
 
 def port_sockets(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
-    """Return {name in /proc/PID/fd: port} of the sockets that occupy these ports."""
+    """Return {name in /proc/PID/fd: port} for the sockets that occupy these ports."""
     found: Dict[str, int] = {}
     for path in tables:
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:

@@ -64,7 +64,7 @@ SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4096, 8192, 
 
 
 class Peer:
-    """A peer, with the results of both directions."""
+    """A peer, with the test results of both directions."""
 
     def __init__(self, node: str, given: Dict[str, Any], mtu: int) -> None:
         self.node = node
@@ -75,23 +75,23 @@ class Peer:
         self.clock: Dict[str, float] | None = None
         self.bytes = 0
         self.sent = 0
-        """Small datagrams, by which both sides count losses."""
+        """Number of sent small datagrams, by which both sides count losses."""
         self.numbers: Set[int] = set()
         """Numbers of the small datagrams that arrived."""
         self.source = ""
         self.told = False
-        """The peer has all that it needs from this node."""
+        """Whether the peer has everything that it needs from this node."""
         self.full_arrived = False
-        """The peer has received a full packet from this node."""
+        """Whether the peer has received a full-size packet from this node."""
 
     @property
     def done(self) -> bool:
-        """Return whether everything needed from it has arrived."""
+        """Return whether everything needed from the peer has arrived."""
         connected = not any(self.connected.values())
         return connected and (self.udp is None or self.bytes >= self.full)
 
     def measure(self, sent: float, theirs: float) -> None:
-        """Compare clocks: a message left at `sent`, was answered at `theirs`, and is back now."""
+        """Compare clocks with a message sent at `sent`, answered at `theirs` and received now."""
         within = max(0.0, time.time() - sent) / 2
         if self.clock is None or within < self.clock["within"]:
             ahead = theirs - sent - within
@@ -99,7 +99,7 @@ class Peer:
 
 
 class Exchange:
-    """The proof, as this node takes part in it."""
+    """This node's part of the test."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
         self.given = given
@@ -112,13 +112,13 @@ class Exchange:
         self.farewells = 0
         self.end = self.began + given["seconds"]
         self.retries: List[Any] = []
-        """(when, peer, port) of connections to retry."""
+        """(time, peer, port) of connections to retry."""
         self.pending: Dict[Any, float] = {}
-        """{(node, port): since} of connections in progress."""
+        """{(node, port): start time} of connections in progress."""
         self.datagrams: socket.socket | None = None
 
     def run(self) -> Dict[str, Any]:
-        """Run the test; return its result."""
+        """Run the test and return its result."""
         self.listen()
         for peer in self.peers.values():
             for port in peer.connected:
@@ -166,7 +166,7 @@ class Exchange:
     # -- listening
 
     def listen(self) -> None:
-        """Open the ports; what cannot be opened is noted."""
+        """Open the ports, and note the errors."""
         address = self.given["address"]
         for port in self.given["ports"]:
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -204,7 +204,7 @@ class Exchange:
         of.close()
 
     def accept(self, listener: socket.socket) -> None:
-        """Accept a connection, and wait for its message."""
+        """Accept a connection and wait for its message."""
         connection, (source, *_) = listener.accept()
         connection.setblocking(False)
         heard = bytearray()
@@ -229,7 +229,7 @@ class Exchange:
         self.forget(connection)
 
     def message(self, heard: bytes) -> Dict[str, Any] | None:
-        """Return a message's content, if it belongs to this proof."""
+        """Return a message's content if it belongs to this test, or None."""
         try:
             message = json.loads(heard.partition(b"\n")[0].decode())
             return message if message["token"] == self.given["token"] else None
@@ -239,7 +239,7 @@ class Exchange:
     # -- connecting
 
     def connect(self, peer: Peer, port: int) -> None:
-        """Begin to connect from this node's address to one port of a peer."""
+        """Start a connection from this node's address to one port of a peer."""
         connection = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
         self.pending[peer.node, port] = time.monotonic()
         try:
@@ -271,7 +271,7 @@ class Exchange:
         )
 
     def hear(self, peer: Peer, port: int, connection: socket.socket, sent: float) -> None:
-        """Receive the answer."""
+        """Receive a peer's answer, and record the connection and the clock."""
         try:
             heard = connection.recv(MESSAGE_BYTES)
         except OSError as error:
@@ -293,7 +293,7 @@ class Exchange:
         self.forget(connection)
 
     def failed(self, peer: Peer, port: int, connection: socket.socket, why: str) -> None:
-        """Record the error, and retry soon: the other side may not be ready yet."""
+        """Record the error, and retry soon, because the other side may not be ready yet."""
         self.forget(connection)
         now = time.monotonic()
         hung = now > self.pending.pop((peer.node, port), now) + HANGS_SECONDS
@@ -313,7 +313,7 @@ class Exchange:
 
     def send(self, *, sizes: bool) -> None:
         """
-        Send each peer the datagrams that it may still need; `sizes`: also smaller than full ones.
+        Send each peer the datagrams that it may still need; `sizes` adds sizes below the full one.
         """
         for peer in self.peers.values():
             if self.datagrams is None or peer.udp is None:
@@ -339,7 +339,7 @@ class Exchange:
             self.datagrams.sendto(content, (peer.address, peer.udp))
 
     def receive(self) -> None:
-        """Record a datagram and its source."""
+        """Record the received datagrams and their sources."""
         assert self.datagrams is not None
         for _ in range(500):
             try:
@@ -361,12 +361,12 @@ class Exchange:
 
 
 def text(message: Dict[str, Any]) -> bytes:
-    """Return a message as it travels."""
+    """Return a message's bytes: a line of JSON."""
     return json.dumps(message, separators=(",", ":")).encode() + b"\n"
 
 
 def main() -> None:
-    """Print the document."""
+    """Run the test and print the document."""
     # Two sockets for each port of each peer.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -1,1 +1,1 @@
-"""Run all short programs of a run in one Python process."""
+"""Program that runs all short programs of a run in one Python process."""

@@ -1,14 +1,14 @@
-"""RUNS ON THE NODE: one Python process that runs programs in turn until it is idle.
+"""RUNS ON THE NODE: run programs in turn in one Python process, until it is idle.
 
 A separate program for each query would cost a node some 60 ms of CPU: sshd's fork, a shell, Python
-and the standard library. Here each program is a fork of a process that has already loaded these. It
-is for short queries; programs that run long, or must outlive the connection, are started
-separately.
+and the standard library. Here each program runs in a fork of a process that has already loaded
+Python and the library. This is for short queries. Programs that run long, or must outlive the
+connection, are started separately.
 
 A request is a line `LENGTH SECONDS` and LENGTH bytes of program; the answer is a line of JSON,
-`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of None: it was killed at
-its deadline, or because it printed more than `MOST`. A line with `READY` precedes the first answer,
-because a login may print text.
+`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of null means that the
+program was killed at its deadline, or because it printed more than `MOST` bytes. A line with
+`READY` precedes the first answer, because a login may print text.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _COMMON = ("hashlib", "socket", "subprocess")
 
 
 def run(text: bytes) -> None:
-    """Run as the program, with its streams in place. Does not return."""
+    """Run the program in this process, with its streams in place. Does not return."""
     status = 0
     try:
         exec(compile(text, "<stdin>", "exec"), {"__name__": "__main__"})
@@ -57,7 +57,7 @@ def run(text: bytes) -> None:
 
 
 def fork_program(text: bytes) -> Any:
-    """Fork a process that runs a program; return its number and what it prints, as descriptors."""
+    """Fork a process that runs a program; return its id and the descriptors of its outputs."""
     out, error = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +76,7 @@ def fork_program(text: bytes) -> Any:
 
 
 def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
-    """Run a program; return its status and outputs, None if the connection closed meanwhile."""
+    """Run a program; return its status and outputs, or None if the connection closed meanwhile."""
     child, out, error = fork_program(text)
     printed: Dict[int, List[bytes]] = {out: [], error: []}
     reading = select.poll()
@@ -97,9 +97,10 @@ def read_output(
     reading: Any, printed: Dict[int, List[bytes]], child: int, until: float, asker: int
 ) -> Optional[int]:
     """
-    Read what a program prints until it has ended; return its status, None if that took too long.
+    Read a program's outputs until it ends; return its status, or None if it was too slow.
 
-    Raises `EOFError` when the asker has gone.
+    The result is also None if the program prints too much. Raises `EOFError` if the connection
+    closes.
     """
     total, opened, status = 0, len(printed), None
     while total <= MOST and time.monotonic() < until:
@@ -129,7 +130,9 @@ def read_output(
 
 
 def kill_group(child: int) -> None:
-    """Kill a program's process group; a process stuck in the kernel is left after a second."""
+    """
+    Kill a program's process group; after a second, give up a process that is stuck in the kernel.
+    """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
     with contextlib.suppress(ChildProcessError):

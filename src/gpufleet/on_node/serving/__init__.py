@@ -1,1 +1,1 @@
-"""Answers of stages and their servers."""
+"""Programs that query stages and their servers, or run in their units."""

@@ -53,7 +53,9 @@ UNIT_PROPERTIES = (
 
 
 def run(*argv: str) -> tuple[int | None, str]:
-    """Return (exit status, standard output); (None, reason) if it could not run or end in time."""
+    """
+    Return (exit status, standard output), or (None, reason) if it could not run or was too slow.
+    """
     try:
         done = subprocess.run(
             argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, timeout=20, check=False
@@ -84,7 +86,7 @@ def unit_states(units: Iterable[str]) -> dict[str, dict[str, str]]:
 
 
 def started_with(unit: str) -> str | None:
-    """Return the fingerprint that the unit's process was started with; None if none was written."""
+    """Return the fingerprint with which the unit's process was started, or None if not recorded."""
     try:
         with open("/run/gpufleet/started/" + unit, encoding="ascii") as file:
             return file.read().strip()
@@ -93,7 +95,7 @@ def started_with(unit: str) -> str | None:
 
 
 def journal(unit: str, invocation: str | None, lines: int) -> list[str]:
-    """Return the last lines that the unit wrote since its present (or last) start."""
+    """Return the last lines that the unit wrote since its current (or last) start."""
     if not lines:
         return []
     match = ["_SYSTEMD_INVOCATION_ID=" + invocation] if invocation else ["-u", unit]
@@ -104,12 +106,12 @@ def journal(unit: str, invocation: str | None, lines: int) -> list[str]:
 def request(
     url: str, seconds: float, key: str | None = None, body: dict[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
+    """Return {"status": HTTP status, "body": text}, or {"error": reason} without an answer."""
     return ask_without_tls(url, seconds, {"Authorization": "Bearer " + key} if key else {}, body)
 
 
 def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> dict[str, Any]:
-    """Return a server's answer to the question for a kind of model, in the same form."""
+    """Return a server's answer to a model kind's question, in the form of `request`."""
     headers = {**dict(put.headers), **({"Authorization": "Bearer " + key} if key else {})}
     return ask_without_tls(url + put.path, seconds, headers, put.body)
 
@@ -117,7 +119,7 @@ def ask(url: str, seconds: float, key: str | None, put: questions.Question) -> d
 def ask_without_tls(
     url: str, seconds: float, headers: dict[str, str], body: dict[str, Any] | bytes | None = None
 ) -> dict[str, Any]:
-    """Return the answer to a plain HTTP request, in the same form, without a proxy."""
+    """Return the answer to a plain HTTP request without a proxy, in the form of `request`."""
     scheme, _, rest = url.partition("://")
     place, _, path = rest.partition("/")
     try:
@@ -145,7 +147,7 @@ def ask_without_tls(
 
 
 def read_key(path: str | None) -> str | None:
-    """Return the key, or None without a file; raises OSError when a declared file is missing."""
+    """Return the key, or None without a path. Raises `OSError` if a declared file is missing."""
     if path is None:
         return None
     with open(path, encoding="utf-8") as file:
@@ -153,7 +155,7 @@ def read_key(path: str | None) -> str | None:
 
 
 def parse_body(answer: dict[str, Any]) -> Any:
-    """Return the JSON of a 200 answer, or None."""
+    """Return the JSON of an answer with status 200, or None."""
     if answer.get("status") != 200:
         return None
     try:
@@ -168,7 +170,7 @@ def stage(
     """
     Return the state of one stage's unit and endpoint.
 
-    `unit` is its unit's state. The journal is included `always`, or only if something is wrong.
+    `unit` is the unit's state. The journal is included `always`, or else only for a faulty stage.
     """
     unit = unit_state(asked["unit"]) if unit is None else unit
     seen = endpoint(asked, unit)
@@ -179,7 +181,7 @@ def stage(
 
 
 def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
-    """Return whether a stage answers, and its unit has never restarted by itself."""
+    """Return whether a stage answers, and its unit has never restarted automatically."""
     names = {asked["served_name"], *asked.get("adapters", ())}
     answers = names <= set(seen.get("models", ()))
     completes = "completion" in seen or not asked.get("completion")
@@ -190,7 +192,7 @@ def is_healthy(asked: dict[str, Any], seen: dict[str, Any]) -> bool:
 
 
 def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
-    """Return a stage's state without its journal; `unit` is its unit's state."""
+    """Return a stage's state without its journal; `unit` is the unit's state."""
     seen: dict[str, Any] = {"unit": unit, "started": started_with(asked["unit"])}
     if unit.get("ActiveState") not in ("active", "reloading"):
         return seen
@@ -225,7 +227,7 @@ def endpoint(asked: dict[str, Any], unit: dict[str, str]) -> dict[str, Any]:
 
 
 def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float) -> dict[str, Any]:
-    """Return a server's answer under a name to the question for its kind, or why it has none."""
+    """Return a server's answer under a model name to its kind's question, or the error."""
     kind, known = questions.expected_of_unit(asked["unit"])
     sees = known.sees and name == asked["served_name"]
     said = []
@@ -242,7 +244,7 @@ def answer_as(asked: dict[str, Any], name: str, key: str | None, seconds: float)
 
 
 def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> Iterable[Any]:
-    """Yield each listed adapter with its answer; all share one request's deadline."""
+    """Yield each listed adapter with its answer; all share the deadline of one request."""
     end = time.monotonic() + COMPLETION_SECONDS
     for name in asked["adapters"]:
         if name in listed:
@@ -255,7 +257,7 @@ def adapters(asked: dict[str, Any], key: str | None, listed: Iterable[str]) -> I
 
 
 def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any]:
-    """Return which wanted metric families an exporter serves, and to which clients."""
+    """Return the metric families that an exporter lacks, and whether it is protected."""
     seen: dict[str, Any] = {"unit": unit}
     answer = exporter_answer(asked, asked.get("password"))
     seen["status"] = answer.get("status")
@@ -275,7 +277,7 @@ def metrics(asked: dict[str, Any], unit: dict[str, str] | None) -> dict[str, Any
 
 
 def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, Any]:
-    """Return {"status": HTTP status, "body": text} or {"error": why there was no answer}."""
+    """Return an exporter's answer in the form of `request`."""
     headers = {}
     if password:
         pair = "%s:%s" % (asked["username"], password)
@@ -289,7 +291,7 @@ def exporter_answer(asked: dict[str, Any], password: str | None) -> dict[str, An
 
 
 def ask_over_tls(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, Any]:
-    """Return the answer over TLS; exceptions pass through."""
+    """Return the answer over TLS. Errors are raised."""
     # 20 ms of a processor, on nodes whose exporters have no certificate for nothing.
     import hashlib
     import http.client
@@ -320,7 +322,7 @@ def ask_over_tls(asked: dict[str, Any], headers: dict[str, str]) -> dict[str, An
 
 
 def exposed_addresses(port: int) -> list[str] | None:
-    """Return the addresses beyond loopback at which something listens on a port; None: unknown."""
+    """Return the addresses other than loopback that listen on a port, or None if unknown."""
     found = []
     try:
         for path in ("/proc/net/tcp", "/proc/net/tcp6"):
@@ -337,7 +339,7 @@ def exposed_addresses(port: int) -> list[str] | None:
 
 
 def is_loopback(address: str) -> bool:
-    """Return whether an address of /proc/net/tcp or tcp6 (32-bit words, CPU order) is loopback."""
+    """Return whether an address in /proc/net/tcp or tcp6 (32-bit words, CPU order) is loopback."""
     words = [bytes.fromhex(address[at : at + 8]) for at in range(0, len(address), 8)]
     raw = b"".join(word[::-1] if sys.byteorder == "little" else word for word in words)
     mapped = raw[:12] == b"\0" * 10 + b"\xff\xff"
@@ -349,7 +351,9 @@ def is_loopback(address: str) -> bool:
 
 
 def answer_or_error(function: Callable[..., dict[str, Any]], *arguments: Any) -> dict[str, Any]:
-    """Return the function's answer, or its error, so that one endpoint never hides another."""
+    """
+    Return the function's answer or its error, so that one failure does not hide other endpoints.
+    """
     try:
         return function(*arguments)
     except Exception as error:

@@ -11,10 +11,10 @@
     reward       POST /pooling                   finite numbers
     transcribe   POST /v1/audio/transcriptions   a text, for a second of tone
 
-The kind is from the unit's file, so that a running server gets the right request; the default is
-`generate`. Answers are compared with the model's files on the node; properties that the files do
-not state are not judged. A reranker's order is judged for the query and the documents of this file;
-golden prompts compare the order of others. Python 3.8, standard library.
+The kind is from the unit's file, so that a running server gets the right request. The default is
+`generate`. Answers are compared with the model's files on the node, and properties that the files
+do not state are not judged. A reranker's order is judged for the query and the documents in this
+file. Golden prompts compare the order of other documents. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpufleet.on_node.serving import unit_command
 
 GENERATE = "generate"
 PICTURE = "picture"
-"""The extra question for a model of kind `generate` that takes images."""
+"""The additional question for a model of kind `generate` that accepts images."""
 KINDS = (GENERATE, "embed", "rerank", "classify", "reward", "transcribe")
 KIND = re.compile(r"^Kind=(\w+)$", re.MULTILINE)
 # Flags that change what the model's files say of an answer; also `--pooler-config.normalize`.
@@ -52,38 +52,38 @@ DENSE, POOLING, NORMALIZE = "Dense", "Pooling", "Normalize"
 LENGTH_ERROR = 1e-3
 RATE, TONE_HZ = 16000, 440  # of the second of sound
 PIXELS = 64
-"""Pixels of each side of the picture: some processors refuse fewer, or take them for a channel."""
+"""Pixels on each side of the picture; some processors refuse fewer, or take them for a channel."""
 BOUNDARY = "gpufleet-5e1f8c0b7a3d4926"
 FORM = "multipart/form-data; boundary=" + BOUNDARY
 SPEECH = "/v1/audio/transcriptions"
 TEXT = "Hello"
 QUERY = "What is the capital of France?"
 DOCUMENTS = ("A bicycle has two wheels.", "The capital of France is Paris.")
-"""The last one answers `QUERY`, in its own words: rerankers of any field rank it first."""
+"""Documents, the last of which answers `QUERY` literally, so that rerankers rank it first."""
 UNRANKED = "it does not rank by relevance"
 
 
 class Expected(NamedTuple):
-    """Facts about the answers from the model's files; None or empty: the files state none."""
+    """Facts about the answers from the model's files; None or empty if the files state none."""
 
     dimension: Optional[int] = None
     normalised: bool = False
     labels: Tuple[str, ...] = ()
     sees: bool = False
-    """Whether a chat with a picture has an answer."""
+    """Whether the server answers a chat with a picture."""
 
 
 class Question(NamedTuple):
-    """One request."""
+    """One request to a server."""
 
     path: str
     body: Any
-    """What is sent as JSON; bytes go as they are."""
+    """Content sent as JSON; bytes are sent unchanged."""
     headers: Tuple[Tuple[str, str], ...] = ()
 
 
 class Judged(NamedTuple):
-    """A judged answer: its content in a line, or its error."""
+    """A judged answer, with its content in a line or its error."""
 
     text: str = ""
     numbers: Optional[List[float]] = None
@@ -101,7 +101,7 @@ def kind_of(text: str) -> str:
 
 
 def expected_of_unit(unit: str) -> Tuple[str, Expected]:
-    """Return the kind of a unit's model, and the facts in its files about its answers."""
+    """Return the kind of a unit's model, and the facts about its answers from its files."""
     path = "%s%s/%s" % (linux_facts.ROOT, stages.UNITS, unit)
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
@@ -112,7 +112,7 @@ def expected_of_unit(unit: str) -> Tuple[str, Expected]:
 
 
 def expected_of_text(text: str) -> Tuple[str, Expected]:
-    """Return the same from the text of a unit's file."""
+    """Return the kind and the facts as `expected_of_unit`, from the text of a unit's file."""
     kind = kind_of(text)
     words = unit_command.serve(unit_command.command(text))
     if not words or any(word.startswith(CHANGING) for word in words):
@@ -123,7 +123,7 @@ def expected_of_text(text: str) -> Tuple[str, Expected]:
 
 
 def expected(kind: str, folder: str) -> Expected:
-    """Return the facts about answers in the files of the model in `folder`."""
+    """Return the facts about answers from the files of the model in `folder`."""
     config = read_description(folder, "config.json")
     if not isinstance(config, dict):
         return Expected()
@@ -139,8 +139,8 @@ def accepts_images(words: Sequence[str]) -> bool:
     """
     Return whether a server with this command line certainly answers a chat with a picture.
 
-    Its class is `...ForConditionalGeneration` with a vision tower, it has a chat template, and no
-    flag disables images.
+    The model's class is `...ForConditionalGeneration` with a vision tower, the model has a chat
+    template, and no flag disables images.
     """
     folder = words[0]
     config = read_description(folder, "config.json")
@@ -174,7 +174,7 @@ def has_chat_template(folder: str) -> bool:
 
 
 def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
-    """Return how many numbers an embedder's vector has, and whether its length is 1."""
+    """Return the dimension of an embedder's vector, and whether its length is 1."""
     modules = read_description(folder, "modules.json")
     listed = modules if isinstance(modules, list) else []
     types = {
@@ -194,7 +194,9 @@ def vector(folder: str, config: "dict[str, Any]") -> Tuple[Optional[int], bool]:
 
 
 def read_description(folder: str, name: str) -> Any:
-    """Return the value of a model's JSON file; None: it cannot be read, or is not in the folder."""
+    """
+    Return the value of a model's JSON file, or None if it is unreadable or outside the folder.
+    """
     path = os.path.normpath(folder + "/" + name)
     try:
         return (
@@ -215,7 +217,7 @@ def question(
     """
     Return the request for a model of this kind, with `text` as its prompt or input.
 
-    A reranker has a query of its own for `documents`, unless another `text` is given.
+    A reranker's query is `QUERY`, unless `text` is given.
     """
     if kind == "embed":
         return Question("/v1/embeddings", {"model": name, "input": text})
@@ -237,7 +239,7 @@ def question(
 
 
 def picture_chat(name: str, png: bytes, text: str) -> "dict[str, Any]":
-    """Return a chat about a picture, without how long the answer may be."""
+    """Return a chat about a picture, without a limit for the answer."""
     address = "data:image/png;base64," + base64.b64encode(png).decode()
     parts = [
         {"type": "image_url", "image_url": {"url": address}},
@@ -253,7 +255,7 @@ def picture() -> bytes:
 
 
 def png_file(pixels: int, bits: int, colours: int, *chunks: "tuple[bytes, bytes]") -> bytes:
-    """Return a square PNG file with `bits` a sample and a type of colours, from its chunks."""
+    """Return a square PNG file from its chunks, with `bits` per sample and a colour type."""
     head = struct.pack(">IIBBBBB", pixels, pixels, bits, colours, 0, 0, 0)
     return b"\x89PNG\r\n\x1a\n" + b"".join(
         struct.pack(">I", len(data)) + name + data + struct.pack(">I", zlib.crc32(name + data))
@@ -262,7 +264,7 @@ def png_file(pixels: int, bits: int, colours: int, *chunks: "tuple[bytes, bytes]
 
 
 def speech_form(name: str, samples: bytes, more: "Optional[dict[str, str]]" = None) -> bytes:
-    """Return the body of a request to write down a sound, as `tone_samples` has it."""
+    """Return the body of a request to transcribe a sound in the format of `tone_samples`."""
     # Without a language vLLM first asks the model which one it hears, of a tone.
     fields = {"model": name, "language": "en", "temperature": "0", "response_format": "json"}
     return multipart_body({**fields, **(more or {})}, "tone.wav", wav_file(samples))
@@ -282,7 +284,7 @@ def multipart_body(fields: "dict[str, str]", file_name: str, content: bytes) -> 
 
 
 def tone_samples() -> bytes:
-    """Return a second of tone: one channel, 16 bits, `RATE` a second."""
+    """Return a second of tone with one channel, 16 bits and `RATE` samples a second."""
     return struct.pack(
         "<%dh" % RATE,
         *(int(8000 * math.sin(2 * math.pi * TONE_HZ * at / RATE)) for at in range(RATE)),
@@ -300,7 +302,7 @@ def wav_file(samples: bytes) -> bytes:
 
 
 def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
-    """Judge a JSON answer to a question; no output of a server raises an exception."""
+    """Judge a JSON answer to a question; no answer of a server raises an exception."""
     try:
         if kind == "embed":
             return embedding(document, known)
@@ -323,14 +325,14 @@ def judge(kind: str, put: Question, document: Any, known: Expected) -> Judged:
 
 
 def judge_text(text: Any) -> Judged:
-    """Return a text as an answer."""
+    """Judge a text."""
     if not isinstance(text, str):
         return Judged(problem="its answer has another form (its text is %s)" % type(text).__name__)
     return Judged(text)
 
 
 def numbers(what: str, found: Sequence[Any]) -> Judged:
-    """Return numbers as an answer; vLLM writes null for one that is not finite."""
+    """Judge numbers; vLLM writes null for a number that is not finite."""
     if not found:
         return Judged(problem="%s has no numbers" % what)
     # bool is an int.
@@ -343,14 +345,14 @@ def numbers(what: str, found: Sequence[Any]) -> Judged:
 
 
 def flatten_numbers(found: Any) -> List[Any]:
-    """Return the numbers of lists in lists, in their order."""
+    """Return the numbers in nested lists, in order."""
     if not isinstance(found, list):
         return [found]
     return [each for part in found for each in flatten_numbers(part)]
 
 
 def embedding(document: Any, known: Expected) -> Judged:
-    """Return an embedder's vector."""
+    """Judge an embedder's vector."""
     found = numbers("its vector", document["data"][0]["embedding"])
     if found.numbers is None:
         return found
@@ -370,7 +372,7 @@ def embedding(document: Any, known: Expected) -> Judged:
 
 
 def judge_scores(document: Any, count: int) -> Judged:
-    """Return a reranker's scores in the order of the documents."""
+    """Judge a reranker's scores, and return them in the order of the documents."""
     rows = {row["index"]: row["relevance_score"] for row in document["results"]}
     if sorted(rows) != list(range(count)):
         return Judged(problem="it was given %d documents, but scored %s" % (count, sorted(rows)))
@@ -378,7 +380,7 @@ def judge_scores(document: Any, count: int) -> Judged:
 
 
 def judge_order(asked: "dict[str, Any]", found: Judged) -> Judged:
-    """Return scores; a problem if the document that answers `QUERY` does not have the highest."""
+    """Return the scores, or a problem if the answer to `QUERY` does not have the highest."""
     scores = found.numbers
     if scores is None or (asked["query"], tuple(asked["documents"])) != (QUERY, DOCUMENTS):
         return found
@@ -392,7 +394,7 @@ def judge_order(asked: "dict[str, Any]", found: Judged) -> Judged:
 
 
 def judge_label(document: Any, known: Expected) -> Judged:
-    """Return a classifier's label, with its probabilities."""
+    """Judge a classifier's label and probabilities."""
     row = document["data"][0]
     found = numbers("its probabilities", row["probs"])
     if found.numbers is None:

@@ -112,8 +112,8 @@ def golden_answers(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]
     """
     Return a server's answers to each prompt; `put` sends a prompt.
 
-    All prompts are sent once before any is sent again, to detect differences the second time (a
-    warm cache, other requests in the batch). A server that does not answer at all gets no further
+    All prompts are sent once before any is sent again, to detect differences in the second answers
+    (a warm cache, other requests in the batch). A server that does not answer gets no further
     prompts.
     """
     found: list[list[Any]] = [[] for _ in asked["prompts"]]
@@ -133,7 +133,7 @@ def golden_answers(url: str, asked: dict[str, Any], put: Put) -> list[list[Any]]
 
 
 def rank_prompts(url: str, key: str | None, name: str, asked: dict[str, Any]) -> list[list[Any]]:
-    """Return the place and the score of each prompt among all of them, by the query."""
+    """Return the rank and the score of each prompt among all prompts, for the query."""
     prompts = asked["prompts"]
     put = questions.question("rerank", name, asked.get("query", questions.QUERY), prompts)
 
@@ -154,7 +154,7 @@ def rank_prompts(url: str, key: str | None, name: str, asked: dict[str, Any]) ->
 def answer_of_kind(
     server: "tuple[str, str | None]", kind: str, about: questions.Expected, put: questions.Question
 ) -> "tuple[dict[str, Any], str | None]":
-    """Return a server's answer to the question for its kind, and why to stop asking it."""
+    """Return a server's answer to its kind's question, and a reason to stop or None."""
     url, key = server
     said = endpoints.ask(url, PARAMETERS["seconds"], key, put)
     if "error" in said:
@@ -189,7 +189,7 @@ def question(name: str, prompt: str, most: int) -> dict[str, Any]:
 
 
 def answer(url: str, key: str | None, body: dict[str, Any]) -> "tuple[dict[str, Any], str | None]":
-    """Return a server's answer, and why to stop asking it, or None."""
+    """Return a server's answer, and a reason to stop or None."""
     said = endpoints.request(url + "/v1/completions", PARAMETERS["seconds"], key, body)
     if "error" in said:
         return {**NO_ANSWER, "error": said["error"]}, said["error"]
@@ -216,7 +216,7 @@ def numbered(url: str, key: str | None, body: dict[str, Any]) -> list[int] | Non
 
 
 def only_completion(said: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the one completion of an answer, or None."""
+    """Return the completion in an answer that has exactly one, or None."""
     document = endpoints.parse_body(said)
     try:
         found = document["choices"][0]

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: how each stage that has a unit here is.
+"""RUNS ON THE NODE: report the state of each stage with a unit here.
 
 Takes (JSON header `PARAMETERS`):
   completion   whether each endpoint is also asked the question for its kind of model
@@ -121,14 +121,14 @@ def main() -> None:
 
 
 def units() -> list[str]:
-    """Return the names of the units that may be gpufleet's stages."""
+    """Return the names of units that may be gpufleet's stages."""
     if not os.path.isdir(linux_facts.ROOT + stages.UNITS):
         return []
     return [name for name in linux_facts.directory_names(stages.UNITS) if is_stage_unit(name)]
 
 
 def stage(unit: str) -> dict[str, Any]:
-    """Return how one stage is."""
+    """Return the state of one stage."""
     said = stages.stage(unit)
     if "model" not in said:
         return said
@@ -174,9 +174,7 @@ def stage(unit: str) -> dict[str, Any]:
 def look(
     unit: str, place: str | None, served_name: str, key_file: str | None, server: list[str]
 ) -> dict[str, Any]:
-    """
-    Return on_node/serving/endpoints.py's result; for a stage without an endpoint only its unit.
-    """
+    """Return on_node/serving/endpoints.py's result; without an endpoint, only the unit's state."""
     if place is None:
         properties = endpoints.unit_state(unit)
         life = properties.get("InvocationID")
@@ -212,13 +210,13 @@ def hide_secrets(said: Any, hide: Callable[[str], str]) -> Any:
 
 
 def adapters(server: list[str]) -> list[str]:
-    """Return the names of the adapters that a server loads: `--lora-modules NAME=PATH ...`."""
+    """Return the names of the adapters that a server loads with `--lora-modules NAME=PATH ...`."""
     pairs = [word.partition("=") for word in lora_module_words(server) if not word.startswith("{")]
     return [name for name, equals, _ in pairs if equals]
 
 
 def lora_module_words(server: list[str]) -> list[str]:
-    """Return the words behind `--lora-modules`; an operator's own may be objects of JSON."""
+    """Return the words after `--lora-modules`; an operator's own may be JSON objects."""
     found: list[str] = []
     if "--lora-modules" in server:
         for word in server[server.index("--lora-modules") + 1 :]:
@@ -229,7 +227,7 @@ def lora_module_words(server: list[str]) -> list[str]:
 
 
 def endpoint(server: list[str], port: int) -> str | None:
-    """Return a server's address on this node; None: none."""
+    """Return a server's address on this node, or None if it has no endpoint."""
     if not server or "--headless" in server:
         return None
     host = value(server, "--host") or "127.0.0.1"
@@ -239,15 +237,15 @@ def endpoint(server: list[str], port: int) -> str | None:
 
 
 def is_guarded(server: list[str]) -> bool:
-    """Return whether a server loads gpufleet's guard; units of older releases do not."""
+    """Return whether a server loads gpufleet's guard; servers of older releases do not."""
     return value(server, "--middleware") == GUARD
 
 
 def engines(server: list[str], port: int) -> list[int]:
     """
-    Return the ports of a node's other engines, where each has a server of its own.
+    Return the ports of a node's other engines, if each engine has its own server.
 
-    vLLM's --data-parallel-multi-port-external-lb gives them the ports after the first one.
+    vLLM's --data-parallel-multi-port-external-lb assigns the ports after the first one.
     """
     if "--data-parallel-multi-port-external-lb" not in server:
         return []
@@ -256,8 +254,7 @@ def engines(server: list[str], port: int) -> list[int]:
 
 
 def members(words: list[str]) -> Iterator[str]:
-    """Yield the names of a replica's nodes by rank: `--node NAME=ADDRESS` of
-    on_node/rank/rank.py."""
+    """Yield the names of a replica's nodes by rank, from `--node NAME=ADDRESS` of rank.py."""
     for word, following in pairs(words):
         if word == "--":
             return
@@ -269,7 +266,7 @@ def members(words: list[str]) -> Iterator[str]:
 
 
 def state_since(unit: str) -> float:
-    """Return when a unit entered its present state, in seconds since 1970."""
+    """Return when a unit entered its current state, in seconds since 1970."""
     names = "StateChangeTimestampMonotonic,ActiveEnterTimestampMonotonic,ActiveState"
     output = run("systemctl", "show", "--property=" + names, "--", unit, seconds=10)
     if output.status != 0:
@@ -285,7 +282,7 @@ def state_since(unit: str) -> float:
 
 
 def events(unit: str) -> list[dict[str, Any]]:
-    """Return the last starts and ends of a unit, from systemd's journal, oldest first."""
+    """Return the last starts and ends of a unit from systemd's journal, oldest first."""
     matches = ["_PID=1", "UNIT=" + unit, *("MESSAGE_ID=" + each for each in WHAT)]
     fields = "MESSAGE_ID,INVOCATION_ID,%s" % ",".join(DETAILS)
     entries = unit_journal.journal("--lines=%d" % EVENTS, *matches, fields=fields)
@@ -293,7 +290,7 @@ def events(unit: str) -> list[dict[str, Any]]:
 
 
 def read_event(entry: dict[str, Any]) -> dict[str, Any]:
-    """Return a systemd journal entry: `at` in seconds, `life` is the id of the unit's run."""
+    """Return a systemd journal entry, with `at` in seconds and the invocation id as `life`."""
     return {
         "at": int(entry.get("__REALTIME_TIMESTAMP") or 0) / 1e6,
         "boot": entry.get("_BOOT_ID"),
@@ -307,7 +304,7 @@ def read_event(entry: dict[str, Any]) -> dict[str, Any]:
 
 
 def signal_name(entry: dict[str, Any]) -> str:
-    """Return the signal that ended a process: KILL; its number if it has no name here."""
+    """Return the signal that ended a process, for example KILL, or its number if it has no name."""
     status = str(entry.get("EXIT_STATUS"))
     with suppress(ValueError):
         return signal.Signals(int(status)).name[3:]
@@ -315,7 +312,7 @@ def signal_name(entry: dict[str, Any]) -> str:
 
 
 def previous_log(happened: Any, life: str | None) -> list[str]:
-    """Return the last lines that a unit wrote in the life before the present one."""
+    """Return the last lines of a unit's run before the current one."""
     if is_missing(happened):
         raise CannotRead("absent")
     lives = [each["life"] for each in happened if each["what"] in ENDS and each["life"]]

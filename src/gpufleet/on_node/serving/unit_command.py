@@ -12,7 +12,7 @@ LETTERS = {"n": "\n", "t": "\t", "r": "\r"}
 
 
 def command(text: str) -> list[str]:
-    """Return the words of a unit's ExecStart=, as systemd hands them over."""
+    """Return the words of a unit's ExecStart=, in the form that the program receives."""
     _, _, rest = text.partition("\nExecStart=")
     lines = []
     for line in rest.splitlines():
@@ -26,7 +26,7 @@ def command(text: str) -> list[str]:
 
 
 def unescape(found: Match[str]) -> str:
-    """Return the character of an escape."""
+    """Return the character of an escape sequence."""
     escape, percent, _ = found.groups()
     if escape is None:
         return "%" if percent else "$"
@@ -36,7 +36,7 @@ def unescape(found: Match[str]) -> str:
 
 
 def serve(words: list[str]) -> list[str]:
-    """Return the words behind `.../vllm serve`; none if the unit starts something else."""
+    """Return the words after `.../vllm serve`, or none if the unit starts another program."""
     for at, (program, verb) in enumerate(pairs(words)):
         if program.rpartition("/")[2] == "vllm" and verb == "serve":
             return words[at + 2 :]
@@ -44,12 +44,12 @@ def serve(words: list[str]) -> list[str]:
 
 
 def pairs(words: list[str]) -> Iterator[Tuple[str, str]]:
-    """Yield each word and the one behind it."""
+    """Yield each word with the next word."""
     return zip(words, words[1:])  # both are of 3.10
 
 
 def value(words: list[str], flag: str) -> str | None:
-    """Return the value of a flag; the last one counts."""
+    """Return the value of a flag, which is the last if repeated, or None."""
     found = None
     for word, following in pairs(words):
         if word == flag:

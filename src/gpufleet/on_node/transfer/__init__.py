@@ -1,1 +1,1 @@
-"""Releases and models, copied from node to node."""
+"""Programs that copy releases and models between nodes, and put them in place."""

@@ -5,9 +5,9 @@ Takes (`PARAMETERS`): `said`, the file that has what uv and then compile_bytecod
 Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int, "total": int, "left":
 [names]}: of the large downloads that have begun. `step` is None while uv has said nothing.
 
-uv prints a large download with its size at the beginning and its name at the end; it does not print
-small ones. uv does not report partial downloads, so no rate is shown: it would be wrong while the
-last download takes a minute. Python 3.8, standard library.
+uv prints a large download with its size at its beginning and with its name at its end, and does not
+print small downloads. uv does not report partial downloads, so no rate is shown: a rate would be
+wrong while the last download takes a minute. Python 3.8, standard library.
 """
 
 from __future__ import annotations

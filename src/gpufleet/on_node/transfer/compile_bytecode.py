@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: compile the bytecode of a release, and run none of its code.
+"""RUNS ON THE NODE: compile the bytecode of a release without running its code.
 
     python3 -ISB - RELEASE/lib
 
@@ -22,7 +22,7 @@ AT_ONCE = 32
 
 
 def sources(folder: str) -> List[str]:
-    """Return the paths of all Python files below a folder; links are not followed."""
+    """Return the paths of all Python files below a folder, without following links."""
     return sorted(
         os.path.join(parent, name)
         for parent, _, names in os.walk(folder)
@@ -32,7 +32,7 @@ def sources(folder: str) -> List[str]:
 
 
 def compile_file(path: str) -> bool:
-    """Compile one file beside itself; return whether it is Python that can be compiled."""
+    """Compile one file to its `__pycache__`; return whether it can be compiled."""
     try:
         py_compile.compile(path, doraise=True)
     except py_compile.PyCompileError:
@@ -41,7 +41,7 @@ def compile_file(path: str) -> bool:
 
 
 def main() -> None:
-    """Compile what is below the folder that is the one argument."""
+    """Compile all files below the folder in the only argument."""
     paths = sources(sys.argv[1])
     cores = len(os.sched_getaffinity(0))
     # Forked: a process that starts Python again would not find this program, which came by stdin.

@@ -26,7 +26,7 @@ MOST_LISTED = 4 << 20
 
 
 def size(folder: str, endings: Tuple[str, ...] = ("",)) -> int:
-    """Return the bytes of all files below a folder whose names end so; 0 if there is none."""
+    """Return the bytes of all files below a folder with these name endings; 0 without any."""
     found = 0
     for place, _, names in os.walk(folder):
         for name in names:
@@ -39,7 +39,9 @@ def size(folder: str, endings: Tuple[str, ...] = ("",)) -> int:
 
 
 def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
-    """Return the total bytes of a Hub's list of files; None: it cannot be read, or not whole."""
+    """
+    Return the total bytes of a Hub's list of files, or None if it is unreadable or incomplete.
+    """
     request = urllib.request.Request(tree, headers={"User-Agent": "gpufleet"})
     with contextlib.suppress(OSError):
         if token_file:
@@ -57,7 +59,7 @@ def listed_bytes(tree: str, token_file: Optional[str]) -> Optional[int]:
 
 
 def main() -> None:
-    """Print the current progress."""
+    """Print the folder's present and expected bytes."""
     signal.alarm(SECONDS)
     tree = PARAMETERS["tree"]
     document = {

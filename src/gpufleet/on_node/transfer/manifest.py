@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: a finished directory tree as a list of entries and of pieces.
+"""RUNS ON THE NODE: describe a finished directory tree by its entries and pieces.
 
-The contents of its regular files, one behind the other in the order of their paths, are cut into
-pieces of one size, each with its SHA-256. A manifest contains all of that, and its own SHA-256 is
-the tree's name: data from another node is verified against it before a file is written.
+The contents of its regular files, concatenated in the order of their paths, are cut into pieces of
+one size, each with its SHA-256. A manifest contains the entries and pieces, and its own SHA-256 is
+the tree's name. Data from another node is verified against the manifest before a file is written.
 
 A manifest may be hostile. Its paths stay below the tree, links are created last and never followed
-for writing, and only permission bits of modes are used: no setuid or setgid. Times belong to it:
-Python believes compiled bytecode by its source's time.
+for writing, and only permission bits of modes are used: no setuid or setgid. A manifest includes
+times, because Python checks compiled bytecode by its source's time.
 """
 
 from __future__ import annotations
@@ -29,24 +29,24 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
-    """A refusal, as a sentence for the operator."""
+    """A refusal; its text is a sentence for the operator."""
 
 
 class Entry(NamedTuple):
     """A directory ("d"), a regular file ("f") or a symbolic link ("l") of a tree."""
 
     path: str
-    """From the tree's root; names are separated by one slash."""
+    """Path below the tree's root, with names separated by single slashes."""
     kind: str
     mode: int
     size: int
     time: int
-    """Time of the last change, in nanoseconds since 1970."""
+    """Time of the last change in nanoseconds since 1970."""
     target: str
 
 
 class Part(NamedTuple):
-    """The part of a file in a piece."""
+    """The part of a piece that is in one file."""
 
     path: str
     offset: int
@@ -54,7 +54,7 @@ class Part(NamedTuple):
 
 
 class Tree:
-    """A validated manifest: its entries, and the position of each piece in the files."""
+    """A validated manifest, with the position of each piece in the files."""
 
     def __init__(self, entries: List[Entry], pieces: List[str], piece: int) -> None:
         self.entries = entries
@@ -83,7 +83,7 @@ class Tree:
             position, left, at = position + count, left - count, at + 1
 
     def manifest(self) -> bytes:
-        """Return the manifest as text; the same tree gives the same text everywhere."""
+        """Return the manifest as text; equal trees have equal texts on all nodes."""
         document = {
             "schema": SCHEMA,
             "piece": self.piece,
@@ -101,7 +101,7 @@ def describe_tree(
     done: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Tree:
     """
-    Read the tree below `root`; `leave_out` are excluded names at its top.
+    Read the tree below `root`; `leave_out` has excluded names at its top.
 
     `done` receives the bytes read so far and the total. Raises `RefusedError` for anything but
     directories, files and links, and for files that change meanwhile.
@@ -127,7 +127,7 @@ def describe_tree(
 
 
 def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
-    """Yield a part's content, read from its open file. Raises `RefusedError` if there is less."""
+    """Yield a part's content from its open file. Raises `RefusedError` if the file is too short."""
     at, end = part.offset, part.offset + part.length
     while at < end:
         block = os.pread(file, min(size, end - at), at)
@@ -157,7 +157,7 @@ def _entries(root: str, below: str, leave_out: Iterable[str]) -> Iterator[Entry]
 
 
 def _order(entry: Entry) -> Tuple[bytes, ...]:
-    """Sort a directory before its content."""
+    """Return the sort key of an entry, which puts a directory before its content."""
     return tuple(os.fsencode(name) for name in entry.path.split("/"))
 
 
@@ -223,7 +223,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
 
 
 def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) -> str:
-    """Return why an entry is refused; "": it is allowed."""
+    """Return why an entry is refused, or "" if it is allowed."""
     if not isinstance(entry.path, str) or not isinstance(entry.target, str):
         return "its path is not text"
     names = entry.path.split("/")

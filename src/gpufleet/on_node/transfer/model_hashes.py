@@ -18,9 +18,9 @@ _BLOCK = 1 << 20
 
 def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     """
-    Raise `RefusedError` unless an open folder has these files, with these hashes, and no others.
+    Raise `RefusedError` unless an open folder has exactly these files with these hashes.
 
-    `files` has for each path its algorithm, `sha256` or `git`, and the digest in hex.
+    `files` has for each path the algorithm, `sha256` or `git`, and the digest in hex.
     """
     there = {name for name in _names(folder, "") if name != MARK and not name.startswith(NOTES)}
     for names, problem in (
@@ -69,7 +69,7 @@ def hash_file(folder: int, name: str, algorithm: str) -> str:
 
 
 def _names(folder: int, below: str) -> Iterator[str]:
-    """Yield the paths of everything but directories."""
+    """Yield the paths of all entries except directories."""
     for name in os.listdir(folder):
         if not stat.S_ISDIR(os.stat(name, dir_fd=folder, follow_symlinks=False).st_mode):
             yield below + name

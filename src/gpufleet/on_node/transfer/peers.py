@@ -1,5 +1,4 @@
-"""RUNS ON THE NODE: exchange pieces of a tree over TCP; nodes serve pieces while they download
-others.
+"""RUNS ON THE NODE: exchange pieces of a tree over TCP, serving pieces during the download.
 
     server: <nonce>\\n                  client: <name> <HMAC-SHA256 of nonce and name>\\n
     client: P <number>\\n               server: = <bytes>\\n and the piece, once it is there
@@ -7,8 +6,8 @@ others.
                                        server: +\\n now and then, while the client has to wait
     client: D <half>\\n                 it has all of this half, and needs this server no more
 
-Clients without the run's token get no answer; the token is never sent. Transfers are not encrypted,
-and data is trusted for its SHA-256, never for its sender.
+Clients without the run's token get no answer, and the token is never sent. Transfers are not
+encrypted. Data is verified by its SHA-256, independent of its sender.
 """
 
 from __future__ import annotations
@@ -29,7 +28,9 @@ from gpufleet.on_node.transfer.manifest import MOST_BYTES, RefusedError, Tree
 from gpufleet.on_node.transfer.store import Files
 
 HALVES = 2
-"""Even and odd pieces go down two different trees, so that no node sends more than one copy."""
+"""
+Even and odd pieces use two different trees of nodes, so that no node sends more than one copy.
+"""
 CONNECT_SECONDS = 5.0
 # An idle sender says so every second: this long a silence is a dead node or line.
 BEAT_SECONDS = 1.0
@@ -58,7 +59,7 @@ CHUNK_BYTES = 256 << 10
 
 
 class LostError(Exception):
-    """A source cannot be used for now; the text says why."""
+    """A source cannot be used for now; the text is the reason."""
 
 
 class Source(NamedTuple):
@@ -86,7 +87,7 @@ class Bucket:
 
 
 class HeldPieces:
-    """The pieces that have arrived; an arrival wakes those that wait for it."""
+    """The pieces on this node; a new piece wakes the threads that wait for it."""
 
     def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
         self.tree, self.manifest, self.files = tree, manifest, files
@@ -96,7 +97,7 @@ class HeldPieces:
         self.failed = ""
 
     def add(self, number: int) -> None:
-        """Note that a piece is here."""
+        """Record that a piece has arrived."""
         with self.changed:
             if number not in self.have:
                 self.have.add(number)
@@ -111,17 +112,17 @@ class HeldPieces:
 
     @property
     def is_whole(self) -> bool:
-        """Return whether every piece is here."""
+        """Return whether all pieces have arrived."""
         return len(self.have) == len(self.tree.pieces)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Wait at most `seconds` for a piece; return whether it arrived or failed."""
+        """Wait at most `seconds` for a piece; return whether it arrived or the download failed."""
         with self.changed:
             return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
 
 
 class Server:
-    """Serves a node's pieces to clients that know the token."""
+    """A server of this node's pieces for clients that know the token."""
 
     def __init__(
         self,
@@ -131,7 +132,7 @@ class Server:
         port: int,
         rate_mbit: Optional[float],
     ) -> None:
-        """Listen. Raises `OSError` when the port is taken."""
+        """Listen on the port. Raises `OSError` if it is taken."""
         self.holding = holding
         self.token = token.encode("ascii")
         self.bucket = Bucket(rate_mbit * 1e6) if rate_mbit else None
@@ -139,7 +140,7 @@ class Server:
         self.done: Set[str] = set()
         self.sent = 0
         self.open = 0
-        """Connections that have shown that they know the token."""
+        """Number of connections that have proven the token."""
         self._unproven: Dict[socket.socket, str] = {}
         self.quiet_since = time.monotonic()
         self._changed = threading.Condition()
@@ -151,7 +152,7 @@ class Server:
         """
         Serve until all expected peers have everything, or no peer is left.
 
-        `expected` are the clients, each with the half that it downloads from here: `gpu-02/1`.
+        `expected` has the clients, each with the half that it downloads from here: `gpu-02/1`.
         """
         began = time.monotonic()
         with self._changed:
@@ -181,7 +182,7 @@ class Server:
             threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
 
     def _admit(self, connected: socket.socket, address: str) -> bool:
-        """Reserve a place for an unproven connection; return whether one was free."""
+        """Reserve a slot for an unproven connection; return False if its address has too many."""
         with self._changed:
             if list(self._unproven.values()).count(address) >= UNPROVEN_OF_ADDRESS:
                 return False
@@ -217,7 +218,7 @@ class Server:
             pass  # it comes again, or goes to another
 
     def _known(self, lines: Lines) -> str:
-        """Return the client's name once it has shown that it knows the token."""
+        """Return the client's name after it has proven the token."""
         nonce = os.urandom(16).hex().encode("ascii")
         lines.write(nonce + b"\n")
         name, _, shown = lines.read(time.monotonic() + PROOF_SECONDS).partition(b" ")
@@ -279,18 +280,18 @@ class Lines:
         self._left = b""
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
         self.socket.close()
 
     def write(self, data: bytes) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         self.socket.sendall(data)
 
     def read(self, end: Optional[float] = None) -> bytes:
         """
         Return the next line without its end. Raises `LostError` at the end.
 
-        All of it must arrive before `end` (of `time.monotonic`), even from a slow sender.
+        The whole line must arrive before `end` (of `time.monotonic`), even from a slow sender.
         """
         while b"\n" not in self._left:
             if end is not None:
@@ -303,7 +304,9 @@ class Lines:
         return line
 
     def fill(self, into: memoryview) -> None:
-        """Read an exact number of bytes. Raises `LostError` at the end."""
+        """
+        Read exactly as many bytes as `into` has. Raises `LostError` at the end of the connection.
+        """
         count = min(len(self._left), len(into))
         into[:count] = self._left[:count]
         self._left = self._left[count:]
@@ -315,7 +318,7 @@ class Lines:
 
 
 def proof(token: bytes, nonce: bytes, name: bytes) -> bytes:
-    """Return the proof that a peer of this name knows the token."""
+    """Return the proof that a peer with this name knows the token."""
     said = b"gpufleet pieces 1\n" + nonce + b"\n" + name
     return hmac.new(token, said, hashlib.sha256).hexdigest().encode("ascii")
 
@@ -339,7 +342,7 @@ def connected(
 
 
 def manifest(source: Source, name: str, token: str) -> bytes:
-    """Return a source's manifest, packed. Raises `OSError` and `LostError`."""
+    """Return a source's packed manifest. Raises `OSError` and `LostError`."""
     with connected(source, name, token) as lines:
         lines.write(b"M\n")
         found = bytearray(_length(lines.read(), MOST_BYTES))
@@ -355,9 +358,9 @@ def download_pieces(
     have: Callable[[int], bool],
 ) -> None:
     """
-    Download pieces over one connection, in this order; pass each on once its hash is verified.
+    Download pieces over one connection in this order; pass on each after verifying its hash.
 
-    Raises `OSError` and `LostError` when the source is of no use any more.
+    Raises `OSError` or `LostError` if the source becomes unusable.
     """
     waiting: Deque[int] = collections.deque()
     coming = collections.deque(numbers)
@@ -401,7 +404,7 @@ def _chunks(offset: int, count: int, small: bool) -> Iterator[Tuple[int, int]]:
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    """Listen at an address; at all addresses if it is a name or not this machine's."""
+    """Listen on an address, or on all addresses if it is a name or not this machine's."""
     try:
         number = ipaddress.ip_address(address)  # this machine may know its name as 127.0.1.1
         family = socket.AF_INET6 if number.version == 6 else socket.AF_INET

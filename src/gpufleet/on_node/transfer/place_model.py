@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE, as root: move a model that the service user has downloaded into its place.
+"""RUNS ON THE NODE, as root: move a model that the service user has downloaded into place.
 
-An adapter at a path of the node is handled alike.
+An adapter at a path of the node is handled in the same way.
 
 Takes (`PARAMETERS`) an `action`:
   begin   make the folder for a download; finish a placing that was interrupted
@@ -72,10 +72,10 @@ def main() -> None:
 
 def begin(given: Dict[str, Any]) -> None:
     """
-    Create the folder for a download, or reuse an interrupted download's.
+    Create the folder for a download, or reuse the folder of an interrupted download.
 
-    Not after a reboot: a power cut may leave files without their content, which a resumed download
-    would trust. Then it starts over.
+    After a reboot the download starts again, because a power cut may leave files without their
+    content, which a resumed download would trust.
     """
     if os.path.exists(given["mark"]):
         return
@@ -101,7 +101,7 @@ def begin(given: Dict[str, Any]) -> None:
 
 
 def place(given: Dict[str, Any]) -> None:
-    """Move the download into its place."""
+    """Move the download into place, and mark it complete."""
     if os.path.exists(given["mark"]):
         return
     parent, name = _parent(given["directory"])
@@ -124,7 +124,7 @@ def place(given: Dict[str, Any]) -> None:
 
 
 def copy(given: Dict[str, Any]) -> None:
-    """Copy an adapter's two files to its place, unless its weights have another hash."""
+    """Copy an adapter's two files into place. Raises `RefusedError` for a wrong hash."""
     if os.path.exists(given["mark"]):
         return
     parent, name = _parent(given["directory"])
@@ -187,7 +187,7 @@ def chown_models(given: Dict[str, Any]) -> None:
     """
     Make root the owner of the models' folder and its content; readable files stay readable.
 
-    Its group goes last, and marks the end.
+    The folder's group is changed last, which marks the completion.
     """
     above, name = os.path.split(given["directory"])
     state = open_folder(above)
@@ -261,7 +261,7 @@ def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, st
 
 
 def _parent(directory: str) -> Tuple[int, str]:
-    """Return a descriptor of a model's parent folder, made if missing, and the model's name."""
+    """Return a descriptor of a model's parent folder, created if missing, and the model's name."""
     path, name = os.path.split(directory)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
@@ -277,7 +277,7 @@ def _parent(directory: str) -> Tuple[int, str]:
 
 
 def _owner(name: str, folder: int) -> Optional[int]:
-    """Return a directory's owner; None: missing, -1: not a directory."""
+    """Return a directory's owner, None if it is missing, or -1 if it is not a directory."""
     try:
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
     except FileNotFoundError:
@@ -309,9 +309,9 @@ def _note(name: str, folder: int, content: bytes) -> None:
 
 def _remove(directory: str, name: str) -> None:
     """
-    Remove a name beside a model with its content, if it exists.
+    Remove an entry beside a model, with its content, if it exists.
 
-    All folders above it are root's, and shutil descends by file descriptors.
+    This is safe because all folders above it are root's, and shutil descends by file descriptors.
     """
     path = os.path.join(os.path.dirname(directory), name)
     with contextlib.suppress(FileNotFoundError):

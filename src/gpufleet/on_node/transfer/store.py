@@ -1,10 +1,10 @@
-"""RUNS ON THE NODE: assemble a tree from pieces, beside its final place.
+"""RUNS ON THE NODE: assemble a tree from pieces, beside its final path.
 
     <parent>/.gpufleet-coming-<name>/     0700, of the running user; on the same file system
       tree/...                            the files, written in place as pieces come
       have                                numbers of pieces that were written: a hint, no proof
 
-A piece counts once its SHA-256 is verified; pieces of an interrupted run are read and verified
+A piece counts after its SHA-256 is verified. Pieces of an interrupted run are read and verified
 again. At the end everything is synced to disk, renamed into place, and only then marked complete.
 Everything is opened relative to the directory's descriptor, without following links.
 """
@@ -39,7 +39,7 @@ class Files:
         self.folder = folder
 
     def open(self, path: str) -> int:
-        """Return a descriptor of one of its files."""
+        """Return a descriptor of one of the tree's files."""
         return os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=self.folder)
 
     def holds(self, number: int) -> bool:
@@ -59,7 +59,7 @@ class Files:
 
 
 def open_folder(directory: str) -> int:
-    """Return a descriptor of a directory; a link is refused."""
+    """Return a descriptor of a directory. Raises `OSError` for a link."""
     return os.open(directory, _FOLDER)
 
 
@@ -67,7 +67,7 @@ class IncomingTree:
     """A directory in which a tree is assembled, by one process at a time."""
 
     def __init__(self, directory: str, mark: str) -> None:
-        """Lock the folder. Raises `RefusedError` if it is locked, or not gpufleet's."""
+        """Lock the folder. Raises `RefusedError` if it is locked or not gpufleet's."""
         self.directory, self.mark = directory, mark
         parent, self.name = os.path.split(directory)
         # The folder of a model's revisions is missing before the first of them comes.
@@ -93,9 +93,7 @@ class IncomingTree:
         )
 
     def prepare(self, tree: Tree) -> None:
-        """
-        Create the tree's directories; remove leftovers of earlier runs that are not in this tree.
-        """
+        """Create the tree's directories; remove leftovers of earlier runs outside this tree."""
         self.tree = tree
         self.files = Files(tree, self.root)
         wanted = {each.path: each for each in tree.entries}
@@ -115,7 +113,7 @@ class IncomingTree:
                 found(number)
 
     def room(self, have: Set[int]) -> None:
-        """Raise `RefusedError` unless the file system has room for the missing pieces."""
+        """Raise `RefusedError` if the file system lacks room for the missing pieces."""
         missing = sum(
             self.tree.size(number) for number in range(len(self.tree.pieces)) if number not in have
         )
@@ -128,7 +126,7 @@ class IncomingTree:
             )
 
     def write(self, number: int, data: memoryview) -> None:
-        """Write a verified piece into its files."""
+        """Write a verified piece to its files."""
         at = 0
         for part in self.tree.parts(number):
             file = os.open(part.path, _NEW, 0o600, dir_fd=self.root)
@@ -206,7 +204,7 @@ class IncomingTree:
         )
 
     def _clear(self, below: str, folder: int, wanted: Dict[str, Entry]) -> None:
-        """Remove entries of another kind than the tree's; links are always recreated."""
+        """Remove entries of a kind other than the tree's; links are always recreated."""
         with os.scandir(folder) as found:
             there = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
         for name, is_folder in there:
@@ -237,7 +235,7 @@ def _put(file: int, data: memoryview, part: Part) -> None:
 
 
 def _remove(path: str) -> None:
-    """Remove a file, or a directory with all that is in it; nothing needs to be there."""
+    """Remove a file, or a directory with its content, if it exists."""
     with contextlib.suppress(FileNotFoundError):
         if os.path.isdir(path) and not os.path.islink(path):
             shutil.rmtree(path)

@@ -99,7 +99,7 @@ def _late(seconds: float) -> None:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether the tree is complete, its digest when last read, and this node's kind."""
+    """Return whether the tree is complete, its last digest, and this node's kind."""
     whole = os.path.exists(given["mark"])
     found = kept_manifest(given) if whole and given["manifests"] else None
     digest = hashlib.sha256(found).hexdigest() if found else ""
@@ -107,7 +107,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def kind(python: str) -> List[str]:
-    """Return the platform that decides an installation's files: system, machine and interpreter."""
+    """Return the platform of an installation's files: system, machine and interpreter."""
     if not python:
         return []
     said: Dict[str, str] = {}
@@ -129,7 +129,7 @@ def kind(python: str) -> List[str]:
 
 
 def describe(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Read the tree, unless it was read since its completion."""
+    """Read the tree and return its description, or a description since its completion."""
     directory, tell = given["directory"], Progress()
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
@@ -160,7 +160,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def start_server(given: Dict[str, Any], holding: peers.HeldPieces) -> peers.Server:
-    """Return a server at the port that was given. Raises `RefusedError` if it is taken."""
+    """Return a server on the given port. Raises `RefusedError` if the port is taken."""
     try:
         return peers.Server(
             holding, given["token"], given["address"], given["port"], given["rate_mbit"]
@@ -170,7 +170,7 @@ def start_server(given: Dict[str, Any], holding: peers.HeldPieces) -> peers.Serv
 
 
 def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Download the tree and move it into its place."""
+    """Download the tree and move it into place."""
     began = time.monotonic()
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
@@ -237,9 +237,7 @@ class Fetching:
             time.sleep(0.1)
 
     def run(self, holding: peers.HeldPieces, coming: store.IncomingTree) -> None:
-        """
-        Download all missing pieces. Raises `RefusedError` when no peer has sent more for long.
-        """
+        """Download all missing pieces. Raises `RefusedError` if no peer sends more for long."""
         self._last = time.monotonic()
         threads = [
             threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
@@ -309,7 +307,7 @@ class Fetching:
 
     def _give_up(self, why: str) -> None:
         """
-        Record why a source could not be used. Raises `RefusedError` if that lasts too long.
+        Record why a source was unusable. Raises `RefusedError` if nothing arrives for too long.
         """
         with self._lock:
             if why not in self.remarks:
@@ -320,7 +318,7 @@ class Fetching:
 
 
 class Progress:
-    """Prints progress to standard error; ends the program if no process reads it."""
+    """Prints progress to standard error, and ends the program if its reader has gone."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
@@ -331,7 +329,7 @@ class Progress:
             self._tell(done, total)
 
     def follow(self, read: Any) -> None:
-        """Print `read`'s result every `TELL_SECONDS`, from a thread."""
+        """Print the result of `read` every `TELL_SECONDS` from a thread."""
 
         def tell() -> None:
             while True:
@@ -350,7 +348,7 @@ class Progress:
 
 @contextlib.contextmanager
 def hold_lock(path: str, how: int) -> Iterator[None]:
-    """Hold a lock file. Raises `RefusedError` if others do for long."""
+    """Hold a lock file. Raises `RefusedError` if another process holds it for long."""
     if not path:
         yield
         return
@@ -360,7 +358,7 @@ def hold_lock(path: str, how: int) -> Iterator[None]:
 
 
 def kept_manifest(given: Dict[str, Any]) -> Any:
-    """Return the manifest of a tree, if it was read since its completion; else None."""
+    """Return a tree's manifest if it was read since the tree's completion, or None."""
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
@@ -386,7 +384,7 @@ def _place(given: Dict[str, Any]) -> str:
 
 
 def making_id(mark: str) -> bytes:
-    """Return the identity of one build of a tree: its mark's file and time."""
+    """Return the identity of one build of a tree: its mark's inode and time."""
     status = os.stat(mark)
     return b"%d %d" % (status.st_ino, status.st_mtime_ns)
 

@@ -1,1 +1,1 @@
-"""Detect and restart stalled servers."""
+"""Program that detects and restarts stalled servers."""

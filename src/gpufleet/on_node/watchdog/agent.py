@@ -7,8 +7,8 @@ A connection brings one line, the name of a stage, and gets one line:
 These are operational words. Those by which an agent changes what an administrator has set (`ready`,
 `drain`, `maint`) are never said: a drain is the gateway's own (HAProxy's manual, `agent-check`).
 
-Nothing here waits. A client has `CALLER_SECONDS`, and there is a limit to how many do at
-once, to how many are taken in a second, and to what is read of each; who is beyond it waits in the
+Nothing here blocks. A client has `CALLER_SECONDS`. There are limits to concurrent clients, to
+connections a second, and to the bytes read from each client. Clients above a limit wait in the
 kernel's queue, and a check that fails there changes nothing for HAProxy.
 """
 
@@ -22,13 +22,11 @@ CALLER_SECONDS = 2.0
 CALLERS = 64
 # A gateway asks once in 2 s for each server: two gateways and 64 servers are 64 in a second.
 TAKEN = 256
-"""Most connections in a second, so that no client blocks the loop."""
+"""Maximum connections in a second, so that no client blocks the loop."""
 LINE_BYTES = 256
-"""A stage's name is at most 50 characters."""
+"""Maximum bytes of a question; a stage's name has at most 50 characters."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""
-Seconds between two tries while another program has the port, or the address does not exist yet.
-"""
+"""Seconds between attempts to listen while the port is taken or the address does not exist yet."""
 
 
 class Caller:
@@ -40,7 +38,7 @@ class Caller:
         self.got = b""
 
     def question(self) -> str | None:
-        """Return the gateway's question, "" for an invalid one; None: it has not asked yet."""
+        """Return the gateway's question, "" for an invalid one, or None if it is incomplete."""
         try:
             piece = self.connection.recv(LINE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -64,10 +62,10 @@ class Agent:
         word: Callable[[str], str],
         say: Callable[[str, int], None],
     ) -> None:
-        """`word` returns the answer for a stage, by its name."""
+        """Prepare an agent; `word` returns the answer for a stage by its name."""
         self.place = (address, port)
         self.callers: dict[int, Caller] = {}
-        """By descriptor."""
+        """Connections by descriptor."""
         self._word = word
         self._say = say
         self._told = ""
@@ -83,7 +81,9 @@ class Agent:
         return ours
 
     def turn(self, now: float) -> None:
-        """Once a second: listen, if not listening yet, and close connections that are too late."""
+        """
+        Listen if not yet listening, and close connections past their deadline; called every second.
+        """
         self._left = TAKEN
         for each in [*self.callers.values()]:
             if now >= each.deadline:

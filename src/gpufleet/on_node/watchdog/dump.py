@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: record the state of a unit's processes before they are killed.
 
-Nothing may depend on a dump: a separate process writes it and is killed at its deadline; what it
-has written stays. The most important files are written first.
+Nothing may depend on a dump: a separate process writes it and is killed at its deadline, and the
+files written until then stay. The most important files are written first.
 
     stall.json          what was seen, of which run of which unit
     metrics.txt         what /metrics last said
@@ -30,9 +30,9 @@ from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.commands import run
 
 SECONDS = 30
-"""Deadline of a whole dump, after which it is killed."""
+"""Deadline of a whole dump in seconds, after which it is killed."""
 KEPT = 5
-"""Most dumps of a stage: the oldest is removed first."""
+"""Maximum dumps of a stage; the oldest is removed first."""
 FREE_BYTES = 1 << 30
 """Bytes that must be free for a dump to be written."""
 FILE_BYTES = 4 << 20
@@ -59,8 +59,9 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
     """
     Write a dump into a new folder.
 
-    `asked` has `unit`, `life`, `group` (its control group), `metrics` (bytes), `py_spy` (paths of
-    programs, the first that exists is used) and `seen`, which is written as it is.
+    `asked` has `unit`, `life`, `group` (the unit's control group), `metrics` (bytes), `py_spy`
+    (paths of programs, of which the first existing one is used) and `seen`, which is written
+    unchanged.
     """
     os.makedirs(folder, mode=0o700)
     hide = unit_journal.secret_redactor(unit_journal.secrets(unit_journal.unit_text(asked["unit"])))
@@ -89,7 +90,7 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
 
 
 def write(folder: str, name: str, text: str) -> None:
-    """Write one file of a dump; a text that is too long loses its beginning, the oldest part."""
+    """Write one file of a dump; a text above the limit loses its beginning, the oldest part."""
     content = text.encode("utf-8", "replace")
     if len(content) > FILE_BYTES:
         content = b"(cut)\n" + content[-FILE_BYTES:]
@@ -99,7 +100,9 @@ def write(folder: str, name: str, text: str) -> None:
 
 
 def members(group: str) -> List[int]:
-    """Return the processes of a control group, such as `/system.slice/x`, and its descendants."""
+    """
+    Return the processes of a control group, for example `/system.slice/x`, and its descendants.
+    """
     found: set[int] = set()
     for top in CGROUPS:
         for path, _, _ in os.walk(linux_facts.ROOT + top + group):
@@ -130,7 +133,7 @@ def process(pid: int) -> str:
 
 
 def text_or_reason(function: Callable[..., str], *arguments: Any) -> str:
-    """Return a text, or the reason why there is none."""
+    """Return a text, or the reason for its absence."""
     found = read(function, *arguments)
     return "(%s)" % json.dumps(found) if is_missing(found) else str(found)
 
@@ -142,12 +145,12 @@ def text_of(path: str) -> str:
 
 
 def state(place: str) -> str:
-    """Return a thread's state: R runs, S sleeps, D waits in the kernel, T was stopped."""
+    """Return a thread's state: R runs, S sleeps, D waits in the kernel, T is stopped."""
     return text_of(place + "stat").rpartition(")")[2].split()[0]
 
 
 def command(pid: int) -> str:
-    """Return a process' command line, with secrets removed."""
+    """Return a process' command line without secrets."""
     return without_secrets(text_of("/proc/%d/cmdline" % pid).split("\0"))
 
 
@@ -171,7 +174,7 @@ def without_secrets(words: List[str]) -> str:
 
 
 def descriptors(pid: int) -> str:
-    """Return how many descriptors a process has open, and how many of them are sockets."""
+    """Return the numbers of open descriptors and of sockets of a process."""
     place = "/proc/%d/fd" % pid
     names = os.listdir(place)
     sockets = 0
@@ -182,7 +185,7 @@ def descriptors(pid: int) -> str:
 
 
 def is_python(pid: int) -> bool:
-    """Return whether a process runs Python, as its program's file is named."""
+    """Return whether a process runs Python, by its executable's name."""
     with contextlib.suppress(OSError):
         return "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid))
     return False
@@ -192,8 +195,8 @@ def stacks(program: str, pid: int) -> str:
     """
     Return the Python stacks of a process.
 
-    Without stopping it: a process that was stopped already cannot be stopped by py-spy, which then
-    says nothing (0.4.3, measured), and one that hangs in the kernel never would be.
+    py-spy must not stop the process: it prints nothing for a process that was stopped already
+    (0.4.3, measured), and a process that hangs in the kernel would never stop.
     """
     try:
         done = subprocess.run(
@@ -212,7 +215,7 @@ def stacks(program: str, pid: int) -> str:
 
 
 def gpus() -> str:
-    """Return how busy each GPU is, and which processes use it."""
+    """Return the utilization of each GPU, and the processes that use it."""
     query = "--query-gpu=index,uuid,pstate,utilization.gpu,memory.used,ecc.errors.uncorrected."
     query += "volatile.total"
     held = "--query-compute-apps=gpu_uuid,pid,process_name,used_memory"
@@ -233,12 +236,12 @@ def lines(life: str) -> str:
 
 
 def folder(top: str, stage: str) -> str:
-    """Return the folder of a new dump: `<top>/<stage>/<time, UTC>`."""
+    """Return the folder for a new dump: `<top>/<stage>/<time, UTC>`."""
     return "%s/%s/%s" % (top, stage, time.strftime("%Y-%m-%dT%H-%M-%SZ", time.gmtime()))
 
 
 def make_room(top: str, stage: str) -> str:
-    """Remove a stage's oldest dumps except one; return why there is no room, or ""."""
+    """Remove a stage's oldest dumps to make room for one; return why there is no space, or ""."""
     place = "%s/%s" % (top, stage)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in sorted(os.listdir(place))[: -(KEPT - 1)]:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: what the watchdog starts and does not wait for: a program, a dump.
+"""RUNS ON THE NODE: run programs and dumps for the watchdog without waiting for them.
 
-Each has a deadline, is looked after once a second, and is killed at its deadline with all that it
-started. Its output goes to memory, so that no pipe has to be read in time.
+Each has a deadline, is checked once a second, and is killed at its deadline with all its
+descendants. Its output goes to memory, so that no pipe has to be read in time.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Program:
     def __init__(self, argv: tuple[str, ...], deadline: float) -> None:
         self.deadline = deadline
         self.status: int | None = None
-        """None: it runs; 124: it was killed at its deadline; 127: it could not be started."""
+        """
+        Exit status; None while it runs, 124 after its deadline, 127 if it could not be started.
+        """
         self.out = ""
         self._memory = os.memfd_create("output")
         self._program: subprocess.Popen[bytes] | None = None
@@ -56,7 +58,7 @@ class Program:
         return self.status is not None
 
     def close(self) -> None:
-        """Kill it, if it runs."""
+        """Kill the program if it runs."""
         if self.status is None:
             self.advance(float("inf"))
 
@@ -67,7 +69,7 @@ class Program:
 
 
 class Fork:
-    """A function that runs in a process of its own."""
+    """A function that runs in its own process."""
 
     def __init__(self, function: Callable[[], None], deadline: float) -> None:
         self.deadline = deadline
@@ -88,7 +90,7 @@ class Fork:
                 os._exit(status)
 
     def advance(self, now: float) -> bool:
-        """Return whether the program has ended, by itself or killed."""
+        """Return whether the process has ended, by itself or killed."""
         if not self.over:
             if self._ended():
                 self.over = True
@@ -108,7 +110,7 @@ class Fork:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a process that leads its own session, with all processes that it started."""
+    """Kill a session leader and the processes in its group."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: one stage under watch: what its servers say, and what is done about a stall.
+"""RUNS ON THE NODE: watch the servers of one stage, and act on a stall.
 
 What is done goes in steps, each with a limit, none of which waits:
   check   systemd is asked whether the unit runs, as the same life, and is not being stopped; of
@@ -31,7 +31,7 @@ LOOK_SECONDS = 3.0
 """Seconds between two reads of /metrics."""
 CHECK_SECONDS = 10.0
 CHECK_AGAIN_SECONDS = 15.0
-"""Seconds to wait after a suspicion that was not confirmed."""
+"""Seconds to wait after an unconfirmed suspicion."""
 KILL_SECONDS = 10.0
 GONE_SECONDS = 30.0
 """Seconds until remaining processes are reported."""
@@ -39,17 +39,17 @@ GONE_SECONDS = 30.0
 HOLD_SECONDS = 50.0
 RESTARTS = 3
 WINDOW_SECONDS = 3600
-"""Seconds in which a stage is killed at most RESTARTS times: more kills do not help."""
+"""Seconds in which a stage is killed at most RESTARTS times, because more kills do not help."""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
 RECALL_SECONDS = 10.0
-"""A stall is found within `seconds + 2 * idle_seconds`, and some seconds."""
+"""Margin in seconds beyond `seconds + 2 * idle_seconds`, in which a stall is found."""
 STATE_BYTES = 1 << 20
 DUMPS = "/var/lib/gpufleet/dumps"
 LIVES = "/run/systemd/units/invocation:"
 
 
 class Server:
-    """One server of a stage: vLLM has one for each node, or one for each engine."""
+    """One server of a stage; vLLM has one for each node or one for each engine."""
 
     def __init__(self, url: str, about: dict[str, Any]) -> None:
         self.url = url
@@ -59,13 +59,13 @@ class Server:
         self.text = b""
         """Last answer of /metrics."""
         self.problem = ""
-        """Why it cannot be sent a request for one token."""
+        """Reason why the server cannot be sent a request for one token, or ""."""
         self.looking: Optional[Exchange] = None
         self.asking: dict[str, Exchange] = {}
         self._next_look = 0.0
 
     def exchanges(self) -> list[Exchange]:
-        """Return the requests that are under way."""
+        """Return the open requests."""
         return [*([self.looking] if self.looking else []), *self.asking.values()]
 
     def turn(self, life: str, now: float) -> None:
@@ -156,7 +156,7 @@ class Server:
 
 
 class Stage:
-    """A stage under watch. `about` is its entry of the configuration."""
+    """A stage under watch; `about` is its entry in the configuration."""
 
     def __init__(
         self,
@@ -171,9 +171,9 @@ class Stage:
         self.stalls = 0
         self.restarts = 0
         self.killed: list[float] = []
-        """When units were killed, as seconds since 1970."""
+        """Times of kills in seconds since 1970."""
         self.step = ""
-        """check | dump | hold | again | kill | gone; "": nothing is done"""
+        """Current step: check, dump, hold, again, kill or gone; "" without a suspicion."""
         self._say = say
         self._found = 0.0
         self._why = ""
@@ -185,14 +185,14 @@ class Stage:
         self._until = 0.0
         self._told = ""
         self._recalled = ""
-        """The run that was stalled when the watchdog ended, or did not look for some time."""
+        """The run that was stalled when the watchdog ended or paused."""
         self._recalled_until = 0.0
         self._turned = 0.0
 
     # What is remembered over a restart of the watchdog
 
     def remember(self, document: dict[str, Any]) -> None:
-        """Restore the state of before a restart."""
+        """Restore the state from before a restart."""
         now = time.monotonic()
         self.stalls = int(document.get("stalls", 0))
         self.restarts = int(document.get("restarts", 0))
@@ -206,7 +206,7 @@ class Stage:
                 )
 
     def document(self) -> dict[str, Any]:
-        """Return the state that a restart needs."""
+        """Return the state to keep over a restart."""
         return {
             "life": self.life,
             "ready": [each.url for each in self.servers if each.state.ready],
@@ -220,9 +220,9 @@ class Stage:
         """
         Return the answer to the gateway about this stage: "up", "down #stalled", or "" if unknown.
 
-        A stopped unit is unknown: the gateway's own checks detect it. Also unknown is a unit that
-        was stalled at the watchdog's last look, if the watchdog ended or was stopped since: until
-        the time in which it would find the stall again has passed.
+        A stopped unit is unknown, because the gateway's own checks detect it. After a restart or
+        pause of the watchdog, a unit that was stalled before is also unknown, until the time in
+        which the watchdog would find the stall again has passed.
         """
         if self.stalled:
             return "down #stalled"
@@ -235,19 +235,17 @@ class Stage:
 
     @property
     def idle(self) -> float:
-        """
-        The seconds that a server has work but makes no progress; of several servers, the most.
-        """
+        """Return the longest time that any server has had work without progress, in seconds."""
         return max((each.verdict.idle for each in self.servers), default=0.0)
 
     def exchanges(self) -> list[Exchange]:
-        """Return the requests that are under way."""
+        """Return the open requests of all servers."""
         return [exchange for each in self.servers for exchange in each.exchanges()]
 
     # Every second
 
     def turn(self, now: float) -> None:
-        """Observe, judge, and take the next step."""
+        """Observe the servers, judge, and take the next step."""
         if self._fork is not None:
             self._fork.advance(now)
         if self.stalled and now - self._turned > verdict.PAUSE_SECONDS:
@@ -287,7 +285,7 @@ class Stage:
         self._next_check = now
 
     def _once(self, text: str) -> None:
-        """Log a lasting condition once, not at every round."""
+        """Log a condition once while it lasts."""
         if text != self._told:
             self._told = text
             self._say(text, 5)
@@ -306,7 +304,7 @@ class Stage:
         self._program = Program(argv, now + CHECK_SECONDS)
 
     def _confirmed(self, now: float) -> Optional[str]:
-        """Return why it is not a stall, "" if it is one; None: not known yet."""
+        """Return "" for a confirmed stall, the reason against it, or None if not known yet."""
         assert self._program
         if not self._program.advance(now):
             return None
@@ -325,9 +323,7 @@ class Stage:
         return self._group_runs()
 
     def _group_runs(self) -> str:
-        """
-        Return "" if all ranks of a multi-node replica run, by this rank's state file, or why not.
-        """
+        """Return "" if the group runs, by this rank's state file, or else the reason against it."""
         if not self.about["group"]:
             return ""
         try:
@@ -364,7 +360,7 @@ class Stage:
             self._dump(worst, now)
 
     def _exhausted(self) -> bool:
-        """Return whether the unit was killed so often lately that the watchdog now only warns."""
+        """Return whether the unit was killed so often recently that the watchdog now only warns."""
         now = time.time()
         # A time that is yet to come: the clock was set back since. It counts as now.
         self.killed = [
@@ -456,7 +452,7 @@ class Stage:
         self.step = "gone"
 
     def _on_gone(self, _: Server, now: float) -> None:
-        """Wait for the unit's next run; log once which processes do not die."""
+        """Wait for the unit's next run, and log once the processes that do not die."""
         if self._until and now >= self._until:
             self._until = 0.0
             left = dump.members(self._group)

@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: does a server get on with its work?  Pure: values in, values out.
+"""RUNS ON THE NODE: judge from observations whether a server makes progress. Pure.
 
-A server that is frozen still answers `/health` with 200, and one that has far too much to do may
-not answer it in time. The difference is progress of any kind: tokens, iterations, blocks of KV
-cache, requests. `observe` is called every second with new observations, and returns the state.
+A frozen server still answers `/health` with 200, and an overloaded server may not answer it in
+time. The difference is progress of any kind: tokens, iterations, blocks of KV cache, requests.
+`observe` is called every second with new observations, and returns the state.
 
 Three things are a stall, each after `seconds` in which nothing of that engine moved:
   work       an engine has requests that run, or wait for room
@@ -10,8 +10,8 @@ Three things are a stall, each after `seconds` in which nothing of that engine m
              while it was idle, for then its numbers are old and say that there is no work
   silence    /metrics has not answered, of a server that has been ready: its front is frozen
 
-An engine with progress is alive, however long its queue. After a gap (the watchdog was stopped, the
-machine suspended) that time is unknown, and counting restarts.
+An engine with progress is alive, regardless of its queue. After a gap (the watchdog was stopped,
+the machine suspended) that time is unknown, and counting restarts.
 """
 
 from __future__ import annotations
@@ -30,24 +30,24 @@ class Engine(NamedTuple):
     """One engine's values in /metrics."""
 
     work: float = 0.0
-    """The requests that run or wait for room."""
+    """Number of requests that run or wait for room."""
     marks: Tuple[Tuple[str, float], ...] = ()
     awake: bool = True
 
 
 class Sample(NamedTuple):
-    """The observations since the last look."""
+    """The observations since the last turn."""
 
     life: str
-    """One run of the unit: systemd's invocation id; "": it does not run."""
+    """systemd's invocation id of the unit's run, or "" if it does not run."""
     engines: Optional[Mapping[str, Engine]] = None
-    """By the label that tells them apart; None: /metrics has said nothing since."""
+    """Engines by their label, or None if /metrics has not answered since."""
     asked: Tuple[str, ...] = ()
-    """Engines that were asked for a token."""
+    """Engines that were sent a request for one token."""
     answered: Tuple[str, ...] = ()
     """Engines that answered with a token."""
     withdrawn: Tuple[str, ...] = ()
-    """Engines whose canary is no evidence: it was refused, or the connection was."""
+    """Engines whose canary is no evidence, because the request or the connection was refused."""
 
 
 class Progress(NamedTuple):
@@ -55,9 +55,9 @@ class Progress(NamedTuple):
 
     engine: Engine
     moved: float
-    """When progress was last seen, or when counting restarted."""
+    """Time of the last progress, or of the last reset of counting."""
     asked: Optional[float] = None
-    """Since when a canary is unanswered."""
+    """Send time of the unanswered canary, or None."""
 
 
 class State(NamedTuple):
@@ -65,21 +65,21 @@ class State(NamedTuple):
 
     life: str = ""
     seen: float = 0.0
-    """When the server was last looked at."""
+    """Time of the last observation."""
     ready: bool = False
-    """In this life /metrics has answered."""
+    """Whether /metrics has answered in this run."""
     answered: float = 0.0
-    """When /metrics last answered, or when counting restarted."""
+    """Time of the last answer of /metrics, or of the last reset of counting."""
     engines: Mapping[str, Progress] = {}
 
 
 class Verdict(NamedTuple):
-    """The state of a server."""
+    """A server's state, with the evidence of a stall."""
 
     kind: str
-    """down | starting | blind | idle | works | stalled"""
+    """Kind: down, starting, blind, idle, works or stalled."""
     idle: float = 0.0
-    """The seconds that an engine has work but makes no progress; of several engines, the most."""
+    """Longest time that any engine has had work without progress, in seconds."""
     why: str = ""
     """Evidence of a stall, in words."""
 
@@ -90,8 +90,8 @@ def observe(
     """
     Return the new state and its verdict.
 
-    `pinned`: a canary reaches its intended engine. If the release chooses engines itself, an
-    unanswered canary is significant only if no engine has progress.
+    `pinned` means that a canary reaches its intended engine. If the release chooses engines itself,
+    an unanswered canary is significant only if no engine has progress.
     """
     if not sample.life:
         return State(seen=now), Verdict("down")
@@ -115,7 +115,7 @@ def observe(
 
 
 def restart_counting(state: State, now: float) -> State:
-    """Return the state with all counters reset."""
+    """Return the state with the times of progress reset to `now`, and without open canaries."""
     return state._replace(
         answered=now,
         engines={
@@ -134,7 +134,7 @@ def engine_progress(before: Optional[Progress], engine: Engine, now: float) -> P
 def canaries(
     engines: Mapping[str, Progress], sample: Sample, now: float
 ) -> Iterable[Tuple[str, Progress]]:
-    """Yield each engine with the result of its test prompt."""
+    """Yield each engine with the result of its canary."""
     for name, each in engines.items():
         found = each
         if name in sample.answered:
@@ -177,7 +177,7 @@ def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
 
 
 def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
-    """Return the engines to ask for a token: those without progress for the limit."""
+    """Return the engines to send a canary: awake engines without progress for `idle_seconds`."""
     if not idle_seconds or not state.ready:
         return ()
     return tuple(
@@ -189,10 +189,10 @@ def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, 
 
 def engines(text: str, names: Mapping[str, Any]) -> Mapping[str, Engine]:
     """
-    Parse /metrics by engine; empty for a server without engines' metrics.
+    Parse /metrics by engine; the result is empty without engines' metrics.
 
-    `names` are the fields of ProgressMetrics (engines/engine.py). An engine without the label
-    is "".
+    `names` are the fields of ProgressMetrics (engines/engine.py). An engine without the label has
+    the name "".
     """
     put_off, awake = names["deferred"] or ("", "", ""), names["awake"] or ("", "", "")
     wanted = filter(None, (*names["marks"], put_off[0], awake[0]))

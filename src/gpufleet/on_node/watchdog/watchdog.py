@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: watches the progress of its vLLM servers, and acts as configured.
+"""RUNS ON THE NODE: watch the progress of the node's vLLM servers, and act as configured.
 
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 
@@ -45,13 +45,13 @@ PREFIX = "gpufleet_watchdog_"
 
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 15.0
-"""Seconds between two writes of the metrics if nothing changes."""
+"""Seconds between two writes of the metrics without changes."""
 LINE_BYTES = 4096
 STDERR = 2
 
 
 class Watchdog:
-    """The loop, and what it writes."""
+    """The watchdog's loop, with its metrics and state files."""
 
     def __init__(self, configuration: dict[str, Any]) -> None:
         self.stages = [Stage(about, self.say) for about in configuration["stages"]]
@@ -72,7 +72,7 @@ class Watchdog:
                     stage.remember(before[stage.name])
 
     def run(self) -> None:
-        """Watch until told to stop."""
+        """Watch until stopped."""
         notify("READY=1")
         while not self.over:
             self.step()
@@ -91,7 +91,7 @@ class Watchdog:
             notify("WATCHDOG=1")
 
     def word(self, name: str) -> str:
-        """Return the gateway's word for a stage; "": unknown."""
+        """Return the answer to the gateway about a stage, or "" if unknown."""
         stage = next((each for each in self._watched if each.name == name), None)
         return "" if stage is None else stage.word(time.monotonic())
 
@@ -170,7 +170,7 @@ def samples(stages: list[Stage], now: float) -> Iterator[textfile.Sample]:
 
 
 def replace(path: str, text: str) -> None:
-    """Write a root-only file atomically: readers see the old one or the new one."""
+    """Write a root-only file atomically; readers see the old or the new file."""
     temporary = path + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -191,7 +191,7 @@ def notify(text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Watch; return the exit status."""
+    """Watch until stopped, and return the exit status."""
     path = argv[0] if argv else CONFIGURATION
     try:
         with open(path, encoding="utf-8") as file:
