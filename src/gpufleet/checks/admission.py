@@ -1,4 +1,4 @@
-"""Decide by the findings on which GPUs replicas may be placed.  Pure."""
+"""Decide from findings on which GPUs replicas may be placed. Pure."""
 
 from __future__ import annotations
 
@@ -39,21 +39,22 @@ _HIDES_HARDWARE = frozenset(
 
 @dataclass(frozen=True)
 class Admission:
-    """The GPUs that may be used, and the reasons that exclude nodes from work."""
+    """The usable GPUs, and the reasons that exclude nodes from work."""
 
     nodes: Mapping[str, Node]
     """
-    Nodes with their usable GPUs; `Node.unfit` has the reasons for the others. A node with problems
-    is as its probe shows it.
+    Nodes with their usable GPUs; `Node.unfit` has the reasons for other GPUs.
+
+    A node with problems is as in its probe.
     """
     problems: tuple[str, ...]
     hidden: frozenset[str]
-    """Nodes with problems that hide hardware from their probe."""
+    """Names of nodes with problems that hide hardware from their probe."""
 
 
 def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> Admission:
     """
-    Judge all nodes that declare models or GPUs: a load balancer may be in the same inventory.
+    Judge all nodes that declare models or GPUs, because an inventory may have load balancers.
 
     With `checks.degraded`, unfit GPUs are excluded and missing ones ignored, without stopping a
     run; problems of the whole node always stop it.
@@ -89,7 +90,7 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
 
 
 def _sentences(problems: Iterable[Finding | str]) -> Iterator[str]:
-    """Yield each problem once: equal findings about whole nodes in one line for all of them."""
+    """Yield each problem once; equal findings about whole nodes share a line."""
     nodes: dict[Finding | str, list[str]] = {}
     for each in problems:
         if isinstance(each, Finding):
@@ -118,9 +119,9 @@ def _without(node: Node, unfit: Mapping[int, tuple[Finding, ...]]) -> Node:
 
 def finding_sentence(finding: Finding) -> str:
     """
-    Return the message of a finding that stops a run: what, why, what to do, where to read more.
+    Return the message of a finding that stops a run, with its reason, remedy and documentation.
 
-    For terminals and logs: text from the node is made printable.
+    Text from the node is made printable for terminals and logs.
     """
     gpu = f" GPU {finding.gpu.name}" if finding.gpu else ""
     expected = f"; expected {finding.expected} ({finding.source})" if finding.expected else ""
@@ -132,7 +133,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def short_reasons(findings: tuple[Finding, ...]) -> str:
-    """Return in short why a GPU is left out: `nvlink-links, ecc-uncorrected`."""
+    """Return the short reasons for excluding a GPU: `nvlink-links, ecc-uncorrected`."""
     worst = max(finding.severity for finding in findings)
     names = dict.fromkeys(each.check for each in findings if each.severity == worst)
     listed = list(names)

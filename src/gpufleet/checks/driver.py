@@ -1,4 +1,4 @@
-"""Check the driver: it answers, has one version, and is new enough for vLLM.  Pure.
+"""Check that the driver answers, has one version, and is new enough for vLLM. Pure.
 
 `next_reboot.py` compares the running driver with the one on disk.
 """
@@ -151,7 +151,7 @@ _NOT_BUILT = (
 
 
 def driver_loaded(node: Reading) -> Iterator[Problem]:
-    """NVML can be initialised. Anything that prevents that also prevents CUDA."""
+    """Check that NVML can be initialised; an obstacle to that also prevents CUDA."""
     init = node.document["driver"]["init"]
     if init == "ok":
         return
@@ -169,14 +169,14 @@ def driver_loaded(node: Reading) -> Iterator[Problem]:
 
 
 def _has_no_driver(node: Reading) -> bool:
-    """Return whether its kernel module is neither loaded nor on the disk, as on a bare node."""
+    """Return whether the kernel module is neither loaded nor on disk, as on a bare node."""
     disk = node.document["driver"].get("disk", {})
     absent = is_missing(disk) and disk["missing"] == "absent"
     return absent and not node.known("driver", "module")
 
 
 def _provision(node: Reading) -> tuple[Step, ...]:
-    """Return how to install a driver on a bare node: by its lock, or by a lock to write first."""
+    """Return the steps to install a driver on a bare node: by its lock, or by writing one first."""
     if lock := node.settings.gpu_lock:
         return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
     first = f"name a driver: `gpufleet lock INVENTORY --set r580-lts`; then install it: {_INSTALL}"
@@ -205,7 +205,7 @@ def _not_loaded(node: Reading) -> _Ladder:
 
 
 def _refusal(node: Reading) -> str | None:
-    """Return the evidence that Secure Boot refused the module; None: it did not."""
+    """Return the evidence that Secure Boot refused the module, or None."""
     if not node.known("system", "secure_boot"):
         return None
     lines = [text for _, text in node.known("kernel_log", "lines", default=[])]
@@ -222,13 +222,13 @@ def loaded_version(node: Reading) -> str | None:
 
 
 def library_version(node: Reading) -> str | None:
-    """Return the version of the driver's libraries that a program on the node would load."""
+    """Return the version of the driver libraries that a program on the node would load."""
     return node.known("driver", "library", "version") or _number(node.known("driver", "nvml"))
 
 
 def _number(text: str | None) -> str | None:
     """
-    Return the driver's version in the text of /proc, or in NVML's own (after CUDA's major).
+    Return the driver's version in the text of /proc, or in NVML's text after CUDA's major.
 
     >>> _number("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release")
     '570.124.06'
@@ -240,7 +240,9 @@ def _number(text: str | None) -> str | None:
 
 
 def driver_versions(node: Reading) -> Iterator[Problem]:
-    """The loaded module and the libraries have one version, as NVML requires (error 18)."""
+    """
+    Check that the loaded module and the libraries have one version, as NVML requires (error 18).
+    """
     init = node.document["driver"]["init"]
     silent = "" if init == "ok" else str(init["missing"])
     if silent in {"driver_not_loaded", "library_not_found"}:
@@ -271,8 +273,10 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
 
 def driver_minimum(node: Reading) -> Iterator[Problem]:
     """
-    The driver supports the CUDA of vLLM's wheels: its CUDA is at least as new, or has the same
-    major version. Without a declared vLLM it is not checked.
+    Check that the driver supports the CUDA of vLLM's wheels.
+
+    Its CUDA must be at least as new, or have the same major version. Without a declared vLLM this
+    is not checked.
     """
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source
@@ -299,7 +303,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
 
 
 def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Problem:
-    """Return the problem of a driver whose CUDA is of an older major than the wheels'."""
+    """Return the problem of a driver whose CUDA has an older major version than the wheels'."""
     cuda = needs.cuda or has
     wanted = f"driver {_oldest(cuda[0])}"
     locked = node.settings.gpu_lock
@@ -364,7 +368,7 @@ def _forward_compatible(node: Reading) -> bool:
 
 
 def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
-    """vLLM's wheels have kernels for the GPU: it is neither older nor newer than their CUDA."""
+    """Check that vLLM's wheels have kernels for the GPU, so it is neither too old nor too new."""
     if _on_cpu(gpu.node):
         return
     major, minor = gpu.get("compute_capability")
@@ -411,7 +415,7 @@ UVM = "nvidia-uvm"
 
 def uvm_device(node: Reading) -> Iterator[Problem]:
     """
-    /dev/nvidia-uvm is there: without it CUDA does not start.
+    Check that /dev/nvidia-uvm exists, without which CUDA does not start.
 
     CUDA creates it with a setuid program (nvidia-modprobe), which gpufleet's units forbid
     (NoNewPrivileges). deploys/node.py has it created at each boot, also for a driver that it did

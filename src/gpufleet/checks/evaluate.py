@@ -75,11 +75,11 @@ def evaluate(
     only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return every finding about every node, or `only` about some.
+    Return every finding about every node, or about the nodes in `only`.
 
-    `documents` has each node's probe, or why there is none. Nodes without `settings` are judged by
-    the defaults. `siblings` has for each node those that should equal it; by default all nodes are
-    siblings. `today` decides which acceptances are valid.
+    `documents` has each node's probe, or the reason for a missing one. Nodes without `settings` are
+    judged by the defaults. `siblings` has for each node the nodes that should equal it; by default
+    all nodes are siblings. `today` decides which acceptances are valid.
     """
     alone = {
         name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
@@ -109,7 +109,9 @@ def evaluate(
 
 
 def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
-    """Yield findings; checks skipped because of an accepted cause are accepted with it."""
+    """
+    Yield the findings; a finding that was skipped because of an accepted cause is also accepted.
+    """
     accepted = {
         (each.check, each.gpu and each.gpu.index): each.accepted
         for each in findings
@@ -122,7 +124,7 @@ def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
-    Return up to `ASKED_SIBLINGS` other nodes with the same GPUs: the next ones by name, cyclically.
+    Return up to `ASKED_SIBLINGS` other nodes with the same GPUs, the next by name, cyclically.
 
     Each node has its own siblings, so that not every node is compared with the same few.
     """
@@ -134,7 +136,7 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
 
 
 def _holders(nodes: Iterable[Reading]) -> Mapping[str, list[str]]:
-    """Return {UUID of a GPU: nodes that report it}."""
+    """Return {UUID of a GPU: the nodes that report it}."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for gpu in node.gpus:
@@ -194,7 +196,7 @@ def _answers(
     ask: Callable[[], Iterator[Problem]],
     gpu: GpuId | None = None,
 ) -> Iterator[Finding]:
-    """Yield a check's findings; one with severity OK if there are no problems."""
+    """Yield a check's findings, or one with severity OK if it has no problems."""
     problems = []
     try:
         for problem in ask():

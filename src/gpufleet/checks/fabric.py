@@ -1,4 +1,4 @@
-"""Check the NVLink fabric: the GPUs have joined it, and its manager runs. Pure."""
+"""Check that the GPUs have joined the NVLink fabric, and that its manager runs. Pure."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ REGISTRATION_SECONDS = 300
 
 @dataclass(frozen=True)
 class HealthField:
-    """One field of the fabric's health mask: its position, good values and faults."""
+    """One field of the fabric's health mask, with its position, good values and faults."""
 
     shift: int
     width: int
@@ -104,10 +104,10 @@ _UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
 
 def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The GPU has joined its fabric, with success and in health, and reaches its peers.
+    Check that the GPU has joined its fabric successfully, is healthy, and reaches its peers.
 
-    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or a single one in
-    a virtual machine) have no state, but their peer access is also checked.
+    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or a single board
+    in a virtual machine) have no state, but their peer access is also checked.
     """
     refused = _refused(gpu)
     try:
@@ -208,7 +208,7 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
 
 
 def _its_like_tell(gpu: GpuReading) -> bool:
-    """Return whether a GPU of the same name on the node is in a fabric, or should be."""
+    """Return whether a GPU of the same name on the node is, or should be, in a fabric."""
     return any(
         known_fabric_state(other) not in {None, NO_FABRIC}
         for other in gpu.node.gpus
@@ -218,7 +218,7 @@ def _its_like_tell(gpu: GpuReading) -> bool:
 
 def _must_register(gpu: GpuReading) -> bool:
     """
-    Return whether NVSwitches link it to other GPUs, and its generation registers with them.
+    Return whether NVSwitches link a GPU to others, and its generation registers with them.
 
     Whether a GPU without NVLink should have some is checked by nvlink-links.
     """
@@ -245,19 +245,19 @@ def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
 
 
 def _of_fabric(gpu: GpuReading, key: str) -> Any:
-    """Return one value of the GPU's fabric state; None if it reports none."""
+    """Return one value of the GPU's fabric state, or None if it reports none."""
     return lookup(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
 @cached_answer
 def _is_clustered(node: Reading) -> bool:
-    """Return whether all GPUs are members of a cluster: a rack has one, a single node none."""
+    """Return whether all GPUs are members of a cluster, which only a rack has."""
     joined = _memberships(node).values()
     return bool(joined) and all(str(cluster).strip("0-") for cluster, _ in joined)
 
 
 def _other_cluster(gpu: GpuReading) -> Problem | None:
-    """GPUs of different clusters or cliques do not reach each other."""
+    """Return the problem of a GPU in another cluster or clique, which cannot reach the others."""
     cluster, clique = (gpu.section("fabric", key) for key in ("cluster_uuid", "clique"))
     usual = Counter(_memberships(gpu.node).values()).most_common(1)[0][0]
     if (cluster, clique) != usual:
@@ -297,7 +297,7 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _refused(gpu: GpuReading) -> Problem | None:
-    """Return the problem of peers that have links to the GPU but no access by the driver."""
+    """Return the problem of linked peers to which the driver grants no access, or None."""
     node = gpu.node
     refused = [
         other.index
@@ -324,10 +324,7 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
 
 
 def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
-    """
-    Return whether the driver grants access both ways; raises `Unread` if it could not be read for
-    this GPU.
-    """
+    """Return whether the driver grants access both ways. Raises `Unread` if that is unreadable."""
     try:
         answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
     except (CannotTell, DoesNotApply):
@@ -342,11 +339,11 @@ def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
 
 def fabric_manager(node: Reading) -> Iterator[Problem]:
     """
-    With NVSwitches the fabric manager runs, in the driver's version.
+    Check that a node with NVSwitches runs the fabric manager in the driver's version.
 
     This is independent of the GPUs' answers: a registration stays Completed after the service has
-    died, and A100 has none. In a guest that does not see the switches the service is the host's, on
-    a rack of Grace boards the switch trays'.
+    died, and A100 has none. In a guest that does not see the switches the host runs the service,
+    and on a rack of Grace boards the switch trays do.
     """
     _needs_manager(node)
     if node.get("system", "units", absent=None) is None:
@@ -383,7 +380,7 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
 
 
 def _needs_manager(node: Reading) -> None:
-    """Return if this node must run a fabric manager; raise `DoesNotApply` otherwise."""
+    """Return if this node must run a fabric manager. Raises `DoesNotApply` otherwise."""
     if nvswitches(node):
         return
     if not node.driver_answers:
@@ -398,7 +395,7 @@ def _needs_manager(node: Reading) -> None:
 
 
 def _of_manager(node: Reading, key: str) -> Any:
-    """Return systemd's state of the unit; a unit that does not exist has no enabled state."""
+    """Return one property of the unit in systemd; a missing unit has no enabled state."""
     return node.get("system", "units", FABRIC_MANAGER, key, absent=None)
 
 
@@ -430,7 +427,7 @@ def _all_joined(node: Reading) -> bool:
 
 
 def _driver_version(node: Reading) -> str | None:
-    """Return the running driver's version, from NVML or from its kernel module."""
+    """Return the running driver's version, from NVML or from the kernel module."""
     version: str | None = node.known("driver", "version") or node.known("driver", "module")
     return version
 
@@ -447,7 +444,7 @@ def _install(node: Reading) -> Step:
 
 
 def _manager_version(node: Reading) -> Iterator[Problem]:
-    """It refuses to start beside a driver of another version, down to the last number."""
+    """Check that the fabric manager has the driver's exact version; it starts with no other."""
     packages = _packages(node)
     installed = {
         name: package["version"]
@@ -499,7 +496,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
 
 
 def _packages(node: Reading) -> Mapping[str, Any]:
-    """Return the installed packages; none on a node that has neither dpkg nor rpm."""
+    """Return the installed packages, or none on a node without dpkg and rpm."""
     told = node.document["system"]["packages"]
     if is_missing(told) and told["missing"] == "no_program":
         return {}

@@ -1,4 +1,4 @@
-"""Units of the NVLink fabric beside its manager: IMEX, and NVLink 5's subnet manager.  Pure."""
+"""Check the fabric's units other than its manager: IMEX, and NVLink 5's subnet manager. Pure."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ BROKEN = {FAILED, NOT_RUNNING}
 
 def fabric_units(node: Reading) -> Iterator[Problem]:
     """
-    Nodes that share NVLink run IMEX; NVLink 5's subnet manager has not failed.
+    Check that nodes that share NVLink run IMEX, and NVLink 5's subnet manager has not failed.
 
-    IMEX shares memory between nodes: a failed one blocks if replicas may span nodes. A subnet
-    manager without a unit that is enabled is started by the fabric manager.
+    IMEX shares memory between nodes, so a failed IMEX blocks if replicas may span nodes. A subnet
+    manager without an enabled unit is started by the fabric manager.
     """
     needs_imex, needs_subnets = _is_in_cluster(node), _has_switches_of_nvlink_5(node)
     if not needs_imex and not needs_subnets and not _has_failed(node):
@@ -55,7 +55,7 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
 
 
 def _has_failed(node: Reading) -> bool:
-    """Return whether a unit has failed; unreadable units are reported by fabric-manager."""
+    """Return whether a unit has failed; fabric-manager reports unreadable units."""
     return any(
         node.known("system", "units", unit, "active") == FAILED for unit in (IMEX, SUBNET_MANAGER)
     )
@@ -75,7 +75,11 @@ def _not_running(
 
 
 def _state(node: Reading, unit: str) -> str:
-    """Return "active", "failed", "masked", "not installed", "stopped", ...; raises `Unread`."""
+    """
+    Return the unit's state: "active", "failed", "masked", "stopped" and so on.
+
+    Raises `Unread`.
+    """
     units: Any = node.get("system", "units", absent=None)
     if units is None:
         return "not installed"
@@ -98,7 +102,7 @@ def _is_in_cluster(node: Reading) -> bool:
 
 
 def _has_switches_of_nvlink_5(node: Reading) -> bool:
-    """Return whether the node's own fabric manager drives NVLink 5."""
+    """Return whether the node's own fabric manager manages NVLink 5."""
     return any(
         links.version >= NVLINK_5 and len(node.gpus) > 1 and not is_grace(gpu)
         for gpu in node.gpus

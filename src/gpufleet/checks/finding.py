@@ -1,4 +1,4 @@
-"""Findings of checks, as values."""
+"""Define the findings of checks and the report."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cached_property
 from typing import Any
 
 SCHEMA = 1
-"""Version of `Report.as_json()`; increased when a key changes its meaning or is removed."""
+"""Version of `Report.as_json()`, which increases when a key is removed or changes its meaning."""
 
 
 class Severity(IntEnum):
@@ -23,12 +23,12 @@ class Severity(IntEnum):
 
     @property
     def word(self) -> str:
-        """Return the severity in the form of reports."""
+        """Return the severity's name in reports."""
         return self.name.lower()
 
     @property
     def stops(self) -> bool:
-        """Return whether no work may be placed on its subject."""
+        """Return whether the severity excludes its subject from work."""
         return self >= Severity.UNKNOWN
 
 
@@ -47,7 +47,7 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a remedy: its kind, and what to type or say.
+    """One step of a remedy: its kind, and the command or instruction.
 
     `INVENTORY` in `text` stands for the inventory's file.
     """
@@ -77,7 +77,7 @@ class Problem:
 
 @dataclass(frozen=True)
 class GpuId:
-    """Everything that identifies one GPU; a field is None if the GPU did not report it.
+    """The identifiers of one GPU; a field is None if the GPU did not report it.
 
     `index` is None for an expected GPU that NVML does not list.
     """
@@ -89,15 +89,17 @@ class GpuId:
 
     @property
     def name(self) -> str:
-        """Return the usual name: NVML's index, or the former PCI address."""
+        """Return the GPU's usual name: NVML's index, or the former PCI address."""
         return str(self.index) if self.index is not None else self.bus_id or "that is gone"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check for one node or GPU. `accepted` is the operator's reason and date for
-    accepting the finding: it stays visible and stops nothing. `cause` is the check whose finding
-    made this check impossible: operators read and accept that finding instead.
+    """The result of one check for one node or GPU.
+
+    `accepted` is the operator's reason and date for accepting the finding, which then stays visible
+    and stops nothing. `cause` is the check whose finding made this check impossible: operators read
+    and accept that finding instead.
     """
 
     check: str
@@ -113,11 +115,11 @@ class Finding:
 
     @property
     def stops(self) -> bool:
-        """Return whether it blocks work on its node or GPU."""
+        """Return whether the finding excludes its node or GPU from work."""
         return self.severity.stops and self.accepted is None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the finding for programs."""
+        """Return the finding as JSON data."""
         return {
             "check": self.check,
             "node": self.node,
@@ -136,7 +138,7 @@ class Finding:
 class Report:
     """All findings on a fleet, including passed checks, and the facts behind them.
 
-    `facts` has each node's probe document; a node without one is not in it.
+    `facts` has each node's probe document, without nodes that have none.
     """
 
     findings: tuple[Finding, ...]
@@ -145,21 +147,21 @@ class Report:
 
     @cached_property
     def node_findings(self) -> Mapping[str, tuple[Finding, ...]]:
-        """Every node's findings."""
+        """Return every node's findings."""
         found: dict[str, list[Finding]] = {name: [] for name in self.nodes}
         for finding in self.findings:
             found.setdefault(finding.node, []).append(finding)
         return {name: tuple(each) for name, each in found.items()}
 
     def verdict(self, node: str | None = None) -> Severity:
-        """Return the worst severity, of one node or of all, that is not accepted."""
+        """Return the worst severity without accepted findings, for one node or all."""
         about = self.findings if node is None else self.node_findings[node]
         worst = (finding.severity for finding in about if finding.accepted is None)
         return max(worst, default=Severity.OK)
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return the report for programs: docs/reference/check-report.schema.json describes it.
+        Return the report as JSON data (docs/reference/check-report.schema.json).
 
             {"schema": 1, "fit": false, "verdict": "block", "nodes": {"gpu-01": {"verdict": ...}},
              "findings": [...], "facts": {"gpu-01": the probe's document}}
@@ -192,7 +194,7 @@ class Report:
         return tuple(f for f in self.node_findings[node] if f.gpu is None and f.stops)
 
     def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:
-        """Return the GPUs of a node that work must not be placed on, and why."""
+        """Return the GPUs of a node that are excluded from work, and the findings."""
         found: dict[int, tuple[Finding, ...]] = {}
         for finding in self.node_findings[node]:
             index = finding.gpu.index if finding.gpu else None
@@ -208,7 +210,7 @@ class Report:
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings in the order in which people should read them."""
+    """Return findings in reading order, the worst first."""
     return sorted(
         findings,
         key=lambda f: (
@@ -242,7 +244,7 @@ RETURN_IT = Step(
 
 
 def reset_step(index: int) -> Step:
-    """Return the step that resets a GPU. GPUs that share NVSwitches are reset together."""
+    """Return the step that resets a GPU; GPUs that share NVSwitches are reset together."""
     return Step(
         Action.RESET_GPU,
         f"`nvidia-smi -r -i {index}`; with NVSwitches all GPUs at once: `nvidia-smi -r`",

@@ -1,4 +1,4 @@
-"""Checks of each GPU: it answers, and is the expected model.  Pure.
+"""Check that each GPU answers and is the expected model. Pure.
 
 `checks/gpus_present.py` checks that every GPU is present; further checks of one GPU are in
 `checks/throttling.py`, `pcie.py` and `occupancy.py`.
@@ -62,7 +62,7 @@ _SILENCES = {
 
 
 def gpu_answers(node: Reading) -> Iterator[Problem]:
-    """Every GPU that NVML lists answers with consistent data, and lists its neighbours."""
+    """Check that every GPU that NVML lists answers consistently, also about its peers."""
     for facts in node.document["gpus"]:
         if why := _why_silent(facts):
             yield _silence(facts["index"], why)
@@ -102,7 +102,7 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
 
 
 def _same_uuid(node: Reading) -> Iterator[Problem]:
-    """Yield each GPU that answers with another's UUID: work is placed by UUIDs."""
+    """Yield a problem for each GPU with another GPU's UUID, because work is placed by UUID."""
     first: dict[str, int] = {}
     for gpu, uuid in gpu_facts(node.gpus, "uuid"):
         other = first.setdefault(str(uuid), gpu.index)
@@ -121,7 +121,7 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
     """
     Yield one problem for each set of GPUs that other nodes also report as theirs.
 
-    It is equal for each of these nodes, so that reports show one line for all of them.
+    The problem is equal for each of these nodes, so that reports show one line for all of them.
     """
     shared: dict[tuple[str, ...], list[GpuReading]] = {}
     for gpu in node.gpus:
@@ -148,7 +148,7 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
 
 
 def _why_silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return why a GPU counts as silent: no answer, a needed fact missing, or gone; else None."""
+    """Return why a GPU counts as silent (no answer, a missing fact, or lost), or None."""
     if is_missing(facts):
         return facts
     for name in NEEDED:
@@ -160,7 +160,7 @@ def _why_silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _failing(facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that a GPU failed to report for no known reason, if there are many."""
+    """Return the facts that a GPU failed to report for unknown reasons, if there are many."""
     failed = [
         name
         for name, value in facts.items()
@@ -182,7 +182,7 @@ def _silence(index: int, why: Mapping[str, Any]) -> Problem:
 
 
 def _nonsense(gpu: GpuReading) -> str | None:
-    """Return an answer that no healthy GPU gives, as text."""
+    """Return an implausible answer of a GPU as text, or None."""
     name, uuid, memory = gpu.get("name"), gpu.get("uuid"), gpu.get("memory")
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         return f"its name is {name!r}"
@@ -201,7 +201,7 @@ def _nonsense(gpu: GpuReading) -> str | None:
 
 
 def gpu_identical(node: Reading) -> Iterator[Problem]:
-    """The node's GPUs are one product with one VBIOS, and VBIOS and driver are the siblings'."""
+    """Check that the node's GPUs are one product with one VBIOS, equal to the siblings'."""
     declared = node.settings.gpus.name
     names = {gpu.index: name for gpu, name in gpu_facts(node.gpus, "name")}
     if declared is not None:
@@ -280,7 +280,7 @@ def _unlike_versions(node: Reading) -> Iterator[Problem]:
 
 
 def _who_has_what(values: Mapping[int, str]) -> str:
-    """Return which GPU has which value, the rarest last: "A on GPUs 0, 1, 2; B on GPU 3"."""
+    """Return the GPUs of each value, the rarest last: "A on GPUs 0, 1, 2; B on GPU 3"."""
     having: dict[str, list[int]] = {}
     for index, value in values.items():
         having.setdefault(value, []).append(index)
@@ -295,10 +295,10 @@ def _who_has_what(values: Mapping[int, str]) -> str:
 
 def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The driver requests no recovery (field 230), its strongest verdict on a GPU.
+    Check that the driver requests no recovery (field 230), its strongest verdict on a GPU.
 
-    What each action means: "Error recovery and response flags" in NVIDIA's GPU memory error
-    management, and nvml.h.
+    The actions are described in "Error recovery and response flags" in NVIDIA's GPU memory error
+    management, and in nvml.h.
     """
     action = gpu.get("recovery_action")
     if action == 0:
@@ -347,7 +347,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def inforom(gpu: GpuReading) -> Iterator[Problem]:
-    """The InfoROM's checksums hold: ECC counts, page retirement and power limits live there."""
+    """Check the InfoROM's checksums; it has ECC counts, page retirement and power limits."""
     valid = gpu.facts["inforom_valid"]
     why = valid["missing"] if is_missing(valid) else None
     if why == "no_permission":

@@ -23,12 +23,12 @@ BOARD_WITH_SWITCHES = 8
 
 def gpu_count(node: Reading) -> Iterator[Problem]:
     """
-    NVML lists all GPUs on the PCI bus, and as many as are declared, or as the siblings have.
+    Check that NVML lists all GPUs on the PCI bus, and as many as declared or on siblings.
 
-    GPUs that are bound to vfio-pci, or that a module option hides, are absent on purpose; the
-    comparison with siblings counts those of vfio-pci. Where no GPU on the bus is missing, a
-    difference from siblings only warns: a node may have been built with fewer. Without declaration
-    and siblings a gap in the board's module numbers shows a missing GPU.
+    GPUs that are bound to vfio-pci, or hidden by a module option, are absent on purpose; the
+    comparison with siblings counts the GPUs of vfio-pci. If no GPU on the bus is missing, a
+    difference from siblings only warns, because a node may have been built with fewer. Without a
+    declaration and siblings, a gap in the board's module numbers shows a missing GPU.
     """
     count = _counted(node)
     unlisted, given = _unlisted(node), _given_away(node)
@@ -70,7 +70,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
 
 
 def _counted(node: Reading) -> int:
-    """Return how many GPUs NVML counts; raises `Unread` where the probe lists another number."""
+    """Return NVML's number of GPUs. Raises `Unread` if the probe lists another number."""
     count, listed = int(node.get("driver", "gpu_count")), len(node.document["gpus"])
     if count != listed:
         raise Unread(f"the driver counts {count} GPUs, but the probe lists {listed}")
@@ -87,15 +87,15 @@ def _bus_agrees(node: Reading) -> bool:
     """
     Return whether the PCI bus has exactly NVML's GPUs and those passed to virtual machines.
 
-    False if it could not be read, if a module option hides a GPU, or if the address of a silent
-    GPU is unknown.
+    The result is False if the bus could not be read, if a module option hides a GPU, or if the
+    address of a silent GPU is unknown.
     """
     on_bus = {function["bus_id"] for function in _gpus_on_bus(node)} - set(_given_away(node))
     return on_bus == {gpu.known("pci", "bus_id") for gpu in node.gpus}
 
 
 def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Iterator[Problem]:
-    """Yield one problem for each missing GPU with a known address, else one for all of them."""
+    """Yield a problem for each missing GPU with a known address, or else one for all."""
     count = _counted(node)
     unlisted, hidden = _unlisted(node), _hidden_at(node)
     places = {
@@ -120,10 +120,10 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
 
 def _modules_missing(node: Reading) -> Iterator[Problem]:
     """
-    Report a board's module numbers without a GPU (nvmlDeviceGetModuleId).
+    Yield the problem of a board's module numbers without a GPU (nvmlDeviceGetModuleId).
 
-    Boards count their GPUs from 1 (or 0) on. A node with the board's NVSwitches has the whole board
-    of 8 GPUs; a virtual machine may have any of them.
+    Boards number their GPUs from 1 (or 0). A node with the board's NVSwitches has the whole board
+    of 8 GPUs. A virtual machine may have any of them.
     """
     modules = [gpu.known("module_id") for gpu in node.gpus]
     numbers = {number for number in modules if type(number) is int and 0 <= number < 64}
@@ -157,7 +157,7 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
 
 
 def _manages_switches(node: Reading) -> bool:
-    """Return whether the switches of NVLink 5 are managed by this node, over its InfiniBand."""
+    """Return whether this node manages the switches of NVLink 5, over its InfiniBand."""
     devices = node.known("nics", "infiniband", default=[])
     return any(device.get("manages_switches") is True for device in devices)
 
@@ -179,7 +179,7 @@ def _hidden(bus_ids: list[str]) -> str:
 def _back(
     bus_id: str | None, unlisted: Mapping[str, str | None], hidden: list[str]
 ) -> tuple[Step, ...]:
-    """Return the steps to get a missing GPU back."""
+    """Return the steps that restore a missing GPU."""
     unhide = Step(
         Action.CONFIGURE,
         "remove NVreg_ExcludedGpus from /etc/modprobe.d to use the GPU again, then reboot",
@@ -209,21 +209,21 @@ def _bound_to(function: Mapping[str, Any]) -> str | None:
 
 
 def _given_away(node: Reading) -> list[str]:
-    """Return the GPUs that vfio-pci has for virtual machines."""
+    """Return the addresses of GPUs that vfio-pci holds for virtual machines."""
     return sorted(at["bus_id"] for at in _gpus_on_bus(node) if _bound_to(at) == "vfio-pci")
 
 
 def _hidden_at(node: Reading) -> list[str]:
-    """Return the GPUs that a module option hides."""
+    """Return the addresses of GPUs that a module option hides."""
     return sorted(at["bus_id"] for at in node.known("driver", "excluded", default=[]))
 
 
 def _unlisted(node: Reading) -> dict[str, str | None]:
     """
-    Return the GPUs on the PCI bus that NVML does not list, with the driver of each.
+    Return the GPUs on the PCI bus that NVML does not list, with their drivers.
 
-    With NVIDIA's driver, or none, their initialisation failed; any other driver occupies them. A
-    silent GPU in NVML's list has no bus id; as many GPUs on the bus may be unnamed.
+    With NVIDIA's driver, or none, their initialisation failed. Any other driver occupies them. A
+    silent GPU in NVML's list has no bus id, so as many GPUs on the bus may be listed in fact.
     """
     away = {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_hidden_at(node)}
     away |= set(_given_away(node))
@@ -232,7 +232,7 @@ def _unlisted(node: Reading) -> dict[str, str | None]:
 
 
 def _empty_slots(node: Reading) -> list[str]:
-    """Return the bus ids at which most siblings have a GPU and this node has none."""
+    """Return the bus ids at which most siblings have a GPU and this node does not."""
     here = _places(node)
     there = Counter(at for places in twin_answers(node, _places) for at in places or ())
     return sorted(

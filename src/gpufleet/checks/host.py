@@ -52,9 +52,9 @@ def _driver_is_loaded(node: Reading) -> bool:
 
 def secure_boot(node: Reading) -> Iterator[Problem]:
     """
-    Secure Boot does not keep the driver's module out.
+    Check that Secure Boot does not refuse the driver's module.
 
-    A loaded module was accepted. The next boot is checked by reboot-signature.
+    A loaded module was accepted. reboot-signature checks the next boot.
     """
     if not node.get("system", "secure_boot", absent=False) or _driver_is_loaded(node):
         return
@@ -93,7 +93,9 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
 
 
 def nouveau(node: Reading) -> Iterator[Problem]:
-    """The kernel's own driver for NVIDIA GPUs is not loaded: it takes the GPUs for itself."""
+    """
+    Check that the kernel's own driver for NVIDIA GPUs, which would occupy them, is not loaded.
+    """
     if "nouveau" not in node.get("system", "modules"):
         return
     beside = _driver_is_loaded(node)
@@ -118,11 +120,11 @@ def nouveau(node: Reading) -> Iterator[Problem]:
 
 def iommu_acs(node: Reading) -> Iterator[Problem]:
     """
-    PCIe traffic between GPUs is neither redirected nor refused.
+    Check that PCIe traffic between GPUs is neither redirected nor refused.
 
-    NCCL's user guide: ACS that redirects to the root complex, and an IOMMU that translates, make
-    P2P slow or hang it. Where NVLink joins every pair, or GPUs have no P2P over PCIe (GeForce),
-    this matters only to NICs.
+    By NCCL's user guide, ACS that redirects to the root complex and an IOMMU that translates make
+    P2P slow or hang. If NVLink joins every pair, or the GPUs have no P2P over PCIe (GeForce), this
+    affects only NICs.
     """
     if _gpu_count(node) < 2:
         raise DoesNotApply("there is no second GPU")
@@ -172,9 +174,9 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
 
 
 def _pairs_over_pcie(node: Reading) -> dict[tuple[int, int], int]:
-    """Return each pair (NVML's indices) without NVLink that may communicate over PCIe.
+    """Return each pair without NVLink that may communicate over PCIe, by NVML's indices.
 
-    The value is the driver's status of reading and writing: 0, or why not.
+    The value is the driver's status of reading and writing, which is 0 or an error.
     """
     found: dict[tuple[int, int], int] = {}
     for one, other in permutations(node.gpus, 2):
@@ -227,10 +229,10 @@ def _gpu_count(node: Reading) -> int:
 
 def disk_space(node: Reading) -> Iterator[Problem]:
     """
-    The disk has space for two releases, and for the models to download.
+    Check that the disk has space for two releases and for the models to download.
 
-    It blocks because a deploy would fail halfway, not because of running servers. Where a
-    release of the declared version is complete, nothing is built, and it only warns.
+    A problem blocks because a deploy would fail halfway, not because of running servers. If a
+    release of the declared version is complete, no release is built, and a problem only warns.
     """
     vllm = node.settings.vllm
     whole = node.get("system", "releases", absent=[])
@@ -261,7 +263,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
 
 
 def _nearest(node: Reading, path: str) -> str:
-    """Return the queried path that contains `path`: itself, or the longest one above it."""
+    """Return the longest queried path that contains `path`. Raises `Unread` if there is none."""
     asked = node.get("system", "disks")
     above = [one for one in asked if f"{path}/".startswith(f"{one.rstrip('/')}/")]
     if not above:
@@ -307,7 +309,7 @@ def clock(node: Reading) -> Iterator[Problem]:
 
 
 def shared_memory(node: Reading) -> Iterator[Problem]:
-    """Shared memory is large enough for vLLM's ranks and NCCL to communicate."""
+    """Check that shared memory is large enough for communication between vLLM's ranks and NCCL."""
     size = node.get("system", "shm", "size_mib")
     free = node.get("system", "shm", "free_mib")
     gpus = max(_gpu_count(node), 1)
@@ -332,8 +334,7 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
 
 def host_memory(node: Reading) -> Iterator[Problem]:
     """
-    There is enough memory for vLLM's processes: little compared to the page cache for models'
-    files.
+    Check that there is enough memory for vLLM's processes, which need little beside the page cache.
     """
     available = node.get("system", "memory_available_mib")
     needed = MEMORY_BASE + MEMORY_EACH_GPU * _gpu_count(node)
@@ -361,9 +362,9 @@ CORRECTED_A_DAY = 100
 
 def host_ecc(node: Reading) -> Iterator[Problem]:
     """
-    The machine's own memory has had no uncorrected error, and few corrected ones.
+    Check that the host memory has had no uncorrected error, and few corrected errors.
 
-    A warning: the kernel ends only the program that hit an uncorrectable error.
+    A problem only warns, because the kernel ends only the program that hit an uncorrectable error.
     """
     if "memory_errors" not in node.document["system"]:
         raise CannotTell("the document is from an older gpufleet, which did not probe this")

@@ -1,8 +1,7 @@
-"""Other kernel log errors since boot: PCIe, GPU starts, hardware errors.
+"""Check the kernel log since boot for PCIe errors, failed GPU starts and hardware errors.
 
 As with Xids (`checks/kernel_log.py`), errors before the driver was last loaded are history, except
-the machine's own. The check xid reports a log that cannot be read, or that lost its beginning.
-Pure.
+the machine's own. The check xid reports a log that is unreadable or has lost its beginning. Pure.
 """
 
 from __future__ import annotations
@@ -49,7 +48,7 @@ _NOT_STARTED = re.compile(
 
 @dataclass(frozen=True)
 class PcieError:
-    """One line about an error of a PCIe function: which one, when, and how bad."""
+    """A log line about an error of a PCIe function, with its time and severity."""
 
     seconds: float
     bus_id: str
@@ -60,10 +59,10 @@ class PcieError:
 
 def pcie_errors(node: Reading) -> Iterator[Problem]:
     """
-    The kernel reported no uncorrected PCIe error of a GPU, or of a bridge above one.
+    Check that the kernel reported no uncorrected PCIe error of a GPU or a bridge above one.
 
-    One problem for each function and kind of error. For other functions (disks, NICs) fatal errors
-    are a warning, the rest remarks. Corrected ones count when they are many within a day.
+    Each function and kind of error has one problem. For other functions (disks, NICs) fatal errors
+    are warnings, and the others remarks. Corrected errors count if there are many within a day.
     """
     log = _log(node)
     errors = [
@@ -99,7 +98,7 @@ def _pcie_error(seconds: float, text: str) -> PcieError | None:
 
 
 def _most_in_a_day(errors: Sequence[PcieError]) -> int:
-    """Return a function's maximum of errors within a day, from the line that reports more."""
+    """Return a function's maximum of errors within a day, by the type of line that reports more."""
     return max(
         _most_within_a_day(one.seconds for one in errors if one.reported == reported)
         for reported in (True, False)
@@ -154,9 +153,7 @@ def _pcie_problem(
 
 
 def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
-    """
-    Return, for each GPU and each bridge above one, the GPUs below it by NVML's index or address.
-    """
+    """Return, for each GPU and each bridge above one, the GPUs below by index or address."""
     index = {str(place): gpu.index for gpu, place in gpu_facts(node.gpus, "pci", "bus_id")}
     found: dict[str, list[int | str]] = defaultdict(list)
     for place, number in index.items():
@@ -175,9 +172,9 @@ def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
 
 def gpu_start(node: Reading) -> Iterator[Problem]:
     """
-    The driver started every GPU when it was asked to (`RmInitAdapter failed`).
+    Check that the driver started every GPU (without `RmInitAdapter failed`).
 
-    A GPU that answers now has started since; the earlier failure is a warning.
+    A GPU that answers now has started since, so the earlier failure is a warning.
     """
     log = _log(node)
     lines: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -258,9 +255,10 @@ _MACHINE_SAID = {
 
 def machine_check(node: Reading) -> Iterator[Problem]:
     """
-    The machine's CPUs and memory reported no uncorrected error, and few corrected ones.
+    Check that the CPUs and memory reported no uncorrected error, and few corrected errors.
 
-    A warning, as in host-ecc: the kernel ends only the program that hit the error.
+    A problem only warns, as in host-ecc, because the kernel ends only the program that hit the
+    error.
     """
     by_kind: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for seconds, text in _log(node).lines:
@@ -299,7 +297,7 @@ _MACHINE_LADDER = (
 
 
 def _place(text: str) -> str:
-    """Return a PCI address as sysfs writes it; any other text unchanged."""
+    """Return a PCI address in sysfs' form, or any other text unchanged."""
     return sysfs_bus_id(text) if text.count(":") == 2 else text  # domain:bus:device
 
 

@@ -1,6 +1,6 @@
 """Check the kernel log since boot: Xid errors of GPUs, SXid errors of NVSwitches. Pure.
 
-A log shows the past; NVML shows the present. Four rules follow (docs/checks/xid.md):
+A log shows the past, and NVML shows the present. Four rules follow (docs/checks/xid.md):
 
 1. An Xid is history (`INFO`) if it came before the driver was last loaded, or before the driver
    withdrew its recovery request for that GPU (Xid 154 "to 0x0 (None)").
@@ -95,8 +95,8 @@ class Xid:
     """
     One line that reports an Xid.
 
-    `at` is its place in the log, `seconds` are since boot, `bus_id` is in sysfs' form
-    (0000:0f:00.0), None if the line names no GPU; `number` is None if it could not be read.
+    `at` is its position in the log, and `seconds` is its time since boot. `bus_id` is in sysfs'
+    form (0000:0f:00.0), or None if the line names no GPU. `number` is None if it could not be read.
     """
 
     at: int
@@ -107,47 +107,49 @@ class Xid:
 
     @property
     def action(self) -> int | None:
-        """The action that Xid 154 requests now, in NVML's numbers."""
+        """Return the action that Xid 154 requests, in NVML's numbers, or None."""
         found = _ACTION.search(self.text) if self.number == RECOVERY_CHANGED else None
         return int(found["action"], 16) if found else None
 
 
 @dataclass(frozen=True)
 class Log:
-    """The lines of a kernel log that the probe kept, oldest first: (seconds since boot, text)."""
+    """The lines of a kernel log in the probe, oldest first, as (seconds since boot, text)."""
 
     lines: Sequence[tuple[float, str]]
 
     @cached_property
     def xids(self) -> tuple[Xid, ...]:
-        """Every line that reports an Xid, in any wording."""
+        """Return every line that reports an Xid, in any wording."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is not None)
 
     @cached_property
     def unread(self) -> tuple[Xid, ...]:
-        """Every line that has the word Xid and could not be parsed, from any driver."""
+        """Return every line with the word Xid that could not be parsed, from any driver."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is None)
 
     @cached_property
     def loaded_at(self) -> int:
-        """Return the place of the line of the driver's last load; -1: none."""
+        """Return the position of the driver's last load in the log, or -1."""
         return max(
             (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
         )
 
     @cached_property
     def recovered_at(self) -> dict[str | None, int]:
-        """By GPU, the place in the log where the driver last withdrew its request."""
+        """
+        Return, for each GPU, the position in the log where the driver last withdrew its request.
+        """
         return {xid.bus_id: xid.at for xid in self.xids if xid.action == 0}
 
     def is_history(self, xid: Xid) -> bool:
-        """Return whether the GPU was recovered since."""
+        """Return whether the driver was loaded, or the GPU recovered, after an Xid."""
         return xid.at < max(self.loaded_at, self.recovered_at.get(xid.bus_id, -1))
 
 
 def sysfs_bus_id(text: str) -> str:
     """
-    Return a PCI address as sysfs writes it, whatever the width of its domain.
+    Return a PCI address in sysfs' form, for a domain of any width.
 
     >>> sysfs_bus_id("0000000F:0A:00")
     '000f:0a:00.0'
@@ -178,9 +180,9 @@ def _xids(lines: Iterable[tuple[float, str]]) -> Iterator[Xid]:
 
 def xid(node: Reading) -> Iterator[Problem]:
     """
-    One problem for each GPU and Xid number that the driver reported since this boot.
+    Yield a problem for each GPU and Xid number that the driver reported since this boot.
 
-    No line with the word is skipped: an unparsable one is a warning.
+    No line with the word is skipped: an unparsable line is a warning.
     """
     log = Log([(float(seconds), str(text)) for seconds, text in node.get("kernel_log", "lines")])
     yield from _gap(node)
@@ -225,7 +227,7 @@ def _problem(
 
 
 def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int) -> int:
-    """Return an Xid's count within the last day, if it is rare on other GPUs; else 0."""
+    """Return an Xid's count within the last day if it is rare on other GPUs, or else 0."""
     if len(node.document["gpus"]) < 2 or bus_id is None:
         return 0
     last = max((seconds for seconds, _ in log.lines), default=0.0)
@@ -244,10 +246,7 @@ def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int)
 def _judged(
     node: Reading, gpu: GpuReading | None, number: int, fresh: tuple[Xid, ...]
 ) -> tuple[Severity, tuple[Action, ...], str]:
-    """
-    Return an Xid's current severity, its remedy, and why the severity differs from the number's
-    usual one.
-    """
+    """Return an Xid's current severity, its remedy, and why the severity differs from the usual."""
     kind: Kind = KINDS.get(number, UNKNOWN)
     severity, ladder = kind.severity, kind.ladder
     if not fresh:
@@ -271,7 +270,9 @@ def _judged(
 
 
 def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
-    """Xid 154: the action that the driver requests. NVML's field 230 (R570) has the current one."""
+    """
+    Return the verdict on Xid 154, a driver's request, which NVML's field 230 (R570) may revoke.
+    """
     words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
     if last.action == 0:
         return Severity.INFO, (), ", to none"
@@ -282,14 +283,14 @@ def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Act
 
 
 def _reset_since(gpu: GpuReading) -> bool:
-    """Return whether a GPU that had an uncorrectable memory error has been reset since."""
+    """Return whether a GPU with an uncorrectable memory error was reset afterwards."""
     asked = gpu.known("recovery_action")
     counted = gpu.known("ecc_uncorrected_volatile") if gpu.known("ecc_mode", "current") else None
     return (asked, counted) == (0, 0)
 
 
 def _talks_over_nvlink(node: Reading) -> bool:
-    """Return whether a replica spans, or may span, several GPUs of a node that has NVLink."""
+    """Return whether a replica spans, or may span, several GPUs of a node with NVLink."""
     models = node.settings.serving.values()
     if models and all(model.tensor_parallel == 1 for model in models):
         return False
@@ -306,7 +307,7 @@ def _may_have_nvlink(gpu: GpuReading) -> bool:
 
 
 def _index(node: Reading, bus_id: str | None) -> int | None:
-    """Return NVML's index of the GPU at an address, even of a silent one."""
+    """Return NVML's index of the GPU at an address, even of a silent GPU, or None."""
     if bus_id is None:
         return None
     places = {sysfs_bus_id(at): gpu.index for gpu, at in gpu_facts(node.gpus, "pci", "bus_id")}
@@ -319,10 +320,7 @@ def _index(node: Reading, bus_id: str | None) -> int | None:
 
 
 def _functions(node: Reading, prefix: str) -> list[Any]:
-    """
-    Return NVIDIA's functions on the PCI bus with this class prefix; none if the bus could not be
-    read.
-    """
+    """Return NVIDIA's PCI functions with this class prefix; none if the bus is unreadable."""
     every = node.known("pci", default=[])
     return [one for one in every if str(one["class"]).startswith(prefix)]
 
@@ -395,7 +393,7 @@ class Sxid:
     """
     One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if not stated.
 
-    `bus_id` and `number` are None where they could not be read.
+    `bus_id` and `number` are None if they could not be read.
     """
 
     at: int
@@ -420,12 +418,12 @@ def _sxids(lines: Iterable[tuple[float, str]]) -> Iterator[Sxid]:
 
 def sxid(node: Reading) -> Iterator[Problem]:
     """
-    One problem for each NVSwitch and SXid number that was reported since this boot.
+    Yield a problem for each NVSwitch and SXid number that was reported since this boot.
 
-    Fatal ones block: the switch has stopped the traffic of at least one GPU. The lines with an
-    error's registers do not repeat the word; an error without the word in any line counts as fatal.
-    No line is skipped: an unparsable one is a warning, and blocks if it says "fatal", not
-    "non-fatal".
+    Fatal SXids block, because the switch has stopped the traffic of at least one GPU. The lines
+    with an error's registers do not repeat the word; an error without the word in any line counts
+    as fatal. No line is skipped: an unparsable line is a warning, and blocks if it contains "fatal"
+    rather than "non-fatal".
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))
@@ -497,7 +495,7 @@ _SWITCH_LADDER = (
 
 
 def _switches_on_pci(node: Reading) -> bool:
-    """Return whether NVSwitches are PCI functions here (before NVLink 5), or may be."""
+    """Return whether NVSwitches are, or may be, PCI functions here (before NVLink 5)."""
     if node.known("pci") is not None:
         return bool(_functions(node, "0x0680"))
     return any(node.known("nvlink", gpu.at, "switch_links", default=0) for gpu in node.gpus)

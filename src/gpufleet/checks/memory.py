@@ -1,9 +1,9 @@
 """Check each GPU's memory: ECC, row remapping, retired pages, pending repairs.  Pure.
 
 Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
-"aggregate" ones count the GPU's whole life. Earlier errors, if repaired, are not a fault. In the
-sources "memory error management" is NVIDIA's application note DA-09826, "DCGM" NVIDIA's data center
-GPU manager 4.6.
+"aggregate" ones count the GPU's whole life. Earlier errors, if repaired, are not a fault. In
+sources, "memory error management" is NVIDIA's application note DA-09826, and "DCGM" is NVIDIA's
+data center GPU manager 4.6.
 """
 
 from __future__ import annotations
@@ -65,9 +65,7 @@ def _reset(gpu: GpuReading) -> Step:
 
 
 def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
-    """
-    ECC is as declared; if undeclared, it is on where boards of its kind or its siblings have it on.
-    """
+    """Check that ECC is as declared, or else on if boards of the kind or siblings have it on."""
     declared = gpu.node.settings.gpus.ecc
     try:
         current, pending = bool(gpu.get("ecc_mode", "current")), gpu.get("ecc_mode", "pending")
@@ -109,7 +107,7 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _has_ecc_on(node: Reading) -> bool | None:
-    """Return whether ECC is on, on most of a node's GPUs; None: not supported or not reported."""
+    """Return whether ECC is on for most of a node's GPUs, or None if not supported or reported."""
     modes = [bool(mode) for _, mode in gpu_facts(node.gpus, "ecc_mode", "current")]
     return 2 * sum(modes) > len(modes) if modes else None
 
@@ -136,7 +134,9 @@ def _and_pending(current: bool, pending: Any) -> str:
 
 def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     """
-    There was no uncorrectable error since the driver loaded (DCGM: drain, then reset or reboot).
+    Check that there was no uncorrectable error since the driver loaded.
+
+    DCGM's policy is to drain the node, then reset the GPU or reboot.
     """
     now = gpu.get("ecc_uncorrected_volatile")
     if now < 0:
@@ -164,7 +164,7 @@ def _errors(count: int, what: str) -> str:
 
 
 def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
-    """The driver does not request the GPU's replacement, and error counts are well below that."""
+    """Check that the driver requests no replacement, and error counts are well below its limit."""
     try:
         gpu.get("ecc_sram")
     except (CannotTell, DoesNotApply):
@@ -195,8 +195,7 @@ def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
 
 def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
     """
-    There are fewer correctable errors since the driver loaded than the limit at which operators
-    fail nodes.
+    Check that correctable errors since the driver loaded are below operators' limit for nodes.
     """
     counts = (
         ("DRAM", ("ecc_dram", "corrected_volatile"), DRAM_CORRECTED_MANY),
@@ -233,7 +232,7 @@ def _corrected(found: str, many: int) -> Problem:
 
 
 def _remapped_rows(gpu: GpuReading, key: str) -> Any:
-    """Return one of the row remapper's answers; raises `Unread` if MIG is on and it has none."""
+    """Return one of the row remapper's values. Raises `Unread` if MIG is on and there is none."""
     try:
         return gpu.get("remapped_rows", key)
     except DoesNotApply:
@@ -248,10 +247,10 @@ def _contains_errors(gpu: GpuReading) -> bool:
 
 def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     """
-    No row remap waits for a reset while the bad row may still be used.
+    Check that no row remap waits for a reset while the bad row may still be used.
 
     On chips that contain errors the driver has taken the page with the bad row out of use, and
-    NVIDIA states that new work may start: there the reset can wait for the next window.
+    NVIDIA states that new work may start, so the reset can wait for the next maintenance window.
     """
     if not _remapped_rows(gpu, "pending"):
         return
@@ -280,7 +279,7 @@ def _at_next_window(gpu: GpuReading) -> Step:
 
 
 def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
-    """No row remap ever failed: from then on a bad row stays in use."""
+    """Check that no row remap has failed, because a bad row then stays in use."""
     if _remapped_rows(gpu, "failed"):
         yield Problem(
             Severity.BLOCK,
@@ -292,7 +291,7 @@ def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
-    """Fewer rows were remapped after uncorrectable errors than DCGM allows."""
+    """Check that fewer rows were remapped after uncorrectable errors than DCGM allows."""
     count = _remapped_rows(gpu, "uncorrected")
     if count >= REMAPPED_ROWS_MAX:
         yield Problem(
@@ -305,7 +304,7 @@ def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
-    """No bank has few or no spare rows: the next error there may not be repairable."""
+    """Check that no bank has few or no spare rows, because its next error may not be repairable."""
     try:
         used_up, few = (gpu.get("remap_histogram", spares) for spares in ("none", "low"))
     except DoesNotApply:
@@ -323,10 +322,10 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
 
 def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Volta and Turing: few pages are retired, and none waits for a reset.
+    Check that few pages are retired, and none waits for a reset (Volta and Turing).
 
-    A page that waits may be used until then. This only warns: an uncorrectable error that caused it
-    has happened since the driver loaded, and then ecc-uncorrected stops work.
+    A waiting page may be used until the reset. This only warns, because an uncorrectable error that
+    caused it has happened since the driver loaded, and then ecc-uncorrected stops work.
     """
     if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
         raise DoesNotApply("this chip remaps rows instead of retiring pages")
@@ -362,7 +361,7 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
-    """Blackwell: no memory is unrepairable, and no repair waits for a reset."""
+    """Check that no memory is unrepairable, and no repair waits for a reset (Blackwell)."""
     if tuple(gpu.get("compute_capability")) < REPAIRS_CHANNELS:
         raise DoesNotApply("this chip has no repair beyond row remapping")
     try:
@@ -415,6 +414,6 @@ _DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
 
 
 def is_for_servers(gpu: GpuReading) -> bool:
-    """Return whether a board is for servers: shipped with ECC on, NVLink bridges for all pairs."""
+    """Return whether a board is for servers, which ship with ECC on and NVLink for all pairs."""
     name = gpu.known("name", default="")
     return gpu.known("brand") in _BRANDS and not any(word in name for word in _DESKTOP_NAMES)

@@ -1,8 +1,7 @@
 """Find what will break at the next reboot, while everything still runs. Pure.
 
-The next boot starts the newest installed kernel, as boot loaders do unless they are configured
-otherwise, and loads the NVIDIA module that lies on the disk for that kernel. Nothing here stops
-work today: every problem is a `WARN`.
+The next boot starts the newest installed kernel, which is the boot loaders' default, and loads the
+NVIDIA module on disk for that kernel. No problem stops work now, so every one is a `WARN`.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ NAMED = 4  # how many packages are named; the rest is counted
 
 @dataclass(frozen=True)
 class NextBoot:
-    """The kernel of the next boot and the NVIDIA module on the disk for it; None: there is none."""
+    """The kernel of the next boot, and the NVIDIA module on disk for it, or None."""
 
     kernel: str
     running: bool
@@ -44,7 +43,7 @@ class NextBoot:
 
 
 def next_boot(node: Reading) -> NextBoot:
-    """Return the kernel that boots next; raises `DoesNotApply` if none is installed."""
+    """Return the kernel that boots next. Raises `DoesNotApply` if none is installed."""
     kernels = node.get("driver", "kernels", absent=[])
     if not kernels:
         raise DoesNotApply("no kernel below /lib/modules, as in a container")
@@ -59,7 +58,7 @@ def next_boot(node: Reading) -> NextBoot:
 
 
 def loaded_module(node: Reading) -> str:
-    """Return the loaded module's version; raises `DoesNotApply` where none is loaded."""
+    """Return the loaded module's version. Raises `DoesNotApply` if none is loaded."""
     loaded = node.get("driver", "module", absent=None)
     if loaded is None:
         raise DoesNotApply("no NVIDIA module is loaded: see driver-loaded")
@@ -67,7 +66,7 @@ def loaded_module(node: Reading) -> str:
 
 
 def reboot_module(node: Reading) -> Iterator[Problem]:
-    """The module on disk has the loaded module's version. The device: modinfo, /sys/module."""
+    """Check that the module on disk has the loaded module's version (modinfo, /sys/module)."""
     loaded, boot = loaded_module(node), next_boot(node)
     if boot.module is None and boot.running:
         yield Problem(
@@ -99,9 +98,9 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
 
 def reboot_kernel(node: Reading) -> Iterator[Problem]:
     """
-    The kernel of the next boot has an NVIDIA module.
+    Check that the kernel of the next boot has an NVIDIA module.
 
-    reboot-module reports one that is missing for the running kernel.
+    reboot-module reports a missing module of the running kernel.
     """
     boot = next_boot(node)
     loaded_module(node)
@@ -118,11 +117,11 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
 
 def reboot_signature(node: Reading) -> Iterator[Problem]:
     """
-    Under Secure Boot the module of the next boot is signed.
+    Check that the module of the next boot is signed if Secure Boot is on.
 
-    secure-boot judges a node on which no module is loaded.
+    secure-boot judges a node without a loaded module.
 
-    Whether the firmware knows the key is not read: `mokutil --list-enrolled` tells root.
+    The firmware's keys are not read; as root, `mokutil --list-enrolled` prints them.
     """
     if not node.get("system", "secure_boot", absent=False):
         return
@@ -155,12 +154,12 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
 
 def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     """
-    Driver packages are excluded from unattended upgrades: held, blacklisted, or from an excluded
-    source.
+    Check that driver packages are held, or excluded from unattended upgrades.
 
     Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
-    next reboot. Which origins reach the driver: docs/checks/unattended-upgrades.md. Without the
-    programs that report it, it is not checked: at worst it would be a warning.
+    next reboot. docs/checks/unattended-upgrades.md has the origins that reach the driver. Without
+    the programs that report the settings this is not checked, because a problem would only be a
+    warning.
     """
     _can_be_told(node)
     upgrades = node.get("system", "unattended_upgrades", absent=None)
@@ -199,7 +198,7 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
 
 
 def _can_be_told(node: Reading) -> None:
-    """Check that the node's upgrade settings can be read; raise `CannotTell` if not."""
+    """Raise `CannotTell` if the node's upgrade settings cannot be read."""
     system = node.document["system"]
     upgrades, packages = system["unattended_upgrades"], system["packages"]
     told: list[Any] = [upgrades, packages]
@@ -212,8 +211,10 @@ def _can_be_told(node: Reading) -> None:
 
 def _fits(pattern: str, name: str) -> bool:
     """
-    Apply a blacklist's pattern: unattended-upgrades' are regular expressions that have to match
-    from the name's start, dnf's are globs. An invalid pattern protects nothing.
+    Return whether a name matches a blacklist's pattern.
+
+    unattended-upgrades' patterns are regular expressions that must match from the name's start, and
+    dnf's are globs. An invalid pattern protects nothing.
     """
     glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
     if re.fullmatch(glob, name):
@@ -225,7 +226,7 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool:
-    """Return whether the allowed origins have a package of that name; dnf's have no such list."""
+    """Return whether the allowed origins have a package; dnf has no list of origins."""
     if node.known("os_release", "id") not in {"debian", "ubuntu"}:
         return True
     if any(map(_NVIDIA.search, origins)):

@@ -1,4 +1,4 @@
-"""Check NVLinks between GPUs: they are up, wide enough, and free of errors.  Pure."""
+"""Check that NVLinks between GPUs are up, wide enough, and free of errors. Pure."""
 
 from __future__ import annotations
 
@@ -71,14 +71,16 @@ _SAID = 6  # the most links or pairs that one message names
 
 @cached_answer
 def _up_by_index(node: Reading) -> tuple[int | None, ...]:
-    """Return the number of active links of each GPU; None: not reported."""
+    """Return the number of active links of each GPU, or None if not reported."""
     known = {gpu.index: links_or_none(gpu) for gpu in node.gpus}
     indexes = range(len(node.document["gpus"]))
     return tuple(len(links.up) if (links := known.get(index)) else None for index in indexes)
 
 
 def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
-    """Return a sibling's number of active links at this GPU's place: not all have bridges."""
+    """
+    Return a sibling's number of active links at this GPU's position, because not all have bridges.
+    """
     counts = _up_by_index(sibling)
     if len(counts) == len(gpu.node.document["gpus"]):
         return counts[gpu.at]
@@ -91,7 +93,7 @@ def _count(node: Reading) -> int:
 
 @cached_answer
 def _is_incomplete(node: Reading) -> bool:
-    """Return whether GPUs of the node do not answer, which leaves their link partners alone."""
+    """Return whether GPUs of the node do not answer, so that their peers' links are down."""
     on_bus = [
         each
         for each in node.known("pci", default=())
@@ -108,10 +110,10 @@ def _is_incomplete(node: Reading) -> bool:
 
 def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Active links are as many as declared, else as on its siblings, else as its board uses.
+    Check that active links are as many as declared, or else on siblings, or else of the board.
 
-    Behind NVSwitches, and on boards that are only sold with NVLink, that is all links. A GPU's
-    report of no NVLink is accepted only if none is expected.
+    Behind NVSwitches, and on boards that are only sold with NVLink, the board uses all links. A
+    GPU's report of no NVLink is accepted only if none is expected.
     """
     try:
         links = links_of(gpu)
@@ -152,7 +154,7 @@ def _has_peers(gpu: GpuReading) -> bool:
 
 
 def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
-    """Return the problem of a GPU with fewer links up than expected."""
+    """Return the problem of a GPU with fewer active links than expected."""
     return Problem(
         Severity.BLOCK if _has_peers(gpu) and expected.certain else Severity.WARN,
         _missed(links, expected.value),
@@ -163,7 +165,7 @@ def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
 
 
 def _missed(links: Links, expected: int) -> str:
-    """Return in words which links are missing: all, some of the expected number, or those down."""
+    """Return the missing links in words: all, some of the expected number, or the inactive ones."""
     if links.count == 0:
         return "it reports no NVLink"
     if links.up and links.count < expected:
@@ -182,9 +184,9 @@ def _down(links: Links) -> str:
 
 def _links_denied(gpu: GpuReading) -> Expectation | None:
     """
-    Return the expected number of links of a GPU that reports no NVLink; None: none.
+    Return the expected number of links of a GPU that reports no NVLink, or None.
 
-    A board of another kind than most of the node's (a workstation's display) may have none.
+    A board of a kind other than most of the node's (a workstation's display) may have none.
     """
     node = gpu.node
     others = max((count for _, count in _alike(gpu)), default=0)
@@ -201,7 +203,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
 
 
 def _alike(gpu: GpuReading) -> Iterator[tuple[GpuReading, int]]:
-    """Yield the node's GPUs of this one's kind, with how many links the board has."""
+    """Yield the node's GPUs of the same kind, each with its board's number of links."""
     for other in gpu.node.gpus:
         links = known_links(other)
         if links and other.known("name") == gpu.known("name"):
@@ -241,7 +243,7 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
 
 
 def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
-    """Return the expected links to other GPUs: uncertain while one of those is missing."""
+    """Return the expected links, as uncertain while one of the node's GPUs is missing."""
     if not _is_incomplete(gpu.node):
         return expected
     source = f"{expected.source}; a GPU that does not answer may be at the other end"
@@ -249,7 +251,7 @@ def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
 
 
 def _partial_bridge(links: Links) -> str | None:
-    """Return the peer that only part of a bridge joins, if any."""
+    """Return the peer that only part of a bridge joins, or None."""
     if not links.down or links.version < NVLINK_3:
         return None
     for peer, count in links.peers.items():
@@ -277,11 +279,11 @@ def _links_remedy(gpu: GpuReading) -> tuple[Step, ...]:
 
 def nvlink_widths(node: Reading) -> Iterator[Problem]:
     """
-    NVLink pairs are as wide as the siblings' same pairs, else as each other.
+    Check that NVLink pairs are as wide as the siblings' pairs, or else as each other.
 
-    NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one link here, two there): those are
-    compared only with siblings. A pair that is narrow because of links that are down is judged by
-    nvlink-links; here it is a remark.
+    NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one or two links), so such pairs are
+    compared only with siblings. nvlink-links judges a pair that is narrow because of inactive
+    links; here it is a remark.
     """
     links = {gpu.index: own for gpu in node.gpus if (own := links_or_none(gpu))}
     short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
@@ -329,7 +331,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
 
 
 def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
-    """Return whether nvlink-links misses links of a GPU."""
+    """Return whether nvlink-links reports missing links of a GPU."""
     own = links[gpu.index]
     if not own.count:
         return _links_denied(gpu) is not None
@@ -340,7 +342,7 @@ def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
 def _widths_expected(
     node: Reading, links: Mapping[int, Links]
 ) -> dict[tuple[int, int], Expectation]:
-    """Return the expected width of pairs, if there is a reference."""
+    """Return the expected width of the pairs that have a reference."""
 
     def sibling_widths(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
         return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
@@ -368,7 +370,7 @@ def _narrow_pairs(pairs: Iterable[tuple[int, int]], found: Mapping[tuple[int, in
 def _culprits(
     narrow: Iterable[tuple[int, int]],
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yield the GPUs in most of the narrow pairs, with these pairs; both GPUs on a tie."""
+    """Yield the GPUs in most of the narrow pairs, with these pairs; a tie yields both GPUs."""
     left = set(narrow)
     while left:
         votes = Counter(gpu for pair in left for gpu in pair)
@@ -381,7 +383,7 @@ def _culprits(
 
 def _usual_speed(speeds: Sequence[int]) -> int:
     """
-    Return the speed that most links have; of speeds that as many have, the highest.
+    Return the speed of most links, or the highest of equally frequent ones.
 
     >>> _usual_speed([25_000, 50_000])
     50000
@@ -390,7 +392,7 @@ def _usual_speed(speeds: Sequence[int]) -> int:
 
 
 def _slow_links(node: Reading) -> Iterator[Problem]:
-    """Yield GPUs with active links slower than those of the node's other GPUs of that name."""
+    """Yield GPUs with active links slower than on the node's other GPUs of the same name."""
     speeds = [
         (gpu, link["link"], link["speed_mbps"])
         for gpu in node.gpus
@@ -423,7 +425,7 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
 
 
 def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
-    """No link recovers repeatedly or has too many bit errors; few retransmit."""
+    """Check that no link recovers repeatedly or has too many bit errors, and few retransmit."""
     links_of(gpu)
     said: dict[Severity, list[str]] = {}
     for at, link in enumerate(gpu.section("nvlink", "links")):
@@ -453,7 +455,7 @@ def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
 
 
 def _errors_of(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
-    """Yield the errors of one link's counters; NVLink 5 has other counters than before."""
+    """Yield the errors of one link's counters; NVLink 5 has different counters."""
     if "effective_ber" in gpu.section("nvlink", "links", at, "errors"):
         yield from _errors_of_nvlink_5(gpu, at)
         return
@@ -491,12 +493,14 @@ def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
 
 
 def _uptime(gpu: GpuReading, least: float) -> float:
-    """Return the node's uptime in seconds, at least `least`: shorter times give no rate."""
+    """
+    Return the node's uptime in seconds, but at least `least`, because shorter times give no rate.
+    """
     return max(float(gpu.node.get("system", "uptime_seconds")), least)
 
 
 def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
-    """Return one of a link's counters; 0 if this driver or board does not have it."""
+    """Return one of a link's counters, or 0 if this driver or board does not have it."""
     try:
         count: int | float = gpu.section("nvlink", "links", at, "errors", kind)
     except (DoesNotApply, CannotTell):

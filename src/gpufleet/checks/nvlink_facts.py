@@ -1,9 +1,8 @@
 """Read a node's NVLinks, and the kind of board that they indicate.  Pure.
 
 Three kinds must be distinguished. Behind NVSwitches every link of every GPU is in use. Boards on
-PCIe have links only with an installed bridge, and a bridge does not use all of them. A GPU by
-itself has no peer to link to. So a dead link behind NVSwitches looks like the normal state of a
-board on PCIe.
+PCIe have links only with an installed bridge, and a bridge does not use all links. A single GPU has
+no peer. So a dead link behind NVSwitches looks like the normal state of a board on PCIe.
 """
 
 from __future__ import annotations
@@ -58,8 +57,8 @@ class Links:
     """
     One GPU's links, by number.
 
-    `peers` is the number of links that are up to each other GPU; `version` is the NVLink version
-    as NVML numbers it.
+    `peers` is the number of active links to each other GPU. `version` is NVML's number of the
+    NVLink version.
     """
 
     up: tuple[int, ...]
@@ -70,16 +69,16 @@ class Links:
 
     @property
     def count(self) -> int:
-        """The board's number of links."""
+        """Return the board's number of links."""
         return len(self.up) + len(self.down) + len(self.unread)
 
 
 @cached_answer
 def links_of(gpu: GpuReading) -> Links:
     """
-    Return a GPU's links; raises `DoesNotApply` if it reports none, and `Unread`.
+    Return a GPU's links. Raises `DoesNotApply` if it reports none, and `Unread`.
 
-    Its report may be wrong: `nvlink-links` checks whether it should have some.
+    The report may be wrong; `nvlink-links` checks whether the GPU should have links.
     """
     try:
         listed = gpu.section("nvlink", "links")
@@ -104,7 +103,7 @@ def links_of(gpu: GpuReading) -> Links:
 
 
 def known_links(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links; None: none, or not reported."""
+    """Return a GPU's links, or None if it has or reports none."""
     try:
         return links_of(gpu)
     except (DoesNotApply, Unread):
@@ -116,7 +115,7 @@ NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
 
 
 def links_or_none(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links, `NO_LINKS` if it reports none; None: not reported."""
+    """Return a GPU's links, `NO_LINKS` if it has none, or None if not reported."""
     try:
         return links_of(gpu)
     except DoesNotApply:
@@ -126,22 +125,20 @@ def links_or_none(gpu: GpuReading) -> Links | None:
 
 
 def driver_knows_links(gpu: GpuReading) -> bool:
-    """Return whether the driver has NVLink's functions: without them no GPU can be asked."""
+    """Return whether the driver has NVLink's functions, without which no GPU can be queried."""
     found = gpu.node.document["nvlink"][gpu.at]
     listed = found if is_missing(found) else found["links"]
     return not (is_missing(listed) and listed["missing"] in {"function_not_found", "version"})
 
 
 def listed_links(gpu: GpuReading) -> Iterable[Mapping[str, Any]]:
-    """
-    Return the probe's entry of each link of a GPU; empty if there is none or it was not reported.
-    """
+    """Return the probe's entry of each link of a GPU; empty without links or a report."""
     found: Iterable[Mapping[str, Any]] = _of_nvlink(gpu, "links", ())
     return found
 
 
 def links_up(gpu: GpuReading) -> list[Mapping[str, Any]]:
-    """Return the probe's words on each link of a GPU that is up."""
+    """Return the probe's entries of the active links of a GPU."""
     return [link for link in listed_links(gpu) if link["state"] in LINK_UP]
 
 
@@ -150,7 +147,7 @@ def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
 
 
 def has_unknown_peers(gpu: GpuReading) -> bool:
-    """Return whether active links have an end unknown to NVML: they lead into a host."""
+    """Return whether active links have an end that NVML does not know, because it is in a host."""
     return any(
         is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
         for link in links_up(gpu)
@@ -158,7 +155,7 @@ def has_unknown_peers(gpu: GpuReading) -> bool:
 
 
 def nvswitches(node: Reading) -> tuple[str, ...]:
-    """Return the PCI addresses of the node's NVSwitches: the probe lists no other bridges."""
+    """Return the PCI addresses of the node's NVSwitches, the only bridges that the probe lists."""
     functions = node.known("pci", default=())
     return tuple(
         each["bus_id"] for each in functions if str(each.get("class")).startswith("0x0680")
@@ -173,7 +170,7 @@ def links_into_switches(node: Reading) -> bool:
 
 @cached_answer
 def has_switches(node: Reading) -> bool:
-    """Return whether NVSwitches join the node's GPUs, in the node or outside of it."""
+    """Return whether NVSwitches join the node's GPUs, inside or outside the node."""
     return bool(
         nvswitches(node)
         or links_into_switches(node)
@@ -183,12 +180,12 @@ def has_switches(node: Reading) -> bool:
 
 
 def known_fabric_state(gpu: GpuReading) -> Any:
-    """Return the state of the GPU's registration with a fabric; None: not reported."""
+    """Return the state of the GPU's registration with a fabric, or None if not reported."""
     return lookup(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
 
 
 def is_grace(gpu: GpuReading) -> bool:
-    """Return whether the GPU hangs on a Grace CPU by NVLink-C2C."""
+    """Return whether the GPU is attached to a Grace CPU by NVLink-C2C."""
     return bool(gpu.known("c2c_links", default=0))
 
 
@@ -197,7 +194,7 @@ def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
     Return the number of links of every pair of GPUs (i < j) that report their links.
 
-    0 for pairs with a GPU that reports no NVLink.
+    A pair with a GPU that reports no NVLink has 0.
     """
     gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
     index = {gpu.at: gpu.index for gpu in gpus}

@@ -1,4 +1,4 @@
-"""Check that GPUs are free for gpufleet's replicas: their modes, and other processes. Pure."""
+"""Check that modes and other processes leave the GPUs free for gpufleet's replicas. Pure."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MIB = 1 << 20
 
 
 def persistence(gpu: GpuReading) -> Iterator[Problem]:
-    """Persistence mode is on: the driver keeps the GPU's state when no program uses it."""
+    """Check that persistence mode is on, so that the driver keeps an unused GPU's state."""
     if gpu.get("persistence_mode"):
         return
     yield Problem(
@@ -49,7 +49,7 @@ def persistence(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def mig(gpu: GpuReading) -> Iterator[Problem]:
-    """MIG is off: replicas are planned on whole GPUs. MIG that comes with a reset is a warning."""
+    """Check that MIG is off, because replicas use whole GPUs; MIG after a reset is a warning."""
     current, pending = gpu.get("mig_mode", "current"), gpu.get("mig_mode", "pending")
     if not current and not pending:
         return
@@ -77,7 +77,7 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
-    """Several processes may use the GPU, such as vLLM's ranks and monitoring."""
+    """Check that several processes may use the GPU, for example vLLM's ranks and monitoring."""
     mode = gpu.get("compute_mode")
     if mode == 0:
         return
@@ -99,11 +99,11 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
     """
     Check that only gpufleet's own units compute on the GPU.
 
-    A desktop that only draws, and leaves vLLM the memory that it takes by default, is a warning, as
-    is a unit named like gpufleet's for an undeclared model: a deploy would stop it. Where other
-    users' processes are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's own
-    services, and processes that have ended, are no problem (`foreign_memory` checks for memory that
-    these leave).
+    A desktop that only draws, and leaves vLLM its default share of memory, is a warning. A unit
+    named like gpufleet's for an undeclared model is also a warning, because a deploy would stop it.
+    If other users' processes are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's
+    own services, and processes that have ended, are no problem (`foreign_memory` checks for memory
+    left by ended processes).
     """
     computing = [*gpu.get("processes"), *_listed(gpu, "mps_processes")]
     pids = {process["pid"] for process in computing}
@@ -136,7 +136,7 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
-    """Return the problem of graphics programs; their share of the memory decides."""
+    """Return the problem of graphics programs, whose severity depends on their memory."""
     said = f"a program draws on it: {_processes(others)}"
     source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
@@ -170,7 +170,7 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
 
 
 def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Yield remarks on processes that do not keep a replica away: ended ones and helpers."""
+    """Yield remarks on processes that do not block a replica: ended processes and helpers."""
     ended = [process for process in processes if _ended(gpu, process)]
     helpers = [process for process in processes if not _ended(gpu, process)]
     for said, some in (
@@ -183,7 +183,7 @@ def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Pr
 
 
 def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Warn of units named like gpufleet's for a model that the node's variables lack."""
+    """Yield warnings of units named like gpufleet's for a model that is not declared."""
     models = gpu.node.settings.serving
     strays = [
         process
@@ -208,9 +208,7 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
 
 
 def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
-    """
-    Return one of the GPU's process lists; empty if the board or driver does not support this kind.
-    """
+    """Return one of the GPU's process lists, or [] if the board or driver does not support it."""
     try:
         return list(gpu.get(kind))
     except (DoesNotApply, CannotTell):
@@ -218,7 +216,7 @@ def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _own_unit(process: Mapping[str, Any]) -> re.Match[str] | None:
-    """Return the parts of a process's unit name if it is a name that the planner assigns."""
+    """Return the parts of a process' unit name if the planner assigns such names, or None."""
     unit = process["unit"]
     return _OWN_UNIT.fullmatch(unit) if isinstance(unit, str) else None
 
@@ -232,9 +230,9 @@ def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     """
     Return whether a process ended between the driver's answer and the read of /proc.
 
-    Root sees every process, also of containers: one that is missing and that the driver cannot name
-    has ended. Other users may be unable to see it, as may root in a container: where systemd does
-    not run, the probe may be in one.
+    Root sees every process, including those of containers, so a missing process that the driver
+    cannot name has ended. Other users may be unable to see it, and so may root in a container,
+    where systemd does not run.
     """
     node = gpu.node
     about = (process["name"], process["unit"], process["uid"])
@@ -249,7 +247,7 @@ def _hidden(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 
 def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield the steps to end them: services by name, other processes by their owner."""
+    """Yield the steps to end processes: services by name, other processes by their owner."""
     units = sorted({p["unit"] for p in foreign if not is_missing(p["unit"])})
     services = [unit for unit in units if unit.endswith(".service")]
     if services:
@@ -273,10 +271,10 @@ def _process(process: Mapping[str, Any]) -> str:
 
 def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Without a listed process no memory is in use: none is left from a dead process.
+    Check that no memory is in use without a listed process, for example after a dead one.
 
-    Only the newer struct is judged (R510): the older counts the driver's own reserve as used. On a
-    board without a process list the owner of used memory is unknown.
+    Only the newer struct is judged (R510), because the older counts the driver's own reserve as
+    used. On a board without a process list the owner of used memory is unknown.
     """
     kinds = ("graphics_processes", "mps_processes")
     listed = [process for kind in kinds for process in _listed(gpu, kind)]

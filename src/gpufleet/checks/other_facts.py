@@ -1,6 +1,7 @@
-"""List the numbers of a probe that `checks/outlier_facts.py` does not compare: the check that
-judges each, or why none does. Two tables. tests/unit/checks/test_outliers.py verifies that every
-number of a probe is in one of the tables.
+"""List the probe's numbers that `checks/outlier_facts.py` does not compare.
+
+Each has the check that judges it, or the reason why none does. Two tables.
+tests/unit/checks/test_outliers.py verifies that every number of a probe is in one of the tables.
 """
 
 from __future__ import annotations

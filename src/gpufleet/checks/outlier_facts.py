@@ -1,10 +1,10 @@
-"""For each number of a probe: its comparison, the allowed difference, and the severity.
+"""Define each compared number of a probe, the allowed difference, and the severity.
 
 A table, pure: `JUDGED_OF_GPU` and `JUDGED_OF_NODE`, compared by `checks/outliers.py`. All other
 numbers that the probe reads are in `checks/other_facts.py`.
 
-Severities: a difference by design, surroundings or choice (more memory, a GPU that idles warmer) is
-a remark. Only memory that a GPU lost blocks.
+Severities: a difference by design, environment or choice (more memory, a GPU that idles warmer) is
+a remark. Only lost GPU memory blocks.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ class Reference(Enum):
 @dataclass(frozen=True)
 class Step:
     """
-    A severity, and the distance from which it applies: more than `share` of the usual value and
-    more than `least`.
+    A severity, with the distance from which it applies.
 
     `least` is in the fact's own unit.
     """
@@ -48,7 +47,7 @@ class Step:
     least: float = 0.0
 
     def allowed(self, usual: float) -> float:
-        """Return the distance that is not yet a problem."""
+        """Return the largest distance that is not yet a problem."""
         return max(self.share * abs(usual), self.least)
 
 
@@ -57,13 +56,13 @@ class Fact:
     """
     One number of the table.
 
-    `path` is where the probe's document has it, `words` what reports call it (with `{}` for the
-    value), `read` reads it: of a GPU, or of a node by device ("": the node as a whole). `low` and
-    `high` are the steps on either side, the mildest first; none: that side is no problem. `spread`:
-    sound GPUs differ in it, so the mildest step counts from the nearest other one. `names`: the
-    value is a name, so any different one stands out. `among` narrows the comparison to GPUs with
-    the same answer; a GPU with None is not compared. `asked_by` is another check that needs the
-    number and reports it if it is missing.
+    `path` is its position in the probe's document, and `words` its text in reports (with `{}` for
+    the value). `read` reads it from a GPU, or from a node by device ("" is the whole node). `low`
+    and `high` are the steps on either side, the mildest first; a side without steps is no problem.
+    `spread` means that healthy GPUs differ in it, so the mildest step counts from the nearest other
+    GPU. `names` means that the value is a name, so any different one is an outlier. `among` narrows
+    the comparison to GPUs with the same answer; a GPU with None is not compared. `asked_by` is
+    another check that needs the number and reports it if it is missing.
     """
 
     path: str
@@ -93,19 +92,19 @@ def _nvlink_count(gpu: GpuReading) -> Any:
 
 
 def _is_idle(gpu: GpuReading) -> Any:
-    """Return "" for an idle GPU, None for others, where heat is no symptom."""
+    """Return "" for an idle GPU, or None for others, where heat is no symptom."""
     return "" if gpu.known("processes") == [] else None
 
 
 def _idle_at_full_clocks(gpu: GpuReading) -> Any:
-    """
-    Return "" for a GPU whose link does not save power; a busy one's link is checked elsewhere.
-    """
+    """Return "" for an idle GPU at full clocks, or None, because other links may save power."""
     return _is_idle(gpu) if gpu.known("performance_state") == FULL else None
 
 
 def _above_0(name: str) -> Callable[[GpuReading], Any]:
-    """Return a reader of a number; it returns None below 1, which another check reports."""
+    """
+    Return a reader of a number, which returns None below 1, because another check reports that.
+    """
     return lambda gpu: value if (value := gpu.known(name, default=0)) > 0 else None
 
 
@@ -258,7 +257,7 @@ def _of_node(*path: str) -> Callable[[Reading], Mapping[str, Any]]:
 
 
 def _of_net(key: str, *, with_link: bool) -> Callable[[Reading], Mapping[str, Any]]:
-    """Return a reader of one number of each net device that is part of a PCI function."""
+    """Return a reader of one number of each net device that belongs to a PCI function."""
 
     def read(node: Reading) -> Mapping[str, Any]:
         return {
@@ -285,14 +284,14 @@ def _disk_sizes(node: Reading) -> Mapping[str, Any]:
 
 
 def _clock_error(node: Reading) -> Mapping[str, Any]:
-    """Return the clock's maximum error, if it is synchronised (check `clock`)."""
+    """Return the clock's maximum error if the clock is synchronised (check `clock`)."""
     if not node.known("system", "clock", "synchronized"):
         return {"": None}
     return {"": node.known("system", "clock", "max_error_us")}
 
 
 def _slots(node: Reading) -> Mapping[str, Any]:
-    """Return the GPUs' addresses as one text; None while one of them is unknown."""
+    """Return the GPUs' addresses as one text, or None while one of them is unknown."""
     places = [gpu.known("pci", "bus_id") for gpu in node.gpus]
     if None in places or node.silent_gpus or not places:
         return {"": None}

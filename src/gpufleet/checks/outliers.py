@@ -1,8 +1,8 @@
 """Find GPUs and nodes that differ from equal ones. Pure.
 
-The table of what is compared with what, and of tolerances, is `checks/outlier_facts.py`. A value is
-an outlier if more than half of the others agree and it differs. Of only two, either may be wrong:
-the worse one is reported, but never blocks.
+`checks/outlier_facts.py` has the table of comparisons and tolerances. A value is an outlier if more
+than half of the others agree and it differs. Of only two values, either may be wrong: the worse one
+is reported, but never blocks.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from gpufleet.checks.outlier_facts import Step as Tolerance
 from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
 
 CERTAIN = 2
-"""If this many others agree, the differing one is certainly wrong."""
+"""Number of agreeing others from which the differing value is certainly wrong."""
 
 # ECC on GDDR takes 1/16 of the memory, and the catalogue does not say whether it was on.
 WITH_ECC = 15 / 16
@@ -36,7 +36,7 @@ _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 @dataclass(frozen=True)
 class Outlier:
-    """One outlier: its description, the others' value, and the compared group."""
+    """One outlier, with its description, the others' value, and the compared group."""
 
     severity: Severity
     found: str
@@ -46,10 +46,10 @@ class Outlier:
 
 def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The GPU's numbers match those of the same model on its node and on the siblings.
+    Check that the GPU's numbers match the same model on its node and on the siblings.
 
-    One problem names all outliers. A GPU without any other of its model, on a node without
-    siblings, is compared with nothing.
+    One problem names all outliers. A single GPU of its model, on a node without siblings, is not
+    compared.
     """
     found: list[Outlier] = []
     compared = False
@@ -69,9 +69,9 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
 
 def node_outlier(node: Reading) -> Iterator[Problem]:
     """
-    The node's numbers match those of siblings with the same hardware, and its clock is right.
+    Check that the node's numbers match siblings with the same hardware, and its clock is right.
 
-    One problem names all outliers. Siblings with another number of GPUs are not compared.
+    One problem names all outliers. Siblings with a different number of GPUs are not compared.
     """
     found: list[Outlier] = []
     compared = False
@@ -146,7 +146,7 @@ _NODE_LADDER = (
 
 
 def _number(value: Any) -> Any:
-    """Return a value that can be compared as a number, else None."""
+    """Return a value that can be compared as a number, or else None."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -160,7 +160,7 @@ def _kept(fact: Fact, value: Any) -> Any:
 
 @cached_answer
 def _gpu_values(gpu: GpuReading) -> dict[str, tuple[Any, Any]]:
-    """Return, by fact, a GPU's value (None: none) and the group to compare it with."""
+    """Return, by fact, a GPU's value (or None) and the group to compare it with."""
     found = {}
     for fact in JUDGED_OF_GPU:
         try:
@@ -180,7 +180,7 @@ def _gpu_value(fact: Fact, gpu: GpuReading) -> Any:
 
 
 def _others_of(fact: Fact, gpu: GpuReading, against: Reference) -> list[Any]:
-    """Return the values of the GPUs to compare one with; None where a GPU has none."""
+    """Return the values of the GPUs to compare with, or None for each without a value."""
     among = _gpu_values(gpu)[fact.path][1]
     if among is None:
         return []
@@ -222,7 +222,7 @@ def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
 
 @cached_answer
 def _node_values(node: Reading) -> dict[str, Mapping[str, Any]]:
-    """Return {fact: {device: value}} of a node; None for impossible answers."""
+    """Return {fact: {device: value}} for a node; an impossible value is None."""
     found: dict[str, Mapping[str, Any]] = {}
     for fact in JUDGED_OF_NODE:
         try:
@@ -250,7 +250,7 @@ def _usual_keys(there: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compared(
     fact: Fact, key: str, value: Any, others: Sequence[Any], against: Reference
 ) -> tuple[Outlier | None, bool]:
-    """Return the problem, if there is one, and whether a comparison was possible."""
+    """Return the outlier, or None, and whether a comparison was possible."""
     told = [other for other in others if other is not None]
     if value is None:
         if fact.asked_by or 2 * len(told) <= len(others) or len(told) < CERTAIN:
@@ -328,7 +328,7 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
 def _reached(
     steps: Sequence[Tolerance], value: float, usual: float, nearest: float
 ) -> Severity | None:
-    """Return the severity of the last step that a value exceeds; None if it exceeds none."""
+    """Return the severity of the last step that a value exceeds, or None."""
     reached = None
     for number, step in enumerate(steps):
         start = nearest if number == 0 else usual

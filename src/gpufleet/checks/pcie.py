@@ -29,10 +29,11 @@ RESEAT = Step(Action.SERVICE, "have it reseated, then its riser or board replace
 
 def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     """
-    The GPU has all its PCIe lanes.
+    Check that the GPU has all its PCIe lanes.
 
-    "All" means the declared number, else that of siblings in the same slot, and of most GPUs of its
-    node. Fewer than the device could have, with no GPU to compare with, may be the slot's design.
+    "All" means the declared number, or else the number of siblings in the same slot, and of most
+    GPUs of its node. Fewer lanes than the device supports, without a GPU to compare with, may be
+    the slot's design.
     """
     width = gpu.get("pcie_width")
     if not 0 < width <= WIDEST:
@@ -92,10 +93,10 @@ def _like(gpu: GpuReading) -> list[GpuReading]:
 
 def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     """
-    A GPU that computes at full clocks uses the fastest PCIe generation that it and its slot
-    support.
+    Check that a GPU at full clocks uses the fastest PCIe generation of its slot.
 
-    An idle GPU lowers the generation to save power, which does not indicate a fault.
+    The fastest generation is what both the GPU and the slot support. An idle GPU lowers the
+    generation to save power, which is no fault.
     """
     generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
     if generation < 1 or most < 1:
@@ -122,9 +123,9 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
 
 def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
     """
-    PCIe repeats no more packets than its specified bit error rate explains.
+    Check that PCIe repeats no more packets than its specified bit error rate explains.
 
-    The counter runs since boot at most, so the mean since boot is compared: a bound from below.
+    The counter runs since boot at most, so the mean since boot, a lower bound, is compared.
     """
     replays = gpu.get("pcie_replays")
     if replays < 0:

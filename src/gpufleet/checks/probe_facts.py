@@ -20,15 +20,15 @@ _RAISE = object()
 
 
 class DoesNotApply(Exception):  # noqa: N818  # an answer, not an error
-    """This hardware does not have it; `str()` says what."""
+    """The hardware does not have the fact; `str()` is the reason."""
 
 
 class CannotTell(Exception):  # noqa: N818
-    """The driver is too old to be asked."""
+    """The driver is too old to be queried."""
 
 
 class Unread(Exception):  # noqa: N818
-    """It should be readable, but could not be read."""
+    """The fact should be readable, but could not be read."""
 
 
 # What the probe's reasons mean (docs/reference/probe.md). Every other reason is `Unread`.
@@ -67,7 +67,7 @@ def reason(value: Mapping[str, Any]) -> str:
 
 
 def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
-    """Return the value at `path`; raise, or return a default, if it is missing."""
+    """Return the value at `path`; if it is missing, raise or return a default."""
     # Judging 64 nodes calls this 300,000 times, so `is_missing` is inlined.
     value = tree
     for part in path:
@@ -90,9 +90,9 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of the declared software; None: nothing declared.
+    """Requirements of the declared software; a field is None if not declared.
 
-    `cuda` is the CUDA release of vLLM's wheels, `source` the file or setting that states it.
+    `cuda` is the CUDA release of vLLM's wheels, and `source` the file or setting that states it.
     """
 
     cuda: tuple[int, int] | None = None
@@ -103,7 +103,7 @@ class Needs:
 class Expectation:
     """An expected value, and its source.
 
-    `certain` is False if too few siblings agree to call the differing one broken.
+    `certain` is False if too few siblings agree to regard the differing one as broken.
     """
 
     value: Any
@@ -113,7 +113,9 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Reading:
-    """One node: its probe's document, its settings, and its siblings, which should be like it."""
+    """
+    One node, with its probe's document, its settings, and its siblings, which should be alike.
+    """
 
     name: str
     document: Mapping[str, Any] = field(repr=False)
@@ -122,14 +124,14 @@ class Reading:
     siblings: tuple[Reading, ...] = field(default=(), repr=False)
     today: dt.date = dt.date.min
     claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """{UUID of a GPU: other nodes that report it}."""
+    """Other nodes that report each GPU, by the GPU's UUID."""
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """
-        Return the fact at `path`, such as ("system", "clock", "synchronized").
+        Return the fact at `path`, for example ("system", "clock", "synchronized").
 
-        Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. With `absent`, returns
-        that for a missing file or device.
+        Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. For a missing file or
+        device it returns `absent`, if given.
         """
         return lookup(self.document, path, _RAISE, absent)
 
@@ -155,19 +157,17 @@ class Reading:
 
     @cached_property
     def product(self) -> str | None:
-        """Return the name that most of its GPUs have."""
+        """Return the name of most of the node's GPUs, or None."""
         names = Counter(name for gpu in self.gpus if isinstance(name := gpu.known("name"), str))
         return names.most_common(1)[0][0] if names else None
 
     @cached_property
     def twins(self) -> tuple[Reading, ...]:
-        """Return the siblings with the same kind of GPU; only these are compared."""
+        """Return the siblings with the same kind of GPU, which are the only ones compared."""
         return tuple(other for other in self.siblings if other.product == self.product)
 
     def id_of(self, index: int | str) -> GpuId:
-        """
-        Return everything that identifies a GPU, by NVML's index or, if it is gone, its PCI address.
-        """
+        """Return a GPU's identifiers, by NVML's index or, if it is lost, by its PCI address."""
         if isinstance(index, str):
             return GpuId(None, bus_id=index or None)
         return next((gpu.id for gpu in self.gpus if gpu.index == index), GpuId(index))
@@ -193,7 +193,7 @@ class GpuReading:
 
     @cached_property
     def id(self) -> GpuId:
-        """Return everything that identifies the GPU."""
+        """Return the GPU's identifiers."""
         paths = {"uuid": ("uuid",), "bus_id": ("pci", "bus_id"), "serial": ("serial",)}
         texts = {}
         for key, path in paths.items():
@@ -205,7 +205,7 @@ class GpuReading:
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """
-        Return one of its facts, such as ("ecc_mode", "current"); raises like `Reading.get`.
+        Return one of the GPU's facts, like ("ecc_mode", "current"). Raises as `Reading.get`.
 
         An answer "not supported" counts (`DoesNotApply`) only if none of the node's GPUs of the
         same name supports it, and its value is not declared.
@@ -227,7 +227,9 @@ class GpuReading:
         return setting is not None and getattr(self.node.settings.gpus, setting) is not None
 
     def _should_tell(self, path: tuple[Any, ...]) -> bool:
-        """Return whether this GPU should have a fact: siblings have it, and it is not disabled."""
+        """
+        Return whether this GPU should have a fact, because siblings have it and it is not disabled.
+        """
         fact = str(path[0])
         if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
             return False
@@ -253,10 +255,7 @@ class GpuReading:
         return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
-        """
-        Return the GPU's entry of another list of the document: "nvlink", "numa", "fabric"; raises
-        like `get`.
-        """
+        """Return the GPU's entry in another list: "nvlink", "numa", "fabric". Raises as `get`."""
         return lookup(self.node.document[name][self.at], path, _RAISE, _RAISE)
 
 
@@ -264,11 +263,12 @@ def expectation(
     declared: Any, key: str, of_siblings: Iterable[Any], own: Any = None, own_source: str = ""
 ) -> Expectation | None:
     """
-    Return the expected value: as declared, else the siblings', else `own`.
+    Return the expected value: as declared, or else the siblings', or else `own`.
 
-    `key` is the setting's name for the source. `of_siblings` are their values, None where unknown;
-    more than half of those that know must agree. A single sibling makes the expectation uncertain:
-    of two that differ, either may be the odd one. None: unknown.
+    `key` is the setting's name for the source. `of_siblings` has their values, or None where
+    unknown; more than half of the known ones must agree. A single sibling makes the expectation
+    uncertain, because either of two different values may be wrong. The result is None if no value
+    is expected.
 
     >>> expectation(None, "gpus.count", [8, 8, 7]).value
     8
@@ -306,7 +306,7 @@ def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
     Return a function that caches its result with the node or GPU, like `cached_property`.
 
-    Every node of a fleet is compared with every other: without it 500 nodes would count each
+    Every node of a fleet is compared with every other. Without the cache 500 nodes would count each
     other's links 250 000 times.
     """
     key = f"{ask.__module__}.{ask.__name__}"
@@ -324,7 +324,7 @@ def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
 
 def twin_answers(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
     """
-    Yield the value of each sibling with an equal GPU, None where it has none.
+    Yield the answer of each sibling with the same kind of GPU, or None if it has none.
 
     A broken sibling has its own findings, and does not make this node's state unknown.
     """

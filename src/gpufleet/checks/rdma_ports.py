@@ -1,4 +1,4 @@
-"""Check InfiniBand and RoCE ports: they are up and fast enough.  Pure."""
+"""Check that InfiniBand and RoCE ports are up and fast enough. Pure."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _OFF = "NCCL_IB_DISABLE"
 
 @dataclass(frozen=True)
 class Port:
-    """One port: "mlx5_0/1", whether it is up, its rate in Gbit/s (None: unread), its model."""
+    """One port ("mlx5_0/1"): whether it is up, its rate in Gbit/s or None, and its model."""
 
     name: str
     up: bool
@@ -39,11 +39,11 @@ class Port:
 
 def rdma(node: Reading) -> Iterator[Problem]:
     """
-    Active InfiniBand or RoCE ports are as many as declared or on siblings, and none is slow.
+    Check that active RDMA ports are as many as declared or on siblings, and none is slow.
 
-    It blocks where replicas may span nodes (`span_nodes`) over them: every token waits for the
-    slowest port, or NCCL falls back to TCP. Otherwise served requests do not leave their node, and
-    a dead port is a `WARN`. Without an expectation a port that is down may simply have no cable.
+    A problem blocks if replicas may span nodes (`span_nodes`) over the ports: every token waits for
+    the slowest port, or NCCL falls back to TCP. Otherwise served requests do not leave their node,
+    and a dead port is a `WARN`. Without an expectation an inactive port may have no cable.
     """
     ports = _ports(node)
     active = [port.name for port in ports if port.up]
@@ -114,10 +114,7 @@ def _at_risk(spanning: tuple[str, ...]) -> str:
 
 
 def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterator[Problem]:
-    """
-    Yield ports that are slower than the siblings' ports of that name, or than the node's similar
-    ports.
-    """
+    """Yield ports slower than siblings' ports of the name, or than the node's similar ports."""
     there = [told for told in twin_answers(node, _rates) if told is not None]
     slow: dict[bool, list[tuple[Port, float, str]]] = {True: [], False: []}
     for port in ports:
@@ -154,18 +151,18 @@ def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterat
 
 @cached_answer
 def _active(node: Reading) -> int:
-    """Return how many ports of a node are active; raises `Unread`."""
+    """Return a node's number of active ports. Raises `Unread`."""
     return sum(port.up for port in _ports(node))
 
 
 @cached_answer
 def _rates(node: Reading) -> Mapping[str, float | None]:
-    """Return the rate of each active port, by name; raises `Unread`."""
+    """Return the rate of each active port by name. Raises `Unread`."""
     return {port.name: port.rate for port in _ports(node) if port.up}
 
 
 def _ports(node: Reading) -> list[Port]:
-    """Return each RDMA port; one whose state is unread is not up."""
+    """Return each RDMA port; a port with an unread state counts as inactive."""
     devices = node.get("nics", "infiniband", absent=[])
     if not isinstance(devices, list):
         raise Unread("nics.infiniband is not a list")
@@ -187,7 +184,7 @@ def _gbit(rate: Any) -> float | None:
 
 
 def _model(device: Mapping[str, Any]) -> str | None:
-    """Return the key of an adapter's kind; adapters that manage NVSwitches are another kind."""
+    """Return the key of an adapter's kind; adapters that manage NVSwitches are a separate kind."""
     place = device["pci"]
     if is_missing(place) or is_missing(place["device"]):
         return None

@@ -26,10 +26,10 @@ _VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
 
 def report_table(found: Report, *, everything: bool = False) -> RenderableType:
     """
-    Format the findings, worst first, then which nodes are fit.
+    Return a table of the findings, the worst first, and then the fit nodes.
 
-    Equal findings of several GPUs or nodes share a line. Without `everything`, checks that passed
-    are not shown, and remarks (`info`) in one line each, without their ladder.
+    Equal findings of several GPUs or nodes share a line. Without `everything`, passed checks are
+    not shown, and each remark (`info`) has one line without its remedies.
     """
     shown = [
         finding
@@ -48,9 +48,7 @@ def report_table(found: Report, *, everything: bool = False) -> RenderableType:
 
 
 def _likeness(finding: Finding) -> tuple[Any, ...]:
-    """
-    Return the key by which findings share a line; checks that were skipped share one per node.
-    """
+    """Return the key of findings that share a line; a node's skipped checks share one."""
     if finding.cause:
         gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found
@@ -111,7 +109,7 @@ def _gpu_names(gpus: Iterable[GpuId]) -> str:
 
 
 def _nodes_by_verdict(found: Report) -> Table:
-    """Return a line for each kind of node and verdict: a healthy fleet has one line per kind."""
+    """Return a line for each kind of node and verdict; a healthy fleet has one line per kind."""
     kinds: dict[tuple[Severity, str], list[str]] = {}
     for node in found.nodes:
         verdict = found.verdict(node)

@@ -35,8 +35,9 @@ POWER_TOLERANCE_WATTS = 1
 
 def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Neither heat nor the power supply halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80). A
-    reason in all three samples stops work; in some of them it is a warning. 0x8 alone in some
+    Check that neither heat nor power halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80).
+
+    A reason in all three samples stops work, and in some of them it is a warning. 0x8 alone in some
     samples is only a remark, because a change of clocks also reports it.
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
@@ -69,7 +70,7 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _reasons(bits: int) -> int:
-    """Return NVML's reasons; raises `Unread` for a number that is not a bit set."""
+    """Return NVML's reasons. Raises `Unread` for a number that is no bit set."""
     if bits < 0:
         raise Unread(f"{bits} is not a set of clock event reasons")
     return bits
@@ -95,9 +96,9 @@ _BOTH_LADDER = (
 
 def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Neither a power cap nor heat throttles an idle GPU (NVML's reasons 0x4 and 0x20).
+    Check that neither power nor heat throttles an idle GPU (NVML's reasons 0x4 and 0x20).
 
-    Under load a power cap is normal; heat is a remark.
+    Under load a power cap is normal, and heat is a remark.
     """
     bits = _reasons(gpu.get("throttle_reasons"))
     if not bits & (SW_POWER_CAP | SW_THERMAL):
@@ -129,7 +130,7 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
 
 def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
     """
-    No setting holds the GPU's clocks below their default.
+    Check that no setting holds the GPU's clocks below their default.
 
     Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not report
     locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. Raised
@@ -169,10 +170,10 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
 
 def temperature(gpu: GpuReading) -> Iterator[Problem]:
     """
-    GPU and memory are below the temperature at which the device slows down.
+    Check that GPU and memory are below the temperature at which the device slows down.
 
-    Limits in °C come first; where there are none (Ada and newer), the T.Limit margins (NVML fields
-    193 to 196). The margin of a cool GPU is ignored.
+    Limits in °C are used first. Where there are none (Ada and newer), the T.Limit margins are used
+    (NVML fields 193 to 196). The margin of a cool GPU is ignored.
     """
     celsius = gpu.get("temperature_celsius")
     slowdown = _told(gpu, "temperature_slowdown_celsius")
@@ -215,7 +216,7 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _told(gpu: GpuReading, *path: str) -> Any:
-    """Return a fact, None where the board or the driver has no such thing; raises `Unread`."""
+    """Return a fact, or None if the board or the driver does not have it. Raises `Unread`."""
     try:
         return gpu.get(*path)
     except (DoesNotApply, CannotTell):
@@ -223,7 +224,7 @@ def _told(gpu: GpuReading, *path: str) -> Any:
 
 
 def power_limit(gpu: GpuReading) -> Iterator[Problem]:
-    """The power limit is as declared, else as the siblings' is, else the board's default."""
+    """Check that the power limit is as declared, or else the siblings', or else the default."""
     enforced = gpu.get("power_limit_milliwatts") / 1000
     if enforced <= 0:
         raise Unread(f"{enforced:.0f} W is not a power limit")
@@ -244,7 +245,7 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _usual_limit(node: Reading) -> Any:
-    """Return the power limit in mW of most of a node's GPUs; None: not reported."""
+    """Return the power limit in mW of most of a node's GPUs, or None if not reported."""
     most = multimode(value for _, value in gpu_facts(node.gpus, "power_limit_milliwatts"))
     return next(iter(most), None)
 

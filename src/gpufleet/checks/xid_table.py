@@ -1,8 +1,8 @@
 """The meaning, severity and remedy of the driver's Xid numbers. A table, pure.
 
-Actions are those of NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1
-to 172); severities are gpufleet's: `BLOCK` where the GPU needs a reset or a technician, `INFO`
-where at most the running program needs a restart. docs/checks/xid.md says so in words.
+Actions are from NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1 to
+172). Severities are gpufleet's: `BLOCK` if the GPU needs a reset or a technician, `INFO` if at most
+the running program needs a restart. docs/checks/xid.md describes both.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ REPLACE = (Action.DRAIN, Action.RESET_GPU, Action.SERVICE)
 @dataclass(frozen=True)
 class Kind:
     """
-    One number: its meaning in a few words, its severity, the ladder of remedies.
+    The meaning of an Xid number in a few words, its severity, and its remedies.
 
-    `action` is the catalogue's immediate action; "" where it has none.
+    `action` is the catalogue's immediate action, or "" if it has none.
     """
 
     meaning: str

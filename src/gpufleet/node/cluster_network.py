@@ -1,9 +1,9 @@
 """
 Find the interface by which each node of a replica reaches the others. Pure.
 
-Takes the nodes' probes, returns the interface and IPv4 address of each node. Nodes usually have
-several networks, so the choice is not left to the default route or to the host name's address,
-which vLLM, Gloo and NCCL would use.
+The module takes the nodes' probes and returns the interface and IPv4 address of each node. Nodes
+usually have several networks, so the choice is not left to the default route or to the host name's
+address, which vLLM, Gloo and NCCL would use.
 
 1. If the operator names a network: each node's interface with an address in it.
 2. Otherwise a network in which every node has an address on a hardware interface that is up: first
@@ -11,7 +11,8 @@ which vLLM, Gloo and NCCL would use.
    then the first by name. Networks in which two nodes have the same address do not count: they are
    local to each node, like Docker's.
 
-A probe shows the configuration, not what a switch lets pass: the ranks test that before they start.
+A probe shows the configuration, not the traffic that a switch permits. The ranks test the traffic
+before they start.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from gpufleet.node.topology import value_or
 
 INFINIBAND = "InfiniBand"
 ROCE = "Ethernet"
-"""`link_layer` of an RDMA port, as /sys/class/infiniband has it."""
+"""`link_layer` of an Ethernet (RoCE) RDMA port in /sys/class/infiniband."""
 
 _ACTIVE = "4:"  # enum ib_port_state, rdma/ib_verbs.h: "4: ACTIVE"
 
@@ -53,37 +54,38 @@ class Network:
     """IPv4 address of the interface."""
     hcas: tuple[str, ...] = ()
     """
-    RDMA devices near the replica's GPUs here, with their active port: `mlx5_0:1`. Empty: NCCL has
-    to use TCP, or choose devices itself.
+    RDMA devices near the replica's GPUs on this node, with the active port: `mlx5_0:1`.
+
+    If empty, NCCL has to use TCP, or choose devices itself.
     """
     no_rdma: bool = False
-    """Whether this replica must do without RDMA although this node has some: another has none."""
+    """Whether the replica must not use this node's RDMA, because another node has none."""
     mtu: int | None = None
     why: str = ""
-    """Why this network was chosen, and the alternatives. The same on all nodes."""
+    """Reason for this network, with the alternatives; it is equal on all nodes."""
 
 
 @dataclass(frozen=True)
 class _Interface:
-    """One IPv4 address of a net device; None: the device has none, or its network is unknown."""
+    """
+    One IPv4 address of a net device; `own` is None without an address or with an unknown network.
+    """
 
     name: str
     own: IPv4Interface | None
     alone: str | None
     """The address, if its prefix is unknown."""
     speed: int
-    """Mbit/s; 0: not known."""
+    """Speed in Mbit/s, or 0 if unknown."""
     rdma: bool
     mtu: int | None
     down: bool
     virtual: str
-    """Why the interface cannot reach other nodes; "": it can."""
+    """Reason why the interface cannot reach other nodes, or ""."""
 
     @property
     def flaw(self) -> str:
-        """
-        Return why the interface is used only if the operator names its network; "": no restriction.
-        """
+        """Return why the interface is used only if the operator names its network, or ""."""
         if self.down:
             return "is down"
         if self.own is None:
@@ -94,7 +96,7 @@ class _Interface:
 
     @property
     def sort_key(self) -> tuple[object, ...]:
-        """Return the sort key of interfaces: the best is the smallest."""
+        """Return the sort key of interfaces; the best one is the smallest."""
         return (not self.rdma, -self.speed, self.name)
 
     def __str__(self) -> str:
@@ -109,10 +111,10 @@ def networks(
     named: Mapping[str, IPv4Network | None] | None = None,
 ) -> dict[str, Network]:
     """
-    Return for each node of a replica how it reaches the others.
+    Return the network by which each node of a replica reaches the others.
 
-    `documents` are the nodes' probes in the order of their ranks, `gpus` the NVML indices that the
-    replica has on each node, `named` each node's `cluster_network`, if set.
+    `documents` has the nodes' probes in the order of their ranks, `gpus` the NVML indices of the
+    replica's GPUs on each node, and `named` each node's `cluster_network`, if set.
 
     Raises `FleetError` if no network joins the nodes, with every interface and the reason against
     it.
@@ -142,7 +144,7 @@ def networks(
 
 
 def interface_addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return every address of a node's interfaces that its probe has; (): it has none."""
+    """Return the addresses of all interfaces in a node's probe."""
     nics = value_or(document.get("nics"))
     found: dict[str, None] = {}
     for each in value_or(nics.get("net"), []) if isinstance(nics, Mapping) else ():
@@ -160,7 +162,7 @@ def addresses(document: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
-    """Return a replica's network, and the reason for it, as a line of the plan."""
+    """Return a replica's network, and its reason, as a line of the plan."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
     return f"{replica}: its nodes communicate over {where}: {why}"
@@ -276,7 +278,7 @@ def _same_address(members: Mapping[str, _Interface]) -> str:
 
 
 def _rank(network: IPv4Network, members: Mapping[str, _Interface]) -> tuple[object, ...]:
-    """Return the sort key of networks: the best is the smallest."""
+    """Return the sort key of networks; the best one is the smallest."""
     names = _names(members)
     return (
         not all(each.rdma for each in members.values()),
@@ -342,7 +344,7 @@ def _not_shared(
 
 
 def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | None = None) -> str:
-    """List every interface and the reason against it."""
+    """Return every interface with the reason against it, as a list in one line."""
     said = (
         f"{each} ({why})" if (why := (reasons or {}).get(each, each.flaw)) else str(each)
         for each in interfaces
@@ -391,7 +393,7 @@ def _parsed(text: Any) -> IPv4Interface | None:
 def _hardware(
     name: str, devices: Mapping[str, Mapping[str, Any]], seen: frozenset[str] = frozenset()
 ) -> Iterator[str]:
-    """Yield the PCI functions that a net device consists of: its own, or those of its parts."""
+    """Yield the PCI functions of a net device or of its parts."""
     device = devices.get(name)
     if device is None or name in seen:
         return
@@ -417,7 +419,7 @@ def _virtual(device: Mapping[str, Any], parts: list[str]) -> str:
 
 
 def _rates(infiniband: list[Mapping[str, Any]]) -> Iterator[tuple[str, int]]:
-    """Yield the PCI function and rate in Mbit/s of every RDMA device that has an active port."""
+    """Yield the PCI function and rate in Mbit/s of every RDMA device with an active port."""
     for device in infiniband:
         function = value_or(device["pci"], {}).get("bus_id")
         rates = [
@@ -439,7 +441,7 @@ def _hcas(
     """
     Return the HCAs of each node for NCCL, and a remark if some must not be used.
 
-    All have the same link layer, because InfiniBand cannot talk to RoCE.
+    All HCAs have the same link layer, because InfiniBand cannot communicate with RoCE.
     """
     near = {
         node: {layer: _near(document, gpus.get(node, ()), layer) for layer in (INFINIBAND, ROCE)}
@@ -458,7 +460,7 @@ def _hcas(
 
 
 def _near(document: Mapping[str, Any], gpus: Collection[int], layer: str) -> tuple[str, ...]:
-    """Return the active ports of a link layer on the devices that are nearest to some GPUs."""
+    """Return the active ports of a link layer on the devices nearest to some GPUs."""
     devices = value_or(value_or(document.get("nics"), {}).get("infiniband"), [])
     ports = {
         device["name"]: [

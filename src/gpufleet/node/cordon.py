@@ -1,8 +1,8 @@
-"""Read a node's cordon: no new replica is placed there, running ones stay.  Pure.
+"""Read a node's cordon, which excludes new replicas and keeps running ones. Pure.
 
-An operator marks it (`gpufleet cordon`), or an upgrade while it changes the node. An upgrade's mark
-is temporary: a plan that respected it would move replicas that the upgrade is about to restart. It
-counts only if the upgrade ended and left it after a failed change.
+An operator sets the mark (`gpufleet cordon`), or an upgrade during its change of the node. An
+upgrade's mark is temporary: a plan that respected it would move replicas that the upgrade is about
+to restart. It counts only if the upgrade ended after a failed change and left it.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from gpufleet.sanitize import printable
 
 
 class Cordon(NamedTuple):
-    """The cordon of a node: its user and reason."""
+    """The cordon of a node, with its author and reason."""
 
     by: str
-    """user@host"""
+    """Author of the mark: user@host."""
     why: str
     upgrade: str | None = None
-    """The upgrade that cordoned it; None: a person."""
+    """Id of the upgrade that set the mark, or None for an operator."""
 
     def __str__(self) -> str:
         """
-        Format it for a sentence.
+        Return the cordon as part of a sentence.
 
         >>> str(Cordon("ann@laptop", "disk makes noises"))
         'cordoned by ann@laptop: disk makes noises'
@@ -35,7 +35,7 @@ class Cordon(NamedTuple):
 
 def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
     """
-    Return a probe's cordon; None if there is none, or it is temporary or unknown.
+    Return a probe's cordon, or None if it is missing, temporary or unknown.
 
     Documents of older probes have no such key: their nodes are not cordoned.
     """
@@ -46,7 +46,7 @@ def cordon_of(document: Mapping[str, Any]) -> Cordon | None:
 
 
 def unknown_reason(document: Mapping[str, Any]) -> str | None:
-    """Return why it is unknown whether a probe's node is cordoned; None: it is known."""
+    """Return why a node's cordon is unknown, or None if it is known."""
     found = document.get("cordon")
     if isinstance(found, Mapping) and "missing" in found:
         return printable(str(found["missing"]))
@@ -54,7 +54,7 @@ def unknown_reason(document: Mapping[str, Any]) -> str | None:
 
 
 def uncordon_command(node: str, force: bool = False) -> str:
-    """Return the command that lifts a node's cordon."""
+    """Return the command that removes a node's cordon."""
     return f"`gpufleet uncordon INVENTORY {node}{' --force' if force else ''}`"
 
 

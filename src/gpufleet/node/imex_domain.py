@@ -1,7 +1,8 @@
 """Find nodes that share a rack's NVLink fabric, and therefore memory over IMEX. Pure.
 
 The fabric manager of the rack's switches gives every GPU a cluster and a clique; nodes whose GPUs
-have the same ones can map each other's memory. Neither host names nor networks show it.
+have the same cluster and clique can map each other's memory. Neither host names nor networks show
+this.
 """
 
 from __future__ import annotations
@@ -15,10 +16,10 @@ from gpufleet.node.topology import node_from_probe
 
 def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tuple[str, ...]:
     """
-    Return the addresses of all nodes of a node's IMEX domain, itself included, sorted by node name.
+    Return the addresses of all nodes in a node's IMEX domain, including its own, by node name.
 
-    `documents` are the probes of all nodes, or sentences why there is none. Raises `FleetError` if
-    its members are unknown, because a file that lacks a node excludes it.
+    `documents` has the probes of all nodes, or the reasons for missing ones. Raises `FleetError` if
+    the members are unknown, because a file that lacks a node excludes that node.
     """
     silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
     if silent:

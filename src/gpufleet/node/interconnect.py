@@ -1,8 +1,8 @@
 """Links between a node's GPUs, and the tensor-parallel sizes that they allow.  Pure.
 
-One value, `Interconnect`, from either source: the probe's document or the matrix of `nvidia-smi
-topo -m`. Together with `interconnect_warnings` it is the output of `gpufleet topology`
-(docs/plan/topology.md).
+`Interconnect` is built from either source: the probe's document or the matrix of `nvidia-smi topo
+-m`. It is the output of `gpufleet topology` (docs/plan/topology.md), together with
+`interconnect_warnings`.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ class Interconnect:
 
     `classes` has every pair (i < j): "NV18", or its PCIe distance, "PIX" to "SYS". `nics` has the
     PCIe class from each NIC to each GPU. `models` and `numa` lack the GPUs for which the source has
-    no value. `mig` are the GPUs with MIG instances, `c2c` those connected to their CPU by
-    NVLink-C2C. `remarks` are sentences about problems that the source reports.
+    no value. `mig` has the GPUs with MIG instances, `c2c` the GPUs connected to their CPU by
+    NVLink-C2C, and `remarks` sentences about problems that the source reports.
     """
 
     name: str
@@ -48,7 +48,7 @@ class Interconnect:
 
     @cached_property
     def nvlink(self) -> dict[Pair, int]:
-        """Return the number of NVLinks of each linked pair; MIG instances have none."""
+        """Return the number of NVLinks of each linked pair, without MIG instances."""
         return {
             pair: int(name[2:])
             for pair, name in self.classes.items()
@@ -57,14 +57,15 @@ class Interconnect:
 
     @cached_property
     def islands(self) -> tuple[tuple[int, ...], ...]:
-        """The GPUs in groups in which NVLink joins every pair, the largest first."""
+        """Return the GPUs in groups in which NVLink joins every pair, the largest group first."""
         return islands(self.gpus, self.nvlink)
 
     @cached_property
     def max_tp(self) -> int:
         """
-        Return the largest tensor-parallel size that stays on NVLink: a power of two, 1 without
-        NVLink. It is a power of two, because vLLM divides a model's attention heads by it.
+        Return the largest tensor-parallel size within NVLink, or 1 without NVLink.
+
+        It is a power of two, because vLLM divides a model's attention heads by it.
         """
         largest = max(map(len, self.islands), default=1)
         return 1 << (largest.bit_length() - 1)
@@ -72,7 +73,7 @@ class Interconnect:
     @cached_property
     def tiers(self) -> dict[str, tuple[tuple[int, ...], ...]]:
         """
-        For each PCIe class that occurs, the groups whose pairs are that near or nearer.
+        Return, for each PCIe class that occurs, the groups whose pairs have that distance or less.
 
         NVLink counts as nearest. Without NVLink, groups are placed within them.
         """
@@ -112,7 +113,7 @@ class Interconnect:
 
     @cached_property
     def warnings(self) -> tuple[str, ...]:
-        """Return warnings for the operator, in sentences."""
+        """Return warnings for the operator as sentences."""
         return (*self.remarks, *warnings_of(self))
 
     def widths(self, gpus: Iterable[int]) -> dict[Pair, int]:
@@ -163,7 +164,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
     """
     Parse the probe of node `name`.
 
-    Raises `FleetError` if the document has another schema, or is incomplete.
+    Raises `FleetError` if the document has another schema or is incomplete.
     """
     try:
         node = node_from_probe(name, document)
@@ -202,7 +203,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
 
 
 def _superchips(models: Mapping[int, str]) -> frozenset[int]:
-    """Return the GPUs that are one board with a Grace CPU: GH200, GB200, GB300, GB10."""
+    """Return the GPUs on one board with a Grace CPU: GH200, GB200, GB300, GB10."""
     return frozenset(gpu for gpu, name in models.items() if re.search(r"\bG[HB]\d{2,3}\b", name))
 
 
@@ -211,7 +212,7 @@ def _rank(name: str) -> int:
 
 
 def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the GPUs missing from the topology; the checks say what to do."""
+    """Yield sentences about GPUs missing from the topology; the checks report the remedies."""
     init = document["driver"]["init"]
     if init != "ok":
         why = init["missing"].replace("_", " ")
@@ -240,7 +241,7 @@ def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[st
 
 
 def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield GPUs with active NVLinks that the driver does not allow to use."""
+    """Yield sentences about GPUs with active NVLinks but without the driver's peer access."""
     gpus = [gpu.index for gpu in node.gpus]
     refused = [
         pair
@@ -257,7 +258,7 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield directly wired pairs of a probe whose two ends report different numbers of links."""
+    """Yield sentences about wired pairs whose two ends report different numbers of links."""
     at = {
         value_or(gpu.get("pci"), {}).get("bus_id"): place
         for place, gpu in enumerate(document["gpus"])

@@ -1,4 +1,4 @@
-"""Warnings about a node's interconnect, in sentences.  Pure.
+"""Return warnings about a node's interconnect as sentences. Pure.
 
 Each function checks one aspect of an `Interconnect` (table in docs/plan/topology.md).
 """
@@ -27,9 +27,9 @@ def warnings_of(node: Interconnect) -> Iterator[str]:
 
 def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
     """
-    Return each GPU's links into a switch, if `widths` are those of GPUs on NVSwitches.
+    Return each GPU's links into NVSwitches, or None if `widths` shows direct wiring.
 
-    Through switches a pair has as many links as the one with fewer. Else None: wired directly.
+    Through switches a pair has as many links as the GPU with fewer links.
 
     >>> switch_links({(0, 1): 17, (0, 2): 17, (1, 2): 18})
     {0: 17, 1: 18, 2: 18}
@@ -43,7 +43,7 @@ def switch_links(widths: Mapping[Pair, int]) -> dict[int, int] | None:
 
 
 def _mig(node: Interconnect) -> Iterator[str]:
-    """MIG instances: CUDA grants none of them peer access, not even to one of the same GPU."""
+    """Warn of MIG instances: CUDA grants them no peer access, even on the same GPU."""
     if node.mig:
         yield (
             f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} partitioned into MIG "
@@ -55,9 +55,9 @@ def _mig(node: Interconnect) -> Iterator[str]:
 
 def _uneven(node: Interconnect) -> Iterator[str]:
     """
-    Islands whose pairs differ: links are down, or the boards are wired like that.
+    Warn of islands whose pairs differ, because links are down or the boards are wired like this.
 
-    On a mesh (DGX-1V) every GPU uses as many links as any other, and pairs differ by design.
+    On a mesh (DGX-1V) all GPUs use equally many links, and pairs differ by design.
     """
     wired_so, halves = [], []
     for island in node.islands:
@@ -105,11 +105,11 @@ def _uneven(node: Interconnect) -> Iterator[str]:
 
 def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
     """
-    Return whether these are the four GPUs of half a DGX-1V, with no NVLink to any other GPU.
+    Return whether an island is half a DGX-1V, without NVLink to any other GPU.
 
-    Every pair has a link, and the consecutive pairs of a path through all four a second one
-    (NVIDIA's DGX-1 system architecture white paper): the ends of that path use four links, the
-    others five.
+    Every pair of the four GPUs has a link, and the consecutive pairs of a path through all four
+    have a second link (NVIDIA's DGX-1 system architecture white paper). The ends of that path use
+    four links, and the other GPUs five.
     """
     widths = node.widths(island)
     double = [gpu for pair, width in widths.items() if width == 2 for gpu in pair]
@@ -123,7 +123,7 @@ def _is_half_a_cube(node: Interconnect, island: tuple[int, ...]) -> bool:
 
 
 def _unlike(node: Interconnect) -> Iterator[str]:
-    """Islands of the same size and cards but different widths: a bridge has a link that is down."""
+    """Warn of islands with equal sizes and cards but different widths: a bridge's link is down."""
     pairs = {island: max(node.widths(island).values()) for island in node.islands if island[1:]}
     alike = {island: _kind(node, island) for island in pairs}
     for island, width in pairs.items():
@@ -141,10 +141,7 @@ def _kind(node: Interconnect, island: tuple[int, ...]) -> list[str]:
 
 
 def _off_nvlink(node: Interconnect) -> Iterator[str]:
-    """
-    A GPU without NVLink beside three or more that are linked to each other, which no bridge
-    explains.
-    """
+    """Warn of a GPU without NVLink beside three or more linked ones, which no bridge explains."""
     island = max(node.islands, key=len, default=())
     models = {node.models.get(gpu) for gpu in island}
     alone = [
@@ -165,7 +162,7 @@ def _off_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _no_nvlink_at_all(node: Interconnect) -> Iterator[str]:
-    """Boards that always have NVLink but show none."""
+    """Warn of boards that always have NVLink but show none."""
     boards = [gpu for gpu in node.gpus if is_always_wired(node.models.get(gpu, ""))]
     if len(boards) > 1 and not node.nvlink and not node.mig:
         yield (
@@ -206,10 +203,7 @@ def _several_cliques(node: Interconnect) -> Iterator[str]:
 
 
 def _dead_pair(node: Interconnect, component: tuple[int, ...]) -> Pair | None:
-    """
-    Return the only pair of four or more GPUs that NVLink does not join: no board is wired like
-    that.
-    """
+    """Return the only pair of four or more GPUs without NVLink, or None; no board is wired so."""
     apart = [pair for pair in combinations(component, 2) if pair not in node.nvlink]
     return apart[0] if len(apart) == 1 and len(component) > 3 else None
 
@@ -247,7 +241,7 @@ def _components(node: Interconnect) -> Iterator[tuple[int, ...]]:
 
 
 def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
-    """Return the link that the next larger tensor-parallel size would use."""
+    """Yield the link that the next larger tensor-parallel size would use."""
     if len(node.gpus) < 2 * node.max_tp or not node.tiers:
         return
     tier = next(tier for tier in reversed(PCIE) if tier in node.tiers)
@@ -271,7 +265,7 @@ def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
 
 
 def _all_as_far(node: Interconnect) -> Iterator[str]:
-    """All SYS within a NUMA node: nvidia-smi's answer for boards whose bridges it cannot see."""
+    """Warn if all pairs are SYS, even in a NUMA node: nvidia-smi cannot see their bridges."""
     if len(node.gpus) > 2 and set(node.classes.values()) == {"SYS"} == set(node.tiers):
         groups: dict[int, list[int]] = {}
         for gpu, numa in sorted(node.numa.items()):

@@ -1,8 +1,9 @@
-"""A node's system and hardware, which decide its packages; known without a driver.
+"""Determine a node's system and hardware, which decide its packages, without a driver.
 
-Pure. Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md). Everything
-comes from the PCI bus and the kernel's files, never from NVIDIA's driver: the answer is the same
-before the driver is installed, while it is broken, and afterwards, so a second run changes nothing.
+Pure. The source is the document of `on_node/probe/probe.py` (docs/reference/probe.md). All facts
+come from the PCI bus and the kernel's files, never from NVIDIA's driver. So the result is the same
+before the driver is installed, while it is broken, and afterwards, and a second run changes
+nothing.
 """
 
 from __future__ import annotations
@@ -54,10 +55,10 @@ _OF_KERNELS = re.compile(r"linux-(image|headers|modules)-(?!nvidia-\d)|kernel(-|
 @dataclass(frozen=True)
 class System:
     """
-    The operating system that packages are made for.
+    The operating system for which packages are built.
 
-    `id` and `version` are /etc/os-release's ("debian", "12"; "rocky", "9.6"), `arch` is the
-    kernel's word for the processor.
+    `id` and `version` are from /etc/os-release ("debian", "12"; "rocky", "9.6"), and `arch` is the
+    kernel's name of the processor architecture.
     """
 
     id: str
@@ -67,14 +68,13 @@ class System:
     @property
     def major(self) -> str:
         """
-        Return the version for which packages are built: Red Hat's family keeps its ABI within a
-        major version.
+        Return the version for which packages are built: the major version for Red Hat's family.
         """
         return self.version.partition(".")[0] if self.red_hat else self.version
 
     @property
     def red_hat(self) -> bool:
-        """Return whether it is RHEL or built from its sources: rpm and dnf."""
+        """Return whether the system is RHEL or a rebuild, which use rpm and dnf."""
         return self.id in {"rhel", "rocky", "almalinux"}
 
     def __str__(self) -> str:
@@ -139,7 +139,7 @@ class Machine:
 
 def generation(device: int) -> Generation | None:
     """
-    Return a GPU's generation by its PCI device id; None: unknown.
+    Return a GPU's generation by its PCI device id, or None if unknown.
 
     >>> generation(0x2330)
     'hopper'
@@ -195,8 +195,9 @@ def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...])
     """
     Return whether this node manages a board's NVLink 5 switches.
 
-    A virtual machine has the board's GPUs and none of the devices that reach its switches. If that
-    could not be read, the switches count as local: an unneeded fabric manager fails visibly.
+    A virtual machine has the board's GPUs but no devices that reach its switches. If the devices
+    could not be read, the switches count as local, because an unneeded fabric manager fails
+    visibly.
     """
     if _HGX_BLACKWELL.isdisjoint(gpus):
         return False
@@ -206,7 +207,7 @@ def _manages_over_infiniband(document: Mapping[str, Any], gpus: tuple[int, ...])
 
 
 def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
-    """Return the device ids of NVIDIA's functions with this class prefix."""
+    """Return the device ids of NVIDIA's PCI functions with this class prefix."""
     return [
         int(function["device"], 16)
         for function in document["pci"]
@@ -216,7 +217,7 @@ def _functions(document: Mapping[str, Any], kind: str) -> list[int]:
 
 
 def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
-    """Return the installed kernels; only the running one if they could not be listed."""
+    """Return the installed kernels, or only the running one if they could not be listed."""
     running, listed = document["kernel"], document["driver"].get("kernels")
     rows = [] if listed is None or _missing(listed) else listed
     found = [
@@ -234,9 +235,7 @@ def _kernels(document: Mapping[str, Any]) -> list[Kernel]:
 
 
 def _secure_boot(value: Any) -> bool | None:
-    """
-    Return Secure Boot's state. Without EFI the variable does not exist, and every module loads.
-    """
+    """Return Secure Boot's state, or None if unknown; without EFI it is off."""
     if _missing(value):
         return False if value is not None and value["missing"] == "absent" else None
     return bool(value)

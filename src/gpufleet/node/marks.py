@@ -16,16 +16,16 @@ class Lock:
     """The owner of a node during a change."""
 
     id: str
-    """The upgrade's id."""
+    """Id of the upgrade."""
     owner: str
     origin: str
     since: float
-    """Seconds since 1970, by the node's clock."""
+    """Start of the lock in seconds since 1970, by the node's clock."""
     what: str
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Lock | None:
-        """Parse the mark in the node's answer; None: there is none."""
+        """Return the lock in the node's answer, or None if there is none."""
         if said is None:
             return None
         if not isinstance(said["id"], str):
@@ -33,28 +33,28 @@ class Lock:
         return cls(said["id"], said["owner"], said["from"], float(said["since"]), said["what"])
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the lock as a sentence."""
         return printable(f"{self.owner} from {self.origin}: {self.what} ({self.id})")
 
 
 @dataclass(frozen=True)
 class Deploy:
-    """The owner of a node while a deploy's connection to it lives."""
+    """A deploy that holds a node while its connection exists."""
 
     id: str
-    """The id of pyinfra's run."""
+    """Id of pyinfra's run."""
     owner: str
     origin: str
     since: float
-    """Seconds since 1970, by the node's clock."""
+    """Start of the deploy in seconds since 1970, by the node's clock."""
     what: str
-    """Its deploy files."""
+    """The deploy files of the run."""
     process: int
-    """Its process id on the operator's machine."""
+    """Process id of the deploy on the operator's machine."""
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Deploy | None:
-        """Parse the node's answer; None: there is no deploy."""
+        """Return the deploy in the node's answer, or None if there is none."""
         if said is None:
             return None
         return cls(
@@ -68,7 +68,7 @@ class Deploy:
 
 
 def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
-    """Return why nodes locked by deploys are skipped: one sentence per deploy, by its run."""
+    """Return why nodes locked by deploys are skipped, in one sentence for each deploy."""
     names: dict[str, list[str]] = {}
     first: dict[str, Deploy] = {}
     for name, each in sorted(found.items()):
@@ -87,23 +87,25 @@ def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Mark:
-    """A cordon, or a drain: who made it and why."""
+    """A cordon or a drain, with its author and reason."""
 
     by: str
     why: str
     since: float
-    """Seconds since 1970, by the node's clock."""
+    """Time of the mark in seconds since 1970, by the node's clock."""
     upgrade: str | None
-    """The upgrade that made it; None: a person made it, and only a person lifts it."""
+    """
+    Id of the upgrade that made the mark, or None for an operator, whose mark only operators remove.
+    """
 
     @classmethod
     def from_file(cls, said: Mapping[str, Any] | None) -> Mark | None:
-        """Parse the mark in the node's answer; None: there is none."""
+        """Return the mark in the node's answer, or None if there is none."""
         if said is None:
             return None
         return cls(said["by"], said["why"], float(said["since"]), said.get("upgrade"))
 
     def __str__(self) -> str:
-        """Return it as a sentence."""
+        """Return the mark as a sentence."""
         whose = f", upgrade {self.upgrade}" if self.upgrade else ""
         return printable(f"{self.by}{whose}: {self.why}")

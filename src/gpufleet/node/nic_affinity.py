@@ -1,11 +1,11 @@
-"""Compute how near each GPU is to each NIC from sysfs, because NVML does not report it. Pure.
+"""Compute the distance of each GPU to each NIC from sysfs, because NVML does not report it. Pure.
 
 Takes the probe's document. A sysfs path is the way down the PCIe tree, bridge by bridge:
 
     /sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0/0000:18:00.0/0000:19:00.0
                  host bridge  root port    a switch     its port     the device
 
-so the common part of two paths shows how far up their traffic has to go. The words are those of
+The common part of two paths shows how far up the tree their traffic goes. The classes are from
 `nvidia-smi topo -m`, whose legend defines them.
 """
 
@@ -21,16 +21,16 @@ from gpufleet.node.topology import value_or
 
 def nearest_nics(document: Mapping[str, Any]) -> dict[int, list[tuple[str, str]]]:
     """
-    Return for each GPU its nearest NICs, including ties, by name, with their class.
+    Return each GPU's nearest NICs by name, including ties, with their class.
 
-    A GPU that does not answer, or whose place is unknown, has none.
+    A GPU that does not answer, or has an unknown PCI position, has no NICs.
     """
     return nearest_by_class(nic_classes(document))
 
 
 def nearest_by_class(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list[tuple[str, str]]]:
     """
-    Return the same from {NIC: {GPU index: class}}.
+    Return each GPU's nearest NICs from {NIC: {GPU index: class}}.
 
     >>> nearest_by_class({"mlx5_0": {0: "PIX", 1: "SYS"}, "mlx5_1": {0: "NODE", 1: "SYS"}})
     {0: [('mlx5_0', 'PIX')], 1: [('mlx5_0', 'SYS'), ('mlx5_1', 'SYS')]}
@@ -47,7 +47,7 @@ def nearest_by_class(classes: Mapping[str, Mapping[int, str]]) -> dict[int, list
 
 
 def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
-    """Return {NIC: {GPU index: class}} of the RDMA devices of a probe that are on the PCI bus."""
+    """Return {NIC: {GPU index: class}} for a probe's RDMA devices on the PCI bus."""
     functions = {each["bus_id"]: each for each in value_or(document["pci"], [])}
     gpus = {
         gpu["index"]: pci_location(
@@ -71,7 +71,7 @@ def nic_classes(document: Mapping[str, Any]) -> dict[str, dict[int, str]]:
 
 
 def pci_location(function: Mapping[str, Any], numa: Any) -> tuple[str, int | None]:
-    """Return a PCI function's sysfs path ("": unknown) and NUMA node (-1: the machine has none)."""
+    """Return a PCI function's sysfs path ("" if unknown) and NUMA node (-1 without NUMA)."""
     return value_or(function.get("path"), ""), value_or(function.get("numa_node"), value_or(numa))
 
 
@@ -79,7 +79,7 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
     """
     Return the class of two PCI functions from their sysfs paths and NUMA nodes.
 
-    An unknown place counts as the farthest, as in `topology`.
+    An unknown position counts as the farthest, as in `topology`.
 
     >>> switch = "/sys/devices/pci0000:16/0000:16:01.0/0000:17:00.0"
     >>> one, other = f"{switch}/0000:18:00.0/0000:19:00.0", f"{switch}/0000:18:01.0/0000:1a:00.0"
@@ -101,7 +101,9 @@ def pci_distance(path: str, numa: int | None, other_path: str, other_numa: int |
 
 
 def _steps(path: str) -> list[str]:
-    """Return the path from the host bridge to the function; [] without a host bridge."""
+    """
+    Return the steps of the path from the host bridge to the function, or [] without a host bridge.
+    """
     steps = path.split("/")
     at = next((at for at, step in enumerate(steps) if step.startswith("pci")), len(steps))
     return steps[at:]

@@ -1,7 +1,7 @@
 """Validate a probe's document, and read the probes in a file.  Pure.
 
-A node's output, or an edited file, is untrusted. It is validated once, here: other code may rely on
-a valid document's outline (docs/reference/probe.md), but never on its facts.
+A node's output, or an edited file, is untrusted and validated only here. Other code may rely on a
+valid document's structure (docs/reference/probe.md), but never on its facts.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NAMES = {"uuid", "serial", "name", "pci"}
 
 def document_problem(document: Any) -> str | None:
     """
-    Return why a document is unusable, as a sentence's end; None if it is valid.
+    Return why a document is unusable, as the end of a sentence, or None if it is valid.
 
     >>> document_problem({"schema": 1})
     'has schema 1, and this gpufleet reads 2: probe the node again with this version'
@@ -73,9 +73,9 @@ def _bad_pairs(document: Mapping[str, Any]) -> str | None:
 
 def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     """
-    Return {node: its document, or why there is none} from a file's text.
+    Return {node: its document, or the reason for a missing one} from a file's text.
 
-    The file holds one probe (its node is called `alone`), what `gpufleet probe --json` prints, or a
+    The file has one probe (its node is named `alone`), the output of `gpufleet probe --json`, or a
     report of `gpufleet check --json`. `where` names the file. Raises `FleetError` for anything
     else.
     """
@@ -102,7 +102,7 @@ _WANTED = "`gpufleet probe INVENTORY --json` and `gpufleet check INVENTORY --jso
 
 
 def _reported(report: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a report's facts, and its remarks on nodes without any."""
+    """Return a report's facts, and the findings' text for nodes without facts."""
     facts = report.get("facts")
     nodes: dict[str, Any] = dict(facts) if isinstance(facts, dict) else {}
     findings = report.get("findings")

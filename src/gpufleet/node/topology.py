@@ -1,7 +1,7 @@
 """A node's GPUs and the NVLinks between them.  Pure.
 
-Takes the document that `on_node/probe/probe.py` prints (docs/reference/probe.md), gives values the
-planner can use. A GPU that does not answer is not in `Node.gpus`; the checks report it.
+The module converts the document of `on_node/probe/probe.py` (docs/reference/probe.md) to values for
+the planner. A GPU that does not answer is not in `Node.gpus`, and the checks report it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ FABRIC_COMPLETED = 3  # nvmlGpuFabricState_t: the GPU has joined
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU: `index` is NVML's, `uuid` is what CUDA_VISIBLE_DEVICES takes."""
+    """One GPU, with NVML's `index`, and its `uuid` for CUDA_VISIBLE_DEVICES."""
 
     index: int
     uuid: str
@@ -50,16 +50,16 @@ class Gpu:
 
 
 class Domain(NamedTuple):
-    """GPUs that NVLink joins across nodes, such as the trays of a rack (nvmlGpuFabricInfo_t)."""
+    """GPUs that NVLink joins across nodes, for example in a rack (nvmlGpuFabricInfo_t)."""
 
     cluster: str
-    """The UUID of the NVLink domain, 32 hexadecimal digits."""
+    """UUID of the NVLink domain, 32 hexadecimal digits."""
     clique: int
-    """The part of it whose GPUs reach each other."""
+    """Part of the domain in which all GPUs reach each other."""
 
     def __str__(self) -> str:
         """
-        Format it for a sentence.
+        Return the domain as part of a sentence.
 
         >>> str(Domain("8f1d2c3b4a5e6f708192a3b4c5d6e7f8", 32766))
         'NVLink clique 32766 of cluster 8f1d2c3b4a5e6f708192a3b4c5d6e7f8'
@@ -74,10 +74,10 @@ class Node:
 
     `nvlink` has the number of links of every pair (i < j) that NVLink joins, `pcie` every pair's
     PCIe distance ("PIX", "PXB", "PHB", "NODE", "SYS"; unknown counts as "SYS", the farthest).
-    `address` is the IPv4 address of the default route's net device. `unfit` are GPUs that are not
-    in `gpus` because checks found them unfit, each with the names of those checks. `domain` joins
-    its GPUs with those of other nodes; None: none or unknown. A node with a `cordon` gets no new
-    replicas.
+    `address` is the IPv4 address of the default route's net device. `unfit` has the GPUs that are
+    not in `gpus` because checks found them unfit, each with the names of those checks. `domain`
+    joins the node's GPUs with GPUs of other nodes; it is None without a domain or if unknown. A
+    node with a `cordon` gets no new replicas.
     """
 
     name: str
@@ -96,9 +96,9 @@ class Node:
         """
         The GPUs' indices in groups in which NVLink joins every pair, each GPU in one group.
 
-        Groups and not connected components: tensor parallelism talks between all pairs. The largest
-        group comes first, then the largest of the rest; ties go to the lowest indices. A GPU
-        without NVLink is an island of one.
+        The groups are not connected components, because tensor parallelism communicates between all
+        pairs. The largest group comes first, then the largest of the rest. Ties go to the lowest
+        indices. A GPU without NVLink is an island of one.
         """
         return islands((gpu.index for gpu in self.gpus), self.nvlink)
 
@@ -127,8 +127,8 @@ def maximal_cliques(neighbours: Mapping[int, Collection[int]]) -> Iterator[tuple
     """
     Yield every maximal group whose members are all neighbours.
 
-    Bron and Kerbosch's algorithm (1973) with Tomita's choice of pivot, exact; a node has at most 16
-    GPUs, so these ten lines replace a graph library.
+    This is Bron and Kerbosch's exact algorithm (1973) with Tomita's choice of pivot. A node has at
+    most 16 GPUs, so these ten lines replace a graph library.
     """
 
     def extend(clique: set[int], candidates: set[int], done: set[int]) -> Iterator[tuple[int, ...]]:
@@ -150,8 +150,8 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     """
     Parse the probe of node `name`.
 
-    Raises `FleetError` if another version of the probe wrote `document`, or if it is not whole.
-    GPUs without an answer, or without a fact that planning needs, are left out. A pair with active
+    Raises `FleetError` if another version of the probe wrote `document`, or if it is incomplete.
+    GPUs without an answer, or without a fact that planning needs, are omitted. A pair with active
     links but without the driver's peer access is not joined.
     """
     if wrong := document_problem(document):
@@ -189,7 +189,7 @@ def value_or(value: Any, otherwise: Any = None) -> Any:
 
 
 def nvlink_width(document: Mapping[str, Any], i: int, j: int) -> int:
-    """Return how many NVLinks join two GPUs of a probe: `nvlink_widths` of one pair."""
+    """Return the number of NVLinks between two GPUs of a probe."""
     return nvlink_widths(document, [(i, j)])[i, j]
 
 
@@ -197,10 +197,11 @@ def nvlink_widths(
     document: Mapping[str, Any], pairs: Iterable[tuple[int, int]]
 ) -> dict[tuple[int, int], int]:
     """
-    Return how many NVLinks join each pair of GPUs of a probe: the n of nvidia-smi's NV<n>.
+    Return the number of NVLinks between each pair of a probe's GPUs, nvidia-smi's NV<n>.
 
-    Links that end at the other GPU, and through NVSwitches as many as both have. If the two counts
-    differ, the lower one is used: a link that only one end sees is down.
+    Links that end at the other GPU count, and through NVSwitches as many links as both GPUs have.
+    If the two ends' counts differ, the lower one is used, because a link that only one end sees is
+    down.
     """
     ends: dict[int, _Ends] = {}
 
@@ -219,20 +220,21 @@ class _Ends:
     """The ends of one GPU's active links."""
 
     gpus: list[Any]
-    """The PCI address of the GPU at the other end, a link each."""
+    """PCI address of the GPU at the other end of each link."""
     switched: int
-    """How many are known to end at NVSwitches."""
+    """Number of links that are known to end at NVSwitches."""
     unseen: int
-    """How many may, if the driver says so of a pair of GPUs."""
+    """Number of links that may end at NVSwitches, if the driver grants the pair peer access."""
 
 
 def _ends(document: Mapping[str, Any], i: int) -> _Ends:
     """
-    Return where GPU i's links that are up lead.
+    Return the ends of GPU i's active links.
 
-    Three kinds of evidence show links to NVSwitches, the most certain first: each link names its
-    other end; the driver counts them (field 147); or, in a virtual machine that does not see the
-    switches, the other ends are unknown and the driver grants the two GPUs peer access over NVLink.
+    Three kinds of evidence show links to NVSwitches, the most certain first: each link reports its
+    other end; the driver counts the links (field 147); or, in a virtual machine that does not see
+    the switches, the other ends are unknown and the driver grants the two GPUs peer access over
+    NVLink.
     """
     about = value_or(document["nvlink"][i], {})
     up = [link for link in value_or(about.get("links"), []) if link["state"] in LINK_UP]
@@ -247,7 +249,9 @@ def _ends(document: Mapping[str, Any], i: int) -> _Ends:
 
 
 def peer_access_refused(document: Mapping[str, Any], i: int, j: int) -> bool:
-    """Return whether the driver grants two GPUs no peer access over NVLink; unknown is granted."""
+    """
+    Return whether the driver refuses two GPUs peer access over NVLink; unknown counts as granted.
+    """
     status = document["p2p"]["nvlink"]
     return any(value_or(answer, P2P_OK) != P2P_OK for answer in (status[i][j], status[j][i]))
 
@@ -272,10 +276,7 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
 
 
 def _numa_node(numa: Mapping[str, Any]) -> int | None:
-    """
-    Return a GPU's NUMA node: Linux's value, if known (-1: no NUMA); else NVML's, if it names a
-    single node.
-    """
+    """Return a GPU's NUMA node by Linux, or else by NVML if it reports a single node, or None."""
     node = value_or(numa["node"], -1)
     if node >= 0:
         return int(node)
@@ -284,16 +285,16 @@ def _numa_node(numa: Mapping[str, Any]) -> int | None:
 
 
 def _cuda(version: int | None) -> tuple[int, int] | None:
-    """NVML has 12080 for CUDA 12.8."""
+    """Return CUDA's version from NVML's number, which is 12080 for CUDA 12.8."""
     return None if version is None else (version // 1000, version % 1000 // 10)
 
 
 def _domain(document: Mapping[str, Any]) -> Domain | None:
     """
-    Return the one that all GPUs have joined that joined any.
+    Return the domain of all GPUs that have joined one, or None if it is not unique.
 
-    A GPU that has not is unfit, which checks say. A board whose switches join only its own GPUs has
-    a cluster of zeros.
+    A GPU outside the domain is unfit, which checks report. A board whose switches join only its own
+    GPUs has a cluster of zeros.
     """
     joined = (value_or(each, {}) for each in document["fabric"])
     found = {
@@ -306,7 +307,7 @@ def _domain(document: Mapping[str, Any]) -> Domain | None:
 
 
 def _address(nics: Any) -> str | None:
-    """Return the IPv4 address of the device of the default route."""
+    """Return the IPv4 address of the default route's device, or None."""
     nics = value_or(nics, {})
     route = value_or(nics.get("default_route"))
     addresses = [

@@ -44,7 +44,7 @@ Point = tuple[float, float]
 
 @dataclass
 class _Frame:
-    """One island, or the GPUs without one: rows of GPUs and the corner of each box."""
+    """An island, or the GPUs without one: rows of GPUs and the corner of each box."""
 
     title: str
     rows: list[list[int]]
@@ -131,7 +131,7 @@ def _two_rows(gpus: tuple[int, ...]) -> list[list[int]]:
 
 
 def _flow(sizes: Iterable[Point]) -> tuple[list[Point], Point]:
-    """Place frames left to right, then below; return their corners and the size of all."""
+    """Place frames left to right, then below; return their corners and the total size."""
     corners: list[Point] = []
     x, y, below, widest = float(PAD), 0.0, 0.0, 0.0
     for width, height in sizes:
@@ -176,7 +176,7 @@ def _draw_ground(page: ET.Element, corners: list[Point], title: str) -> None:
 
 
 def _draw_switch(page: ET.Element, frame: _Frame, links: dict[int, int]) -> None:
-    """Draw the bar between the two rows, and each GPU's line to it."""
+    """Draw the bar between the two rows, and each GPU's line to the bar."""
     middles = {gpu: _middle(corner) for gpu, corner in frame.at.items()}
     above, below = (middles[row[0]][1] for row in frame.rows)
     bar = (above + below) / 2
@@ -193,7 +193,7 @@ def _draw_switch(page: ET.Element, frame: _Frame, links: dict[int, int]) -> None
 
 
 def _draw_link(page: ET.Element, frame: _Frame, pair: Pair, width: int) -> None:
-    """Draw one pair that is wired directly; its label stands nearer to the first GPU."""
+    """Draw a directly wired pair; the label is nearer to the first GPU."""
     (x, y), (to_x, to_y) = (_middle(frame.at[gpu]) for gpu in pair)
     rows = {gpu: number for number, row in enumerate(frame.rows) for gpu in row}
     columns = {gpu: at for row in frame.rows for at, gpu in enumerate(row)}
@@ -216,7 +216,7 @@ def _draw_between(page: ET.Element, node: Interconnect, frames: list[_Frame]) ->
 
 
 def _draw_tiers(page: ET.Element, node: Interconnect, frame: _Frame) -> None:
-    """Draw the PCIe classes of a row's neighbours: brackets below them, the nearest class first."""
+    """Draw brackets below a row for the PCIe classes of its GPUs, the nearest class first."""
     for row in frame.rows:
         top = frame.at[row[0]][1] + BOX[1] + 14
         seen: set[tuple[int, ...]] = set()
@@ -282,7 +282,7 @@ def _line(page: ET.Element, start: Point, end: Point, colour: str) -> None:
 
 
 def _arc(page: ET.Element, start: Point, end: Point, label: str, colour: str) -> None:
-    """Draw a curve around the boxes between, with its label at the top."""
+    """Draw a curve around the boxes in between, with its label at the top."""
     (x, y), (to_x, to_y) = start, end
     # Sideways by a quarter of the way: enough to pass the boxes in between.
     bend = (x + to_x) / 2 + (to_y - y) / 4, (y + to_y) / 2 - abs(to_x - x) / 4
@@ -295,7 +295,7 @@ def _arc(page: ET.Element, start: Point, end: Point, label: str, colour: str) ->
 
 
 def _label(page: ET.Element, middle: Point, words: str, colour: str) -> None:
-    """Write a label on a line, with its own background."""
+    """Draw a label on a line, with its own background."""
     width = 8 * len(words) + 6
     _box(page, (middle[0] - width / 2, middle[1] - 8), (width, 16), fill="#ffffff", rounded=3)
     shape = _text(page, (middle[0], middle[1] + 4), words, size=11, fill=colour, weight="bold")

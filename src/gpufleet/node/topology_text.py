@@ -1,7 +1,7 @@
 """Format a node's interconnect for a terminal: islands, NUMA nodes, NICs, a matrix, warnings.
 
-Every line but a warning fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and is complete
-without colours. Takes an `Interconnect`, returns what `rich` prints.
+Every line except warnings fits 80 columns on nodes of up to 8 GPUs and 100 on 16, and is complete
+without colours. The module converts an `Interconnect` to text for `rich`.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _FAR = {"PIX": "green", "PXB": "green", "PHB": "yellow", "NODE": "yellow", "SYS"
 
 
 def render_topology(node: Interconnect) -> Text:
-    """Return the whole picture as text."""
+    """Return the topology as text."""
     lines = [*_head(node), Text(), *_boards(node)]
     if len(node.gpus) > 1:
         lines += [Text(), *_matrix(node)]
@@ -34,7 +34,7 @@ def render_topology(node: Interconnect) -> Text:
 
 def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
     """
-    Describe an island in one line.
+    Return a description of an island in one line.
 
     >>> island_heading(Interconnect("n", (0, 1), {(0, 1): "NV12"}), (0, 1))
     'NVLink island 0-1: 2 GPUs, NV12'
@@ -45,7 +45,7 @@ def island_heading(node: Interconnect, island: tuple[int, ...]) -> str:
 
 
 def gpus_by_numa(node: Interconnect, gpus: Iterable[int]) -> dict[int | None, list[int]]:
-    """Return `gpus` by the NUMA node next to them (None: unknown), in the order of the GPUs."""
+    """Return `gpus` by their NUMA node (None if unknown), in the order of the GPUs."""
     found: dict[int | None, list[int]] = {}
     for gpu in gpus:
         found.setdefault(node.numa.get(gpu), []).append(gpu)
@@ -106,7 +106,7 @@ def _rows(node: Interconnect, gpus: Iterable[int]) -> Iterator[Text]:
 
 
 def _gpu_cells(node: Interconnect, gpu: int) -> list[Cell]:
-    """Return the text under a GPU: its nearest NICs, at most two."""
+    """Return the cells of a GPU: its name, and its nearest NICs, at most two."""
     near = node.nearest_nics.get(gpu, [])
     cells = [(f"GPU {gpu}", "bold")]
     cells += [(f"{nic[: CELL - 6]} {name}", _FAR[name]) for nic, name in near[:2]]
