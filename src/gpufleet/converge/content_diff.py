@@ -1,7 +1,7 @@
-"""Line diffs of the files that a converge writes, for `pyinfra --diff`.  Pure.
+"""Build line diffs of the files that a converge writes, for `pyinfra --diff`. Pure.
 
-Secrets, and files that are not world-readable before or after, are never shown: a password may be
-in a file that is not meant for it. A line reports the omission instead.
+Secrets, and files that are not world-readable before or after, are never shown, because any file
+may contain a password. A line reports the omission instead.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gpufleet.converge.desired import File
 from gpufleet.sanitize import printable
 
 MOST_BYTES = 256 << 10
-"""Size limit of a file to compare: a rendered unit has 5 KB, a program's archive 0.5 MB."""
+"""Size limit of a compared file; a rendered unit has 5 KB, a program's archive 0.5 MB."""
 MOST_LINES = 400
-"""Limit of one file's difference; a longer one is cut off."""
+"""Maximum lines of one file's diff; a longer diff is truncated."""
 
 NO_NEWLINE = "\\ No newline at end of file"
-"""In diff(1)'s words; `printable` shows a carriage return before a newline."""
+"""diff(1)'s text; `printable` shows a carriage return before a newline."""
 
 WORLD_READABLE = 0o004
 
@@ -36,8 +36,8 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     """
     Yield the diff between a file's desired and current content.
 
-    `found` is its entry from on_node/converge/read_files.py, None if it is missing, or why it is
-    unknown.
+    `found` is its entry from on_node/converge/read_files.py, None if the file is missing, or the
+    reason why it is unknown.
     """
     if file.secret:
         yield f"{file.path}: not shown: its content is a secret"
@@ -83,7 +83,7 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
 
 
 def _text(content: bytes) -> list[str] | None:
-    """Return a text's lines with their ends; None for binary content."""
+    """Return a text's lines with their ends, or None for binary content."""
     if b"\0" in content:
         return None
     try:

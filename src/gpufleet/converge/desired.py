@@ -1,8 +1,9 @@
-"""The desired state of a node: plain values that roles return and `converge/diff.py` compares.
+"""Define the desired state of a node: values that roles return and `converge/diff.py` compares.
 
-Pure: nothing here reads a node or imports pyinfra. Every value is validated when it is created, so
-that only well-formed text reaches a node's shell or file system; a mistake is a `FleetError` that
-names the value. The content of a file is never in a `repr`, secret or not: debug logs print values.
+Pure: the module neither reads a node nor imports pyinfra. Every value is validated when it is
+created, so that only well-formed text reaches a node's shell or file system. A mistake raises a
+`FleetError` that names the value. The content of a file is never in a `repr`, because debug logs
+print values.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ _FINGERPRINT = re.compile(r"[0-9A-Za-z]{1,64}")
 
 @dataclass(frozen=True)
 class Group:
-    """A group. `system` counts when it is created; an existing group keeps its number."""
+    """A group; `system` applies only to a new group, and an existing one keeps its number."""
 
     name: str
     system: bool = True
@@ -116,7 +117,8 @@ class File:
     """
     A regular file with exactly this content, owner and mode.
 
-    Missing parent directories are created as root's, 0755; declare a `Directory` for other ones.
+    Missing parent directories are created with owner root and mode 0755. Declare a `Directory` for
+    other ones.
 
     Attributes:
         path: absolute.
@@ -144,7 +146,7 @@ class File:
 
     @property
     def sha256(self) -> str:
-        """The content's hash, hexadecimal."""
+        """Return the content's hash in hexadecimal."""
         return hashlib.sha256(self.content).hexdigest()
 
     def __repr__(self) -> str:
@@ -157,7 +159,7 @@ class File:
 
 @dataclass(frozen=True)
 class Directory:
-    """A directory with this owner and mode; its contents are left alone."""
+    """A directory with this owner and mode; its content is not changed."""
 
     path: str
     user: str = "root"
@@ -171,7 +173,7 @@ class Directory:
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link with exactly this target; the target need not exist."""
+    """A symbolic link with exactly this target, which need not exist."""
 
     path: str
     target: str
@@ -184,7 +186,7 @@ class Link:
 
 @dataclass(frozen=True)
 class Absent:
-    """No file and no link here. A directory in this place is refused, never emptied."""
+    """A path without a file or link. A directory there is refused, never emptied."""
 
     path: str
 
@@ -212,13 +214,13 @@ class NoOtherFiles:
 
     @property
     def directory(self) -> str:
-        """The directory that the pattern looks into."""
+        """Return the directory of the pattern."""
         return self.pattern.rpartition("/")[0]
 
 
 @dataclass(frozen=True)
 class Listing:
-    """A query without a desired state: the names in this directory, for a role's decision."""
+    """A query without a desired state, which gets a directory's names for a role's decision."""
 
     path: str
 
@@ -228,7 +230,7 @@ class Listing:
 
 @dataclass(frozen=True)
 class Line:
-    """The file has this line, appended if missing; its other lines, owner and mode stay."""
+    """A line in a file, appended if missing; other lines, owner and mode do not change."""
 
     path: str
     line: str
@@ -274,9 +276,9 @@ class Unit:
 @dataclass(frozen=True)
 class UnitGone:
     """
-    No such unit: stopped, not enabled, without unit file and drop-ins in /etc/systemd/system.
+    A unit to remove: stopped, disabled, without unit file and drop-ins in /etc/systemd/system.
 
-    A unit that a package brought stays on disk, stopped and disabled.
+    A package's unit stays on disk, stopped and disabled.
     """
 
     name: str
@@ -292,9 +294,9 @@ class NoOtherUnits:
     """
     Remove gpufleet's units that match, except those named here, as by `UnitGone`.
 
-    `vllm-*.service`. gpufleet's units are those with `started_line` in a file or drop-in below
-    /etc/systemd/system, even if they were never started, and those whose file is gone but whose
-    start was recorded. Other units are left alone, whatever their names: an operator's
+    The pattern is, for example, `vllm-*.service`. gpufleet's units have `started_line` in a file or
+    drop-in below /etc/systemd/system, even if they were never started, or have a recorded start but
+    no file. Other units are not changed, regardless of their names: an operator's
     vllm-router.service, a package's unit. A copy of gpufleet's unit file also counts, until that
     line is removed.
     """
@@ -339,8 +341,8 @@ class DesiredState:
     """
     A role's complete desired state of one node.
 
-    `DesiredState(*values)`, `one + another`. Duplicate values count once; two values that
-    contradict each other (a path with two contents, a unit both running and gone) are a
+    `DesiredState(*values)`, `one + another`. Duplicate values count once. Two values that
+    contradict each other (a path with two contents, a unit both running and gone) raise a
     `FleetError` that lists every contradiction.
 
     >>> len(DesiredState(Group("vllm"), Group("vllm"), Directory("/etc/vllm")))
@@ -364,13 +366,13 @@ class DesiredState:
         return len(self.values)
 
     def values_of(self, kind: type[_T]) -> tuple[_T, ...]:
-        """Return the values of one kind, in the order given."""
+        """Return the values of one kind in their order."""
         return tuple(value for value in self.values if isinstance(value, kind))
 
 
 def started_line(fingerprint: str) -> str:
     """
-    Return the unit file's line that records what the process is started with.
+    Return the line of a unit file that records the fingerprint at each start.
 
     It belongs in [Service]. `+`: as root, outside the unit's sandbox (systemd.service(5)). systemd
     writes the fingerprint of the loaded file at every start, so that a start by hand, at boot or
@@ -390,7 +392,7 @@ def started_line(fingerprint: str) -> str:
 
 def unit_of(path: str) -> str | None:
     """
-    Return the unit whose definition includes a path; None: the path is part of none.
+    Return the unit whose definition includes a path, or None.
 
     >>> unit_of("/etc/systemd/system/ssh.service.d/limits.conf")
     'ssh.service'
@@ -453,7 +455,7 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
 
 
 def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
-    """Yield the units whose start records no fingerprint: every run would restart them."""
+    """Yield the units whose start records no fingerprint, so that every run would restart them."""
     values = tuple(values)
     for unit in (value for value in values if isinstance(value, Unit) and value.fingerprint):
         files = [v for v in values if isinstance(v, File) and unit_of(v.path) == unit.name]

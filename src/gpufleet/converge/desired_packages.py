@@ -1,6 +1,6 @@
-"""The desired packages of a node: values, the same for apt and dnf.
+"""Define the desired packages of a node, with the same values for apt and dnf.
 
-Part of `converge/desired.py`, from where they are imported; `package_plan.py` compares them.
+`converge/desired.py` re-exports these values, and `package_plan.py` compares them.
 """
 
 from __future__ import annotations
@@ -49,8 +49,7 @@ class Package:
 
     def accepts(self, version: str) -> bool:
         """
-        Return whether an installed version is acceptable; an epoch counts only if the wanted
-        version has one.
+        Return whether an installed version is acceptable; epochs count only if one is wanted.
 
         >>> Package("nvidia-open", "580.*").accepts("3:580.95.05-1.el9")
         True
@@ -66,11 +65,10 @@ class Package:
 @dataclass(frozen=True)
 class PackageSource:
     """
-    A vendor's repository, visible only to gpufleet's package transactions, never to the node's own
-    apt or dnf.
+    A vendor's repository that only gpufleet's package transactions use.
 
-    So the node's own upgrades work whatever happens to the repository, and never change the
-    packages from it.
+    The node's own apt or dnf does not use it, so the node's own upgrades work regardless of the
+    repository's state, and never change its packages.
 
     Attributes:
         id: names it in files and messages, as in "nvidia-cuda".
@@ -97,7 +95,7 @@ class PackageSource:
 @dataclass(frozen=True)
 class NoPackage:
     """
-    No installed package matches `pattern`, except those that match one of `but`.
+    A pattern of packages to remove, except packages that match one of `but`.
 
     They are removed in the transaction that installs the wanted packages: removing a driver's other
     branch first would also remove the packages that need a driver.
@@ -116,9 +114,7 @@ class NoPackage:
             )
 
     def matches(self, name: str) -> bool:
-        """
-        Return whether a package of this name must be removed; the name may have an architecture.
-        """
+        """Return whether a package must be removed; its name may include an architecture."""
         name = name.partition(":")[0]
         return fnmatchcase(name, self.pattern) and not any(
             fnmatchcase(name, kept) for kept in self.but
@@ -128,9 +124,9 @@ class NoPackage:
 @dataclass(frozen=True)
 class Lockstep:
     """
-    Packages that only work together: all installed ones have the same upstream version.
+    Packages that only work together, so all installed ones have the same upstream version.
 
-    A transaction that would leave two versions is refused before anything is touched.
+    A transaction that would leave two versions is refused before any change.
     """
 
     names: tuple[str, ...]
@@ -144,7 +140,7 @@ class Lockstep:
 
 @dataclass(frozen=True)
 class ModuleStream:
-    """The stream of a dnf module that is enabled; only for nodes with dnf."""
+    """The enabled stream of a dnf module; only for nodes with dnf."""
 
     name: str
     stream: str
@@ -156,7 +152,7 @@ class ModuleStream:
 
 def upstream(version: str) -> str:
     """
-    Return the upstream part of a package's version: without epoch and packaging revision.
+    Return a package's upstream version, without epoch and packaging revision.
 
     >>> upstream("3:580.95.05-1ubuntu1")
     '580.95.05'

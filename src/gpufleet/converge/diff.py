@@ -1,8 +1,8 @@
 """Compare desired and actual state; return the changes as sentences and as shell commands.
 
-Pure. `difference(wanted, snapshot)` is the only place where the two are compared: dry runs, real
-runs and drift detection read the same `Difference`. An unreadable fact, or a file that must not be
-overwritten, is a problem: a part with a problem changes nothing.
+Pure. Only `difference(wanted, snapshot)` compares the two, so dry runs, real runs and drift
+detection read the same `Difference`. An unreadable fact, or a file that must not be overwritten, is
+a problem: a part with a problem changes nothing.
 """
 
 from __future__ import annotations
@@ -84,8 +84,7 @@ class Command:
 
 @dataclass(frozen=True)
 class Placement:
-    """One run of on_node/converge/place_files.py; its entries carry contents, so they are not
-    printed."""
+    """One run of on_node/converge/place_files.py; its entries have contents and are not printed."""
 
     entries: tuple[dict[str, Any], ...] = field(repr=False)
     seconds: int = PLACE_SECONDS
@@ -131,17 +130,17 @@ class Difference:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """All parts, in the order in which a role usually runs them."""
+        """Return all parts, in the order in which a role usually runs them."""
         return (self.packages, self.accounts, self.files, self.lines, self.units)
 
     @property
     def changes(self) -> tuple[str, ...]:
-        """Everything that would change, one line each."""
+        """Return all changes, one line each."""
         return tuple(change for part in self.parts for change in part.changes)
 
     @property
     def problems(self) -> tuple[str, ...]:
-        """Everything that prevents the run."""
+        """Return all problems that prevent the run."""
         return tuple(problem for part in self.parts for problem in part.problems)
 
 
@@ -296,7 +295,9 @@ _VERBS = {File: "write", Directory: "make", Link: "link", Absent: "remove"}
 
 
 def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> str | None:
-    """Refuse to destroy files that an operator may have put there on purpose."""
+    """
+    Return why a file must not be replaced, because an operator may have put it there, or None.
+    """
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
         return (
             f"{value.path} must be a directory, but {_what(found)} is there: move it away, or set "
@@ -392,7 +393,7 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 
 def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[UnitGone]:
-    """Yield the units to remove: named ones, and unwanted matches of a pattern."""
+    """Yield the units to remove: named units, and unwanted matches of a pattern."""
     named = {unit.name for unit in wanted.values_of(Unit)} | {
         unit.name for unit in wanted.values_of(UnitGone)
     }
@@ -438,16 +439,16 @@ def _is_running(state: UnitState) -> bool:
 
 
 def _reset_failed(names: Iterable[str], work: _Work) -> None:
-    """Reset failures and start counts. An unknown unit has none, which is no error."""
+    """Reset failures and start counts; an unknown unit is no error."""
     script = 'systemctl reset-failed -- "$@" 2>/dev/null || :'
     work.run("sh", "-c", script, "sh", *names)
 
 
 def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
     """
-    Let systemd read the changes on disk.
+    Reload systemd if definitions on disk change.
 
-    Before files are placed, those that will be placed count: a dry run foretells the reload.
+    Files that will be placed count too, so that a dry run reports the reload.
     """
     placed = {
         unit
@@ -474,9 +475,9 @@ def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
 
 def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
     """
-    Return whether systemd uses a package's unit file although gpufleet's is in front of it.
+    Return whether systemd uses a package's unit file although gpufleet's has precedence.
 
-    systemd checks only the file that it has loaded, and does not notice one that takes precedence.
+    systemd checks only its loaded file, and does not notice another file with precedence.
     """
     path = f"{UNIT_DIRECTORY}/{name}"
     ours = any(value.path == path for value in wanted.values_of(File))
@@ -485,7 +486,7 @@ def _hidden(wanted: DesiredState, name: str, state: UnitState) -> bool:
 
 
 def _related(wanted: DesiredState) -> frozenset[str]:
-    """The units whose definition gpufleet manages."""
+    """Return the units whose definition gpufleet manages."""
     named = {unit.name for unit in wanted.values_of(Unit)}
     defined = {unit_of(v.path) for v in wanted if isinstance(v, File | Link | Absent)}
     return frozenset(named | {name for name in defined if name})
@@ -523,7 +524,7 @@ def _stop(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
 
 def _start(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     """
-    Start units that should run, and restart those that were started with another configuration.
+    Start units that should run, and restart units that were started with another configuration.
     """
     due = [(unit, reason) for unit in units if (reason := _why_start(unit, seen[unit.name]))]
     if not due:

@@ -1,11 +1,11 @@
 """Build the command lines and configuration files of one package transaction, for apt and dnf.
 
-Pure: a `Plan` in, `Step`s out; `on_node/packages/transaction.py` runs them on the node, in this
-order, and judges the simulation's result. `commands(plan)` is what a reviewer reads.
+Pure: converts a `Plan` to `Step`s. `on_node/packages/transaction.py` runs them on the node in this
+order, and judges the simulation's result. `commands(plan)` returns them for reviewers.
 
 A vendor's repository is never added to the node: its index, cache and pins are in gpufleet's
-folders, which only these commands use. So the node's own apt or dnf keeps working whatever the
-vendor publishes, and installs nothing from there.
+folders, which only these commands use. So the node's own apt or dnf works regardless of the
+vendor's releases, and installs no package from there.
 """
 
 from __future__ import annotations
@@ -65,9 +65,9 @@ class Plan:
 @dataclass(frozen=True)
 class Step:
     """
-    One command line, its deadline in seconds, and what it reads.
+    One command line, with its deadline in seconds and its input.
 
-    `more`: the node appends words that only it knows, such as package names from a simulation.
+    `more` names words that the node appends, for example package names from a simulation.
     """
 
     name: str
@@ -78,12 +78,12 @@ class Step:
 
 
 def steps(plan: Plan) -> tuple[Step, ...]:
-    """Return the steps of a transaction, in order."""
+    """Return the steps of a transaction in order."""
     return tuple(_apt(plan) if plan.manager == "apt" else _dnf(plan))
 
 
 def commands(plan: Plan) -> list[tuple[str, ...]]:
-    """Return the command lines of a successful transaction, in order."""
+    """Return the command lines of a successful transaction in order."""
     asides = {"finish", "repair", "restore"}
     return [
         (*step.argv, *((f"<{step.more}>",) if step.more else ()), *step.stdin.splitlines())
@@ -93,7 +93,7 @@ def commands(plan: Plan) -> list[tuple[str, ...]]:
 
 
 def files(plan: Plan) -> dict[str, str]:
-    """Return the steps' configuration files, {path: text}; the run writes them first."""
+    """Return the steps' configuration files as {path: text}, which the run writes first."""
     return _apt_files(plan) if plan.manager == "apt" else _dnf_files(plan)
 
 
@@ -187,8 +187,8 @@ def _apt_files(plan: Plan) -> dict[str, str]:
     """
     Return apt's configuration and the vendors' sources.
 
-    The node's own sources and pins are linked into two of gpufleet's folders, because apt takes one
-    folder of each.
+    The node's own sources and pins are linked into two of gpufleet's folders, because apt accepts
+    one folder of each kind.
     """
     root, state, cache = plan.root, f"{plan.root}{STATE}", f"{plan.root}{CACHE}"
     settings = {
@@ -266,8 +266,7 @@ def _dnf(plan: Plan) -> list[Step]:
 
 def _dnf_words(plan: Plan) -> tuple[str, ...]:
     """
-    Return dnf and its options with the vendors' repositories, which are never in dnf's own
-    configuration.
+    Return the dnf command with the vendors' repositories, which dnf's own configuration lacks.
     """
     root = plan.root
     words = (
@@ -289,7 +288,7 @@ def _dnf_word(package: Package) -> str:
 
 
 def _dnf_files(plan: Plan) -> dict[str, str]:
-    """Return the vendors' repositories, whose index and packages both have to be signed."""
+    """Return the vendors' repositories, whose index and packages both must be signed."""
     root = plan.root
     return {
         f"{root}{DNF}/repos.d/gpufleet.repo": "\n".join(

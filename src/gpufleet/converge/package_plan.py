@@ -1,4 +1,4 @@
-"""Compare desired with installed packages; return the changes, and one transaction for them.
+"""Compare desired with installed packages; return the changes and one transaction for them.
 
 Pure; `converge/diff.py` calls it. This module decides which packages change, and chooses among
 several acceptable versions:
@@ -102,7 +102,7 @@ _TOOL = {"apt": "dpkg", "dnf": "rpm"}
 
 
 def _named(wanted: DesiredState, manager: Manager | Unknown) -> list[Package]:
-    """The packages that are wanted by name; with dnf also what holds need."""
+    """Return the packages wanted by name; with dnf also the package that holds require."""
     named = list(wanted.values_of(Package))
     if manager == "dnf" and any(package.hold for package in named):
         named.insert(0, Package(VERSIONLOCK))
@@ -185,7 +185,7 @@ def _aligned(
     locksteps: tuple[Lockstep, ...],
     seen: dict[str, PackageState | None],
 ) -> tuple[list[Package], list[str]]:
-    """Return the wanted packages, with one version in each lockstep, and the contradictions."""
+    """Return the wanted packages with one version in each lockstep, and the contradictions."""
     found = {package.name: package for package in named}
     problems = []
     for lockstep in locksteps:
@@ -213,8 +213,9 @@ def _aligned(
 
 def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str | None:
     """
-    Return the common version as a pattern; None: the newest. It is a wanted exact version, or else
-    the newest acceptable installed version.
+    Return the common version as a pattern, or None for the newest.
+
+    It is a wanted exact version, or else the newest acceptable installed version.
     """
     for member in members:
         if member.version and _is_whole(member.version):
@@ -230,7 +231,9 @@ def _target(members: list[Package], seen: dict[str, PackageState | None]) -> str
 
 
 def _is_whole(version: str) -> bool:
-    """Return whether a version names one upstream version: 580.95.05-1, 580.95.05-*; not 580.*"""
+    """
+    Return whether a version names one upstream version, like 580.95.05-1 or 580.95.05-*, not 580.*
+    """
     return not version.endswith("*") or version.endswith("-*")
 
 

@@ -1,4 +1,4 @@
-"""Quote words for unit files so that systemd reads back exactly the same. Pure."""
+"""Quote words for unit files so that systemd reads back exactly the same words. Pure."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ _PLAIN = re.compile(r"[A-Za-z0-9_@:/.,=+-]+")
 
 def systemd_quote(value: str, *, command: bool = True) -> str:
     r"""
-    Return `value` as one word of a unit file, such that systemd reads back exactly `value`.
+    Return `value` as one word of a unit file, which systemd reads back as exactly `value`.
 
         >>> systemd_quote('100% "sure"\n')
         '\'100%% "sure"\\n\''
 
     systemd unescapes a word (C escapes in either quotes), expands specifiers (`%`), and in commands
     (ExecStart=) expands variables (`$`) last. `command=False` is for Environment= and other lists
-    of words, which know no variables. The result is printable ASCII on one line.
-    Raises ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code
-    points that Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
+    of words, where variables are not expanded. The result is printable ASCII on one line. Raises
+    ValueError for what systemd refuses in any spelling: NUL, surrogates and the 66 code points that
+    Unicode reserves as noncharacters (unichar_is_valid in systemd's utf8.c).
     """
     if is_unquotable(value):
         raise ValueError(f"systemd cannot express {value!r}")

@@ -1,8 +1,8 @@
 """Represent a node's observed state: the queries to the node, and the answers.
 
-Pure. `questions(wanted)` lists the needed facts, `on_node/converge/snapshot.py` answers, `Snapshot`
-holds the answers. An answer is a value, None for "does not exist", or `Unknown` for "could not be
-read": callers must treat the last two differently.
+Pure. `questions(wanted)` lists the needed facts, `on_node/converge/snapshot.py` answers, and
+`Snapshot` has the answers. An answer is a value, None for "does not exist", or `Unknown` for "could
+not be read". Callers must treat the last two differently.
 """
 
 from __future__ import annotations
@@ -71,16 +71,18 @@ class FileState:
 
     @property
     def exists(self) -> bool:
-        """Whether the path exists; unknown counts as existing, so that nothing overwrites it."""
+        """
+        Return whether the path exists; unknown counts as existing, so that it is not overwritten.
+        """
         return self.kind != "absent"
 
 
 @dataclass(frozen=True)
 class PackageState:
     """
-    A package of which dpkg or rpm has at least some files; `installed`: it is also configured.
+    A package with at least some files; `installed` means that it is also configured.
 
-    `held`: apt's hold, or dnf's versionlock.
+    `held` is apt's hold or dnf's versionlock.
     """
 
     version: str
@@ -90,7 +92,7 @@ class PackageState:
 
 @dataclass(frozen=True)
 class UserState:
-    """An account; `group` is the primary one, `groups` all it is in."""
+    """An account; `group` is the primary group, and `groups` has all of them."""
 
     home: str
     shell: str
@@ -101,7 +103,7 @@ class UserState:
 @dataclass(frozen=True)
 class UnitState:
     """
-    A unit as systemd shows it (org.freedesktop.systemd1(5)), and as it lies on disk.
+    A unit's state in systemd (org.freedesktop.systemd1(5)) and on disk.
 
     Attributes:
         load: LoadState: "loaded", "not-found", "masked", "bad-setting" ...
@@ -129,9 +131,9 @@ class UnitState:
     @property
     def is_up(self) -> bool:
         """
-        Return whether it runs or is starting.
+        Return whether the unit runs or is starting.
 
-        A unit in "auto-restart" has ended and waits for its next start: it is not running.
+        A unit in "auto-restart" has ended and waits for its next start, so it is not running.
         """
         if self.active == "activating":
             return self.sub not in {"auto-restart", "auto-restart-queued"}
@@ -140,7 +142,7 @@ class UnitState:
 
 @dataclass(frozen=True)
 class Snapshot:
-    """One node at one moment. Parts that were not queried are `Unknown`."""
+    """One node at one moment; facts that were not queried are `Unknown`."""
 
     files: Mapping[str, FileState | None] = field(default_factory=dict)
     lines: Mapping[str, frozenset[str] | Unknown] = field(default_factory=dict)
@@ -164,16 +166,16 @@ class Snapshot:
         return found or FileState()
 
     def package(self, name: str) -> PackageState | None:
-        """Return a fully installed package, None when it is missing, unfinished or unknown."""
+        """Return a fully installed package, or None if it is missing, unfinished or unknown."""
         found = self.packages.get(name)
         return found if isinstance(found, PackageState) and found.installed else None
 
     def unit(self, name: str) -> UnitState | Unknown:
-        """Return a unit's state."""
+        """Return a unit's state, which is `Unknown` if it was not queried."""
         return self.units.get(name, Unknown(self.missed))
 
     def listing(self, path: str) -> frozenset[str]:
-        """Return the names in a directory that was asked for; none when it does not exist."""
+        """Return the names in a queried directory, or none if it does not exist."""
         found = self.listings.get(path)
         return found if isinstance(found, frozenset) else frozenset()
 
@@ -222,13 +224,13 @@ def _package_questions(value: Package | NoPackage | Lockstep | ModuleStream) -> 
 
 
 def path_questions(paths: Iterable[str]) -> frozenset[Question]:
-    """Return the queries for undeclared paths that a role's decision needs."""
+    """Return the queries for undeclared paths that a role's decision requires."""
     return frozenset(("file", path) for path in paths)
 
 
 def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Snapshot:
     """
-    Return the snapshot that on_node/converge/snapshot.py printed for these questions.
+    Return the snapshot in the document of on_node/converge/snapshot.py.
 
     Without a document of the right schema, everything in the snapshot is unknown.
     """

@@ -1,4 +1,4 @@
-"""Validate the values that become part of a command line or of a file's name."""
+"""Validate values that become part of a command line or a file's name."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ CONTROL = re.compile(r"[\x00-\x1f\x7f]")
 
 
 def must_match(pattern: re.Pattern[str], value: str, what: str) -> None:
-    """Raise `FleetError` (VALUE is not WHAT) unless all of a value matches."""
+    """Raise `FleetError` (VALUE is not WHAT) unless the whole value matches."""
     if not pattern.fullmatch(value):
         raise FleetError(f"{value!r} is not {what}: it must match {pattern.pattern}")
 

@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit: its packages, and the links that keep containers' GPUs. Pure.
+"""Define NVIDIA's container toolkit: its packages, and the links that keep containers' GPUs. Pure.
 
 A container engine with systemd cgroups grants a container's devices without systemd's knowledge,
 unless they have links in /dev/char. When systemd reloads its units (`systemctl daemon-reload`, part
@@ -38,7 +38,7 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 
 
 def desired_toolkit(setting: ContainerToolkit, key: bytes) -> DesiredState:
-    """Return the packages, held, from the repository whose public key `key` is."""
+    """Return the held packages and the repository that the public key `key` signs."""
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
     # apt distinguishes the two forms of a key by the file's name (sources.list(5), Signed-By).
     path = f"{KEYS}/{SOURCE}.{'asc' if armoured else 'gpg'}"
@@ -69,7 +69,7 @@ def running_engines(seen: Snapshot) -> tuple[str, ...]:
 
 
 def engine_warning(engine: str) -> str:
-    """Return remarks for the operator about running containers."""
+    """Return the warning about a running engine's containers."""
     return (
         f"{engine} runs: containers with GPUs that started before the links in {LINKS} existed "
         "lose their GPUs when systemd reloads its units; restart them after this run"

@@ -1,4 +1,4 @@
-"""The packages of the CUDA toolkit.  Pure."""
+"""Choose the packages of the CUDA toolkit. Pure."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ Profile = Literal["none", "jit", "full"]
 
 
 def toolkit_profile(settings: NodeSettings) -> Profile:
-    """Return a node's toolkit profile: that of its lock; without a lock, all of `cuda`."""
+    """Return the toolkit profile of a node's lock, or "full" without a lock."""
     return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
 
 
 def toolkit_packages(wanted: Cuda, profile: Profile = "full") -> tuple[Package, ...]:
-    """Return the toolkit's packages: exact versions, held against other upgrades."""
+    """Return the toolkit's packages with exact versions, held against other upgrades."""
     branch = wanted.toolkit
     if branch is None or profile == "none":
         return ()

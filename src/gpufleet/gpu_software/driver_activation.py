@@ -3,8 +3,8 @@
 Three versions must match: the loaded kernel module, the module on disk for the running kernel, and
 the libraries. NVML requires this (its error 18), and the fabric manager accepts only its own
 version. Package changes affect the last two at once; the first one changes by a reload or a reboot.
-This module chooses between these two, and finds the blocking processes; the table is in
-docs/gpu-nodes/driver-activation.md.
+This module chooses between reload and reboot, and finds the blocking processes.
+docs/gpu-nodes/driver-activation.md has the table.
 """
 
 from __future__ import annotations
@@ -21,21 +21,22 @@ STOP_ORDER = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
 )
-"""The driver's services, without stages, in the order of stopping; they start in reverse."""
+"""The driver's services, without stages, in the order of stopping; they start in reverse order."""
 UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 """
-Modules in the order of unloading: each before those that it depends on (modinfo's `depends`); they
-load in reverse.
+Modules in the order of unloading, each before its dependencies (modinfo's `depends`).
+
+They load in reverse order.
 """
 ALWAYS_LOADED = ("nvidia", "nvidia_uvm")
-"""CUDA needs nvidia_uvm, and loads it with a setuid program that gpufleet's units forbid."""
+"""Modules that must be loaded; CUDA loads nvidia_uvm by a setuid program that units forbid."""
 NAMED = 4  # how many holders a message names; the rest is counted
 
 
 @dataclass(frozen=True)
 class Holder:
     """
-    A process that keeps the driver from being unloaded.
+    A process that prevents unloading the driver.
 
     Attributes:
         pid: on the node.
@@ -57,7 +58,7 @@ class Holder:
 
 @dataclass(frozen=True)
 class Active:
-    """Module, libraries and disk are `version`. `remarks`: what the next reboot changes."""
+    """Module, libraries and disk have `version`; `remarks` has changes by the next reboot."""
 
     version: str
     remarks: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class Active:
 @dataclass(frozen=True)
 class NeedsReload:
     """
-    Only units that gpufleet stops hold the driver: it is reloaded without a reboot.
+    Only units that gpufleet stops hold the driver, so it is reloaded without a reboot.
 
     Attributes:
         reason: which versions differ.
@@ -94,14 +95,14 @@ class NeedsReboot:
 
 @dataclass(frozen=True)
 class InUse:
-    """A foreign program uses the driver; only the operator may stop it."""
+    """Another program uses the driver; only the operator may stop it."""
 
     reason: str
     by: tuple[Holder, ...]
 
     @property
     def sentence(self) -> str:
-        """Return a sentence with the holders and what to do."""
+        """Return a sentence with the holders and the remedy."""
         named = "; ".join(map(str, self.by[:NAMED]))
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
@@ -112,7 +113,7 @@ class InUse:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Neither a reload nor a reboot would help: packages must change first."""
+    """Neither a reload nor a reboot would help, because packages must change first."""
 
     reasons: tuple[str, ...]
 
@@ -133,11 +134,11 @@ def driver_state(
     """
     Return the driver's state on a node.
 
-    `document` is a probe's, or what `on_node/gpu_software/driver_reload.py` saw, which adds the
+    `document` is a probe's, or that of `on_node/gpu_software/driver_reload.py`, which adds the
     processes that hold the driver (`holders`), active units (`active`) and loaded modules
-    (`loaded`). `wanted` is the lock's driver, exact or a branch ("580"); None: the version on disk.
-    `flavour` is the lock's `modules`, "open" or "proprietary"; None: either. Both have the same
-    versions.
+    (`loaded`). `wanted` is the lock's driver, an exact version or a branch ("580"); None means the
+    version on disk. `flavour` is the lock's `modules`, "open" or "proprietary"; None accepts
+    either. Both flavours have the same versions.
     """
     driver = document["driver"]
     asked = {"the loaded module": "module", "the module on the disk": "disk"}
@@ -177,7 +178,7 @@ def matches_lock(version: str, wanted: str | None) -> bool:
 
 
 def services_first_to_stop(active: tuple[str, ...]) -> tuple[str, ...]:
-    """Return units in the order in which they stop: stages, then the driver's own services."""
+    """Return units in the order of stopping: stages, then the driver's own services."""
     stages = tuple(unit for unit in active if unit not in STOP_ORDER)
     return (*sorted(stages), *(unit for unit in STOP_ORDER if unit in active))
 
@@ -185,7 +186,7 @@ def services_first_to_stop(active: tuple[str, ...]) -> tuple[str, ...]:
 def _without_module(
     document: Mapping[str, Any], loaded: str | None, wanted: str | None
 ) -> DriverState:
-    """The running kernel has no module on the disk: another kernel may have one."""
+    """Return the state if the running kernel has no module on disk; another kernel may have one."""
     running = _known(document.get("kernel"), "the running kernel")
     if (
         loaded is not None
@@ -215,7 +216,7 @@ def _without_module(
 
 
 def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Iterator[str]:
-    """Yield the package problems to correct before anything is loaded."""
+    """Yield the package problems to correct before any module is loaded."""
     if not matches_lock(on_disk, wanted):
         yield (
             f"the module on the disk is {on_disk}, but gpu_lock.driver is {wanted}: its packages "
@@ -263,7 +264,7 @@ def _to_be_loaded(
 
 
 def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield remarks on what works now and changes at the next boot: no reason to reboot."""
+    """Yield remarks on changes at the next boot, which are no reason to reboot."""
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"]:
         kernel, module = boots["kernel"], boots["nvidia"]
@@ -288,7 +289,9 @@ def _holders(document: Mapping[str, Any]) -> tuple[Holder, ...]:
 
 
 def _library(driver: Mapping[str, Any]) -> str | None:
-    """Return the libraries' version, from the file's name or NVML's own ("13.580.95.05")."""
+    """
+    Return the libraries' version from the file's name or NVML's own ("13.580.95.05"), or None.
+    """
     file = driver.get("library")
     version = None if _missing(file) else (file or {}).get("version")
     if isinstance(version, str):
@@ -299,7 +302,7 @@ def _library(driver: Mapping[str, Any]) -> str | None:
 
 
 def _flavour(driver: Mapping[str, Any]) -> str | None:
-    """Return the loaded modules' flavour from the kernel's file; None: not stated."""
+    """Return the loaded modules' flavour from the kernel's file, or None if not stated."""
     told = driver.get("proc")
     if not isinstance(told, str):
         return None
@@ -327,14 +330,16 @@ Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]
 
 @dataclass(frozen=True)
 class Decision:
-    """The action on a node, and the sentence that explains it."""
+    """The action on a node, with the sentence that explains it."""
 
     way: Way
     said: str
 
 
 def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
-    """Return the decision for a state and `gpu.reboot`; `terminal`: a terminal can ask."""
+    """
+    Return the decision for a state and `gpu.reboot`; `terminal` is whether a prompt is possible.
+    """
     match state:
         case Active():
             return Decision("nothing", f"driver {state.version} is active")

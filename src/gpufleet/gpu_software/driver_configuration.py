@@ -1,4 +1,4 @@
-"""Desired state of NVIDIA's driver on a node: packages, the settings of its modules.  Pure."""
+"""Build the desired state of NVIDIA's driver: packages and module settings. Pure."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def unattended_upgrades_file(node: BareNode) -> str:
     """
     Return unattended-upgrades' blacklist, in addition to apt's holds.
 
-    A manual upgrade removes a hold; this stays.
+    A manual upgrade removes a hold but not this file.
     """
     patterns = ["nvidia-", "libnv", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
     if node.lock.kernel == "held":

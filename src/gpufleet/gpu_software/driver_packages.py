@@ -1,9 +1,9 @@
-"""Choose the packages of a node's driver: by its system, the lock and the machine. Pure.
+"""Choose the packages of a node's driver by its system, its lock and the machine. Pure.
 
-Compute-only: no display server, no OpenGL. Names are `gpu_software/package_names.py`'s. All
-packages with the driver's version are declared by name and held, so that the choice is never the
-resolver's; their dependencies follow in lockstep. Remains of another branch, flavour or packaging
-are removed in the same transaction.
+The packages are compute-only, without display server and OpenGL. `gpu_software/package_names.py`
+has their names. All packages with the driver's version are declared by name and held, so that the
+resolver never chooses. Their dependencies follow in lockstep. Remains of another branch, flavour or
+packaging are removed in the same transaction.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _WITHOUT_CUDA_13 = frozenset({"maxwell", "pascal", "volta"})
 
 @dataclass(frozen=True)
 class DriverPackages:
-    """The packages of the driver: `wanted` values, and a sentence for each decision."""
+    """The packages of the driver, as `wanted` values, with a sentence for each decision."""
 
     wanted: tuple[Value, ...]
     why: tuple[str, ...]
@@ -34,7 +34,7 @@ class DriverPackages:
 
 def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
     """
-    Return the packages of the locked driver, and those that conflict with it.
+    Return the packages of the locked driver, and the packages that conflict with it.
 
     Raises `FleetError` for a system that is not in the table of
     docs/gpu-nodes/supported-systems.md.
@@ -56,7 +56,7 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
 
 
 def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the packages of the driver's version that the machine's fabric needs, and why."""
+    """Yield the packages of the machine's fabric in the driver's version, with reasons."""
     if machine.nvswitch:
         yield fabric_name("nvidia-fabricmanager", system, lock), "the node has NVSwitches"
         yield fabric_name("libnvidia-nscq", system, lock), "DCGM needs it for NVSwitches"
@@ -80,10 +80,10 @@ def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Packag
 
 def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     """
-    Return the packages that DKMS builds with: one for each installed kernel.
+    Return the header packages with which DKMS builds, one for each installed kernel.
 
-    On Debian and Ubuntu also the headers' metapackage of a flavour, if its kernel metapackage is
-    installed: without it a kernel from an upgrade gets no module.
+    On Debian and Ubuntu the headers' metapackage of a flavour is added if its kernel metapackage is
+    installed, because without it a kernel from an upgrade gets no module.
     """
     if system.red_hat:
         # Several versions of one package are installed side by side, named with their version.
@@ -119,7 +119,7 @@ def _reasons(
 
 def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
     """
-    Return DCGM's packages, all of one version; none if the lock has no DCGM.
+    Return DCGM's packages, all of one version, or none if the lock has no DCGM.
 
     Raises `FleetError` if NVIDIA publishes none, or the driver's CUDA is unknown.
     """

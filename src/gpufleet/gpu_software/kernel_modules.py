@@ -1,7 +1,8 @@
 """Check that every kernel has the locked driver's module on disk and would load it. Pure.
 
-Takes the document of `on_node/gpu_software/kernel_modules.py`. It judges the files on disk, never a
-package manager's exit status: a maintainer script may succeed without having built a module.
+The source is the document of `on_node/gpu_software/kernel_modules.py`. The files on disk are
+judged, never a package manager's exit status, because a maintainer script may succeed without
+having built a module.
 """
 
 from __future__ import annotations
@@ -16,9 +17,7 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """
-    Return why no module may be built for a node; None: building is allowed. Called before a change.
-    """
+    """Return why no module may be built for a node, or None if building is allowed."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"
@@ -31,7 +30,7 @@ def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
 
 
 def kernels_without_module(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
-    """Return the kernels that have no module of the driver, a version or a branch."""
+    """Return the kernels without a module of the driver, which is a version or a branch."""
     return tuple(
         row["kernel"]
         for row in _rows(document)
@@ -65,7 +64,7 @@ def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
 
 
 def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
-    """Under Secure Boot only modules with a signature that the firmware knows are loaded."""
+    """Yield the problems of unsigned or untrusted modules, which Secure Boot would not load."""
     if document["secure_boot"] is not True:
         return
     bare = [

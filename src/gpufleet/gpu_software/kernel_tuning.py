@@ -1,10 +1,10 @@
-"""Kernel settings of a GPU node, and the unit that makes its device files. Pure.
+"""Define the kernel settings of a GPU node, and the unit that makes its device files. Pure.
 
-Each setting has two places that must agree: the running kernel, and the file that sets it at boot.
-An operator's file that is read after gpufleet's takes precedence at boot; it is reported.
+Each setting must agree in the running kernel and in the file that sets it at boot. An operator's
+file that is read after gpufleet's takes precedence at boot, and is reported.
 
-Not here: limits of processes, which are in each stage's unit (systemd services do not read
-limits.conf), and `/dev/shm`, which each stage has for itself (`templates/vllm/vllm.service.j2`).
+Limits of processes are in each stage's unit, because systemd services do not read limits.conf. Each
+stage has its own `/dev/shm` (`templates/vllm/vllm.service.j2`).
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class KernelSetting:
     least: bool = False
 
     def accepts(self, value: int) -> bool:
-        """Return whether this value in the kernel is acceptable."""
+        """Return whether a value in the kernel is acceptable."""
         return value >= self.value if self.least else value == self.value
 
     def __str__(self) -> str:
@@ -92,7 +92,7 @@ ALWAYS = (
 
 
 def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
-    """Return the desired kernel settings; none without tuning."""
+    """Return the desired kernel settings, or none without tuning."""
     if not gpu.tuning:
         return ()
     if gpu.huge_pages is None:
@@ -108,8 +108,8 @@ def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
     """
     Return the files and the unit of a node, by its number of GPUs.
 
-    Without tuning, those of an earlier run are removed; the kernel keeps its values until the next
-    boot.
+    Without tuning, the files of an earlier run are removed, and the kernel keeps its values until
+    the next boot.
     """
     if not gpu.tuning:
         return DesiredState(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
@@ -135,11 +135,11 @@ def sysctl_file(settings: Iterable[KernelSetting]) -> str:
 
 def devices_unit(gpus: int) -> str:
     """
-    Return the unit that makes the device files of a number of GPUs.
+    Return the unit that creates the device files of a number of GPUs.
 
     For an unprivileged program CUDA calls the setuid nvidia-modprobe, which a stage's
-    NoNewPrivileges= forbids: it would find no GPU after a boot unless a privileged program ran
-    first.
+    NoNewPrivileges= forbids. The stage would find no GPU after a boot unless a privileged program
+    ran first.
     """
     files = " ".join(f"-c {number}" for number in range(gpus))
     return f"""\
@@ -170,7 +170,7 @@ After={DEVICES}
 
 def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """
-    Describe the changes needed in the running kernel.
+    Return the changes needed in the running kernel, as text.
 
     `seen` is the document of `on_node/converge/sysctl.py`.
     """
@@ -182,7 +182,7 @@ def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
 
 
 def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return settings that could not be read or set, as sentences."""
+    """Return the settings that could not be read or set, as sentences."""
     settings = tuple(settings)
     known = seen["settings"]
     said = [
@@ -212,7 +212,7 @@ def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
 def _readable(
     settings: Iterable[KernelSetting], seen: Mapping[str, Any]
 ) -> Iterator[tuple[KernelSetting, Mapping[str, Any]]]:
-    """Yield the settings that the node's kernel has, with its answer for each."""
+    """Yield the settings that the node's kernel has, with the node's answer for each."""
     for each in settings:
         found = seen["settings"][each.name]
         if "value" in found:

@@ -1,7 +1,7 @@
 """Check every node's lock against its release, the date, and the node's hardware.
 
-Border: reads the vLLM locks that settings name. `gpu_software/lock_rules.py` finds problems of a
-lock; this module adds their key and file.
+Border: reads the vLLM locks that settings name. `gpu_software/lock_rules.py` finds the problems of
+a lock, and this module adds their key and file.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LockProblems:
-    """Sentences with file and line: those that stop a run, and remarks."""
+    """Problems that stop a run, and remarks, as sentences with file and line."""
 
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
@@ -52,9 +52,9 @@ def check_node_lock(
     """
     Check one node's lock against its hardware and system, once known.
 
-    `python` is the version of the node's own interpreter; None: not known.
+    `python` is the version of the node's own interpreter, or None if unknown.
 
-    It does not repeat `check_locks`; `read_provisioning`, which chooses packages, reports parts
+    This does not repeat `check_locks`. `read_provisioning`, which chooses packages, reports parts
     that NVIDIA does not publish for the node's system.
     """
     lock = node.settings.gpu_lock
@@ -75,7 +75,7 @@ def check_node_lock(
 
 
 def _place(node: NodeVars, objection: Objection) -> str:
-    """Return the place of the key to change; of one that is filled in, that of the key above."""
+    """Return the place of the key to change; for a default value, the place of the key above."""
     at = node.origins.get(str(objection.at[0]))
     return str(at.place_of(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 
@@ -93,10 +93,7 @@ def _objections(
 
 
 def _wheels(path: str) -> Wheels | None:
-    """
-    Return the requirements of a release's wheels; None: the role that installs it reports the
-    error.
-    """
+    """Return the requirements of a release's wheels, or None if its lock cannot be read."""
     try:
         return release.wheels(Path(path).read_bytes(), path)
     except OSError:

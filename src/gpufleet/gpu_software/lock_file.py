@@ -1,6 +1,7 @@
 """`group_vars/<group>.lock.yml`: the file with a group's `gpu_lock` that `gpufleet lock` writes.
 
-It has only that key, so that a program can overwrite it without touching hand-written settings.
+The file has only that key, so that a program can overwrite it without changing hand-written
+settings.
 """
 
 from __future__ import annotations
@@ -41,9 +42,9 @@ def overlay(
     """
     Return a group's variables, overridden by its lock from each `group_vars` directory.
 
-    `written` are the group's variables in other files. Raises FleetError for a lock in both places,
-    of which one would have no effect, and for other keys in a lock's file, which the next lock
-    would delete.
+    `written` has the group's variables from other files. Raises `FleetError` for a lock in both
+    places, one of which would have no effect, and for other keys in a lock's file, which the next
+    lock would delete.
     """
     problems = []
     locked: Variables = {}
@@ -91,7 +92,7 @@ def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
     """
     Return the file's text; `source` is the versions' origin, `why` has reasons by key.
 
-    Open values of a lock (null) are left out: then `cuda`, `dcgm` and `vllm` have them.
+    Open values of a lock (null) are omitted, because `cuda`, `dcgm` and `vllm` then have them.
     """
     lines = [
         f"# {source}",
@@ -119,7 +120,7 @@ def _lines(key: str, value: Any) -> Iterator[str]:
 
 def _branch(name: str) -> str:
     """
-    Return a branch's entry in the table.
+    Return a branch's description from the table.
 
     >>> _branch("580")
     'R580: long term support branch, until June 2028'

@@ -1,7 +1,7 @@
-"""Write a lock from the versions that a group's nodes run, by their probes.  Pure.
+"""Build a lock from the versions in the probes of a group's nodes. Pure.
 
-A lock is only read from nodes that agree: a node with mixed versions, or that differs from the
-others, is reported with the difference, and nothing is locked. An unreadable value is reported as
+A lock is only built from nodes that agree. A node with mixed versions, or one that differs from the
+others, is reported with the difference, and no lock is built. An unreadable value is reported as
 such, never as "none".
 """
 
@@ -29,7 +29,7 @@ def build_lock(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> GpuLock:
     """
-    Return the lock of the versions that all nodes run.
+    Return the lock with the versions of all nodes.
 
     Raises `FleetError` with all obstacles, and every key in which nodes differ.
     """
@@ -50,7 +50,7 @@ def build_lock(
 
 
 def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[str]:
-    """Yield why a node's lock cannot be read."""
+    """Yield why a node's versions cannot be read."""
     driver, system = document["driver"], document["system"]
     for what in ("packages", "units"):
         if value_or(system[what]) is None:
@@ -115,12 +115,12 @@ def _differing(read: Mapping[str, Mapping[str, Any]]) -> Iterator[str]:
 
 
 def _version(part: Mapping[str, Any]) -> str | None:
-    """Return the version of the driver's module on the disk, or of its library."""
+    """Return the version of the driver's module on disk or of its library, or None."""
     return value_or(part["version"]) if value_or(part) else None
 
 
 def modules_flavour(document: Mapping[str, Any]) -> str | None:
-    """Return the flavour that the loaded modules report."""
+    """Return the flavour that the loaded modules report, or None."""
     said = value_or(document["driver"]["proc"])
     if said is None:
         return None
@@ -128,7 +128,7 @@ def modules_flavour(document: Mapping[str, Any]) -> str | None:
 
 
 def _fabric_manager(packages: Mapping[str, Any]) -> str | None:
-    """Return the fabric manager's driver version; None: not installed."""
+    """Return the fabric manager's driver version, or None if not installed."""
     found = [each["version"] for name, each in packages.items() if _FABRIC_MANAGER.fullmatch(name)]
     upstream = re.match(r"(?:\d+:)?(\d{3}(?:\.\d+)+)", found[0]) if found else None
     return upstream and upstream[1]
@@ -180,9 +180,9 @@ def _persistence(document: Mapping[str, Any]) -> bool:
 
 def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str] | None:
     """
-    Return the declared release; None: none, or its Python is unknown.
+    Return the declared release, or None if there is none or its Python is unknown.
 
-    It is the release that `vllm` declares, not the running one, which the next deploy changes.
+    The running release is not used, because the next deploy changes it.
     """
     vllm = settings.vllm
     if vllm is None:

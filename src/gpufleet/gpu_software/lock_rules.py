@@ -1,4 +1,4 @@
-"""Refuse locks that cannot work: before any node is probed, and again with each node's facts. Pure.
+"""Refuse locks that cannot work, before any node is probed and again with each node's facts. Pure.
 
 A refused lock would leave a node without a driver, or vLLM without a suitable one. Remarks on locks
 that work have `refused` False.
@@ -42,7 +42,7 @@ def objections(
     wheels: Wheels | None,
     today: dt.date,
 ) -> tuple[Objection, ...]:
-    """Return all objections to a lock on one node; `wheels` are its release's, if any."""
+    """Return all objections to a lock on one node; `wheels` has its release's wheels, if any."""
     return (
         *lock_objections(lock),
         *(release_objections(lock, wheels) if wheels else ()),
@@ -59,12 +59,12 @@ def refusals(
     wheels: Wheels | None,
     today: dt.date,
 ) -> list[Objection]:
-    """Return those of `objections` that stop a run."""
+    """Return the objections that stop a run."""
     return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
 
 
 def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
-    """Yield why vLLM's wheels do not run on the locked driver."""
+    """Yield why vLLM's wheels do not run with the locked driver."""
     if wheels.cuda is None:
         return
     major, minor = wheels.cuda
@@ -105,7 +105,7 @@ def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
 
 def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
-    Yield the parts of a lock that NVIDIA does not publish for an operating system.
+    Yield the parts of a lock that NVIDIA does not publish for a system.
 
     Raises `FleetError` for a system without NVIDIA packages.
     """
@@ -129,8 +129,8 @@ def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[
     """
     Yield an objection if the node's Python differs from the locked one.
 
-    `interpreter` is `vllm.python`, `python` the version of the node's own, as "3.12.3". Another
-    interpreter's version is in its path, or unknown.
+    `interpreter` is `vllm.python`, and `python` the version of the node's own interpreter, for
+    example "3.12.3". The version of another interpreter is in its path, or unknown.
     """
     own = ".".join(python.split(".")[:2])
     if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:

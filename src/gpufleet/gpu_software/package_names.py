@@ -1,9 +1,9 @@
-"""Names of the driver's packages in NVIDIA's repositories, a table per packaging.  Pure.
+"""Define the driver's package names in NVIDIA's repositories, in a table per packaging. Pure.
 
-There are four: Debian's names; Ubuntu's with the branch in them (up to R580); Ubuntu's without
-(from R590); Red Hat's. Sources: NVIDIA's driver installation guide, chapters on compute-only
-installations, version locking and "Ubuntu 590 and later packages"; package lists of machines that
-run 580, 590, 595 and 615.
+There are four packagings: Debian's names; Ubuntu's with the branch in them (up to R580); Ubuntu's
+without the branch (from R590); Red Hat's. Sources: NVIDIA's driver installation guide, chapters on
+compute-only installations, version locking and "Ubuntu 590 and later packages"; package lists of
+machines that run 580, 590, 595 and 615.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class PackageNames:
 
 
 def package_names(system: System, lock: GpuLock) -> PackageNames:
-    """Return the names for a system; raises `FleetError` for one that is not in the table."""
+    """Return the package names for a system. Raises `FleetError` for an unsupported system."""
     packaging = _PACKAGINGS.get((system.id, system.major))
     if packaging is None:
         known = ", ".join(f"{name} {version}" for name, version in _PACKAGINGS)
@@ -78,7 +78,7 @@ _BRANCHED_FABRIC = ("nvidia-fabricmanager-???", "libnvidia-nscq-???", "nvidia-im
 
 
 def _fabric_of_others(lock: GpuLock) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns of other branches' fabric parts, and those of this one's."""
+    """Return the patterns of all branches' fabric packages, and the patterns of this branch's."""
     own = tuple(pattern.replace("???", lock.branch) for pattern in _BRANCHED_FABRIC)
     return _BRANCHED_FABRIC, ("nvidia-fabricmanager-dev", *own)
 
@@ -202,8 +202,9 @@ def _red_hat(lock: GpuLock) -> PackageNames:
 
 def _red_hat_9(lock: GpuLock) -> PackageNames:
     """
-    Return Red Hat 9's names: the branch is a stream of a dnf module, which hides other branches'
-    packages.
+    Return Red Hat 9's names, where each branch is a stream of a dnf module.
+
+    The module hides other branches' packages.
     """
     found = _red_hat(lock)
     kind = {"open": "open", "proprietary": "dkms"}[lock.modules]

@@ -1,8 +1,7 @@
 """Judge nodes before a deploy provisions them, and refuse unsuitable ones. Pure.
 
-Every problem of every node is found before one of them is touched, from one probe of each; nodes
-without a driver are expected here. `gpu_software/lock_rules.py` decides whether a lock suits a
-machine.
+All problems of all nodes are found before any node is changed, from one probe of each. Nodes
+without a driver are valid. `gpu_software/lock_rules.py` decides whether a lock suits a machine.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ from gpufleet.settings.variables import Origin
 @dataclass(frozen=True)
 class BareNode:
     """
-    One node with a `gpu_lock`, with or without a driver.
+    A node with a `gpu_lock`, with or without a driver.
 
     Attributes:
         document: what the probe printed.
@@ -46,14 +45,14 @@ class BareNode:
 
     @property
     def lock(self) -> GpuLock:
-        """The lock that the node must match."""
+        """Return the node's lock."""
         if self.settings.gpu_lock is None:
             raise ValueError(f"{self.name} has no gpu_lock")
         return self.settings.gpu_lock
 
     @property
     def repository(self) -> Repository:
-        """The repository of the vendor's packages."""
+        """Return the repository of the vendor's packages."""
         if self.settings.cuda is None:
             raise ValueError(f"{self.name} has no cuda.repository")
         return self.settings.cuda.repository
@@ -70,7 +69,7 @@ class Provisioning:
 def read_provisioning(
     answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, NodeVars]
 ) -> Provisioning:
-    """Judge nodes by their probe: a document, or a sentence why there is none."""
+    """Judge nodes by their probes; an answer is a document or the reason for a missing one."""
     nodes: dict[str, BareNode] = {}
     refused: list[str] = []
     locked = [name for name in answers if declared[name].settings.gpu_lock is not None]

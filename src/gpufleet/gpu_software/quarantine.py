@@ -1,8 +1,8 @@
 """Mark a node as unchecked from a driver change until a check passes. Pure.
 
-The mark is a file with the reason as its text, set before the driver is touched and removed by a
-check that passes, so that it outlives an interrupted run and a reboot. While it is there systemd
-starts no stage, for any reason: boot, crash, deploy.
+The mark is a file with the reason as its text. It is set before the driver is changed and removed
+by a check that passes, so that it outlives an interrupted run and a reboot. While the mark exists,
+systemd starts no stage, neither at boot nor after a crash nor by a deploy.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def problems(
     report: Report, node: str, settings: NodeSettings, standing: DriverState | None
 ) -> tuple[str, ...]:
     """
-    Return why a node must not serve yet; unreadable facts are also reasons.
+    Return why a node must not serve yet, including unreadable facts.
 
-    `standing` is its driver's state in the same probe; None: there was no probe, which the report
+    `standing` is the driver's state in the same probe, or None without a probe, which the report
     states. With `checks.degraded` single GPUs may be unfit, as for a deploy.
     """
     found = [finding_sentence(each) for each in _stopping(report, node, settings)]
@@ -54,7 +54,7 @@ def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool
 
 
 def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
-    """Yield the problems, without their consequences."""
+    """Yield the problems of a node, without their consequences."""
     reserved = set(settings.gpus.reserved)
     for each in report.node_findings[node]:
         index = each.gpu.index if each.gpu else None

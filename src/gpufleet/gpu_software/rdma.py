@@ -1,9 +1,9 @@
-"""Determine what a node needs for GPUDirect RDMA between GPUs and network adapters. Pure.
+"""Determine a node's requirements for GPUDirect RDMA between GPUs and network adapters. Pure.
 
-Two ways exist. `dma_buf`: the kernel's DMA-BUF; the driver's open modules export memory, and the
-adapter's inbox driver imports it. `peermem`: NVIDIA's nvidia_peermem, for programs that require it;
-it needs a kernel interface that only the adapter vendor's drivers provide. No adapter driver is
-installed here: the distribution's kernel has one.
+There are two methods. `dma_buf` is the kernel's DMA-BUF: the driver's open modules export memory,
+and the adapter's inbox driver imports it. `peermem` is NVIDIA's nvidia_peermem, for programs that
+require it; it needs a kernel interface that only the adapter vendor's drivers provide. No adapter
+driver is installed, because the distribution's kernel has one.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ PACKAGES = ("rdma-core", "infiniband-diags")
 
 def desired_rdma(rdma: Rdma | None, distribution: str) -> DesiredState:
     """
-    Return packages and files of a node; without `rdma`, the files of an earlier run are removed.
+    Return a node's packages and files; without `rdma`, remove the files of an earlier run.
 
-    `distribution` is os-release's ID, as in "debian" or "rhel".
+    `distribution` is os-release's ID, for example "debian" or "rhel".
     """
     if rdma is None:
         return DesiredState(Absent(MODULES_AT_BOOT), Absent(ORDER), Absent(LIMITS))
@@ -52,19 +52,17 @@ def desired_rdma(rdma: Rdma | None, distribution: str) -> DesiredState:
 
 
 def required_modules(rdma: Rdma) -> tuple[str, ...]:
-    """Return the kernel modules that have to be loaded."""
+    """Return the kernel modules that must be loaded."""
     return (*USER_SPACE, PEERMEM) if rdma.way == "peermem" else USER_SPACE
 
 
 def missing_modules(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
-    """Return the modules that are not in the running kernel; `loaded` is /sys/module's listing."""
+    """Return the required modules that are not in `loaded`, the listing of /sys/module."""
     return tuple(each for each in required_modules(rdma) if each not in loaded)
 
 
 def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
-    """
-    Yield why a node with this lock and kernel does not support the declared way, as sentences.
-    """
+    """Yield why this lock and kernel do not support the declared method, as sentences."""
     if rdma is None or rdma.way != "dma_buf":
         return
     if lock.modules == "proprietary":
@@ -81,7 +79,7 @@ def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
 
 
 def load_error(module: str, said: str) -> str:
-    """Return why a module could not be loaded, as a sentence; `said` is modprobe's."""
+    """Return why a module could not be loaded, as a sentence; `said` is modprobe's error text."""
     if module == PEERMEM and "Invalid argument" in said:
         return (
             f"{PEERMEM} finds no kernel interface to register with: only the adapter vendor's "

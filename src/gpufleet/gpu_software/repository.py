@@ -1,7 +1,8 @@
 """Choose NVIDIA's repository for a system, and verify it by its key. Pure.
 
-It is a table because the names follow no rule: each distribution's repository has its own key with
-an irregular file name. Unknown values are None: callers report that instead of guessing.
+The module has a table, because the names follow no rule: each distribution's repository has its own
+key with an irregular file name. Unknown values are None, and callers report that instead of
+guessing.
 """
 
 from __future__ import annotations
@@ -132,7 +133,7 @@ def repository_path(system: System) -> str:
 
 def fingerprint(keyring: str) -> str | None:
     """
-    Return the fingerprint of the key that is published under a file name; None: not known.
+    Return the fingerprint of the key with a published file name, or None if unknown.
 
     >>> fingerprint("8793F200.pub")
     '02182E60104FCDC26EAE1B8597A5D4CB8793F200'
@@ -146,21 +147,21 @@ def package_source(repository: Repository) -> PackageSource:
 
 
 def key_path(repository: Repository) -> str:
-    """Return where its key is on a node; apt tells armoured keys (.asc) from binary by the name."""
+    """Return the key's path on a node; apt tells armoured (.asc) from binary keys by the name."""
     binary = repository.keyring.endswith((".deb", ".gpg"))
     return f"{KEYS}/nvidia-cuda.{'gpg' if binary else 'asc'}"
 
 
 def stored_key_path(repository: Repository) -> str:
-    """Return where a node keeps the file that its key came in."""
+    """Return the path on a node of the file from which its key was taken."""
     return f"{node_paths.KEPT_KEYS}/nvidia-cuda{repository.keyring[-4:]}"
 
 
 def address_mistake(url: str, system: System) -> str | None:
     """
-    Return the mistake if an address is clearly another system's repository, else None.
+    Return the mistake if an address is clearly another system's repository, or None.
 
-    A mirror may call its folders anything: only NVIDIA's own names are judged.
+    A mirror may have any folder names, so only NVIDIA's own names are judged.
     """
     found = _FOLDER.search(url)
     if found is None or f"{found[1]}/{found[2]}" == repository_path(system):

@@ -1,6 +1,6 @@
-"""Provide sets of versions that NVIDIA released together, as a start for a lock.  Pure data.
+"""Provide sets of versions that NVIDIA released together, as templates for a lock. Pure data.
 
-`data/version_sets.yml` has them, each value with its reason, which a lock's file repeats.
+`data/version_sets.yml` has the sets, with a reason for each value that a lock's file repeats.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class ReleaseSet:
 
 
 def release_set(name: str) -> ReleaseSet:
-    """Return the set of this name; raises `FleetError` with the known names."""
+    """Return the set with a name. Raises `FleetError` that lists the known names."""
     if found := release_sets().get(name):
         return found
     near = suggestion(name, list(release_sets()))
@@ -48,7 +48,7 @@ def release_set(name: str) -> ReleaseSet:
 
 @cache
 def release_sets() -> Mapping[str, ReleaseSet]:
-    """Return all sets by their names."""
+    """Return all sets by name."""
     data: dict[str, Any] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
     return {
         name: ReleaseSet(
