@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 SET = "\0array"
-"""The first word of a line that stands for an assignment: name, `+` or `=`, and the words."""
+"""First word of a line for an assignment, before the name, `+` or `=`, and the words."""
 
 _ASSIGNED = re.compile(
     r"""(?P<before>^|[;&|{]|\b(?:then|do|else)\b)[ \t]*"""
@@ -22,7 +22,7 @@ _USED = re.compile(r"\$\{([A-Za-z_]\w*)\[[@*]\]\}")
 
 def one_line_each(text: str) -> str:
     """
-    Return a script with each assignment of an array in one line that begins with `SET`.
+    Return a script with each array assignment in one line that begins with `SET`.
 
     >>> one_line_each("A=(\\n  --port 8000  # ours\\n)")
     '\\x00array A = --port 8000'
@@ -41,7 +41,7 @@ def one_line_each(text: str) -> str:
 
 def fill_in(words: Sequence[str], arrays: Mapping[str, Sequence[str]]) -> list[str]:
     """
-    Return the words of a command with those of the arrays that it uses.
+    Return the words of a command, with the arrays in it replaced by their words.
 
     >>> fill_in(["vllm", "${A[@]}", "${B[@]}"], {"A": ["serve", "m"]})
     ['vllm', 'serve', 'm', '${B[@]}']

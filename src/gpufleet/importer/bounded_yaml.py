@@ -13,11 +13,11 @@ import yaml
 from gpufleet.errors import FleetError, yaml_fault
 
 _MOST_VALUES = 100_000
-"""Limit of a YAML text's values after aliases are expanded."""
+"""Maximum values of a YAML text after its aliases are expanded."""
 
 
 class NoYamlError(Exception):
-    """The text is not YAML; carries the mistake and its line number, without the line."""
+    """The text is not YAML; the message has the mistake and line number, not the line itself."""
 
 
 def load_documents(text: str) -> tuple[Any, ...]:
@@ -56,7 +56,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return a YAML node's number of values with expanded aliases; each node is visited once."""
+    """Return a YAML node's number of values with expanded aliases, visiting each node once."""
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES + 1  # a value that contains itself has no finite size
         below = [] if isinstance(node, yaml.ScalarNode) else node.value
@@ -66,7 +66,7 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _where(error: yaml.YAMLError | ValueError) -> str:
-    """Return the mistake and its line number, without the line: it may contain a key."""
+    """Return the mistake and its line number, without the line, which may contain a key."""
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {yaml_fault(error)}"
     if isinstance(error, yaml.YAMLError):
@@ -75,14 +75,14 @@ def _where(error: yaml.YAMLError | ValueError) -> str:
 
 
 def mapping(value: Any) -> Mapping[str, Any]:
-    """Return a mapping with names as keys; {} for anything else."""
+    """Return a mapping with its keys as text, or {} for any other value."""
     if not isinstance(value, Mapping):
         return {}
     return {str(key): below for key, below in value.items()}
 
 
 def items(value: Any) -> list[Any]:
-    """Return a list unchanged; [] for anything else."""
+    """Return a list unchanged, or [] for any other value."""
     return value if isinstance(value, list) else []
 
 

@@ -1,7 +1,7 @@
 """Read vLLM containers from `docker run` and docker-compose files.  Pure.
 
-Contract: takes only the server's options. All other options of the container, including unknown
-ones, are reported with the reason for dropping them.
+Contract: only the server's options are converted. All other options of the container, including
+unknown ones, are reported with the reason for dropping them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
 Inside: TypeAlias = Callable[[str], Launch | None]
-"""Reads the command line that a shell in the container gets."""
+"""A function that reads the command line for a container's shell."""
 
 _IMAGE = re.compile(rf"vllm[^:@]*(?::v?({RELEASE.pattern}))?(?:@.*)?$")
 _ENTRIES = (
@@ -49,8 +49,7 @@ WHY = {
     "env-file": "it was not read: put its variables under `environment`",
 }
 """
-Why an option of a container is dropped; options that are not here are dropped because no container
-is used.
+Reasons for dropping a container's options; other options are dropped because no container is used.
 """
 
 
@@ -64,7 +63,7 @@ _COMPOSE = {
     "shm_size": "shm-size",
     "ulimits": "ulimit",
 }
-"""Compose's keys, by the equivalent options of `docker run`."""
+"""Compose's keys, with the equivalent options of `docker run`."""
 
 
 def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
@@ -113,7 +112,7 @@ def _is_vllm(service: Mapping[str, Any]) -> bool:
 
 
 def starts_server(said: Iterable[Any]) -> bool:
-    """Return whether a container's image, command and arguments start an engine that is read."""
+    """Return whether a container's image, command and arguments start a supported engine."""
     text = " ".join(
         " ".join(map(str, one)) if isinstance(one, list) else str(one) for one in said if one
     )
@@ -122,7 +121,7 @@ def starts_server(said: Iterable[Any]) -> bool:
 
 @dataclass
 class _Run:
-    """A container's settings, while its options are read."""
+    """A container's settings while its options are read."""
 
     environment: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str]] = field(default_factory=list)
@@ -236,7 +235,7 @@ def as_arguments(
     """
     Return vLLM's arguments and variables of a container's command, and notes about them.
 
-    `port` is the one that the container publishes, if it does.
+    `port` is the port that the container publishes, or None.
     """
     own = without_entry(words)
     if found := find_engine(words):
@@ -251,7 +250,7 @@ def as_arguments(
 
 
 def without_entry(words: Sequence[str]) -> list[str]:
-    """Return a container's command without the program that it starts: `/opt/bin/vllm serve`."""
+    """Return a container's command without its program, for example `/opt/bin/vllm serve`."""
     named = [words[0].rpartition("/")[2], *words[1:]] if words else []
     for entry in _ENTRIES:
         if tuple(named[: len(entry)]) == entry:
@@ -261,7 +260,7 @@ def without_entry(words: Sequence[str]) -> list[str]:
 
 def release_of(image: str) -> str | None:
     """
-    Return the release of vLLM that an image is named after.
+    Return the release of vLLM in an image's name, or None.
 
     >>> release_of("vllm/vllm-openai:v0.10.2"), release_of("vllm/vllm-openai:latest")
     ('0.10.2', None)
@@ -284,7 +283,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _ends(value: Any, near: str) -> Iterator[str]:
-    """Yield `near:target` of a list of volumes or ports, however each is written."""
+    """Yield `near:target` for each entry of a list of volumes or ports, in any notation."""
     for one in value if isinstance(value, list) else ():
         if isinstance(one, Mapping):
             yield f"{one.get(near, '')}:{one.get('target', '')}"

@@ -48,7 +48,7 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """Settings for group_vars, and what was dropped or renamed."""
+    """Settings for group_vars, with notes on dropped and renamed parts."""
 
     settings: Mapping[str, Any]
     notes: tuple[Note, ...]
@@ -65,7 +65,7 @@ def convert(
     """
     Return the settings of servers for the release of `schema`, and notes in their order.
 
-    `names` are LiteLLM's that belong to none of the servers.
+    `names` has LiteLLM's names that belong to none of the servers.
     """
     serving: dict[str, dict[str, Any]] = {}
     notes: list[Note] = []
@@ -194,7 +194,7 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
 
 def _adapters(found: Findings) -> None:
     """
-    Move `lora-modules` to `adapters`, if all can be converted and no other flag loads adapters.
+    Move `lora-modules` to `adapters` if all can be converted and no other flag loads adapters.
     """
     modules = found.flags.get("lora-modules")
     if not isinstance(modules, list) or "default-mm-loras" in found.flags:
@@ -232,7 +232,7 @@ def _adapters(found: Findings) -> None:
 
 
 def _module(word: Any) -> tuple[str, str]:
-    """Return name and path of a word of `--lora-modules`; empty if it has more than these."""
+    """Return the name and path in a word of `--lora-modules`, or empty texts if it has more."""
     if isinstance(word, str) and word.startswith("{"):
         word = json.loads(word)
     if isinstance(word, Mapping):
@@ -259,7 +259,7 @@ def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:
 def _on_the_node(
     model: str | None, line: Placed, launch: Launch, found: Findings
 ) -> tuple[str | None, Placed]:
-    """Return model and arguments with the node's paths for those inside a container."""
+    """Return the model and the arguments, with the node's paths in place of a container's."""
     used: set[str] = set()
 
     def outside(text: str) -> str:

@@ -28,7 +28,7 @@ _HOW = (
     "...`; SGLang, TensorRT-LLM and TGI in vLLM's place"
 )
 _LONGEST = 1 << 18
-"""Limit of a text's characters: a file for hundreds of servers has fewer."""
+"""Maximum characters of a text; a file for hundreds of servers has fewer."""
 _STARTS = re.compile(r"vllm[\s./:]")
 _SHOWN = 200  # characters of a text's keys
 _YAML = (".yml", ".yaml")
@@ -92,7 +92,7 @@ _Documents: TypeAlias = Sequence[Mapping[str, Any]]
 def _kinds(
     name: str,
 ) -> Iterator[tuple[Callable[[_Documents], bool], Callable[[_Documents], Source]]]:
-    """Yield the kinds of YAML: how to recognize each, and how to read it."""
+    """Yield the kinds of YAML, each with functions to recognise and to read it."""
     yield (
         lambda found: isinstance(found[0].get("services"), Mapping),
         lambda found: _compose(found[0]),
@@ -142,7 +142,7 @@ def _short(text: str) -> str:
 
 
 def _expanded(value: Any) -> Any:
-    """Return compose's values with its variables' defaults; `$$` is a dollar sign."""
+    """Return compose's values with expanded defaults of variables; `$$` is a dollar sign."""
     if isinstance(value, str):
         return shell.expand(value.replace("$$", "\0"), {}).replace("\0", "$")
     if isinstance(value, Mapping):
@@ -151,7 +151,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _named(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """Number the servers that have the same name."""
+    """Return the servers, with numbers added to equal names."""
     found: list[Launch] = []
     taken: dict[str, int] = {}
     for launch in launches:

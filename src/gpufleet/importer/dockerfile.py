@@ -1,7 +1,7 @@
 """Convert a Dockerfile whose image serves with vLLM to shell lines.  Pure.
 
-Contract: the last stage's ENTRYPOINT and CMD, in either form, with its ENV before them. The image
-vllm/vllm-openai has `vllm serve` as its entrypoint.
+Contract: the last stage's ENTRYPOINT and CMD are read, in either form, with its ENV before them.
+The image vllm/vllm-openai has `vllm serve` as its entrypoint.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SERVES = ("vllm/vllm-openai", "vllm-openai:")
 
 
 def is_dockerfile(text: str) -> bool:
-    """Return whether the first instruction is FROM or an ARG before one."""
+    """Return whether the first instruction is FROM, or an ARG before a FROM."""
     first = next(_instructions(text), ("", ""))
     return first[0] == "FROM" or (
         first[0] == "ARG" and re.search(r"(?mi)^FROM\s", text) is not None
@@ -26,7 +26,7 @@ def is_dockerfile(text: str) -> bool:
 
 def as_script(text: str) -> str:
     """
-    Return the lines that a container of the image runs.
+    Return the shell lines that a container of the image runs.
 
     >>> as_script('FROM vllm/vllm-openai:v0.11.0\\nENV A=b\\nCMD ["--model", "m"]')
     'export A=b\\nvllm serve --model m'
@@ -63,7 +63,7 @@ def _command(rest: str) -> str:
 
 
 def _assignments(rest: str) -> str:
-    """Return `A=b C=d` of ENV, which may also be `A b`."""
+    """Return `A=b C=d` for the assignments of ENV, which may also be written `A b`."""
     if "=" in rest.split(maxsplit=1)[0]:
         return rest
     name, _, value = rest.partition(" ")

@@ -45,7 +45,7 @@ _ORDER = (
 
 @dataclass
 class Findings:
-    """The findings of one server; `key` is its name in `serving`."""
+    """The findings of one server, whose name in `serving` is `key`."""
 
     key: str
     served: dict[str, Any] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Findings:
     secrets: list[str] = field(default_factory=list)
 
     def say(self, text: str, *, decide: bool = False, at: int = FIRST) -> None:
-        """Add a note about the word at a place of the command line."""
+        """Add a note about the word at a position of the command line."""
         self.notes.append((at, Note(text, decide=decide)))
 
     def hide(self, value: str) -> None:
@@ -65,7 +65,7 @@ class Findings:
             self.secrets.append(value)
 
     def secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
-        """Drop a secret; `setting` of `vllm` names a file for it, None: no setting does."""
+        """Drop a secret; `setting` is the setting of `vllm` that names its file, or None."""
         self.hide(value)
         if setting is None:
             self.say(
@@ -94,7 +94,7 @@ class Findings:
         )
 
     def ordered(self) -> dict[str, Any]:
-        """Return the entry of `serving`, with its keys in reading order."""
+        """Return the server's entry of `serving` with its keys in reading order."""
         return {name: self.served[name] for name in _ORDER if name in self.served}
 
     def sentences(self) -> Iterator[Note]:

@@ -1,6 +1,6 @@
-"""Convert a command line's flags to settings, or to notes why that is impossible.  Pure.
+"""Convert a command line's flags to settings, or to notes on impossible conversions. Pure.
 
-Contract: the complete line is judged as vLLM would get it; flags with their own setting, and those
+Contract: the complete line is judged as vLLM would get it. Flags with their own setting, and flags
 that the plan decides, are removed afterwards.
 """
 
@@ -70,16 +70,18 @@ _RENAMED = {
 
 
 class FlagSettings:
-    """The flags of one server; the outcome of each is in its findings."""
+    """The flags of one server; the findings have the outcome of each."""
 
     def __init__(self, schema: Schema, found: Findings, published: int | None) -> None:
-        """Take the port that the server's container publishes, if one does."""
+        """
+        Set the schema, the findings, and the port that the server's container publishes, if any.
+        """
         self._schema = schema
         self._found = found
         self._published = published
 
     def take(self, line: Placed) -> None:
-        """Turn the arguments after the model into settings and sentences."""
+        """Convert the arguments after the model to settings and notes."""
         line = Placed((_MODEL, *line.words), (-1, *line.places))
         nodes = Topology(parse(self._schema, line.words), self._schema)
         line = self._accepted(line)
@@ -95,7 +97,7 @@ class FlagSettings:
         return parse(self._schema, line.words)
 
     def _accepted(self, line: Placed) -> Placed:
-        """Return the line in the release's form, with notes on the changes."""
+        """Return the line in the release's form, and note the changes."""
         for _ in range(_ROUNDS):
             problems = check(self._schema, line.words)
             refused = [one for one in problems if one.refuses and one.at and 0 not in one.at]
@@ -171,7 +173,7 @@ class FlagSettings:
     # -- settings of their own ---------------------------------------------------------------------
 
     def _renamed(self, given: GivenFlag, at: int) -> bool:
-        """Convert a flag that has its own setting; False: it stays a flag."""
+        """Convert a flag that has its own setting; return False if it stays a flag."""
         name = _RENAMED[given.flag.name]
         value, faults = values.read(self._schema, given)
         written = f"{given.option} {' '.join(given.values)}".rstrip()
@@ -286,13 +288,13 @@ def split_model(line: Placed, schema: Schema) -> tuple[str | None, Placed]:
 
 
 def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
-    """Return the value of `--quantization`; None: not given."""
+    """Return the value of `--quantization`, or None if not given."""
     given = parse(schema, (_MODEL, *words)).last("--quantization")
     return given.values[-1] if given is not None and given.values else None
 
 
 def is_open(problem: Problem) -> bool:
-    """Return whether the operator must decide about it."""
+    """Return whether the operator must decide about a problem."""
     return problem.rewritten is None and problem.kind not in {Kind.REMOVED, Kind.NEVER}
 
 

@@ -1,7 +1,7 @@
 """Read Kubernetes workloads with a vLLM container from manifests.  Pure.
 
-Contract: takes a container's command, arguments, variables and replicas. A Secret is named and
-never copied: neither a document of that kind nor the value of a variable that comes from one.
+Contract: a container's command, arguments, variables and replicas are converted. A Secret is named
+but never copied, neither as a document nor as the value of a variable.
 """
 
 from __future__ import annotations
@@ -118,15 +118,15 @@ class _Container:
 
     said: Mapping[str, Any]
     paths: Mapping[str, str]
-    """Paths on the node, by the name of the volume; "" for other kinds of volumes."""
+    """Paths on the node by the volume's name, or "" for other kinds of volumes."""
     environment: dict[str, str] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     notes: list[Note] = field(default_factory=list)
     expansion: shell.Expansion = field(default_factory=shell.Expansion)
-    """Expansion of `$(NAME)`."""
+    """Limit for the expansion of `$(NAME)`."""
 
     def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
-        """Return the server; `notes` are about its pod."""
+        """Return the server; `notes` has notes about its pod."""
         for each in map(mapping, items(self.said.get("env"))):
             self._variable(scalar_text(each.get("name")), each)
         for each in map(mapping, items(self.said.get("envFrom"))):
@@ -194,7 +194,7 @@ class _Container:
             )
 
     def _expanded(self, text: str) -> str:
-        """Return a text with `$(NAME)` of variables that are known; `$$` is a dollar sign."""
+        """Return a text with known variables `$(NAME)` expanded; `$$` is a dollar sign."""
 
         def value(match: re.Match[str]) -> str:
             if match[1] is None:

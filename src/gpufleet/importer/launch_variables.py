@@ -1,4 +1,6 @@
-"""Convert a server's variables to settings or flags, or to notes why that is impossible.  Pure."""
+"""
+Convert a server's variables to settings or flags, or to notes on impossible conversions. Pure.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,7 @@ def take_variables(
     """
     Return the variables to keep, and the flags that replace others.
 
-    `secrets` are names of variables whose values are stored elsewhere.
+    `secrets` has the names of variables whose values are stored elsewhere.
     """
     kept: dict[str, str] = {}
     for name, value in variables.items():

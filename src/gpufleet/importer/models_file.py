@@ -29,7 +29,7 @@ _KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "p
 
 def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
     """
-    Return the servers of `models`; `shared` are variables of all of them, or None.
+    Return the servers of `models`; `shared` has variables of all servers, or is None.
 
     Raises `FleetError` naming every model that cannot be read.
     """
@@ -119,9 +119,9 @@ def _names_a_model(argv: Sequence[str]) -> bool:
 
 def _text(said: Any) -> str:
     """
-    Return a command as a shell reads it.
+    Return a command as text in shell syntax.
 
-    A list contains words, which keep their spaces, or lines such as `--port 8001`. A mapping has
+    A list contains words, which keep their spaces, or lines like `--port 8001`. A mapping has
     flags.
 
     >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])

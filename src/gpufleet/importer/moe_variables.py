@@ -27,9 +27,7 @@ _HAVE_NO_FP8 = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MoeChoice:
-    """
-    The result for such a variable: arguments to add, and why; `decide`: the operator must decide.
-    """
+    """The result for one variable: arguments to add, the reason, and whether to `decide`."""
 
     arguments: tuple[str, ...]
     why: str
@@ -38,10 +36,10 @@ class MoeChoice:
 
 def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None) -> MoeChoice:
     """
-    Return the outcome of one of `MOE_VARIABLES`.
+    Return the result for one of `MOE_VARIABLES`.
 
-    `variables` are all of the server, `quantization` is from its command line; None: the checkpoint
-    decides.
+    `variables` has all variables of the server. `quantization` is from its command line, or None if
+    the checkpoint decides.
     """
     if name == _KERNELS:
         if _is_on(variables, _FP8) or _is_on(variables, _FP16):
@@ -69,7 +67,7 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
 
 
 def _acts(name: str, quantization: str | None) -> bool | None:
-    """Return whether the variable has an effect; None: unknown."""
+    """Return whether the variable has an effect, or None if unknown."""
     if quantization is None:
         return None
     if name == _FP16:

@@ -14,15 +14,15 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Topology:
-    """The nodes of one replica by its flags, read before the plan's own flags are taken out."""
+    """The nodes of one replica, by its flags before the plan's own flags are removed."""
 
     def __init__(self, line: CommandLine, schema: Schema) -> None:
-        """Set the command line, in its original form."""
+        """Store the command line in its original form."""
         self._line = line
         self._schema = schema
 
     def tell(self, found: Findings) -> None:
-        """Propose `span_nodes` if the line spans nodes."""
+        """Propose `span_nodes` if the command line spans nodes."""
         if by := self._spans():
             found.served["span_nodes"] = True
             found.say(
@@ -47,7 +47,7 @@ class Topology:
             )
 
     def _spans(self) -> str | None:
-        """Return the flag that shows that the replica has several nodes."""
+        """Return the flag that shows a replica over several nodes, or None."""
         if self._number("--nnodes", 1) > 1:
             return self._written("--nnodes")
         if by := self._further():
@@ -61,7 +61,7 @@ class Topology:
         return None
 
     def _further(self) -> str | None:
-        """Return the flag that makes this a further node of the replica, not its first."""
+        """Return the flag that makes this node a further node of the replica, or None."""
         if self._value("--headless"):
             return self._written("--headless")
         for name in ("--node-rank", "--data-parallel-start-rank"):

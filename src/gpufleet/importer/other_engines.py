@@ -1,7 +1,7 @@
 """Convert command lines of SGLang, TensorRT-LLM and TGI to arguments of `vllm serve`.  Pure.
 
-Contract: each option becomes vLLM's of the same meaning, or a note with the reason
-(data/engines.yml). A note shows a value only of a known option, and none that may be a key.
+Contract: each option becomes vLLM's option with the same meaning, or a note with the reason
+(data/engines.yml). A note shows values only of known options, and never a possible key.
 """
 
 from __future__ import annotations
@@ -23,38 +23,38 @@ _DATA = Path(__file__).with_name("data") / "engines.yml"
 VLLM_PORT = 8000
 """vLLM's default port."""
 _PLAIN = re.compile(r"[\w./:,+%-]{1,80}")
-"""A value that a note may show."""
+"""Pattern of values that a note may show."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _SWITCH = re.compile(
     r"--(enable|disable|trust|skip|no)-|--(log-requests|is-embedding|json-output)$"
 )
-"""Options without a value."""
+"""Pattern of options without a value."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine whose command lines are read; the fields are those of data/engines.yml."""
+    """An engine with supported command lines; the fields are from data/engines.yml."""
 
     name: str
     port: int
     starts: re.Pattern[str]
-    """Texts in a command or an image that start the engine."""
+    """Pattern of the commands and images that start the engine."""
     variables: tuple[str, ...]
     by_variables: bool
     renamed: Mapping[str, str]
-    """{the engine's option: vLLM's option}, including equal names."""
+    """vLLM's option for each of the engine's options, including equal names."""
     computed: Mapping[str, str]
     dropped: Mapping[str, tuple[str, bool]]
-    """Why each option is dropped, and whether the operator has to decide."""
+    """Reason for dropping each option, and whether the operator has to decide."""
 
     def has_option(self, option: str) -> bool:
-        """Return whether it is an option of the engine, as far as known."""
+        """Return whether the engine is known to have an option."""
         return option in self.renamed or option in self.computed or option in self.dropped
 
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    """Return the engines by their keys: sglang, tensorrt-llm, tgi."""
+    """Return the engines by key: sglang, tensorrt-llm, tgi."""
     return {key: _engine(said) for key, said in yaml.safe_load(_DATA.read_text()).items()}
 
 
@@ -77,12 +77,12 @@ def _engine(said: Mapping[str, Any]) -> Engine:
 
 
 def started_engine(text: str) -> Engine | None:
-    """Return the engine that a command or an image starts."""
+    """Return the engine that a command or an image starts, or None."""
     return next((each for each in engines().values() if each.starts.search(text)), None)
 
 
 def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:
-    """Return where another engine's command starts, where its arguments do, and the engine."""
+    """Return the indices of another engine's command and its arguments, and the engine."""
     for at, word in enumerate(words):
         command = word.rpartition("/")[2]
         following = words[at + 1] if at + 1 < len(words) else ""
@@ -103,7 +103,7 @@ def as_vllm(
     """
     Return vLLM's arguments and variables for those of another engine, and notes about them.
 
-    `published`: a container says at which port clients find it.
+    `published` means that a container publishes the port for clients.
     """
     notes = [Note(f"it runs {engine.name} today: vLLM serves the model here")]
     given, stray = _options(words)
@@ -132,7 +132,7 @@ def as_vllm(
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return a line's options with their values, in its order, and words that belong to none."""
+    """Return a line's options with their values in order, and words that belong to no option."""
     found: dict[str, tuple[str, ...]] = {}
     stray: list[str] = []
     option = ""
@@ -152,7 +152,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str
 
 @dataclass(frozen=True)
 class Given:
-    """One option of a line, with its values; `line` has all of them by their names."""
+    """One option of a line with its values; `line` has all options by name."""
 
     option: str
     values: tuple[str, ...]
@@ -160,18 +160,18 @@ class Given:
 
     @property
     def text(self) -> str:
-        """Return its values as one."""
+        """Return the values as one text."""
         return " ".join(self.values)
 
     def number(self, *names: str, otherwise: int | None = None) -> int | None:
-        """Return the value of the first of these options that is given, if it is a number."""
+        """Return the value of the first given option of these, if it is a number."""
         for name in names:
             if (values := self.line.get(name)) is not None:
                 return int(values[0]) if len(values) == 1 and values[0].isdigit() else None
         return otherwise
 
     def dropped(self, why: str, *, decide: bool = False) -> Note:
-        """Return the note that drops it."""
+        """Return the note that reports a dropped option."""
         shown = all(_PLAIN.fullmatch(each) and not redact.is_secret(each) for each in self.values)
         hidden = redact.is_secret_name(self.option.lstrip("-"))
         text = f"{self.option} {self.text}".rstrip() if shown and not hidden else self.option
@@ -217,7 +217,7 @@ _TOOL_PARSERS = {
     "qwen25": "hermes",
     "qwen3": "hermes",
 }
-"""vLLM's names for values that differ by more than a dash."""
+"""vLLM's names for parsers that differ by more than a dash."""
 _REASONING_PARSERS = {
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "deepseek_v3",
@@ -234,7 +234,7 @@ _REASONING_PARSERS = {
 
 
 def _tensor_parallel(given: Given) -> _Words:
-    """Yield vLLM's size: SGLang's counts the GPUs of all groups that attention is divided into."""
+    """Yield vLLM's tensor-parallel size; SGLang's counts the GPUs of all attention groups."""
     size = given.number(given.option)
     names = _DP if "--enable-dp-attention" in given.line else _ATTENTION_DP
     groups = given.number(*names, otherwise=1)
@@ -265,7 +265,7 @@ def _experts(given: Given) -> _Words:
 
 
 def _context(given: Given) -> _Words:
-    """Yield the length: SGLang writes 64Ki where vLLM writes 64K."""
+    """Yield the context length; SGLang writes 64Ki for vLLM's 64K."""
     yield from ("--max-model-len", given.text.removesuffix("i"))
 
 
@@ -332,7 +332,7 @@ def _quantize(given: Given) -> _Words:
 
 
 def _speculation(given: Given) -> _Words:
-    """Yield vLLM's settings of a draft: as many tokens in a row as SGLang makes steps."""
+    """Yield vLLM's settings of a draft, with as many tokens as SGLang makes steps."""
     tokens = given.number("--speculative-num-steps")
     draft = next((given.line[name] for name in _DRAFT if given.line.get(name)), ())
     method = _METHODS.get(given.text.upper())
@@ -371,7 +371,7 @@ def _listed_adapters(given: Given) -> _Words:
 
 
 def _module(text: str) -> str:
-    """Return an adapter as vLLM takes it: `name=path`."""
+    """Return an adapter in vLLM's form, `name=path`."""
     if text.startswith("{"):
         try:
             said = json.loads(text)
@@ -425,4 +425,4 @@ _COMPUTED: Mapping[str, Callable[[Given], _Words]] = {
     "tensor_parallel": _tensor_parallel,
     "tool_parser": _tool_parser,
 }
-"""By the names that data/engines.yml uses."""
+"""Conversion functions by their names in data/engines.yml."""

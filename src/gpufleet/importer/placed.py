@@ -1,4 +1,4 @@
-"""Keep words of a command line with their places, so that notes follow its order.  Leaf."""
+"""Keep words of a command line with their positions, so that notes follow its order. Leaf."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FIRST, LAST = -1, 1 << 30
-"""Order of sentences that come before or after the line's own."""
+"""Positions of notes before and after the line's own."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Arguments of `vllm serve`, each with its place in the original line."""
+    """Arguments of `vllm serve`, each with its position in the original line."""
 
     words: tuple[str, ...]
     places: tuple[int, ...]
@@ -35,10 +35,10 @@ class Placed:
         )
 
     def place(self, indices: Iterable[int]) -> int:
-        """Return the place of the first of these words."""
+        """Return the position of the first of these words."""
         return min((self.places[at] for at in indices), default=LAST)
 
 
 def placed(words: Sequence[str]) -> Placed:
-    """Return a line in its original form."""
+    """Return a line with its original positions."""
     return Placed(tuple(words), tuple(range(len(words))))

@@ -51,7 +51,7 @@ _NONE = "it has no counterpart here"
 
 
 def read_stack(document: Mapping[str, Any]) -> Source:
-    """Return the servers of a chart's values, and notes about the rest of them."""
+    """Return the servers of a chart's values, and notes about the other values."""
     engine = mapping(document.get("servingEngineSpec"))
     api_key = engine.get("vllmApiKey")
     launches: list[Launch] = []
@@ -141,7 +141,7 @@ def _argv(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, str], set[str]]:
-    """Return the variables of an entry, and the names of those that come from a Secret."""
+    """Return the variables of an entry, and the names of variables that come from a Secret."""
     found: dict[str, str] = {}
     secrets: set[str] = set()
     for each in map(mapping, items(spec.get("env"))):

@@ -1,7 +1,7 @@
 """Convert LiteLLM's names and parameters to `litellm` in group_vars.  Pure.
 
 Contract: a LiteLLM deployment of a server becomes a name with entries, parameters and fallbacks, or
-a sentence with its key. Values without a setting are never shown: they may be keys.
+a sentence with its key. Values without a setting are never shown, because they may be keys.
 """
 
 from __future__ import annotations
@@ -91,8 +91,8 @@ def proxy_settings(
     """
     Return the names for `litellm` in group_vars, and notes.
 
-    `asked` are names with their entry of `serving`, None if unknown; `served` are the served names
-    of entries.
+    `asked` has names with their entry of `serving`, or None if unknown. `served` has the served
+    names of entries.
     """
     groups: dict[str, list[tuple[ProxyName, str | None]]] = {}
     notes: list[Note] = []
@@ -132,7 +132,7 @@ def _name(
     models: dict[str, Any],
     aliases: dict[str, str],
 ) -> Iterable[Note]:
-    """Write one name into `models` or `aliases`, and yield notes about it."""
+    """Add one name to `models` or `aliases`, and yield notes about it."""
     entries = tuple(dict.fromkeys(entry for _, entry in members if entry is not None))
     asked = (served[entry] if entry else one.asks for one, entry in members)
     behind = tuple(dict.fromkeys(each for each in asked if each is not None))

@@ -1,4 +1,4 @@
-"""Join the lines of a shell script or unit file as a shell does.  Pure.
+"""Join the lines of a shell script or unit file like a shell. Pure.
 
 Contract: continued and quoted lines become one; comments and here-documents are removed. A broken
 continued line is read as intended, with a note.
@@ -18,14 +18,14 @@ _UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
 _BROKEN = re.compile(r"(?<=\s)\\[ \t]+(?:#.*)?$")
 _LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
 _QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
-"""Special characters within a shell's quotes: the end, and a backslash before any character."""
+"""Special characters within each kind of quotes: the end, and a backslash with its character."""
 
 
 def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
     """
     Yield the lines of a script, and notes about each.
 
-    Raises `FleetError` for a quote that is never closed, and for a command that is too long.
+    Raises `FleetError` for an unclosed quote and for a command that is too long.
     """
     pending, quote, began = "", "", 1
     ended: dict[str, int] = {}
@@ -88,7 +88,7 @@ def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
 
 
 def _plain(line: str) -> str:
-    """Return a unit file's line in shell syntax, any other unchanged."""
+    """Return a unit file's line in shell syntax, or any other line unchanged."""
     match = _UNIT.fullmatch(line)
     if match is None:
         return line
@@ -112,10 +112,9 @@ def _without_comment(line: str) -> str:
 
 def open_quote(text: str, quote: str = "") -> str:
     """
-    Return the quote that is open at the end of a text, "": none; the second argument is the one
-    open before it.
+    Return the open quote at the end of a text, or ""; `quote` is the open quote before it.
 
-    A final backslash counts as open, too, because the next character is escaped.
+    A final backslash also counts as open, because the next character is escaped.
 
     >>> open_quote("a 'b"), open_quote("c' d", "'"), open_quote('"')
     ("'", '', '"')

@@ -11,11 +11,11 @@ from gpufleet.importer.findings import Findings
 from gpufleet.importer.placed import Placed
 
 SECRET_FLAGS = {"--api-key": "api_key_file", "--hf-token": "hf_token_file"}
-"""Flags whose value is a secret, with the setting of `vllm` for the secret's file."""
+"""Flags with secret values, and the setting of `vllm` for the secret's file."""
 
 
 def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
-    """Return a line without its secrets, and a note for each that does not show its value."""
+    """Return a line without its secrets, and note each one without its value."""
     gone: set[int] = set()
     at = 0
     while at < len(line.words):
@@ -26,10 +26,7 @@ def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
-    """
-    Return the indices of the words of a secret that begins at an index; empty: no secret begins
-    there.
-    """
+    """Return the indices of the words of a secret that begins at an index, or an empty set."""
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")
@@ -68,7 +65,7 @@ def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
 
 
 def _hides(flag: str, schema: Schema) -> bool:
-    """Return whether the name of an unknown flag, or a dotted one, suggests a secret."""
+    """Return whether the name of an unknown or dotted flag suggests a secret."""
     known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
     if flag.startswith("--no-") or not flag.startswith("--"):
         return False
@@ -76,7 +73,7 @@ def _hides(flag: str, schema: Schema) -> bool:
 
 
 def read_json(text: str) -> Any:
-    """Return a text's JSON value; None for other texts."""
+    """Return a text's JSON value, or None for other texts."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

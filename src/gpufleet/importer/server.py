@@ -1,4 +1,4 @@
-"""Define a server as it is started today, and the notes about it.  Leaf."""
+"""Define a server as it is started now, and the notes about it. Leaf."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 @dataclass(frozen=True)
 class Note:
     """
-    One sentence about what was dropped, renamed or kept.
+    One sentence about a dropped, renamed or kept part.
 
-    `where` is the server's name, "" for the file. `decide`: something is left to the operator.
+    `where` is the server's name, or "" for the file. `decide` means that the operator must decide.
     """
 
     text: str
@@ -28,8 +28,8 @@ class ProxyName:
     """
     One of LiteLLM's names for clients.
 
-    `name` is None if it is the server's own; `asks` is LiteLLM's name for the model at the server,
-    None if not given. `parameters` are defaults for requests.
+    `name` is None if it is the server's own. `asks` is LiteLLM's name for the model at the server,
+    or None if not given. `parameters` has defaults for requests.
     """
 
     name: str | None = None
@@ -43,9 +43,9 @@ class Launch:
     """
     One `vllm serve`, started in any way.
 
-    `argv` are the arguments of `vllm serve`, as written. `mounts` are a container's paths (inside,
-    on the node). `version` is the release that it runs today, if stated. `left_behind` are words
-    after the command that a shell does not pass to vLLM.
+    `argv` has the original arguments of `vllm serve`. `mounts` has a container's paths (inside, on
+    the node). `version` is the release that it runs now, if stated. `left_behind` has words after
+    the command that a shell does not pass to vLLM.
     """
 
     name: str
@@ -59,7 +59,7 @@ class Launch:
     replicas: int | None = None
     left_behind: tuple[str, ...] = ()
     secret_variables: frozenset[str] = frozenset()
-    """Names in `environment` whose values are secrets that lie elsewhere."""
+    """Names in `environment` whose values are secrets that are stored elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +67,8 @@ class Source:
     """
     Content of a text: servers, LiteLLM names without one, and notes on the whole text.
 
-    `inventory` is the text of an inventory file; "": the text has no hosts. `hosts` are those of
-    it, as an inventory file writes them: a name, or (name, its variables).
+    `inventory` is the text of an inventory file, or "" without hosts. `hosts` has its hosts in the
+    form of an inventory file: a name, or (name, its variables).
     """
 
     launches: tuple[Launch, ...] = ()

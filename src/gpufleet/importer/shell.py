@@ -1,8 +1,8 @@
 """Find the lines of a shell script that start a server, without running the script.  Pure.
 
 Contract: words, quotes, continued lines, comments, here-documents and the script's variables are
-read as a shell reads them; a unit file's `ExecStart=` and `Environment=` count as such lines.
-Values known only at run time (`$(...)`, external variables) are not guessed: they stay as written.
+read like in a shell. A unit file's `ExecStart=` and `Environment=` count as such lines. Values that
+are known only at run time (`$(...)`, external variables) are not guessed and stay unchanged.
 """
 
 from __future__ import annotations
@@ -47,12 +47,16 @@ _MOST_EXPANDED = 1 << 22  # limit of characters of all expanded variables of a s
 
 @dataclass
 class Expansion:
-    """Limit the expansion of a source's variables: four nested ones can fill a machine's memory."""
+    """
+    Limit of the expansion of a source's variables; four nested ones can fill a machine's memory.
+    """
 
     characters: int = 0
 
     def add(self, text: str) -> str:
-        """Return a variable's value. Raises `FleetError` if the total becomes too long."""
+        """
+        Return a variable's value. Raises `FleetError` if all expansions together are too long.
+        """
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
             raise FleetError(
@@ -72,16 +76,15 @@ class _Script:
     expanded: Expansion = field(default_factory=Expansion)
 
     def expand(self, text: str) -> str:
-        """Return a text with the variables that are known."""
+        """Return a text with known variables expanded."""
         return expand(text, self.variables, self.expanded.add)
 
 
 def launches(text: str, name: str) -> tuple[Launch, ...]:
     """
-    Return the servers that a script starts, in its order.
+    Return the servers that a script starts, in order.
 
-    `name` is the name of a server without its own. Raises `FleetError` for quotes that are never
-    closed.
+    `name` is the name for a server without its own. Raises `FleetError` for unclosed quotes.
     """
     return _launches(text, name, _Script())
 
@@ -101,9 +104,9 @@ def expand(
     text: str, variables: Mapping[str, str], add: Callable[[str], str] = lambda value: value
 ) -> str:
     """
-    Return a text with the variables that are known; the others stay as they are written.
+    Return a text with known variables expanded; other variables stay unchanged.
 
-    `add` is called with each variable's value, and may raise FleetError if there are too many.
+    `add` is called with each variable's value, and may raise `FleetError` if there are too many.
 
     >>> expand("$A/${B:-c}/$D", {"A": "a"})
     'a/c/$D'
@@ -157,7 +160,7 @@ def _space_out(line: str) -> str:
 
 
 def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
-    """Return the servers that a command starts; one that sets variables updates the script's."""
+    """Return the servers that a command starts, or update the script's variables."""
     if words[:1] == [bash_arrays.SET]:
         _set_array(words, script)
         return ()
@@ -199,9 +202,10 @@ _KEYWORDS = {"!", "(", "{", "do", "elif", "else", "if", "then", "time", "until",
 
 
 def _front(words: Sequence[str]) -> Iterator[Note]:
-    """Yield remarks on the words before a server's own: `sudo -u vllm`, `nohup`.
+    """Yield remarks on the words before a server's command: `sudo -u vllm`, `nohup`.
 
-    Programs and options are shown, values are not: `srun --export=HF_TOKEN=...` has a secret.
+    Programs and options are shown, but not values, because `srun --export=HF_TOKEN=...` has a
+    secret.
     """
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if "do" in own:
@@ -247,7 +251,7 @@ _SETTING = {"export", "declare", "typeset", "local", "readonly"}
 
 
 def _set(words: Sequence[str], script: _Script) -> None:
-    """Set the script's variables as `export` and similar builtins do."""
+    """Set the script's variables like `export` and similar builtins."""
     for word in words[1:]:
         name = word.partition("=")[0]
         if match := _ASSIGNMENT.fullmatch(word):
@@ -257,7 +261,7 @@ def _set(words: Sequence[str], script: _Script) -> None:
 
 
 def _set_array(words: Sequence[str], script: _Script) -> None:
-    """Set an array, or add to it, by a line of `bash_arrays`."""
+    """Set an array, or add to it, from a line of `bash_arrays`."""
     _, name, how, *given = words
     before = script.arrays.get(name, []) if how == "+" else []
     filled = [script.expand(word) for word in bash_arrays.fill_in(given, script.arrays)]
@@ -276,10 +280,7 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
 
 
 def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[Note]]:
-    """
-    Return the words that the shell passes on, the word for the script's own arguments, and notes
-    about the others.
-    """
+    """Return the passed words, the word for the script's arguments, and notes about the others."""
     found: list[str] = []
     notes: list[Note] = []
     passed = ""
@@ -310,7 +311,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
 
 
 def _start(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return where a server's command starts, and where its arguments do."""
+    """Return the indices of a server's command and of its arguments, or None."""
     for at, word in enumerate(words):
         command = word.rpartition("/")[2]
         following = words[at + 1] if at + 1 < len(words) else ""

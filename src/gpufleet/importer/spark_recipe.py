@@ -1,7 +1,7 @@
-"""sparkrun's recipes of vLLM servers.  Pure.
+"""Read sparkrun's recipes of vLLM servers. Pure.
 
-Contract: a recipe's `command` is read with its `{key}` replaced by `defaults`, as sparkrun renders
-it; without one, each key of `defaults` is the option of that name, with a note (RECIPES.md of
+Contract: a recipe's `command` is read with `{key}` replaced by `defaults`, as sparkrun renders it.
+Without a command, each key of `defaults` is the option of that name, with a note (RECIPES.md of
 spark-arena/sparkrun, read at commit 1034742). Other runtimes are refused by name.
 """
 
@@ -39,7 +39,7 @@ _WHY = {
 
 
 def is_recipe(document: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a recipe: it has a model, and keys that only recipes have."""
+    """Return whether a mapping is a recipe, by a model and keys that only recipes have."""
     return (
         "model" in document
         and ("defaults" in document or "command" in document)
@@ -106,7 +106,7 @@ def _options(defaults: Mapping[str, Any], notes: list[Note]) -> Iterator[str]:
 
 
 def _rendered(command: str, defaults: Mapping[str, Any]) -> str:
-    """Return a command with the values of its placeholders; unknown ones stay."""
+    """Return a command with the values of its placeholders; unknown placeholders stay."""
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in defaults:

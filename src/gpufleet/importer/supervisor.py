@@ -15,7 +15,7 @@ _QUOTES = "\"'"
 
 
 def is_supervisor(text: str) -> bool:
-    """Return whether a text has a program of supervisord."""
+    """Return whether a text has a supervisord program."""
     return _PROGRAM.search(text) is not None
 
 

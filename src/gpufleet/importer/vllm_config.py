@@ -18,13 +18,13 @@ from gpufleet.importer.server import Launch, Note, Source
 
 
 def is_config(document: Mapping[str, Any], schema: Schema) -> bool:
-    """Return whether most keys of a mapping are options of `vllm serve`."""
+    """Return whether at least half of a mapping's keys are options of `vllm serve`."""
     known = sum(_option(key) in schema.by_option for key in document)
     return known > 0 and known * 2 >= len(document)
 
 
 def read_config(document: Mapping[str, Any], name: str, schema: Schema) -> Source:
-    """Return the server that a file describes."""
+    """Return the server that a configuration file describes."""
     argv: list[str] = []
     notes: list[Note] = []
     for key, value in document.items():

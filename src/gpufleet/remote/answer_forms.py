@@ -1,8 +1,8 @@
 """Validate a node's answer against its program's form before anything reads it.
 
-A node may be broken, run an older program or be hostile, and then prints any JSON. A malformed
-answer becomes a sentence, like a missing one, so that readers can rely on the types in
-`answer_shapes`.  Pure.
+A node that is broken, hostile, or runs an older program may print any JSON. A malformed answer
+becomes a sentence, like a missing one, so that readers can rely on the types in `answer_shapes`.
+Pure.
 """
 
 from __future__ import annotations
@@ -52,8 +52,9 @@ FORMS: Mapping[str, Any] = {
     "transfer/transfer": shapes.Transfer,
 }
 """
-Forms by program, and by task if the answers of a program's tasks differ. Answers of other programs
-are checked only by their readers.
+Forms of answers by program, and by task if a program's tasks have different forms.
+
+Answers of other programs are checked only by their readers.
 """
 
 
@@ -72,7 +73,7 @@ _KINDS = {
 
 def form_problem(program: str, document: Any) -> str | None:
     """
-    Return the error in a program's answer's form; None: valid.
+    Return the error in the form of a program's answer, or None if it is valid.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
     'its answer is invalid: error is 3: it must be a string'
@@ -101,7 +102,7 @@ def _adapter(program: str) -> TypeAdapter[Any] | None:
 
 @contextmanager
 def refuse_malformed(node: str) -> Generator[None]:
-    """Turn a reader's exception on a malformed answer into a `FleetError` that names the node."""
+    """Convert a reader's exception on a malformed answer to a `FleetError` that names the node."""
     try:
         yield
     except OTHER_FORM as error:

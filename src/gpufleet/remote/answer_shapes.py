@@ -18,7 +18,7 @@ Number = Annotated[float, Field(ge=-1e15, le=1e15)]
 Count = Annotated[int, Field(ge=0, le=1 << 62)]
 Digits = Annotated[str, Field(pattern=r"^[0-9]{0,9}$")]
 UPGRADE_ID = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,79}$"
-"""Ids are printed into commands that people paste."""
+"""Pattern of upgrade ids, which are printed into commands that people paste."""
 UpgradeId = Annotated[str, Field(pattern=UPGRADE_ID)]
 Names = list[str]
 # JSON has no tuples.
@@ -29,9 +29,9 @@ ModelFile = Annotated[tuple[Count, str], Row]
 """A file's bytes and its digest."""
 Microseconds = Annotated[int, Field(ge=0, le=253402300799 * 1_000_000)]
 JournalLines = list[Annotated[tuple[Microseconds, int | None, int | None, str], Row]]
-"""Microseconds since 1970, PID, priority and message of each."""
+"""Microseconds since 1970, PID, priority and message of each line."""
 Closed = with_config(ConfigDict(extra="forbid"))
-"""For objects whose keys are the names of arguments."""
+"""Configuration of objects whose keys are the names of arguments."""
 
 
 class Missing(TypedDict):
@@ -94,7 +94,7 @@ class UnitProperties(TypedDict):
 
 
 class Unseen(TypedDict):
-    """A server without an observation, and why."""
+    """A server without an observation, with the reason."""
 
     error: Annotated[str, Field(min_length=1)]
 
@@ -187,7 +187,7 @@ class Hold(Document):
 
 
 class Change(Document):
-    """All answers of `change/change`: none of its actions prints all keys."""
+    """Answer of `change/change`; each action prints only some of the keys."""
 
     problem: str | None
     clock: NotRequired[Time]
@@ -319,13 +319,13 @@ class NodeRemains(Document):
 
 
 class Failed(Document):
-    """Only the reason for a failure."""
+    """An answer with only the reason for a failure."""
 
     error: Annotated[str, Field(min_length=1)]
 
 
 class Done(Document):
-    """The result of an action: "" is success."""
+    """The result of an action, where "" is success."""
 
     error: str
 
@@ -538,7 +538,7 @@ class ForeignUnit(TypedDict):
 
 
 class Probe(TypedDict):
-    """`node.probe_document` and `checks` judge all else."""
+    """A probe's outline; `node.probe_document` and `checks` judge the rest."""
 
     stages: NotRequired[list[StageUnit | ForeignUnit | Missing] | Missing]
     files: NotRequired[dict[str, str | Missing]]
@@ -591,7 +591,7 @@ class SilenceStatus(TypedDict):
 
 
 class Silence(TypedDict):
-    """A silence, as Alertmanager's API lists it."""
+    """A silence in the form of Alertmanager's API."""
 
     id: str
     status: SilenceStatus

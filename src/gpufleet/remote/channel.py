@@ -1,7 +1,7 @@
 """Binary stdin and stdout of a command, over SSH or on this machine.
 
-Border: pyinfra's connections, without its text readers. The caller that starts a command must stop
-it when it no longer needs it.
+Border: pyinfra's connections, without its text readers. A caller that starts a command must also
+stop it.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pyinfra.connectors.ssh import SSHConnector
 @dataclass
 class Streams:
     """
-    Binary stdin, stdout and stderr of a command that runs on a node.
+    Binary stdin, stdout and stderr of a running command.
 
     `read` and `read_error` return at most the given number of bytes, and `b""` at the end. All
     calls let other greenlets run while they wait.
@@ -69,7 +69,7 @@ def start_command(connector: SSHConnector, command: str, *, pty: bool) -> tuple[
 
 
 def is_lost(connector: object) -> bool:
-    """Return whether a node's connection is lost: it does not come back within a run."""
+    """Return whether a node's connection is lost, which it stays until the end of the run."""
     if not isinstance(connector, SSHConnector) or connector.client is None:
         return False
     transport = connector.client.get_transport()
@@ -77,14 +77,14 @@ def is_lost(connector: object) -> bool:
 
 
 def close(channel: Channel) -> None:
-    """End a command by closing its channel, whatever the connection's state."""
+    """End a command by closing its channel, regardless of the connection's state."""
     with suppress(SSHException, OSError, EOFError):
         channel.close()
 
 
 @contextmanager
 def remote_command(connector: SSHConnector, command: str, *, pty: bool) -> Iterator[Streams]:
-    """Run a command on a node for as long as the block."""
+    """Run a command on a node during the block."""
     streams, channel = start_command(connector, command, pty=pty)
     try:
         yield streams
@@ -94,7 +94,7 @@ def remote_command(connector: SSHConnector, command: str, *, pty: bool) -> Itera
 
 @contextmanager
 def local_command(command: str) -> Iterator[Streams]:
-    """Run a command on this machine for as long as the block."""
+    """Run a command on this machine during the block."""
     # A group of its own, because the shell is not all there is to stop. No session of its own: sudo
     # remembers passwords by terminal.
     process = Popen(
@@ -132,9 +132,10 @@ def local_command(command: str) -> Iterator[Streams]:
 
 def accepts_more(transport: Transport | None) -> bool:
     """
-    Return whether a connection can run a second command at once: sshd's `MaxSessions` may be 1.
+    Return whether a connection can run a second command, because `MaxSessions` may be 1.
 
-    All other commands of a run would fail beside a session. This asks while the node starts Python.
+    With a limit of 1, all other commands of a run would fail beside a session. The test runs while
+    the node starts Python.
     """
     try:
         if transport:

@@ -1,4 +1,4 @@
-"""Run work in threads for which a command does not wait at its end."""
+"""Run work in threads for which a command does not wait when it ends."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class DaemonPool(Executor):
     """
     Run work in at most `most` daemon threads.
 
-    A `ThreadPoolExecutor` is waited for twice: at the end of its block, also after Ctrl-C, and at
-    the end of the process, also for work whose result was given up. A server that sends a byte a
-    second holds either for hours. Here the block and the process end at once; pending work is
-    cancelled, and running work ends with the process.
+    A `ThreadPoolExecutor` waits twice: at the end of its block, even after Ctrl-C, and at the end
+    of the process, even for abandoned work. A server that sends a byte a second delays either for
+    hours. With this pool the block and the process end at once, pending work is cancelled, and
+    running work ends with the process.
     """
 
     def __init__(self, most: int) -> None:
@@ -30,7 +30,7 @@ class DaemonPool(Executor):
         self._futures: list[Future[Any]] = []
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
-        """Run `work` in a thread; return its future."""
+        """Run `work` in a thread and return its future."""
         future: Future[T] = Future()
 
         def run() -> None:

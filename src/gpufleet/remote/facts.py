@@ -1,7 +1,7 @@
-"""pyinfra facts: how a node's state reaches the pure modules.
+"""Define pyinfra facts, which bring a node's state to the pure modules.
 
-A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses the JSON
-document that it prints; without one it reports the node's output.
+A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses its JSON
+document. Without a document it reports the node's output.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ PYTHON = (
 
 class Serving(FactBase[dict[str, Any]]):
     """
-    Whether a node's endpoints and exporters answer, as `on_node/serving/endpoints.py` prints it.
+    State of a node's endpoints and exporters, from `on_node/serving/endpoints.py`.
 
     ```python
     host.get_fact(Serving, _stdin=payload.program("serving/endpoints", stages=[...]), _timeout=180)
@@ -47,7 +47,7 @@ class Serving(FactBase[dict[str, Any]]):
 
 
 class _Printed(FactBase[dict[str, Any]]):
-    """The document of a program that is sent; `{}` when there was no answer."""
+    """The document of a sent program, or `{}` without an answer."""
 
     what: str
     program: str
@@ -65,8 +65,7 @@ class _Printed(FactBase[dict[str, Any]]):
 
 class NodeSnapshot(_Printed):
     """
-    The state of a node that operations compare with the desired state, as
-    `on_node/converge/snapshot.py` prints it.
+    State of a node to compare with the desired state, from `on_node/converge/snapshot.py`.
 
     ```python
     host.get_fact(
@@ -75,7 +74,8 @@ class NodeSnapshot(_Printed):
     {"schema": 1, "files": {"/etc/hosts": {"kind": "file", "mode": 420, ...}}, "users": {}, ...}
     ```
 
-    `{}` when there was no answer: pyinfra has then marked the host failed and shown what it said.
+    The result is `{}` without an answer; pyinfra has then marked the host as failed and shown its
+    output.
     """
 
     what = "the snapshot of the node"
@@ -84,8 +84,7 @@ class NodeSnapshot(_Printed):
 
 class Contents(_Printed):
     """
-    Contents of small world-readable files, as `on_node/converge/read_files.py`
-    prints it.
+    Contents of small world-readable files, from `on_node/converge/read_files.py`.
 
     ```python
     host.get_fact(
@@ -94,7 +93,7 @@ class Contents(_Printed):
     {"schema": 1, "files": {"/etc/hosts": {"content": "MTI3LjAu..."}}}
     ```
 
-    `{}` when there was no answer.
+    The result is `{}` without an answer.
     """
 
     what = "the query of files"
@@ -103,8 +102,7 @@ class Contents(_Printed):
 
 class FirewallRules(_Printed):
     """
-    The node's own table of nftables beside the wanted one, as `on_node/network/firewall.py` prints
-    it.
+    The node's nftables table beside the wanted one, from `on_node/network/firewall.py`.
 
     ```python
     host.get_fact(
@@ -113,7 +111,7 @@ class FirewallRules(_Printed):
     {"schema": 1, "error": "", "loaded": "table inet gpufleet {...", "canonical": "...", ...}
     ```
 
-    `{}` when there was no answer. It may also put rules in place: `action` says.
+    The result is `{}` without an answer. The program can also load rules, depending on `action`.
     """
 
     what = "the query of the firewall"
@@ -122,14 +120,14 @@ class FirewallRules(_Printed):
 
 class KernelSettings(_Printed):
     """
-    Kernel settings, present and after a boot, as `on_node/converge/sysctl.py` prints them.
+    Kernel settings, current and after a boot, from `on_node/converge/sysctl.py`.
 
     ```python
     host.get_fact(KernelSettings, _stdin=payload.program("converge/sysctl", wanted={...}, ...))
     {"schema": 1, "applied": False, "settings": {"vm.swappiness": {"value": 60, "later": None}}}
     ```
 
-    `{}` when there was no answer. It may also set them: `apply` says.
+    The result is `{}` without an answer. With `apply` the program also sets them.
     """
 
     what = "the query of the kernel's settings"
@@ -138,14 +136,14 @@ class KernelSettings(_Printed):
 
 class NodeRemains(_Printed):
     """
-    Parts of gpufleet on a node, as `on_node/converge/remove.py` prints them.
+    Parts of gpufleet on a node, from `on_node/converge/remove.py`.
 
     ```python
     host.get_fact(NodeRemains, _stdin=payload.program("converge/remove", action="look", ...))
     {"schema": 1, "error": "", "found": {"units": ["vllm-tiny-0.service"], "packages": [], ...}}
     ```
 
-    `{}` when there was no answer. It may also remove them: `action` says.
+    The result is `{}` without an answer. The program can also remove them, depending on `action`.
     """
 
     what = "the query of gpufleet's parts"
@@ -154,7 +152,7 @@ class NodeRemains(_Printed):
 
 class ReleaseFlags(FactBase[dict[str, Any]]):
     """
-    Flags of a vLLM release on the node, as `on_node/flags/schema.py` reads them from its files.
+    Flags of a vLLM release on the node, from `on_node/flags/schema.py`.
 
     ```python
     host.get_fact(
@@ -166,9 +164,9 @@ class ReleaseFlags(FactBase[dict[str, Any]]):
     {"schema": 1, "vllm": "0.32.0", "flags": [...], ...}
     ```
 
-    The release's own files run as a user without rights, never as root.
+    The release's own code runs as a user without privileges, never as root.
 
-    `{"refused": sentence}` when there is no such release, `{}` when there was no answer.
+    The result is `{"refused": sentence}` if there is no such release, and `{}` without an answer.
     """
 
     @staticmethod
@@ -188,8 +186,8 @@ def document(output: Iterable[str], what: str, program: str = "") -> dict[str, A
     Return the JSON document on the last line of a program's output.
 
     Lines before it are the node's own (a login banner, a warning of a shell). `what` names the
-    program in sentences; `program` is its file, which says what form the document has. Raises
-    `FactProcessError` with the node's output: any other exception would end the whole run.
+    program in sentences, and `program` is its file, which determines the document's form. Raises
+    `FactProcessError` with the node's output, because any other exception would end the whole run.
     """
     lines = list(output)
     try:

@@ -1,4 +1,4 @@
-"""Keep a command open on a node, as the user of gpufleet's connection."""
+"""Run a command on a node as the user of gpufleet's connection, and keep it open."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from gpufleet.remote.channel import Streams, local_command, remote_command
 @contextmanager
 def open_command(state: State, host: Host, command: str) -> Iterator[Streams]:
     """
-    Run a command on a connected node for as long as the block.
+    Run a command on a connected node during the block.
 
-    Without `_sudo`, `_su_user` and the like: as the user that the connection is of. Raises
-    `FleetError` for a node that is reached neither by SSH nor locally, and what the connection
-    raises.
+    The command runs as the connection's user, without `_sudo`, `_su_user` and the like. Raises
+    `FleetError` for a node that is reached neither by SSH nor locally, and the connection's own
+    exceptions.
     """
     text = make_unix_command_for_host(state, host, StringCommand(command)).get_raw_value()
     connector = host.connector

@@ -1,14 +1,14 @@
-"""Programs for nodes: one text that a node's `python3 -I -` reads from its standard input.
+"""Build programs for nodes as one text for the standard input of a node's `python3 -I -`.
 
-Nothing is installed on the node, nothing needs quoting, and parameters never appear in the node's
-process list. Only compiled programs remain there, if a deploy has made a directory for them
-(`CODE`). (A program that runs as long as a unit is installed instead: `archive`.)
+The node needs no installation, the text needs no quoting, and parameters never appear in the node's
+process list. Only compiled programs remain on the node, if a deploy has made a directory for them
+(`CODE`). A program that runs as a unit is installed instead (`archive`).
 
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document on
 stdout. It runs as `__main__`, with its parameters in the global `PARAMETERS`. Other files of
-`on_node/` that it imports travel along. Asked for `nvml`, so does NVIDIA's binding (`pynvml.py` of
-the pinned nvidia-ml-py, unmodified), which the program imports in preference to any that the node
-may have: bindings of other releases have wrong struct sizes.
+`on_node/` that it imports are sent along. With `nvml`, NVIDIA's binding (`pynvml.py` of the pinned
+nvidia-ml-py, unmodified) is sent too. The program imports it in preference to the node's own
+binding, because bindings of other releases have wrong struct sizes.
 """
 
 from __future__ import annotations
@@ -137,17 +137,18 @@ class Payload(str):
     """
     A program with its parameters, which no log shows.
 
-    It is handed over as `_stdin`, and pyinfra prints those arguments with `-v` and `--debug`;
-    parameters may be secrets. `str.encode()` and slicing still give the text.
+    It is passed as `_stdin`, which pyinfra prints with `-v` and `--debug`, and parameters may be
+    secrets. `str.encode()` and slicing still return the text.
 
-    `brief` is the same without any source, for a node that has kept all of it compiled; any other
-    ends it with `LACKS` or `KEEPS_NOTHING`. None for a text that is not one of our programs.
+    `brief` is the program without its source, for a node that has kept all of it compiled; any
+    other node ends it with `LACKS` or `KEEPS_NOTHING`. It is None for a text that is not one of
+    gpufleet's programs.
     """
 
     __slots__ = ("brief", "name")
     brief: Payload | None
     name: str
-    """The program's, with what it is to do (`change/change look`); "" for any other."""
+    """Name of the program with its action (`change/change look`), or "" for any other text."""
 
     def __new__(cls, text: str, brief: Payload | None = None, name: str = "") -> Payload:
         found = super().__new__(cls, text)
@@ -170,7 +171,7 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
     Return the text that runs `on_node/<name>.py` on a node.
 
     `parameters` are values that JSON can express; the program finds them in `PARAMETERS`. With
-    `nvml` it can `import pynvml`. Raises `TypeError` for a value that JSON cannot express
+    `nvml` the program can `import pynvml`. Raises `TypeError` for a value that JSON cannot express
     and `FileNotFoundError` for a program that does not exist.
 
     >>> program("probe/probe", nvml=True)
@@ -200,13 +201,14 @@ def program(name: str, *, nvml: bool = False, **parameters: Any) -> Payload:
 @cache
 def archive(name: str, *, nvml: bool = False) -> bytes:
     """
-    Return `on_node/<name>.py` as one file to install: executable, with all that it imports.
+    Return `on_node/<name>.py` as one executable file to install, with all its imports.
 
-    With `nvml` also with NVIDIA's binding, as `program` has it.
+    With `nvml` it includes NVIDIA's binding, as for `program`.
 
-    It is a zip file behind a `#!` line, which Python runs by itself; `unzip -p FILE` shows the
-    source. Nothing in it is compressed or dated, so the same sources are the same bytes everywhere:
-    a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown program.
+    The file is a zip archive after a `#!` line, which Python can run; `unzip -p FILE` shows the
+    source. Its entries are neither compressed nor dated, so equal sources give equal bytes
+    everywhere, and a unit's fingerprint covers them. Raises `FileNotFoundError` for an unknown
+    program.
     """
     modules = {module: _path(module) for module in imported_modules(name)}
     contents = {f"{module.replace('.', '/')}.py": _source(path) for module, path in modules.items()}
@@ -225,12 +227,12 @@ def archive(name: str, *, nvml: bool = False) -> bytes:
 
 @cache
 def source(name: str) -> str:
-    """Return a file of `on_node/` unchanged: a program that is installed and imports no other."""
+    """Return a file of `on_node/` unchanged, for an installed program without imports."""
     return _source(f"on_node/{name}.py")
 
 
 def digest(name: str) -> str:
-    """Return the SHA-256 of a program's source and of all that travels along, but the binding."""
+    """Return the SHA-256 of the sources of a program and its imports, without the binding."""
     found = hashlib.sha256(_source(f"on_node/{name}.py").encode())
     for module in imported_modules(name):
         found.update(_source(_path(module)).encode())
@@ -242,7 +244,7 @@ def _path(module: str) -> str:
 
 
 def _parent_packages(modules: Any) -> list[str]:
-    """Return the parent packages of modules, which their import needs."""
+    """Return the parent packages of modules, which their import requires."""
     return sorted(
         {
             ".".join(parts[:n])
@@ -277,9 +279,10 @@ def imported_modules(name: str) -> tuple[str, ...]:
 
 def binding() -> Path:
     """
-    Return where NVIDIA's binding to NVML is installed: the module `pynvml` of nvidia-ml-py.
+    Return the path of NVIDIA's binding to NVML, the module `pynvml` of nvidia-ml-py.
 
-    Raises `FleetError` unless it is byte for byte the pinned release: it travels to every node.
+    Raises `FleetError` unless it is byte for byte the pinned release, because it is sent to every
+    node.
     """
     found = importlib.util.find_spec("pynvml")
     if found is None or found.origin is None:

@@ -1,13 +1,13 @@
-"""Probe all nodes at once, and collect the answers within the deadline.
+"""Query all nodes at once, and collect the answers within the deadline.
 
 A node that is unreachable, has no python3, hangs or prints garbage affects only itself: its answer
 is a sentence with the reason instead of a document.
 
-What a node prints is read here and not by pyinfra, whose readers take text by lines: a line without
-end keeps them, and with them every other node, busy past any deadline, lines without end fill the
-memory, and a byte that is no UTF-8 ends them. Everything else is left to pyinfra: connections, a
-node's `_sudo`, `_su_user`, `_env` ..., and the prompt for a sudo password. Nodes that are reached
-neither by SSH nor locally (pyinfra's container connectors) are still read by it.
+This module reads a node's output itself, because pyinfra's readers split text into lines. An
+endless line would keep them, and with them every other node, busy past any deadline. Endless lines
+would fill the memory, and a byte that is not UTF-8 would end them. pyinfra does the rest:
+connections, a node's `_sudo`, `_su_user`, `_env` ..., and the prompt for a sudo password. pyinfra
+still reads nodes that are reached neither by SSH nor locally (its container connectors).
 """
 
 from __future__ import annotations
@@ -54,10 +54,10 @@ from gpufleet.remote.session import COMMAND, BrokenError, Session
 from gpufleet.sanitize import LINES, last_lines, printable
 
 Answer: TypeAlias = dict[str, Any] | str
-"""The document of a probe or another program, or why there is none."""
+"""The document of a probe or another program, or the reason for a missing one."""
 
 Hearing: TypeAlias = Callable[[str, bytes], None]
-"""Gets a node's name and its latest output on standard error."""
+"""A function that receives a node's name and its latest output on standard error."""
 
 # A probe's own deadlines end it after 50 s (on_node/probe/probe.py); ten more are for connecting.
 SECONDS = 60
@@ -80,11 +80,11 @@ def probe_all(
     paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
-    Probe `hosts` and return {name: document or sentence}, in the order of names.
+    Probe `hosts` and return {name: document or sentence} in the order of names.
 
-    `paths` has the paths to look up on each node's disks.
+    `paths` has the paths to read on each node's disks.
 
-    Takes at most `seconds` and one more. Connects to those that are not connected yet.
+    The call takes at most `seconds` and one more, and connects to nodes that are not yet connected.
     """
     hosts = list(hosts)
     # One round trip: the program travels on stdin, and nothing is asked before it.
@@ -105,14 +105,14 @@ def query(
     short: bool = False,
 ) -> dict[str, Answer]:
     """
-    Run on each of `hosts` its program and return {name: document or sentence}, by name.
+    Run a program on each of `hosts`, and return {name: document or sentence} by name.
 
-    `program` gives for a node's name a text for Python that prints one JSON document; None: it is
-    not asked, and has no answer. `what` names the programs in sentences. `aloud`: after two seconds
-    a line names the awaited nodes. `hear` receives a node's standard error as it arrives; it must
-    not raise. `short`: they are, and do no harm when run twice: all of those in a run share one
-    Python on each node (`session.py`). Takes at most `seconds` and one more. Connects to those that
-    are not connected yet.
+    `program` returns for a node's name a Python text that prints one JSON document, or None to skip
+    the node, which then has no answer. `what` names the programs in sentences. With `aloud`, a line
+    names the awaited nodes after two seconds. `hear` receives a node's standard error as it
+    arrives, and must not raise. `short` means that the programs are short and may run twice; all
+    such programs of a run share one Python on each node (`session.py`). The call takes at most
+    `seconds` and one more, and connects to nodes that are not yet connected.
     """
     # Plain greenlets: the deploy passes that wait for us fill pyinfra's own pool, and what is
     # spawned there would never run.
@@ -139,9 +139,10 @@ def await_jobs(
     say: Callable[[str], None] | None,
 ) -> None:
     """
-    Wait for the nodes' jobs, for at most `seconds`; `say` prints the awaited ones meanwhile.
+    Wait for the nodes' jobs, at most `seconds`; `say` prints the awaited nodes meanwhile.
 
-    After two seconds, then every five, after a minute every thirty. `what` is what they do.
+    It prints after two seconds, then every five, and after a minute every thirty. `what` describes
+    the jobs.
     """
     began = time.monotonic()
     pace = Pace(began)
@@ -156,7 +157,7 @@ def await_jobs(
 
 
 def say(text: str) -> None:
-    """Log a line in pyinfra's command; print it in a gpufleet command, which has no log."""
+    """Log a line in pyinfra's command, or print it in a gpufleet command, which has no log."""
     if logger.handlers:
         logger.info("    %s", text)
     else:
@@ -170,7 +171,7 @@ def say_on_stderr(text: str) -> None:
 
 @dataclass
 class _Printed:
-    """A command's output: the part that is kept, and its whole size."""
+    """A command's output: the kept part, and its total size."""
 
     out: bytearray = field(default_factory=bytearray)
     error: bytearray = field(default_factory=bytearray)
@@ -195,7 +196,7 @@ def _ask(
     hear: Hearing | None,
     short: bool,
 ) -> Answer:
-    """Ask one node. It raises nothing, because gevent would print a traceback."""
+    """Return one node's answer without raising, because gevent would print a traceback."""
     try:
         with Timeout(seconds), ctx_state.use(state), ctx_host.use(host):
             if not host.connected:
@@ -228,9 +229,9 @@ def _run(
     hear: Callable[[bytes], None] | None,
 ) -> tuple[bool, list[str], list[str]]:
     """
-    Run `program` on a node; return whether it ended well and the last lines of both outputs.
+    Run `program` on a node; return its success and the last lines of both outputs.
 
-    Raises `_TooMuchError` when the node printed more than any probe does.
+    Raises `_TooMuchError` if the node prints more than any probe does.
     """
     arguments, ours = _arguments(state, host)
     connector = host.connector
@@ -267,7 +268,7 @@ def _run(
 
 
 def _arguments(state: State, host: Host, of: Mapping[str, Any] | None = None) -> tuple[Any, Any]:
-    """Return pyinfra's global arguments for a node, and those of them that connectors take."""
+    """Return pyinfra's global arguments for a node, and the ones for connectors."""
     arguments, _ = pop_global_arguments(state, host, dict(of or {}))
     ours: dict[str, Any] = {
         key: value for key, value in arguments.items() if key in CONNECTOR_ARGUMENT_KEYS
@@ -292,10 +293,11 @@ _SESSIONS: WeakKeyDictionary[Host, _Open | None] = WeakKeyDictionary()
 
 def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any) -> Any:
     """
-    Return the answer of a fact's program on the current node, over the node's open session.
+    Return the answer of a fact's program on the current node, over its open session.
 
-    Only for short programs that may run twice. Without a session, with another user's, and on any
-    error, pyinfra reads the fact, with `arguments`: it reports the error and fails the node.
+    This is only for short programs that may run twice. Without a session, with another user's
+    session, and on any error, pyinfra reads the fact with `arguments`, reports the error and fails
+    the node.
     """
     with suppress(Exception), Timeout(seconds, exception=False):
         found = _in_session(ctx_state.get(), ctx_host.get(), program, seconds, opens=False)
@@ -307,7 +309,11 @@ def read(fact: type[FactBase[Any]], program: str, seconds: int, **arguments: Any
 def _in_session(
     state: State, host: Host, program: str, seconds: float, *, opens: bool
 ) -> tuple[bool, list[str], list[str]] | None:
-    """As `_run`, over the node's session; None if impossible. `opens`: open a missing one."""
+    """
+    Run as `_run`, but over the node's session, or return None.
+
+    With `opens`, a missing session is opened.
+    """
     connector = host.connector
     if not isinstance(connector, SSHConnector) or not connector.client:
         return None
@@ -357,10 +363,10 @@ def _exchange(
     streams: Streams, program: bytes, hear: Callable[[bytes], None] | None = None
 ) -> tuple[int, _Printed]:
     """
-    Send a command its program while reading its outputs; return its status and both outputs.
+    Send a program to a command while reading its outputs; return its status and outputs.
 
-    Three greenlets, because it is unknown which pipe a node fills first. Raises `_TooMuchError`,
-    and what `streams` raise.
+    It uses three greenlets, because it is unknown which pipe a node fills first. Raises
+    `_TooMuchError`, and the exceptions of `streams`.
     """
     printed = _Printed()
     sender = gevent.spawn(_send, streams, program)
@@ -381,7 +387,7 @@ def _exchange(
 
 
 def _send(streams: Streams, program: bytes) -> None:
-    """Write the program. A node that stops reading may report the reason on its other streams."""
+    """Write the program, ignoring errors, because a node may report the reason on other streams."""
     with suppress(Exception):
         for start in range(0, len(program), _CHUNK):
             streams.write(program[start : start + _CHUNK])
@@ -396,9 +402,9 @@ def _listen(
     hear: Callable[[bytes], None] | None = None,
 ) -> Exception | None:
     """
-    Read to the end, or until both outputs together are too much; keep the last `most` bytes.
+    Read to the end, or until both outputs are too long; keep the last `most` bytes.
 
-    Returns the error, because gevent would print an exception of a greenlet.
+    The error is returned, because gevent would print an exception of a greenlet.
     """
     try:
         while not printed.too_much and (chunk := read(_CHUNK)):
@@ -416,7 +422,7 @@ def _listen(
 
 
 def _end(printed: bytes | bytearray) -> list[str]:
-    """Return the last lines. Bytes that are no UTF-8 (a banner in Latin-1) are marked in them."""
+    """Return the last lines, with marks for bytes that are not UTF-8 (a banner in Latin-1)."""
     return [
         line.decode("utf-8", "replace") for line in bytes(printed).rstrip().rsplit(b"\n", LINES)
     ][-LINES:]

@@ -1,11 +1,11 @@
-"""Sandbox for untrusted programs on a node.  Pure."""
+"""Sandbox untrusted programs on a node. Pure."""
 
 from __future__ import annotations
 
 from shlex import quote
 
 RUN = ("systemd-run", "--quiet", "--wait", "--pipe", "--collect")
-"""Runs a command in a transient unit; its input, outputs and status are the command's."""
+"""Command that runs a program in a transient unit with its input, outputs and status."""
 
 # Not ProtectHome=yes: a release's interpreter may lie in a home. None that systemd 239 (RHEL 8)
 # does not know: systemd-run refuses what a unit's file may have.
@@ -33,8 +33,8 @@ def sandbox_prefix(seconds: float) -> str:
     """
     Return the shell prefix that sandboxes a command of a release's own files.
 
-    It runs as a temporary user without network that can read world-readable files and write to its
-    own temporary folder, and is ended after `seconds`.
+    The command runs as a temporary user without network, which can read world-readable files and
+    write to its own temporary folder. It is ended after `seconds`.
     """
     return _unit(seconds, "DynamicUser=yes")
 
@@ -43,7 +43,7 @@ def writing_to(folder: str, seconds: float) -> str:
     """
     Return the shell prefix for a command that writes to one folder as root.
 
-    It has no capability and reaches no network; all other folders are read-only.
+    The command has no capabilities and no network, and all other folders are read-only.
     """
     return _unit(seconds, f"ReadWritePaths={folder}")
 

@@ -1,8 +1,7 @@
-"""The controller's end of one Python process on a node for all queries of a run.
+"""Run all queries of a run in one Python process on a node (the controller's end).
 
 The other end, `on_node/remote/session.py`, describes the savings. Errors here only cost time: a
-failing session is abandoned, and the caller queries the node in the ordinary way, which reports
-errors.
+failing session is abandoned, and the caller queries the node without it, which reports errors.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ class Streams(Protocol):
 
 
 class Session:
-    """A running session, which `close` ends."""
+    """A running session, until `close`."""
 
     def __init__(self, streams: Streams, close: Callable[[], None]) -> None:
         self.close = close
@@ -58,16 +57,15 @@ class Session:
         self._begun = False
         self._keeps = True
         """
-        Whether the node is expected to keep compiled code: then requests are first sent without
-        source.
+        Whether the node may keep compiled code, so that requests are first sent without source.
         """
 
     def run(self, program: str, seconds: float) -> tuple[int | None, bytes, bytes]:
         """
         Run a program on the node; return its status and both outputs.
 
-        The status is None for a program killed at its deadline, or because it printed too much.
-        Raises `BrokenError`, and what the connection raises.
+        The status is None for a program that was killed at its deadline, or because it printed too
+        much. Raises `BrokenError`, and the connection's own exceptions.
         """
         brief = program.brief if self._keeps and isinstance(program, Payload) else None
         if brief is not None:
@@ -92,7 +90,7 @@ class Session:
             sender.kill(timeout=1)
 
     def _send(self, asked: bytes) -> None:
-        """Write it. A node that accepts no input shows why by its output, or its silence."""
+        """Write a request, ignoring errors, because a node's output or silence shows the reason."""
         with suppress(Exception):
             self._streams.write(asked)
 

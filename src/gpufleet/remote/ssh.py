@@ -1,8 +1,8 @@
-"""Options of the fleet's SSH connections: TCP_NODELAY, keepalive and limits.
+"""Set options of the fleet's SSH connections: TCP_NODELAY, keepalive and limits.
 
-And how many of them there may be.
+The module also limits the number of connections.
 
-Used through `ssh_paramiko_connect_kwargs`, which pyinfra hands to paramiko's
+It is used through `ssh_paramiko_connect_kwargs`, which pyinfra passes to paramiko's
 `SSHClient.connect(transport_factory=...)`.
 """
 
@@ -47,7 +47,7 @@ def open_files() -> None:
 
 def nodelay_transport(sock: Any, **options: Any) -> paramiko.Transport:
     """
-    Make paramiko's transport over `sock`, with the TCP connection below it tuned.
+    Return paramiko's transport over `sock`, with a tuned TCP connection below it.
 
     `sock` is a socket, a channel of another SSH connection (ProxyJump), or the pipes of a
     ProxyCommand, which have no local TCP connection below.
