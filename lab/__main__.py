@@ -1,4 +1,4 @@
-"""`python -m lab ...` is `gpufleet lab ...`."""
+"""Run `gpufleet lab ...` as `python -m lab ...`."""
 
 import sys
 

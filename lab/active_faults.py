@@ -1,7 +1,7 @@
-"""Remember the faults of a lab node beside it, and verify them before use.
+"""Store the faults of a lab node in a file, and verify them before use.
 
-`nodes/<name>/faults.json` is the truth; the node's root follows it (lab/node_machine.py). So a
-fault lasts until it is cleared, through reboots, `down` and `up`.
+`nodes/<name>/faults.json` defines the faults, and the node's root follows it (lab/node_machine.py).
+So a fault lasts until it is cleared, through reboots, `down` and `up`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ BY_HAND = frozenset(
 
 @dataclass(frozen=True, order=True)
 class Broken:
-    """One fault that is on a node, and the GPU that it concerns, if it does one."""
+    """One fault on a node, with its GPU if it concerns one."""
 
     fault: str
     gpu: int | None = None
@@ -47,7 +47,7 @@ class Broken:
 
 
 def read(home: Path) -> tuple[Broken, ...]:
-    """Return the faults of the node whose files lie in `home`, in the order they came."""
+    """Return the faults of the node with its files in `home`, in their order."""
     try:
         rows = json.loads((home / "faults.json").read_text())
     except FileNotFoundError:
@@ -56,14 +56,14 @@ def read(home: Path) -> tuple[Broken, ...]:
 
 
 def remember(home: Path, broken: Iterable[Broken]) -> None:
-    """Write which faults are on the node."""
+    """Write the node's faults."""
     write(home / "faults.json", json.dumps([vars(each) for each in broken]) + "\n")
 
 
 def still_possible(
     broken: Iterable[Broken], profile: str, *, driver: bool = True
 ) -> tuple[Broken, ...]:
-    """Return those of the faults that this node can have: it may have been exchanged."""
+    """Return the faults that this node's hardware can have, which may have changed."""
     kept = []
     for each in broken:
         try:
@@ -76,10 +76,10 @@ def still_possible(
 
 def parse_fault(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
     """
-    Return the remembered fault; a fault of one GPU is GPU 0's if none is named.
+    Return a fault by name; a fault of one GPU concerns GPU 0 if none is named.
 
-    `driver`: whether the node was handed over with one. Raises `FleetError` for a fault that there
-    is not, that this hardware or such a node cannot have, or that only documents can have.
+    `driver` is whether the node was delivered with a driver. Raises `FleetError` for an unknown
+    fault, a fault that this hardware or node cannot have, or a fault that only documents can have.
     """
     hardware = Profile.of(profile)
     possible = [each for each in faults.possible(hardware) if each not in OFFLINE]
@@ -113,7 +113,7 @@ def parse_fault(name: str, gpu: int | None, profile: str, *, driver: bool = True
 
 
 def machine_with(profile: str, broken: Iterable[Broken], node: str = "") -> Machine:
-    """Return the machine of a profile with these faults, and GPUs of the node's own if named."""
+    """Return the machine of a profile with these faults, and with the node's own GPUs if named."""
 
     def its_own(delivered: Machine) -> Machine:
         return replace(delivered, profile=delivered.profile.of_node(node)) if node else delivered

@@ -1,10 +1,10 @@
-"""The root filesystem that all nodes start from: a bare Debian with systemd and sshd.
+"""Build the root filesystem from which all nodes start: a bare Debian with systemd and sshd.
 
-It is as a data centre hands a machine over: nothing of gpufleet, no GPU, no key. What makes a lab
-node (hosts, key, simulated GPU) goes into the node's own layer; this one is shared and read-only.
+It is like a newly delivered machine, without gpufleet, GPU or key. The node's own layer has the
+parts of a lab node (hosts, key, simulated GPU), and this layer is shared and read-only.
 
-Built once per recipe, in a directory of another name that is renamed when complete: a build that
-was killed leaves nothing that could be taken for an image.
+It is built once per recipe, in a directory with a temporary name that is renamed when complete, so
+that a killed build leaves no false image.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _KEYRING = "/usr/share/keyrings/debian-archive-keyring.gpg"
 
 @dataclass(frozen=True)
 class Recipe:
-    """Everything an image follows from; two equal recipes give the same image."""
+    """Everything that determines an image; equal recipes give the same image."""
 
     sources: tuple[str, ...]  # lines of apt's sources.list
     options: tuple[str, ...]  # lines of apt.conf
@@ -67,17 +67,17 @@ class Recipe:
 
     @property
     def path(self) -> Path:
-        """The path of the built image, for example `.../images/bookworm-0f3c9a2b41d7`."""
+        """Return the path of the built image, for example `.../images/bookworm-0f3c9a2b41d7`."""
         digest = hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()
         return CACHE / "images" / f"{SUITE}-{digest[:12]}"
 
 
 def build(say: Say = silent, also: Iterable[str] = ()) -> Path:
     """
-    Return the base image's directory, building it first if there is none of the present recipe.
+    Return the base image's directory, building the image if it does not exist.
 
-    `also` names packages that it has besides. About 30 s and 230 MB. Never write into it: nodes'
-    layers lie on top.
+    `also` has additional packages. A build takes about 30 s and 230 MB. The image must not be
+    changed, because nodes' layers lie on top.
     """
     wanted = recipe()
     wanted = replace(wanted, packages=tuple(sorted({*wanted.packages, *also})))
@@ -93,15 +93,15 @@ def build(say: Say = silent, also: Iterable[str] = ()) -> Path:
 @cache  # half a second of apt's time
 def recipe() -> Recipe:
     """
-    Return the recipe that this machine's apt configuration gives.
+    Return the recipe from this machine's apt configuration.
 
-    Raises `FleetError` when apt knows no Debian archive of the image's suite.
+    Raises `FleetError` if apt has no Debian archive of the image's suite.
     """
     return Recipe(tuple(_sources()), tuple(_options(_COPIED_OPTIONS)))
 
 
 def archive_hosts() -> list[str]:
-    """Return the host names that the image's packages come from, for the nodes' proxy."""
+    """Return the host names of the image's package sources, for the nodes' proxy."""
     uris = (line.split()[2] for line in recipe().sources)
     return sorted({uri.split("//", 1)[-1].split("/")[0].split(":")[0] for uri in uris})
 
@@ -176,7 +176,7 @@ def _bootstrap(wanted: Recipe, root: Path) -> None:
 
 
 def _finish(wanted: Recipe, root: Path) -> None:
-    """Make the tree a first boot's: no identity, no secrets, no timers of its own."""
+    """Prepare the tree for a first boot: no identity, no secrets, no own timers."""
     (root / "etc/apt/apt.conf.d/99mmdebstrap").unlink()  # holds this machine's proxy
     options = "\n".join([*wanted.options, 'APT::Install-Recommends "false";'])
     (root / "etc/apt/apt.conf.d/10machine").write_text(options + "\n")

@@ -1,4 +1,4 @@
-"""The lab's processes, found by cgroup: what survives the command that started it is never lost.
+"""Find the lab's processes by cgroup, including those that outlive their command.
 
 A lab owns one directory per cgroup hierarchy:
 
@@ -30,7 +30,7 @@ _CONTROLLERS = ("cpu", "memory", "pids")
 
 @cache
 def unified() -> Path:
-    """The mount point of cgroup v2."""
+    """Return the mount point of cgroup v2. Raises `FleetError` if there is none."""
     for kind, where, _ in _mounts():
         if kind == "cgroup2":
             return where
@@ -41,14 +41,14 @@ def unified() -> Path:
 
 @cache
 def hierarchies() -> tuple[Path, ...]:
-    """Every hierarchy that systemd-nspawn uses here, cgroup v2 first."""
+    """Return every hierarchy that systemd-nspawn uses here, cgroup v2 first."""
     named = [w for kind, w, options in _mounts() if kind == "cgroup" and "name=systemd" in options]
     return (unified(), *named)
 
 
 @cache
 def _memory_apart() -> Path | None:
-    """The mount point of v1's memory controller; None: v2 has it, or the machine has none."""
+    """Return the mount point of v1's memory controller, or None if v2 has it or there is none."""
     kinds = ((kind, where) for kind, where, options in _mounts() if "memory" in options)
     return next((where for kind, where in kinds if kind == "cgroup"), None)
 
@@ -59,7 +59,7 @@ def _mounts() -> list[tuple[str, Path, list[str]]]:
 
 
 def create(group: str) -> list[Path]:
-    """Make the cgroup `group` (`gf-lab/gpu-01/machine`) in every hierarchy; return the paths."""
+    """Create the cgroup `group` (`gf-lab/gpu-01/machine`) in every hierarchy; return the paths."""
     paths = [root / group for root in hierarchies()]
     for path in paths:
         path.mkdir(parents=True, exist_ok=True)
@@ -71,7 +71,7 @@ def create(group: str) -> list[Path]:
 
 
 def _offer_controllers(level: Path) -> None:
-    """Let the children of `level` have resource limits, as far as the machine allows."""
+    """Allow resource limits for the children of `level`, as far as the machine supports them."""
     have = (level / "cgroup.controllers").read_text().split()
     for controller in set(_CONTROLLERS).intersection(have):
         try:
@@ -91,10 +91,10 @@ def start(
     group: str, args: Sequence[str | Path], log: Path, env: Mapping[str, str] | None = None
 ) -> None:
     """
-    Start a command in the cgroup `group` that outlives this process; its output is added to `log`.
+    Start a command in the cgroup `group` that outlives this process; append its output to `log`.
 
-    On return it is in its cgroup, which it enters before it runs anything: once `group` is removed
-    it cannot start any more, and until then it is found there.
+    The command enters its cgroup before it runs, and is there on return. So it can be found there,
+    and cannot start after `group` is removed.
     """
     paths = create(group)
     with log.open("ab") as output:
@@ -112,9 +112,9 @@ def start(
 
 def bound_memory(group: str, mib: int) -> None:
     """
-    Limit the memory of all nodes of `group` together, page cache included, in MiB.
+    Limit the total memory of all nodes of `group` in MiB, including the page cache.
 
-    Raises `FleetError` where the machine cannot.
+    Raises `FleetError` if the machine does not support this.
     """
     apart = _memory_apart()
     within = (apart or unified()) / group
@@ -134,7 +134,7 @@ def bound_memory(group: str, mib: int) -> None:
 
 
 def pids(group: str) -> list[int]:
-    """Every process of `group` and of the cgroups below it."""
+    """Return every process of `group` and of the cgroups below it."""
     found: list[int] = []
     # os.walk and not rglob: a cgroup that goes away between listing and reading is no error.
     for folder, _, _ in os.walk(unified() / group):
@@ -144,7 +144,7 @@ def pids(group: str) -> list[int]:
 
 
 def populated(group: str) -> bool:
-    """Return whether a process lives in `group` or below it."""
+    """Return whether `group`, or a cgroup below it, has a process."""
     try:
         return "populated 1" in (unified() / group / "cgroup.events").read_text()
     except OSError:
@@ -153,9 +153,10 @@ def populated(group: str) -> bool:
 
 def kill(group: str, limit: float = 20.0) -> None:
     """
-    Kill every process of `group` at once, so that none can start another; wait until all are gone.
+    Kill every process of `group` at once, and wait until all have ended.
 
-    Raises `FleetError` when one is still there after `limit` seconds.
+    No process can start another meanwhile. Raises `FleetError` if a process is left after `limit`
+    seconds.
     """
     try:
         (unified() / group / "cgroup.kill").write_text("1")
@@ -173,7 +174,7 @@ def kill(group: str, limit: float = 20.0) -> None:
 
 
 def remove(group: str) -> None:
-    """Kill what lives in `group`, then remove it from every hierarchy."""
+    """Kill the processes in `group`, then remove it from every hierarchy."""
     kill(group)
     for root in filter(None, (*hierarchies(), _memory_apart())):
         # Until a killed process is reaped, v1 still lists it and its cgroup is busy.

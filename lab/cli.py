@@ -35,7 +35,7 @@ def lab(ctx: click.Context, lab_id: str | None) -> None:
 
 
 def _open(ctx: click.Context, why: str) -> Lab:
-    """Return the lab, unless this user could not work on it."""
+    """Return the lab. Raises if this user is not root."""
     _require_root(f"gpufleet lab {ctx.info_name}", f"it {why}")
     return Lab.open(ctx.obj, _say)
 
@@ -283,7 +283,7 @@ def fault(
 
 
 def _list_faults(ctx: click.Context, node: str | None) -> None:
-    """Print the faults with a sentence each; with a node those it can have, and which it has."""
+    """Print the faults with a sentence each; for a node, its possible and its active faults."""
     names, have = list(faults.FAULTS), []
     if node is not None:
         room = _open(ctx, "reads the lab's files")

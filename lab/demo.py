@@ -1,4 +1,4 @@
-"""`make lab`: nodes up, the fleet deployed, and proof: plan, endpoints, real completions."""
+"""Run `make lab`: start nodes, deploy the fleet, and show plan, endpoints and completions."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ DEPLOY_SECONDS = 1800
 
 
 def run(lab_id: str) -> None:
-    """Start the lab, deploy it, show the result; raises FleetError on a failure."""
+    """Start the lab, deploy it, and show the result. Raises `FleetError` on a failure."""
     console = Console()
     began = time.monotonic()
 
@@ -47,7 +47,7 @@ def run(lab_id: str) -> None:
 
 
 def deploy(lab_id: str) -> None:
-    """Run the main deploy against the lab, its output on this terminal."""
+    """Run the main deploy against the lab, with its output on this terminal."""
     command = [pyinfra(), "-y", INVENTORY, "deploys/vllm.py"]
     try:
         done = subprocess.run(
@@ -60,7 +60,7 @@ def deploy(lab_id: str) -> None:
 
 
 def show_plan(lab_id: str) -> None:
-    """Print the plan as the operator's own command prints it."""
+    """Print the plan with the operator's own command."""
     gpufleet = Path(sys.executable).with_name("gpufleet")
     subprocess.run(
         [gpufleet, "plan", INVENTORY],
@@ -72,7 +72,7 @@ def show_plan(lab_id: str) -> None:
 
 
 def show_answers(state: LabState, console: Console) -> None:
-    """Print every endpoint and one completion from each, asked as a client would ask."""
+    """Print every endpoint and one completion from each, requested like a client."""
     table = Table("endpoint", "model", "prompt", "completion", title="Answers")
     for url in endpoints(state):
         model, text = complete(url, (state.dir / provisioning_sources.API_KEY).read_text().strip())
@@ -84,7 +84,7 @@ PROMPT = "Hello"
 
 
 def endpoints(state: LabState) -> list[str]:
-    """Return the planned endpoints as a client outside the nodes reaches them."""
+    """Return the planned endpoints with addresses for clients outside the nodes."""
     gpufleet = Path(sys.executable).with_name("gpufleet")
     plan = subprocess.run(
         [gpufleet, "plan", INVENTORY, "--json"],
@@ -100,7 +100,7 @@ def endpoints(state: LabState) -> list[str]:
 
 
 def complete(url: str, key: str) -> tuple[str, str]:
-    """Return (the model's name, one completion) from an OpenAI-compatible endpoint."""
+    """Return the model's name and one completion from an OpenAI-compatible endpoint."""
     model = _ask(f"{url}/v1/models", key)["data"][0]["id"]
     body = {"model": model, "prompt": PROMPT, "max_tokens": 8, "temperature": 0}
     return model, _ask(f"{url}/v1/completions", key, body)["choices"][0]["text"]
@@ -120,5 +120,5 @@ def pyinfra() -> str:
 
 
 def environment(lab_id: str) -> dict[str, str]:
-    """Return this process's environment with the lab chosen in it."""
+    """Return this process' environment with the lab's id."""
     return {**os.environ, "GPUFLEET_LAB": lab_id}

@@ -1,9 +1,9 @@
-"""Packages that a node's dpkg believes to be installed, without anything of them being there.
+"""Enter packages into a node's dpkg database without installing them.
 
-A driver's packages bring programs that need a GPU; of them only names and versions are wanted. So
-the entry is written into dpkg's own database (/var/lib/dpkg: status, info/NAME.list), while dpkg's
-and apt's locks are held, in one rename. dpkg, apt and an administrator may do with the packages
-what they like: hold, upgrade, remove.
+A driver's packages contain programs that need a GPU, but only names and versions are needed. So the
+entry is written into dpkg's own database (/var/lib/dpkg: status, info/NAME.list), while dpkg's and
+apt's locks are held, in one rename. dpkg, apt and administrators can hold, upgrade and remove the
+packages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _PATIENCE = 60.0  # seconds that another package manager may take
 
 @dataclass(frozen=True)
 class Entry:
-    """One package as dpkg is to know it."""
+    """One package's entry in dpkg's database."""
 
     version: str
     held: bool
@@ -33,10 +33,10 @@ class Entry:
 
 def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -> None:
     """
-    Enter these packages into dpkg's database at `root`; None: not installed.
+    Enter these packages into dpkg's database at `root`; None removes a package.
 
-    `architecture` is dpkg's name of it, "amd64". Raises FleetError while a package manager is at
-    work there for more than a minute.
+    `architecture` is dpkg's name, for example "amd64". Raises `FleetError` if a package manager
+    runs there for more than a minute.
     """
     if not packages:
         return
@@ -86,7 +86,7 @@ def _block(name: str, entry: Entry, architecture: str) -> str:
 
 @contextmanager
 def _hold_locks(database: Path) -> Iterator[None]:
-    """Hold the locks that dpkg and apt hold while they work."""
+    """Hold the locks of running dpkg and apt processes."""
     with ExitStack() as stack:
         for name in _LOCKS:
             file = stack.enter_context((database / name).open("a"))

@@ -1,4 +1,4 @@
-"""The part of the Hugging Face Hub that `hf download` and vLLM use, for the lab's own models.
+"""Simulate the Hugging Face Hub for `hf download` and vLLM, with the lab's own models.
 
 Contract: `answer()` turns one GET or HEAD below the hub's prefix into an `Answer`; it reads files
 under `models` and nothing else.  Every request needs the lab's token, so a node that forgets to
@@ -23,7 +23,7 @@ from urllib.parse import unquote
 
 @dataclass(frozen=True)
 class Answer:
-    """An HTTP answer; its body is `body`, or the file at `path` when there is one."""
+    """An HTTP answer, with the body `body` or the file at `path`."""
 
     status: HTTPStatus
     headers: Mapping[str, str] = field(default_factory=dict)
@@ -59,7 +59,7 @@ def answer(models: Path, target: str, authorization: str, token: str) -> Answer:
 
 
 def revision_of(model: Path) -> str:
-    """The one revision of the model in the folder `model`: 40 hex digits, from its content."""
+    """Return the only revision of the model in the folder `model`: 40 hex digits of its content."""
     return hashlib.sha1(
         "".join(f"{name} {_sha256(file)}\n" for name, file in _files(model).items()).encode()
     ).hexdigest()
@@ -136,7 +136,7 @@ def _file(models: Path, repository: str, revision: str, inner: str) -> Answer:
 
 
 def _folder(models: Path, repository: str) -> Path | None:
-    """Look the name up among the folders there are, so that no name can lead elsewhere."""
+    """Return the folder of an existing model name, so that no name can lead elsewhere."""
     return next(
         (
             folder
@@ -148,7 +148,7 @@ def _folder(models: Path, repository: str) -> Path | None:
 
 
 def _files(model: Path) -> dict[str, Path]:
-    """Return a model's files by their names below its folder."""
+    """Return a model's files by their paths below its folder."""
     found = sorted(path for path in model.rglob("*") if path.is_file())
     return {path.relative_to(model).as_posix(): path for path in found}
 
@@ -157,7 +157,7 @@ _hashes: dict[tuple[str, int, int], str] = {}
 
 
 def _sha256(path: Path) -> str:
-    """Hash a file once per version of it: a client asks for each several times."""
+    """Return a file's hash, cached by version because clients ask for each several times."""
     stat = path.stat()
     key = (str(path), stat.st_mtime_ns, stat.st_size)
     if key not in _hashes:

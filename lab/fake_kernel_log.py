@@ -1,4 +1,4 @@
-"""Give a lab node its kernel's log: a journal file that the node's own journalctl reads.
+"""Write a lab node's kernel log to a journal file for the node's own journalctl.
 
 A node's kernel is this machine's, whose log it may not read. So the lines that the simulated
 machine's kernel has said lie in `machine/kernel.log`, and for each boot of the node they are
@@ -32,10 +32,9 @@ Lines = list[tuple[float, str]]
 
 def write(root: Path) -> None:
     """
-    Write `kernel.log` into the journal of the node's present boot; nothing if it is absent.
+    Write `kernel.log`, if it exists, to the journal of the node's current boot.
 
-    A line whose time has not come yet in this boot was said just now, and keeps that time until
-    the next boot.
+    A line with a future time in this boot gets the current time, and keeps it until the next boot.
     """
     machine = root / MACHINE
     boot_id = (machine / "boot_id").read_text().strip()
@@ -66,13 +65,13 @@ def write(root: Path) -> None:
 
 
 def parsed(text: str) -> Lines:
-    """Return the lines of `kernel.log`: seconds since boot, a tab, what was said."""
+    """Return the lines of `kernel.log`: seconds since boot, a tab, and the message."""
     rows = (row.split("\t", 1) for row in text.splitlines())
     return [(float(seconds), said) for seconds, said in rows]
 
 
 def timed_lines(lines: Lines, known: Lines, uptime: float) -> Lines:
-    """Return the lines with the times at which this boot has said them, in that order."""
+    """Return the lines with their times in this boot, in order."""
     left = list(known)
     timed: Lines = []
     for seconds, text in lines:
@@ -108,7 +107,7 @@ def exported(lines: Iterable[tuple[float, str]], root: Path, boot_id: str, boote
 
 
 def _known(machine: Path, boot_id: str) -> Lines:
-    """The lines that this boot has said already."""
+    """Return the lines that this boot has already written."""
     try:
         kept = json.loads((machine / "said.json").read_text())
     except (FileNotFoundError, ValueError):
@@ -117,7 +116,7 @@ def _known(machine: Path, boot_id: str) -> Lines:
 
 
 def _folder(root: Path) -> Path:
-    """The directory of the node's own journal, as journald would make it at the first boot."""
+    """Return the node's journal directory, created like by journald at the first boot."""
     journal = root / "var/log/journal"
     folder = journal / (root / "etc/machine-id").read_text().strip()
     if not folder.exists():

@@ -1,4 +1,4 @@
-"""A kernel module's file, as far as it says what it is: for `modinfo`, never for the kernel. Pure.
+"""Build a kernel module's file with only its description, for `modinfo`, not the kernel. Pure.
 
 `image` returns a relocatable ELF file whose only content is its `.modinfo` section, with the
 appended signature that Linux and kmod read the signer from (include/linux/module_signature.h and
@@ -29,10 +29,10 @@ _MAGIC = b"~Module signature appended~\n"
 
 def image(fields: Iterable[tuple[str, str]], arch: str, signer: str | None = None) -> bytes:
     """
-    Return the file of a module that says `fields`, such as ("version", "570.124.06").
+    Return a module's file with `fields`, for example ("version", "570.124.06").
 
-    `arch` is the machine's as `uname -m` has it; `signer` is the common name of whose key signed
-    the module, None for one without a signature.
+    `arch` is the machine's name in `uname -m`. `signer` is the common name of the signing key, or
+    None without a signature.
     """
     modinfo = b"".join(f"{key}={value}".encode() + b"\0" for key, value in fields)
     elf = _elf(modinfo, _MACHINES[arch])
@@ -40,7 +40,7 @@ def image(fields: Iterable[tuple[str, str]], arch: str, signer: str | None = Non
 
 
 def _elf(modinfo: bytes, machine: int) -> bytes:
-    """ELF64, little-endian: header, two sections' contents, three section headers (elf(5))."""
+    """Return an ELF64 file, little-endian: header, two sections, three section headers (elf(5))."""
     names = b"\0.modinfo\0.shstrtab\0"
     padding = b"\0" * (-(64 + len(modinfo) + len(names)) % 8)
     table = 64 + len(modinfo) + len(names) + len(padding)
@@ -61,7 +61,7 @@ def _elf(modinfo: bytes, machine: int) -> bytes:
 
 
 def _signature(signer: str) -> bytes:
-    """A PKCS#7 message that names its signer, and the trailer that says how long it is."""
+    """Return a PKCS#7 message with its signer, and the trailer with its length."""
     name = _der(_SEQUENCE, _der(_OID, _COMMON_NAME), _der(_UTF8, signer.encode()))
     issuer = _der(_SEQUENCE, _der(_SET, name))
     sha512 = _der(_SEQUENCE, _der(_OID, _SHA512))
@@ -77,7 +77,7 @@ def _signature(signer: str) -> bytes:
 
 
 def _der(tag: int, *parts: bytes) -> bytes:
-    """One value in DER; lengths from 128 on are preceded by how many bytes they take."""
+    """Return a value in DER; a length from 128 on is preceded by its number of bytes."""
     content = b"".join(parts)
     size = len(content)
     if size < 128:

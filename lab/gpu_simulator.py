@@ -1,4 +1,4 @@
-"""Give a node its simulated GPUs: the library that stands in for NVIDIA's, and its profile."""
+"""Give a node simulated GPUs: a replacement of NVIDIA's library, and its profile."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _SMI = Path("usr/bin/nvidia-smi")
 
 
 def check_profiles(wanted: dict[str, str]) -> None:
-    """Refuse hardware that is not in lab/profiles/; `wanted` maps nodes to profiles."""
+    """Refuse unknown hardware profiles; `wanted` maps nodes to profiles."""
     known = ", ".join([*nvml.profiles(), NO_GPUS])
     wrong = [
         f"Node {node!r}: there is no hardware profile {profile!r} (there are: {known})."
@@ -31,16 +31,16 @@ def check_profiles(wanted: dict[str, str]) -> None:
 
 
 def describe(root: Path, profile: str) -> None:
-    """Tell the library of the node at `root` which GPUs there are; it may be running."""
+    """Write the GPUs' profile for the library of the node at `root`, which may be running."""
     write(root / _PROFILE, profile)
 
 
 def install(root: Path, version: str | None) -> None:
     """
-    Put the library into the node whose root is mounted at `root`.
+    Install the library in the node with its root mounted at `root`.
 
     The library has the driver's name, libnvidia-ml.so.570.124.06, and the loader's beside it, as
-    NVIDIA's packages install it. `nvidia-smi` comes with it. `version` None takes both away.
+    NVIDIA's packages install it. `nvidia-smi` comes with it. A `version` of None removes both.
     """
     built = nvml.build(CACHE / "nvml")
     folder, name = (root / _LIBRARY).parent, f"{_LIBRARY.stem}.{version}"
@@ -66,9 +66,9 @@ def install(root: Path, version: str | None) -> None:
 
 def override(root: Path, lines: Iterable[str]) -> None:
     """
-    Forget what setters have changed of the keys of these profile lines, so that the lines hold.
+    Discard setters' changes of the keys in these profile lines, so that the lines apply.
 
-    A setter that is called from now on wins again, as a repair would.
+    Later calls of setters override the lines again, like a repair.
     """
     state = root / f"{_PROFILE}.state"
     if not state.exists():

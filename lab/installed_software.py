@@ -88,12 +88,12 @@ def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
 
 
 def all_units(machine: Machine) -> Units:
-    """Return what systemd is to do about every unit, whatever has changed."""
+    """Return systemd's actions for every unit, regardless of changes."""
     return _verbs(described(machine)["units"])
 
 
 def described(machine: Machine) -> dict[str, dict[str, Any]]:
-    """Return the machine's software as JSON has it, by kind and name."""
+    """Return the machine's software as JSON data, by kind and name."""
     packages = {
         name: {"version": each.version, "held": each.held}
         for name, each in machine.packages.items()
@@ -119,7 +119,7 @@ def _licence(machine: Machine) -> str:
 
 
 def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
-    """Install a kernel's modules directory as far as kmod reads it, or remove it."""
+    """Install a kernel's modules directory, as far as kmod reads it, or remove it."""
     folder = root / "lib/modules" / release
     if kernel is None:
         shutil.rmtree(folder, ignore_errors=True)
@@ -146,7 +146,7 @@ def _kernel(root: Path, release: str, kernel: Mapping[str, Any] | None) -> None:
 
 
 def _kernel_packages(root: Path, release: str) -> None:
-    """Add what a distribution's kernel and its headers bring."""
+    """Add the files of a distribution's kernel and its headers."""
     text = kernels.header_files(release)
     files = kernels.image_files(release) | {path: each.encode() for path, each in text.items()}
     for path, content in files.items():
@@ -160,7 +160,7 @@ def _kernel_packages(root: Path, release: str) -> None:
 
 
 def _of_the_distribution(name: str) -> tuple[str, ...]:
-    """Return which files a package of the distribution has, so that they go with it."""
+    """Return the files of a distribution's package, for their removal."""
     kind, _, release = name.removeprefix("linux-").partition("-")
     if kind != "headers":
         return ()
@@ -171,7 +171,7 @@ def _of_the_distribution(name: str) -> tuple[str, ...]:
 
 
 def _unit(root: Path, name: str, unit: Unit | None) -> None:
-    """Install a unit that comes into this state when the node boots, or remove it."""
+    """Install a unit that has this state after boot, or remove it."""
     static, enabled = root / _UNITS / _WANTED / name, root / _ENABLED / name
     for link in (static, enabled):
         link.unlink(missing_ok=True)
@@ -187,7 +187,7 @@ def _unit(root: Path, name: str, unit: Unit | None) -> None:
 
 
 def unit_text(name: str, unit: Unit) -> str:
-    """Return the unit's file: it runs if `unit` does, and fails or is left out if that does."""
+    """Return the unit's file, which runs, fails or is skipped like `unit`."""
     lines = ["[Unit]", f"Description=The simulated machine's {name.removesuffix('.service')}"]
     if unit.active == "inactive" and unit.enabled in ("enabled", "static"):
         lines.append("ConditionPathExists=!/")
@@ -199,7 +199,7 @@ def unit_text(name: str, unit: Unit) -> str:
 
 
 def _verbs(units: Mapping[str, Mapping[str, str] | None]) -> Units:
-    """Return what systemd is to do with the units that have changed."""
+    """Return systemd's actions for the units that have changed."""
     verbs: Units = {"stop": [], "reset-failed": [], "start": []}
     for name, state in units.items():
         verbs["stop"].append(name)
@@ -213,7 +213,7 @@ def _verbs(units: Mapping[str, Mapping[str, str] | None]) -> Units:
 
 
 def _apt(machine: Machine) -> dict[str, str]:
-    """The settings of unattended-upgrades, as apt's configuration has them."""
+    """Return the settings of unattended-upgrades as apt configuration."""
     if (upgrades := machine.upgrades) is None:
         return {}
     switch = int(upgrades.enabled)

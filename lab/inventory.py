@@ -1,6 +1,7 @@
-"""The lab's nodes as an inventory has them: names, addresses, keys, groups by hardware.
+"""Provide the lab's nodes for an inventory: names, addresses, keys, groups by hardware.
 
-Reads the lab's state and touches no node; which lab it is says `GPUFLEET_LAB`, otherwise `lab`.
+This reads the lab's state without contacting nodes. `GPUFLEET_LAB` names the lab; the default is
+`lab`.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ MONITORING = "monitoring"
 
 
 def state() -> LabState:
-    """Return what is remembered of the lab; raises InventoryError when it has no nodes."""
+    """Return the lab's stored state. Raises `InventoryError` if it has no nodes."""
     lab_id = os.environ.get("GPUFLEET_LAB", "lab")
     try:
         found = LabState.load(lab_id)
@@ -38,7 +39,7 @@ def state() -> LabState:
 
 def groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
     """
-    Return the nodes by the hardware that they simulate, each with how SSH reaches it.
+    Return the nodes by their simulated hardware, each with its SSH connection.
 
         {"gpu_h100x8": [("gpu-01", {"ssh_hostname": "10.201.7.11", ...})], ...}
 

@@ -1,5 +1,5 @@
 """
-Carry frames between a node's cable and a tap on the lab's bridge, each some milliseconds late.
+Carry frames between a node's cable and a tap on the lab's bridge, with a delay.
 
     python3 -I link_delay.py PORT TAP MILLISECONDS
 

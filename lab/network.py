@@ -1,4 +1,4 @@
-"""The lab's network: one bridge, a cable and a network namespace per node, and no way out.
+"""Build the lab's network: a bridge, and a cable and namespace per node, without a way out.
 
 A node may have further cables, each to the switch of its network, which this machine is not in.
 
@@ -36,7 +36,7 @@ _INOTIFY_INSTANCES = 8192
 
 def choose(state: LabState) -> IPv4Network:
     """
-    Return the lab's /24: the one asked for, the one it had, or the first that is free.
+    Return the lab's /24 network: the requested one, its previous one, or the first free one.
 
     Free means that this machine routes no address of it anywhere and no other lab remembers it.
     Raises `FleetError` when the one asked for is taken, or when all are.
@@ -54,7 +54,7 @@ def choose(state: LabState) -> IPv4Network:
 
 
 def up(state: LabState) -> None:
-    """Make the bridge, and the rules that keep the nodes' traffic on it."""
+    """Create the bridge, and the rules that keep the nodes' traffic on it."""
     bridge = state.prefix
     if not _exists(bridge):
         # A bridge without an address of its own takes a port's, and changes it as ports come and
@@ -92,7 +92,7 @@ def up(state: LabState) -> None:
 
 
 def plug(state: LabState, node: LabNode) -> None:
-    """Give a node its network namespace and an unharmed cable to the bridge."""
+    """Give a node its network namespace and a healthy cable to the bridge."""
     netns, port = state.netns(node.name), state.port(node)
     handle = Path("/run/netns") / netns
     if not os.path.ismount(handle):  # Path.is_mount() knows directories only
@@ -120,7 +120,7 @@ def plug(state: LabState, node: LabNode) -> None:
 
 
 def _lay(state: LabState, node: LabNode, interface: str, address: IPv4Interface) -> None:
-    """Give a node a further cable, to the switch of the network that its address is in."""
+    """Give a node an additional cable to the switch of its address's network."""
     netns = state.netns(node.name)
     number = state.networks.index(address.network) + 1
     switch = state.switch(number)
@@ -134,13 +134,13 @@ def _lay(state: LabState, node: LabNode, interface: str, address: IPv4Interface)
 
 
 def pull(state: LabState) -> None:
-    """Remove all further cables and their switches."""
+    """Remove all additional cables and their switches."""
     for name in _further(state):
         run_command.run("ip", "link", "del", name, check=False)
 
 
 def _further(state: LabState, number: int | str = "*") -> list[str]:
-    """Return what further networks have on this machine, ports first; of a node only its ports."""
+    """Return the interfaces of additional networks, ports first; for a node, only its ports."""
     pattern = state.switch("[1-9]")
     links = Path("/sys/class/net")
     ports = [each.name for each in links.glob(f"{pattern}.{number}")]
@@ -148,7 +148,7 @@ def _further(state: LabState, number: int | str = "*") -> list[str]:
 
 
 def unplug(state: LabState, name: str, number: int) -> None:
-    """Remove what `plug` made for a node; nothing of it needs to be there."""
+    """Remove a node's cable and namespace, if they exist."""
     run_command.run("nft", "delete", "table", "netdev", f"{state.table}_{number}", check=False)
     run_command.run("ip", "link", "del", f"{state.prefix}.{number}", check=False)
     run_command.run("ip", "link", "del", state.tap(number), check=False)
@@ -161,7 +161,7 @@ def unplug(state: LabState, name: str, number: int) -> None:
 
 
 def remove(state: LabState) -> None:
-    """Remove the bridge, its rules, and every port and namespace that has the lab's name."""
+    """Remove the bridge, its rules, and every port and namespace with the lab's name."""
     for handle in Path("/run/netns").glob(f"{state.prefix}-*-*"):
         name = handle.name.removeprefix(f"{state.prefix}-")
         unplug(state, name, number_of(name))
@@ -180,7 +180,7 @@ def remove(state: LabState) -> None:
 
 
 def _tables() -> list[dict[str, Any]]:
-    """Return every table of nftables: none on a machine where no lab has installed it yet."""
+    """Return all nftables tables, or none if nft is not installed."""
     if not shutil.which("nft"):
         return []
     listed = json.loads(run_command.run("nft", "-j", "list", "tables"))["nftables"]
@@ -191,13 +191,13 @@ def _tables() -> list[dict[str, Any]]:
 
 
 def pull_cables(state: LabState, node: LabNode) -> None:
-    """Pull every cable: what is sent is lost, and no peer is told."""
+    """Pull every cable, which loses sent packets without informing peers."""
     for port in (state.port(node), *_further(state, node.number)):
         _ip("link", "set", port, "down")
 
 
 def heal(state: LabState, node: LabNode) -> None:
-    """Plug the cables in again, without loss or delay, and at full speed."""
+    """Plug in the cables again, without loss or delay and at full speed."""
     table, port = f"{state.table}_{node.number}", state.port(node)
     run_command.run("nft", "delete", "table", "netdev", table, check=False)
     run_command.run("tc", "qdisc", "del", "dev", port, "root", check=False)
@@ -210,19 +210,19 @@ def heal(state: LabState, node: LabNode) -> None:
 
 
 def lose(state: LabState, node: LabNode, percent: int) -> None:
-    """Drop `percent` of the packets, each way for itself: 20 loses 36 % of the echoes."""
+    """Drop `percent` of the packets in each direction; 20 loses 36 % of echoes."""
     if not 0 <= percent <= 100:
         raise FleetError(f"Loss is {percent}: it is a percentage, 0 to 100.")
     _drop(state, node, f"numgen random mod 100 < {percent}", "ingress", "egress")
 
 
 def deafen(state: LabState, node: LabNode, peer: LabNode) -> None:
-    """Cut one way: what `peer` sends to the node is lost, and nothing else."""
+    """Drop packets from `peer` to the node, in this direction only."""
     _drop(state, node, f"ip saddr {peer.address}", "egress")
 
 
 def delay(state: LabState, node: LabNode, milliseconds: int) -> None:
-    """Make every packet be so late, each way for itself: 200 makes a round trip of 400."""
+    """Delay every packet in each direction; 200 makes a round trip of 400 ms."""
     heal(state, node)
     tap, port = state.tap(node.number), state.port(node)
     _ip("tuntap", "add", tap, "mode", "tap", "vnet_hdr")
@@ -233,12 +233,12 @@ def delay(state: LabState, node: LabNode, milliseconds: int) -> None:
 
 
 def _carrier(state: LabState, node: LabNode) -> str:
-    """The cgroup of the program that delays; it ends with the node's power, too."""
+    """Return the cgroup of the delaying program, which ends with the node's power."""
     return f"{state.prefix}/{node.name}/delay"
 
 
 def _drop(state: LabState, node: LabNode, what: str, *hooks: str) -> None:
-    """Drop what passes the node's port: `ingress` is what it sends, `egress` what it gets."""
+    """Drop packets at the node's port: `ingress` for sent ones, `egress` for received ones."""
     table, port = f"{state.table}_{node.number}", state.port(node)
     chains = "".join(
         f"""
@@ -257,7 +257,7 @@ def _drop(state: LabState, node: LabNode, what: str, *hooks: str) -> None:
 
 
 def throttle(state: LabState, node: LabNode, rate: str) -> None:
-    """Limit what the node receives to `rate`, as tc writes it: `1mbit`, `500kbit`."""
+    """Limit the node's receive rate to `rate` in tc's form: `1mbit`, `500kbit`."""
     # 16 kB holds the largest burst of a few full packets; 2 s of queue before packets are lost.
     shape = ("tbf", "rate", rate, "burst", "16kb", "latency", "2s")
     run_command.run("tc", "qdisc", "replace", "dev", state.port(node), "root", *shape)
@@ -275,7 +275,7 @@ def _exists(interface: str) -> bool:
 
 
 def _mac(address: IPv4Address, network: int = 0) -> str:
-    """Return a locally administered MAC that is the same at every `up`: 02, network and address."""
+    """Return a locally administered MAC, equal at every `up`: 02, network and address."""
     return ":".join(f"{byte:02x}" for byte in (2, network, *address.packed))
 
 
@@ -291,13 +291,13 @@ def _routes() -> list[dict[str, Any]]:
 
 
 def _blocks(route: dict[str, Any]) -> IPv4Network | None:
-    """The network that a lab keeps in with this route, if it is that kind of route."""
+    """Return the network that a lab keeps with this route, or None for other routes."""
     ours = route.get("type") == "unreachable" and str(route.get("metric")) == _FALLBACK_METRIC
     return IPv4Network(route["dst"]) if ours else None
 
 
 def _routed(state: LabState) -> list[IPv4Network]:
-    """Networks that this machine routes, other than by this lab itself."""
+    """Return the networks that this machine routes for purposes other than this lab."""
     return [
         IPv4Network(route["dst"], strict=False)
         for route in _routes()
@@ -306,7 +306,7 @@ def _routed(state: LabState) -> list[IPv4Network]:
 
 
 def _other_networks(state: LabState) -> list[IPv4Network]:
-    """Networks of the machine's other labs, up or not."""
+    """Return the networks of the machine's other labs, up or not."""
     others = [LabState.load(name) for name in lab_ids()]
     return [other.net for other in others if other.net and other.id != state.id]
 

@@ -1,4 +1,4 @@
-"""A lab's disk: one sparse image, mounted where the files of its nodes lie.
+"""Manage a lab's disk: one sparse image, mounted for the files of its nodes.
 
     nodes.img    as large as what is free here when it is made; takes the space of what is written
     nodes/       where it is mounted while the lab is up
@@ -24,8 +24,10 @@ from lab.state import LabState, exclusive
 GIB = 1 << 30
 LEAST_GIB = 8
 RELEASE_SECONDS = 60.0
-"""A node that boots has a copy of this machine's mounts: for 1 to 3 s, with three labs on two busy
-cores for over 10."""
+"""Seconds for another node's boot to release its copy of this machine's mounts.
+
+It takes 1 to 3 s, and over 10 s with three labs on two busy cores.
+"""
 # A journal, so that a lab survives the machine's own crash; no more than its small files need.
 JOURNAL_MIB = 64
 _FORMAT = ("-q", "-F", "-m", "0", "-J", f"size={JOURNAL_MIB}", "-E", "lazy_itable_init=1,nodiscard")
@@ -34,7 +36,7 @@ _OPTIONS = "loop,noatime,noinit_itable"
 
 
 def mount(state: LabState, say: Say) -> None:
-    """Mount the lab's disk, made if it has none; a directory that has nodes already stays one."""
+    """Mount the lab's disk, created if missing; a directory that has nodes already stays one."""
     folder, image = _folder(state), state.dir / "nodes.img"
     folder.mkdir(parents=True, exist_ok=True)
     try:
@@ -50,7 +52,7 @@ def mount(state: LabState, say: Say) -> None:
 
 
 def unmount(state: LabState) -> None:
-    """Unmount it and wait until its loop device is free; it may be unmounted already."""
+    """Unmount the disk, if mounted, and wait until its loop device is free."""
     with _lock(state):
         while _folder(state).is_mount():
             run_command.run("umount", _folder(state))
@@ -60,12 +62,12 @@ def unmount(state: LabState) -> None:
 
 
 def _lock(state: LabState) -> AbstractContextManager[IO[str]]:
-    """A `mount` that outlives the command that started it holds this lock until it ends."""
+    """Return the disk's lock, which a `mount` that outlives its command also holds."""
     return exclusive(f"disk-{state.id}")
 
 
 def _is_held(image: Path) -> bool:
-    """Return whether a loop device has the image: another lab that boots a node copies mounts."""
+    """Return whether a loop device has the image; a lab that boots a node copies mounts."""
     for each in Path("/sys/block").glob("loop*/loop/backing_file"):
         with suppress(OSError):
             if each.read_text().strip() == str(image):
@@ -78,7 +80,7 @@ def _folder(state: LabState) -> Path:
 
 
 def _bypass_cache(folder: Path) -> None:
-    """Keep nodes' files in memory once where that is possible, not also as the image's blocks."""
+    """Keep nodes' files in memory only once, if possible, without the image's blocks."""
     device = run_command.run("findmnt", "--noheadings", "--output", "SOURCE", folder).strip()
     run_command.run("losetup", "--direct-io=on", device, check=False)
 

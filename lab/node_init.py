@@ -46,12 +46,12 @@ DETACH = 2
 
 
 def mount(source: str, target: str, kind: str = "", flags: int = 0) -> None:
-    """Call mount(2); raise OSError."""
+    """Call mount(2). Raises `OSError`."""
     _call("mount", *(os.fsencode(part) for part in (source, target, kind)), flags, None)
 
 
 def unmount(target: str) -> None:
-    """Take away the topmost mount of `target`; open files stay valid."""
+    """Remove the topmost mount of `target`; open files stay valid."""
     _call("umount2", os.fsencode(target), DETACH)
 
 
@@ -70,7 +70,7 @@ def bind(source: str, target: str, *, as_it_is: bool = False) -> None:
 
 
 def replace(target: str) -> None:
-    """Show the machine's directory alone, empty if it has none."""
+    """Show only the machine's directory, which may be empty."""
     os.makedirs(MACHINE + target, exist_ok=True)
     if not os.path.isdir(target) and os.access(os.path.dirname(target), os.W_OK):
         os.mkdir(target)
@@ -90,7 +90,7 @@ def cover(target: str) -> None:
 
 
 def merge(first: str, second: str, into: str) -> None:
-    """Fill the directory `into` from two others; where both have an entry, the first one's."""
+    """Fill the directory `into` from two others; the first one's entries have precedence."""
     for name in sorted({*entries(first), *entries(second)}):
         target, ours, theirs = (f"{folder}/{name}" for folder in (into, first, second))
         source = ours if os.path.lexists(ours) else theirs
@@ -110,19 +110,19 @@ def merge(first: str, second: str, into: str) -> None:
 
 
 def entries(folder: str) -> list[str]:
-    """Return the names in a directory; empty if it does not exist."""
+    """Return the names in a directory, or [] if it does not exist."""
     return os.listdir(folder) if os.path.isdir(folder) else []
 
 
 def files_of_proc() -> Iterator[str]:
-    """Yield the files of /proc that the machine has and this kernel has a place for."""
+    """Yield the files of /proc that the machine and this kernel both have."""
     for name in entries(f"{MACHINE}/proc"):
         if os.path.isfile(f"{MACHINE}/proc/{name}") and os.path.exists(f"/proc/{name}"):
             yield f"/proc/{name}"
 
 
 def lay() -> Iterator[str]:
-    """Put everything into place that is not yet; yield what could not be done."""
+    """Mount everything that is missing, and yield errors."""
     changeable = os.stat("/sys").st_dev != os.stat("/sys/dev").st_dev
     if changeable:  # nspawn's own directory, with parts of sysfs bound into it
         yield from attempt(mount, "", "/sys", "", REMOUNT | BIND)
@@ -143,7 +143,7 @@ def lay() -> Iterator[str]:
 
 
 def attempt(step: Callable[..., None], *arguments: object) -> Iterator[str]:
-    """Take one step; yield why it failed: the node continues without it."""
+    """Run one step, and yield its error; the node continues without it."""
     try:
         step(*arguments)
     except OSError as error:
@@ -151,7 +151,7 @@ def attempt(step: Callable[..., None], *arguments: object) -> Iterator[str]:
 
 
 def refresh() -> Iterator[str]:
-    """Follow the changes that no bind shows: files put in another's place, new entries."""
+    """Apply changes that binds do not show: replaced files, new entries."""
     for target in bound_files():
         if not same(target):
             yield from attempt(unmount, target)
@@ -167,7 +167,7 @@ def covered(target: str) -> bool:
 
 
 def covers(target: str) -> bool:
-    """Return whether each of the machine's entries is seen in the directory, alone or merged."""
+    """Return whether the directory shows each of the machine's entries, alone or merged."""
     return all(
         same(f"{target}/{name}") or not os.path.ismount(f"{target}/{name}")
         for name in entries(MACHINE + target)
@@ -176,7 +176,7 @@ def covers(target: str) -> bool:
 
 
 def mounts() -> Iterator[tuple[str, str, str]]:
-    """Yield (where, what of its file system, source) of every mount (proc_pid_mountinfo(5))."""
+    """Yield each mount's target, root in its file system, and source (proc_pid_mountinfo(5))."""
     with open("/proc/self/mountinfo") as table:
         for line in table:
             before, _, after = line.partition(" - ")
@@ -184,14 +184,14 @@ def mounts() -> Iterator[tuple[str, str, str]]:
 
 
 def bind_boot_id() -> None:
-    """Show the id of this boot that the lab has chosen, because the kernel's log is filed by it."""
+    """Show the lab's id of this boot, because the kernel's log is filed by it."""
     while os.stat(BOOT_ID).st_dev != os.stat("/proc").st_dev:
         unmount(BOOT_ID)  # nspawn's, a file that is gone: nothing can be mounted over it
     bind(f"{MACHINE}/boot_id", BOOT_ID)
 
 
 def bound_files() -> list[str]:
-    """Return the files of /proc over which one of the machine's is mounted."""
+    """Return the files of /proc that are covered by the machine's files."""
     return [
         place
         for place, root, _ in mounts()
@@ -202,7 +202,7 @@ def bound_files() -> list[str]:
 
 
 def same(target: str, source: str = "") -> bool:
-    """Return whether the machine's file or directory is what is seen at `target`."""
+    """Return whether `target` shows the machine's file or directory."""
     try:
         return os.path.samefile(MACHINE + (source or target), target)
     except FileNotFoundError:
@@ -210,7 +210,7 @@ def same(target: str, source: str = "") -> bool:
 
 
 def resize_shared_memory() -> None:
-    """Give /dev/shm the size that the machine has, in MiB; nothing is reserved by that."""
+    """Give /dev/shm the machine's size in MiB, which reserves no memory."""
     try:
         with open(f"{MACHINE}/shm_mib") as file:
             size = int(file.read())
@@ -222,7 +222,7 @@ def resize_shared_memory() -> None:
 
 
 def load_modules() -> Iterator[str]:
-    """Load what a booting machine would, on a node that has a loader; yield why that failed."""
+    """Load a booting machine's modules on a node with a loader, and yield errors."""
     if os.path.exists(LOADER):
         code = os.spawnv(os.P_WAIT, LOADER, [LOADER, "boot"])
         if code != 0:

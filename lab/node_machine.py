@@ -67,7 +67,7 @@ _TMPFILES = Path("etc/tmpfiles.d/gpufleet-lab.conf")
 
 @dataclass(frozen=True)
 class Changes:
-    """Changes by `place` that a running node does not notice by itself."""
+    """Changes by `place` that a running node does not notice itself."""
 
     shown: bool
     log: bool
@@ -76,7 +76,7 @@ class Changes:
 
 
 def profile_of(root: Path) -> str | None:
-    """Return which profile's machine was last placed at `root`; None before the first."""
+    """Return the profile of the machine that was last placed at `root`, or None."""
     try:
         return str(json.loads((root / MACHINE / _LISTED).read_text())["profile"])
     except FileNotFoundError:
@@ -132,7 +132,7 @@ def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
 
 
 def place_nothing(root: Path) -> None:
-    """Make the node at `root` one whose kernel, bus and packages are as they are: without GPUs."""
+    """Make the node at `root` one without GPUs, with its own kernel, bus and packages."""
     home = root / MACHINE
     home.mkdir(parents=True, exist_ok=True)
     write(root / NODE_INIT, "#!/bin/sh\nexec /usr/lib/systemd/systemd\n", 0o755)
@@ -140,17 +140,17 @@ def place_nothing(root: Path) -> None:
 
 
 def kernel_tree(machine: Machine) -> dict[str, Entry]:
-    """Return what of a machine's tree stands in for the kernel's, by its path."""
+    """Return a machine's entries that replace the kernel's, by path."""
     return {path: entry for path, entry in files(machine).items() if _SHOWN.fullmatch(path)}
 
 
 def mark_placed(root: Path) -> None:
-    """Remember that the node, which follows or is off, is as `place` has written it."""
+    """Record that the node, which follows or is off, matches the result of `place`."""
     (root / MACHINE / _BEHIND).unlink(missing_ok=True)
 
 
 def follow(group: str, root: Path, changes: Changes) -> None:
-    """Make the node that runs in the cgroup `group` see what `place` has changed at `root`."""
+    """Make the node in the cgroup `group` see the changes of `place` at `root`."""
     if changes.shown:
         _inside(group, f"/{NODE_INIT}", "refresh")
     if changes.log:
@@ -169,7 +169,7 @@ def follow(group: str, root: Path, changes: Changes) -> None:
 
 def fit_to_host(machine: Machine) -> Machine:
     """
-    Return the machine, limited to what a node on this host can have.
+    Return the machine, limited to the abilities of a node on this host.
 
     The kernel is this machine's: its release takes the place of the profile's, and other releases
     keep their order to it. The system is the base image's, so packages are dpkg's.
@@ -193,7 +193,9 @@ def fit_to_host(machine: Machine) -> Machine:
 
 
 def _packages(machine: Machine, releases: Mapping[str, str]) -> Iterator[tuple[str, Package]]:
-    """Yield the machine's packages; those of a kernel have its release in name and version."""
+    """
+    Yield the machine's packages; kernel packages get the kernel's release in name and version.
+    """
     for name, package in machine.packages.items():
         kernel, _, release = name.partition("-")[2].partition("-")
         if name.startswith("linux-") and release in releases:
@@ -223,7 +225,7 @@ def _order(release: str) -> list[int]:
 
 
 def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
-    """Make the tree that stands in for the kernel's hold just this; return whether it changed."""
+    """Write the tree that replaces the kernel's; return whether it changed."""
     wanted = {path: entry for path, entry in tree.items() if _SHOWN.fullmatch(path)}
     wanted["/proc/meminfo"] = _meminfo(home, str(wanted["/proc/meminfo"]))
     for name in machine.modules:
@@ -252,7 +254,7 @@ def _remember(listed: Path, machine: Machine, paths: set[str]) -> None:
 
 
 def _put(home: Path, path: str, entry: Entry) -> bool:
-    """Place one entry as declared, in one step; return whether it changed."""
+    """Place one entry atomically; return whether it changed."""
     at, draft = home / path.lstrip("/"), home / "draft"
     if isinstance(entry, Folder):
         missing = not at.is_dir()
@@ -294,7 +296,7 @@ def _remove(home: Path, path: str, wanted: Mapping[str, Entry]) -> None:
 
 
 def _bound(path: str) -> bool:
-    """Whether a running node has bound this directory, or one below it: it has to stay the same."""
+    """Return whether a running node has bound this directory or one below it."""
     return path in node_init.REPLACED or PurePosixPath(path).parent.as_posix() in (
         *node_init.COVERED,
         *(PurePosixPath(each).parent.as_posix() for each in node_init.REPLACED),
@@ -303,7 +305,7 @@ def _bound(path: str) -> bool:
 
 
 def _meminfo(home: Path, text: str) -> str:
-    """Return this machine's /proc/meminfo with the amounts that the simulated one has."""
+    """Return this machine's /proc/meminfo with the simulated machine's amounts."""
     amounts = dict(line.split(":", 1) for line in text.splitlines())
     try:
         base = (home / "proc/meminfo").read_text()
@@ -314,7 +316,7 @@ def _meminfo(home: Path, text: str) -> str:
 
 
 def _log(home: Path, machine: Machine) -> bool:
-    """Have what the kernel has said, if the journal is to have it; return whether it changed."""
+    """Write the kernel's messages if the journal needs them; return whether they changed."""
     log = home / "kernel.log"
     if machine.log_access == "journal":
         return write(log, "".join(f"{seconds}\t{text}\n" for seconds, text in machine.log))
@@ -328,7 +330,7 @@ def _run(path: str) -> bool:
 
 
 def _line(entry: Entry) -> str:
-    """Return a file's text as systemd-tmpfiles takes it."""
+    """Return a file's text in systemd-tmpfiles' form."""
     return entry.replace("\n", "\\n") if isinstance(entry, str) else ""
 
 
@@ -336,13 +338,13 @@ def _line(entry: Entry) -> str:
 
 
 def _inside(group: str, *args: str, check: bool = True) -> None:
-    """Run a command in the node, in its file system and among its processes."""
+    """Run a command in the node's file system and process namespace."""
     pid = str(_first_process(group))
     run_command.run("nsenter", "-t", pid, "-m", "-p", "--", *args, check=check)
 
 
 def _first_process(group: str) -> int:
-    """Return the pid, on this machine, of the node's PID 1."""
+    """Return the pid on this machine of the node's PID 1."""
     for pid in cgroup.pids(f"{group}/machine/payload"):
         try:
             status = Path(f"/proc/{pid}/status").read_text()

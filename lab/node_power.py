@@ -1,4 +1,4 @@
-"""A node's power button: systemd-nspawn in the node's own cgroup and network, and its keeper."""
+"""Switch a node on and off: systemd-nspawn in its own cgroup and network, and its keeper."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ BOOT_LIMIT = 90.0
 
 
 def group(state: LabState, name: str) -> str:
-    """The cgroup that holds the node and its keeper."""
+    """Return the cgroup of the node and its keeper."""
     return f"{state.prefix}/{name}"
 
 
@@ -31,7 +31,7 @@ def is_on(state: LabState, name: str) -> bool:
     """
     Return whether the node runs and would come back from a reboot.
 
-    A node whose keeper or nspawn was killed is not on: it is a wreck that `off` clears away.
+    A node with a killed keeper or nspawn is not on, and `off` removes its remains.
     """
     parts = ("keeper", "machine/supervisor", "machine/payload")
     return all(cgroup.populated(f"{group(state, name)}/{part}") for part in parts)
@@ -74,7 +74,7 @@ def on(state: LabState, node: LabNode) -> None:
 
 
 def off(state: LabState, name: str) -> None:
-    """Take the power away: every process dies at once, the keeper too. Nothing is shut down."""
+    """Cut the power: every process, including the keeper, is killed at once without a shutdown."""
     cgroup.remove(group(state, name))
     # What nspawn would have removed itself, had it not been killed.
     propagate = _NSPAWN / "propagate" / f"{state.prefix}-{name}"
@@ -102,7 +102,7 @@ def answers(node: LabNode, limit: float = BOOT_LIMIT) -> bool:
 
 
 def memory(state: LabState, name: str) -> int:
-    """Return the bytes of memory the node's processes use, each one's share of what they share."""
+    """Return the bytes of memory of the node's processes, with their shares of shared memory."""
     total = 0
     for pid in cgroup.pids(group(state, name)):
         try:
@@ -114,7 +114,7 @@ def memory(state: LabState, name: str) -> int:
 
 
 def console(state: LabState, name: str) -> str:
-    """Return the last lines that the node's console showed, for an error message."""
+    """Return the last lines of the node's console, for an error message."""
     log = state.node_dir(name) / "console.log"
     return (
         run_command.tail(log.read_text(errors="replace").splitlines())
@@ -124,7 +124,7 @@ def console(state: LabState, name: str) -> str:
 
 
 def _sysctl(state: LabState) -> Path:
-    """A copy of this machine's /proc/sys/vm, from which every boot of a node starts."""
+    """Return a copy of this machine's /proc/sys/vm, from which every boot of a node starts."""
     copy = state.dir / "sysctl-vm"
     for setting in Path("/proc/sys/vm").iterdir():
         if setting.is_file() and os.access(setting, os.R_OK) and setting.stat().st_mode & 0o444:

@@ -1,8 +1,8 @@
 """The lab: real Linux nodes on this machine, brought up, faulted and taken down as a whole.
 
-Every verb converges: it looks at what is there and does what is missing. So each may be repeated,
-and follows on a `kill -9` of the one before, at whatever point that came. One verb at a time works
-on a lab; others wait for it.
+Every verb converges: it determines the current state and makes the missing parts. So each may be
+repeated, even after a `kill -9` of the previous one at any point. Only one verb at a time works on
+a lab, and others wait.
 """
 
 from __future__ import annotations
@@ -94,19 +94,19 @@ class Lab:
     @classmethod
     def open(cls, lab_id: str | None = None, say: Say = silent) -> Lab:
         """
-        Return the lab `lab_id` (default: $GPUFLEET_LAB, else "lab"), up or not.
+        Return the lab `lab_id` (default: $GPUFLEET_LAB, or else "lab"), up or not.
 
-        `say` takes lines about what is being done.
+        `say` receives progress lines.
         """
         return cls(LabState.load(lab_id or os.environ.get("GPUFLEET_LAB") or DEFAULT_ID), say)
 
     @property
     def state(self) -> Path:
-        """The directory of lab.json, ssh_config, known_hosts, id_ed25519 and the secrets."""
+        """Return the directory of lab.json, ssh_config, known_hosts, id_ed25519 and the secrets."""
         return self.facts.dir
 
     def root(self, name: str) -> Path:
-        """The node's root directory, readable and writable from here while the lab is up."""
+        """Return the node's root directory, which is accessible while the lab is up."""
         return self.facts.node_dir(self.facts.node(name).name) / "root"
 
     # -- verbs ---------------------------------------------------------------------------------
@@ -146,13 +146,13 @@ class Lab:
             self._boot(base)
 
     def down(self) -> None:
-        """Switch everything off and leave nothing on the machine but files under `state`."""
+        """Switch everything off and leave only files under `state`."""
         with self._alone():
             self._refresh()
             self._down()
 
     def purge(self) -> None:
-        """`down`, then forget the lab: what nodes had written, keys and secrets are deleted."""
+        """Run `down`, then delete the lab: nodes' files, keys and secrets."""
         with self._alone():
             self._refresh()
             self._down()
@@ -163,7 +163,8 @@ class Lab:
         """
         Pull a node's plug (`off`), press its button (`on`), or both (`cycle`); `on` waits for sshd.
 
-        Off is not a shutdown: the link goes first, so that no peer hears of it, then every process.
+        Off is not a shutdown: the link is cut first, so that no peer is informed, and then every
+        process is killed.
         """
         if action not in ("off", "on", "cycle"):
             raise FleetError(f"Power {action!r}: it can be off, on or cycle.")
@@ -178,7 +179,7 @@ class Lab:
 
     def net(self, name: str, action: str, amount: str | int | None = None) -> None:
         """
-        Harm a node's link, or heal it.
+        Damage a node's link, or repair it.
 
         `cut`, `heal`, `loss` with a percentage, `delay` with milliseconds, `deaf` with the node
         of which nothing is heard any more, `rate` as tc writes it (`1mbit`); also as one word:
@@ -229,7 +230,7 @@ class Lab:
             return new
 
     def clear(self, name: str) -> tuple[Broken, ...]:
-        """Take all faults from a node; return which there were."""
+        """Remove all faults from a node, and return the removed ones."""
         with self._alone():
             node = self._present(name)
             home = self.facts.node_dir(name)
@@ -244,7 +245,7 @@ class Lab:
         return active_faults.read(self.facts.node_dir(self.facts.node(name).name))
 
     def status(self) -> list[NodeStatus]:
-        """Return the present state of every node; takes at most a second or two."""
+        """Return the present state of every node, within a second or two."""
         self._refresh()
         if not self.facts.profiles:
             return []
@@ -256,7 +257,7 @@ class Lab:
     def _without_driver(
         self, wanted: Mapping[str, str], again: bool, asked: Collection[str] | None
     ) -> frozenset[str]:
-        """Return which nodes come without a driver: those `asked` for, or those of the last up."""
+        """Return the nodes without a driver: the `asked` ones, or those of the last up."""
         if asked is None:
             return self.facts.without_driver if again else frozenset()
         if unknown := set(asked) - set(wanted):
@@ -272,7 +273,7 @@ class Lab:
         cables: Mapping[str, Mapping[str, str]],
         without_driver: frozenset[str],
     ) -> None:
-        """Decide on network and nodes, remember it, and remove the nodes not wanted any more."""
+        """Choose network and nodes, store them, and remove unwanted nodes."""
         # Held over all labs: two must not choose the same network at once.
         with exclusive("networks"):
             net = network.choose(self.facts)
@@ -300,7 +301,7 @@ class Lab:
                 self._remove(home)
 
     def _write_files(self) -> None:
-        """Write what a person or a tool needs to log in, and the lab's secrets."""
+        """Write the files for logging in, and the lab's secrets."""
         facts = self.facts
         root_filesystem.new_key(facts.key, f"gpufleet-{facts.id}")
         known, hosts = [], []
@@ -318,7 +319,7 @@ class Lab:
                 write(secret, secrets.token_urlsafe(32) + "\n", 0o600)
 
     def _boot(self, base: Path) -> None:
-        """Make every node run and answer."""
+        """Start every node, and wait until it answers."""
         (self.state / "nodes").mkdir(exist_ok=True)
         (self.state / "nodes").chmod(0o700)  # setuid programs inside: root only
         running, off = [], []
@@ -340,7 +341,7 @@ class Lab:
         self._start([*off, *silent_ones])
 
     def _start(self, nodes: list[LabNode]) -> None:
-        """Switch on those of `nodes` that are off, all at once, and wait until they answer."""
+        """Switch on the nodes that are off, all at once, and wait until they answer."""
         if not nodes:
             return
         with step(f"boot {', '.join(node.name for node in nodes)}", self.say):
@@ -360,7 +361,9 @@ class Lab:
                 )
 
     def _has_its_hardware(self, node: LabNode) -> bool:
-        """Whether the node was started with this profile's hardware: other needs it to be off."""
+        """
+        Return whether the node was started with this profile's hardware; a change needs it off.
+        """
         there = node_machine.profile_of(self.facts.node_dir(node.name) / "root")
         as_made = root_filesystem.made_for(self.facts.node_dir(node.name), node)
         if there != node.profile or not as_made:
@@ -369,7 +372,7 @@ class Lab:
         return there == node.profile and as_made
 
     def _furnish(self, node: LabNode) -> None:
-        """Write what makes the node's root this node; if it runs, it follows."""
+        """Write the node's own files to its root; a running node follows."""
         root_filesystem.furnish(self.facts, node)
         home = self.facts.node_dir(node.name)
         if node.profile == NO_GPUS:
@@ -392,7 +395,7 @@ class Lab:
         node_machine.mark_placed(home / "root")
 
     def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
-        """Return those of `nodes` whose sshd does not greet within `limit` seconds."""
+        """Return the nodes whose sshd does not greet within `limit` seconds."""
         with ThreadPoolExecutor(64) as pool:
             greeted = pool.map(lambda node: node_power.answers(node, limit), nodes)
             return [node for node, well in zip(nodes, greeted, strict=True) if not well]
@@ -409,7 +412,7 @@ class Lab:
         network.remove(self.facts)
 
     def _remove(self, home: Path) -> None:
-        """Take away one node with everything it had written."""
+        """Remove one node with all its files."""
         node_power.off(self.facts, home.name)
         root_filesystem.unmount(home)
         network.unplug(self.facts, home.name, number_of(home.name))
@@ -421,15 +424,15 @@ class Lab:
         return exclusive(f"lab-{self.facts.id}")
 
     def _refresh(self) -> None:
-        """Another command may have changed the lab since this object was made."""
+        """Load the lab's state again, because another command may have changed it."""
         self.facts = LabState.load(self.facts.id)
 
     def _homes(self) -> list[Path]:
-        """The directory of every node that ever left files, asked for or not."""
+        """Return the directory of every node that has left files, requested or not."""
         return sorted(self.state.glob("nodes/[!.]*-*"))
 
     def _present(self, name: str) -> LabNode:
-        """Return the node, or say that it is not there to be switched."""
+        """Return the node. Raises `FleetError` if the lab is down."""
         self._refresh()
         node = self.facts.node(name)
         if not (self.facts.node_dir(name) / "root").is_mount():

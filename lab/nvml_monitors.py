@@ -1,4 +1,4 @@
-"""nvitop, an NVML program of others, unmodified on a lab node.
+"""Install nvitop, a third-party NVML program, unmodified on a lab node.
 
 It shows whether the simulated library is one that strangers can live with, and whether it sees
 what our probe sees. Its packages are those of this environment's lock: Python without compiled
@@ -15,11 +15,11 @@ PACKAGES = ("nvitop", "nvidia-ml-py", "psutil")
 PLACE = Path("opt/monitors")
 
 RUN = f"env PYTHONPATH=/{PLACE} PYTHONDONTWRITEBYTECODE=1 TERM=dumb python3 -m"
-"""How a node's shell runs it: `{RUN} nvitop -1`."""
+"""Command prefix in a node's shell: `{RUN} nvitop -1`."""
 
 
 def install(root: Path) -> None:
-    """Copy its packages below a node's root; what lies there already is replaced."""
+    """Copy nvitop's packages below a node's root, replacing existing files."""
     for package in PACKAGES:
         for file in metadata.files(package) or ():
             if ".." in file.parts or file.suffix == ".pyc":

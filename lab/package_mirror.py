@@ -1,4 +1,4 @@
-"""The HTTP server that lab nodes download everything from: /vendor, /kernels, /wheels and /hub.
+"""Serve all downloads of lab nodes over HTTP: /vendor, /kernels, /wheels and /hub.
 
 Contract: a foreground program (lab/services.py starts and ends it) that serves four trees
 read-only and nothing beside them.  On stderr it says who asked for which path with which result:
@@ -67,7 +67,7 @@ class _Handler(FileHandler):
             self._answer(fake_hub.Answer(HTTPStatus.NOT_FOUND))
 
     def _vendor(self, rest: str) -> None:
-        """Answer from the vendor's repository, in whatever state it is."""
+        """Answer from the vendor's repository in its current state."""
         folder = (self.state / VENDOR).parent
         state = states.current(folder)
         if state == states.GONE:
@@ -87,7 +87,7 @@ class _Handler(FileHandler):
 
 
 def _file(root: Path, inner: str) -> fake_hub.Answer:
-    """A regular file below `root`; links and dots cannot lead out of it."""
+    """Return a regular file below `root`; links and dots cannot lead outside."""
     path = (root / unquote(inner)).resolve()
     if not path.is_relative_to(root.resolve()) or not path.is_file():
         return fake_hub.Answer(HTTPStatus.NOT_FOUND)
@@ -95,7 +95,7 @@ def _file(root: Path, inner: str) -> fake_hub.Answer:
 
 
 def _links(wheels: Path) -> fake_hub.Answer:
-    """The wheelhouse as a page of links with hashes: what `--find-links URL` reads."""
+    """Return the wheelhouse as a page of links with hashes, for `--find-links URL`."""
     try:
         files = json.loads((wheels / MANIFEST).read_text())["files"]
     except FileNotFoundError:
@@ -111,7 +111,7 @@ def _links(wheels: Path) -> fake_hub.Answer:
 
 
 def _token(state: Path) -> str:
-    """Return the hub's present token; without one the hub refuses all requests."""
+    """Return the hub's current token, or "", with which the hub refuses all requests."""
     try:
         return (state / TOKEN).read_text().strip()
     except FileNotFoundError:

@@ -1,4 +1,4 @@
-"""The operating system packages that the lab needs on this machine.
+"""Install the operating system packages that the lab needs on this machine.
 
 Installed only when missing, and without their services: the lab runs its own proxy on its own
 address, and a machine must not find another one listening because it once had a lab.
@@ -52,7 +52,7 @@ def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
 
 
 def ensure_packages(say: Say = silent, needed: Mapping[str, str] = NEEDED) -> list[str]:
-    """Install what is missing of `needed`, within minutes; return the names of that."""
+    """Install the missing packages of `needed`, within minutes, and return their names."""
     with exclusive("packages", CACHE, limit=1200):  # another lab may be installing them
         _remove_stale_policy()
         missing = requirements(needed)
@@ -105,6 +105,6 @@ def _no_services() -> Iterator[None]:
 
 
 def _remove_stale_policy() -> None:
-    """Remove our policy where an installation was killed before it could."""
+    """Remove gpufleet's policy that a killed installation has left."""
     if _POLICY.is_file() and _POLICY_MARK in _POLICY.read_text():
         _POLICY.unlink()

@@ -1,4 +1,4 @@
-"""Tell the person who waits what is being done and how long it took."""
+"""Report long steps and their duration."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ Say = Callable[[str], None]
 
 
 def silent(_line: str) -> None:
-    """Say nothing: for callers that are not a terminal."""
+    """Print no line, for callers without a terminal."""
 
 
 @contextmanager
 def step(what: str, say: Say) -> Iterator[None]:
-    """Announce a step that may take long, and its seconds when it is done."""
+    """Announce a long step, and report its seconds when it is done."""
     say(f"{what} ...")
     begin = time.monotonic()
     yield

@@ -1,4 +1,4 @@
-"""Provide what a lab's fleet downloads: vendor packages, wheels and locks, a gated model.
+"""Provide the downloads of a lab's fleet: vendor packages, wheels and locks, a gated model.
 
 Contract: `provide` converges: everything that is there stays, whatever a killed run left. At its
 end `<state>/group_vars/lab.yml` says where all of it is; the mirror, which `Lab.up` has started
@@ -28,7 +28,7 @@ VLLM = "0.32.0"
 
 def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> None:
     """
-    Provide everything that nodes download, and write its place for the inventory.
+    Provide all downloads of nodes, and write their addresses for the inventory.
 
     The first time on a machine it downloads about 0.9 GB of wheels, and 0.2 GB for each release of
     vLLM that is wanted `also`, of which there is a lock beside the first one's. Raises FleetError.

@@ -1,4 +1,4 @@
-"""The nodes' only way out: an HTTP proxy on the bridge that fetches Debian packages and keeps them.
+"""Run an HTTP proxy on the bridge that caches Debian packages, the nodes' only way out.
 
 Squid, because of the proxies tried with 32 nodes updating at once it alone lost no request. Nodes
 reach the hosts of this machine's own Debian archives through it and nothing else, so that whatever
@@ -47,12 +47,12 @@ max_filedescriptors 4096
 
 
 def configure(state: LabState) -> bool:
-    """Write squid's configuration; return whether it has changed, so that squid must restart."""
+    """Write squid's configuration; return whether it changed, so that squid must restart."""
     return write(_config_file(state), _config(state), 0o600)
 
 
 def prepare(state: LabState) -> None:
-    """Make the cache's directories, before squid starts; what is cached stays."""
+    """Create the cache's directories before squid starts; cached files stay."""
     cache = _cache(state)
     cache.mkdir(parents=True, exist_ok=True)
     shutil.chown(cache, _USER, _USER)
@@ -60,19 +60,19 @@ def prepare(state: LabState) -> None:
 
 
 def program(state: LabState) -> list[str]:
-    """Return the command that runs squid in the foreground, its messages on stderr."""
+    """Return the command that runs squid in the foreground, with its messages on stderr."""
     # -n names its shared memory, so that the squids of two labs have each their own.
     return ["squid", "-N", "-d1", "-n", state.id, "-f", str(_config_file(state))]
 
 
 def tidy(state: LabState) -> None:
-    """Remove the shared memory that a squid that was killed leaves behind."""
+    """Remove the shared memory that a killed squid left."""
     for segment in Path("/dev/shm").glob(f"{state.id}-cf__*.shm"):
         segment.unlink(missing_ok=True)
 
 
 def _cache(state: LabState) -> Path:
-    """One per lab: two squids cannot share a cache."""
+    """Return the lab's cache directory, because two squids cannot share a cache."""
     return CACHE / "squid" / state.id
 
 
@@ -93,7 +93,7 @@ def _config(state: LabState) -> str:
 
 
 def _parent() -> str:
-    """Return squid's lines for the proxy that this machine itself needs; empty if it needs none."""
+    """Return squid's lines for this machine's own proxy, or "" if it has none."""
     shell = run_command.run("apt-config", "shell", "PROXY", "Acquire::http::Proxy")
     configured = shell.strip().removeprefix("PROXY=").strip("'\"")
     url = urlsplit(configured or os.environ.get("http_proxy", ""))

@@ -1,4 +1,4 @@
-"""One node's root filesystem: its own layer over the base image, and what makes it this node.
+"""Build a node's root filesystem: its own layer over the base image, and its own files.
 
 nodes/<name>/upper, work   what the node has written, kept while it is off and after `down`
 nodes/<name>/root          the whole, mounted while the lab is up
@@ -34,7 +34,7 @@ MaxStartups 200
 
 def mount(state: LabState, node: LabNode, image: Path) -> bool:
     """
-    Mount the node's root, keeping what it had written; return whether it had to start afresh.
+    Mount the node's root with its earlier files; return whether it had to start afresh.
 
     It starts afresh when the base image has changed, because a layer means nothing over another
     base, or when the node is to have a driver and had none, or the other way round.
@@ -59,7 +59,7 @@ def mount(state: LabState, node: LabNode, image: Path) -> bool:
 
 
 def made_for(home: Path, node: LabNode) -> bool:
-    """Whether what lies in `home` was begun with a driver, or without, as the node is to be."""
+    """Return whether the files in `home` were begun with a driver, or without, like the node."""
     return (home / "image").read_text().strip().endswith(_WITHOUT) == (not node.driver)
 
 
@@ -68,16 +68,16 @@ def _suffix(node: LabNode) -> str:
 
 
 def unmount(home: Path) -> None:
-    """Unmount the root of the node whose files lie in `home`; it may be unmounted already."""
+    """Unmount the root of the node with files in `home`, if it is mounted."""
     while (home / "root").is_mount():
         run_command.run("umount", home / "root")
 
 
 def furnish(state: LabState, node: LabNode) -> None:
     """
-    Write into the mounted root what makes it this node; files that are right are left alone.
+    Write the node's own files to its mounted root, without changing correct ones.
 
-    Works on a node that is running, too.
+    This also works on a running node.
     """
     root = state.node_dir(node.name) / "root"
     hosts = [f"{other.address} {other.name}\n" for other in state.nodes]
@@ -101,7 +101,7 @@ def furnish(state: LabState, node: LabNode) -> None:
 
 
 def _kernel_archive(state: LabState, root: Path) -> None:
-    """Make the node's apt know the archive of kernels, as it knows its distribution's."""
+    """Add the kernel archive to the node's apt, like its distribution's archive."""
     key = Path("usr/share/keyrings/gpufleet-lab.gpg")
     (root / key).write_bytes((state.dir / "vendor/signing-key.gpg").read_bytes())
     url = f"{state.mirror_url}/{kernels.FOLDER}/"
@@ -110,13 +110,13 @@ def _kernel_archive(state: LabState, root: Path) -> None:
 
 
 def host_key(state: LabState, node: LabNode) -> str:
-    """Return the node's public host key as known_hosts has it: `ssh-ed25519 AAAA...`."""
+    """Return the node's public host key in known_hosts' form: `ssh-ed25519 AAAA...`."""
     public = _kept(state, node).with_suffix(".pub")
     return " ".join(public.read_text().split()[:2])
 
 
 def new_host_key(state: LabState, node: LabNode) -> None:
-    """Make the node's host key unless it has one: who trusts it is told before its first boot."""
+    """Create the node's host key if missing; clients trust it before the node's first boot."""
     new_key(_kept(state, node), node.name)
 
 
@@ -131,7 +131,7 @@ def _host_key(state: LabState, node: LabNode, folder: Path) -> None:
 
 
 def new_key(path: Path, comment: str) -> None:
-    """Make the SSH key `path` and `path`.pub unless they are there."""
+    """Create the SSH key `path` and `path`.pub if missing."""
     public = path.with_suffix(".pub")
     if path.exists() and public.exists():
         return

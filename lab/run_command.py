@@ -1,4 +1,4 @@
-"""Run the machine's own tools: always with a deadline, and with an error an operator can read."""
+"""Run the machine's own tools with a deadline and readable errors."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ def run(
     lock: IO[str] | None = None,
 ) -> str:
     """
-    Run a command and return its stdout; stderr ends in the error.
+    Run a command and return its stdout; an error includes its stderr.
 
     `limit` is in seconds. With `check=False` a failing command returns what it printed: for
     commands that only remove what may already be gone. `lock` is held until the command ends, also
@@ -51,6 +51,6 @@ def run(
 
 
 def tail(lines: Iterable[str], count: int = 5) -> str:
-    """Return the last lines that say something, joined into one."""
+    """Return the last non-empty lines, joined into one."""
     said = [line.strip() for line in lines if line.strip()]
     return " / ".join(said[-count:]) or "it printed nothing"

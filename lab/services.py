@@ -29,7 +29,9 @@ _CHECKOUT = Path(__file__).parent.parent
 
 
 def start(state: LabState, say: Say = silent) -> None:
-    """Start the services that are not running; return when they listen. The bridge must be up."""
+    """
+    Start the services that are not running, and return when they listen. The bridge must be up.
+    """
     if proxy.configure(state):
         _stop(state, "proxy")
     if not _runs(state, "proxy", PROXY_PORT):
@@ -52,13 +54,13 @@ def start(state: LabState, say: Say = silent) -> None:
 
 
 def _code() -> str:
-    """A hash of the programs that are the mirror."""
+    """Return a hash of the mirror's programs."""
     parts = [*sorted(_CHECKOUT.glob("lab/*.py")), *sorted(_CHECKOUT.glob("lab/vendor/*.py"))]
     return hashlib.sha256(b"".join(part.read_bytes() for part in parts)).hexdigest() + "\n"
 
 
 def stop(state: LabState) -> None:
-    """Stop what is running; works after a `kill -9`, and when nothing was ever started."""
+    """Stop the running services; this also works after a `kill -9` or if none was started."""
     _stop(state, "mirror")
     _stop(state, "proxy")
     proxy.tidy(state)

@@ -1,4 +1,4 @@
-"""The wheels of SGLang's release for the lab's nodes, and the lock that goes with it.
+"""Build the wheels of SGLang's release for the lab's nodes, and its lock.
 
 Contract: as of `wheelhouse`, whose folder and manifest these are: a node installs
 `sglang==VERSION` from it without a GPU and without an index.
@@ -63,7 +63,7 @@ _REQUIRES = re.compile(r"Requires-Dist: ([A-Za-z0-9._-]+)")
 
 def sglang_wheels(cache: Path = CACHE, report: Say = silent) -> Path:
     """
-    Return the folder `cache`/wheels, complete for SGLang too; download what it lacks.
+    Return the folder `cache`/wheels, with missing wheels of SGLang downloaded.
 
     Raises FleetError when this machine cannot choose or reach the wheels.
     """
@@ -83,7 +83,7 @@ def sglang_wheels(cache: Path = CACHE, report: Say = silent) -> Path:
 
 
 def requirements() -> tuple[str, ...]:
-    """Return what a release of SGLang has."""
+    """Return the requirements of an SGLang release."""
     return f"sglang=={VERSION}+cpu", f"{CPU_PACKAGE}=={CPU_PACKAGE_VERSION}"
 
 
@@ -94,7 +94,7 @@ def write_lock(state: Path, cache: Path = CACHE) -> Path:
 
 
 def write_cpu_package(wheels: Path) -> Path:
-    """Write the wheel of `lab/sglang_cpu`; the same bytes every time."""
+    """Write the wheel of `lab/sglang_cpu`, with the same bytes every time."""
     package = CPU_PACKAGE.replace("-", "_")
     files = {
         f"{package}/__init__.py": (Path(__file__).parent / "sglang_cpu/__init__.py").read_text(),
@@ -105,7 +105,7 @@ def write_cpu_package(wheels: Path) -> Path:
 
 
 def write_cpu_build(wheels: Path, report: Say = silent) -> Path:
-    """Download SGLang's own wheel, and write its build for CPUs into `wheels`."""
+    """Download SGLang's own wheel, and write its CPU build to `wheels`."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-sglang-") as folder:
         wheelhouse.download(f"sglang=={VERSION}", Path(folder), report, "--no-deps")
         return repack(next(Path(folder).glob("sglang-*.whl")), wheels)

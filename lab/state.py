@@ -25,7 +25,7 @@ from gpufleet.errors import FleetError
 STATE = Path("/var/lib/gpufleet-lab")
 CACHE = Path("/var/cache/gpufleet-lab")
 CHECKOUT = Path(__file__).resolve().parents[1]
-"""The source tree that this lab code is of: `clean` takes away the labs that it has made."""
+"""The source tree of this lab code; `clean` removes the labs that it has created."""
 
 # Addresses of a lab's /24: .1 is this machine, .11 is gpu-01, and so on.
 FIRST_NODE = 10
@@ -39,7 +39,7 @@ _NODE = re.compile(r"(?:gpu|mon)-([0-9]{2,3})")
 _INTERFACE = re.compile(r"eth[1-9]")
 LAST_NODE = 240
 NO_GPUS = "none"
-"""The profile of a node without GPUs: nothing of it is simulated."""
+"""Profile of a node without GPUs, where no part is simulated."""
 # Of further networks: one digit of their switches' names.
 MOST_NETWORKS = 9
 
@@ -59,7 +59,7 @@ class LabNode:
 
 @dataclass(frozen=True)
 class LabState:
-    """One lab's names, paths and remembered choices; a value: changing it writes nothing."""
+    """One lab's names, paths and stored choices, as a value: changing it writes no file."""
 
     id: str
     net: IPv4Network | None = None  # None until the first `up` has chosen one
@@ -77,7 +77,7 @@ class LabState:
 
     @property
     def key(self) -> Path:
-        """The private key that the nodes let in as root."""
+        """Return the private key with which root logs in to the nodes."""
         return self.dir / "id_ed25519"
 
     @property
@@ -95,24 +95,26 @@ class LabState:
 
     @property
     def prefix(self) -> str:
-        """The bridge and the cgroup; ports are `<prefix>.<number>`."""
+        """Return the name of the bridge and the cgroup; ports are `<prefix>.<number>`."""
         return f"gf-{self.id}"
 
     @property
     def table(self) -> str:
-        """The nft table; a node's fault table is `<table>_<number>`."""
+        """Return the name of the nft table; a node's fault table is `<table>_<number>`."""
         return f"gf_{self.id}"
 
     def port(self, node: LabNode) -> str:
-        """The bridge's port that the node's network cable is plugged into."""
+        """Return the bridge's port of the node's network cable."""
         return f"{self.prefix}.{node.number}"
 
     def tap(self, number: int | str) -> str:
-        """The device on the bridge for a node whose packets are delayed."""
+        """Return the device on the bridge for a node with delayed packets."""
         return f"gd-{self.id}.{number}"
 
     def switch(self, network: int | str) -> str:
-        """The bridge of a further network, counted from 1; its ports are `<it>.<number>`."""
+        """
+        Return the bridge of an additional network, counted from 1; ports are `<bridge>.<number>`.
+        """
         return f"g{network}-{self.id}"
 
     def netns(self, name: str) -> str:
@@ -128,7 +130,7 @@ class LabState:
 
     @property
     def machine(self) -> IPv4Address:
-        """This machine, as the nodes see it."""
+        """Return this machine's address for the nodes."""
         return self.subnet[1]
 
     @property
@@ -141,7 +143,7 @@ class LabState:
 
     @property
     def networks(self) -> tuple[IPv4Network, ...]:
-        """The networks that cables join, besides the lab's own."""
+        """Return the networks that cables join, in addition to the lab's own."""
         return tuple(
             sorted(
                 {
@@ -154,7 +156,7 @@ class LabState:
 
     @property
     def nodes(self) -> tuple[LabNode, ...]:
-        """All nodes by number."""
+        """Return all nodes by number."""
         found = (
             LabNode(
                 name,
@@ -178,7 +180,7 @@ class LabState:
 
     @classmethod
     def load(cls, lab_id: str) -> LabState:
-        """Read what is remembered of a lab; a lab never brought up has an id and nothing else."""
+        """Return a lab's stored state; a lab that was never up has only an id."""
         state = cls(checked_id(lab_id))
         try:
             facts: dict[str, Any] = json.loads((state.dir / "lab.json").read_text())
@@ -219,14 +221,14 @@ class LabState:
 
 
 def lab_ids() -> list[str]:
-    """Return the ids of the labs that this machine has files of, up or not."""
+    """Return the ids of the labs with files on this machine, up or not."""
     return sorted(
         file.parent.name for file in STATE.glob("*/lab.json") if _ID.fullmatch(file.parent.name)
     )
 
 
 def checked_id(lab_id: str) -> str:
-    """Return the id, or refuse one from which no interface name can be made."""
+    """Return the id. Raises `FleetError` if no interface name can be made from it."""
     if not _ID.fullmatch(lab_id):
         raise FleetError(
             f"GPUFLEET_LAB is {lab_id!r}: a lab's id is a lower-case letter and up to seven more "
@@ -236,7 +238,7 @@ def checked_id(lab_id: str) -> str:
 
 
 def check_nodes(profiles: Mapping[str, str]) -> None:
-    """Refuse node names from which no address follows, all of them at once."""
+    """Refuse all node names from which no address can be derived."""
     wrong = [
         f"Node {name!r}: lab nodes are named gpu-01 to gpu-{LAST_NODE}, or mon-01 and on where "
         "they have no GPUs, because the number gives the address."
@@ -253,7 +255,7 @@ def check_nodes(profiles: Mapping[str, str]) -> None:
 def check_cables(
     cables: Mapping[str, Mapping[str, str]], profiles: Mapping[str, str], net: IPv4Network
 ) -> None:
-    """Refuse cables that cannot be laid, all of them at once."""
+    """Refuse all cables that cannot be connected."""
     wrong: list[str] = []
     networks: set[IPv4Network] = set()
     for node, interface, address in (
@@ -287,9 +289,9 @@ def number_of(name: str) -> int:
 
 def write(path: Path, text: str, mode: int = 0o644) -> bool:
     """
-    Make `path` hold exactly `text` with `mode`, atomically; return whether anything changed.
+    Make `path` have exactly `text` and `mode`, atomically; return whether it changed.
 
-    A reader sees the old file or the new one, never half of one, whenever this is killed.
+    A reader sees the old file or the new one, even if this process is killed.
     """
     if path.is_file() and path.read_bytes() == text.encode():
         path.chmod(mode)
@@ -306,9 +308,9 @@ def write(path: Path, text: str, mode: int = 0o644) -> bool:
 
 def forget(folder: Path) -> None:
     """
-    Delete a directory; it is gone at once, whole, even when this is killed half-way.
+    Delete a directory atomically, even if this process is killed half-way.
 
-    The rest of one that was killed goes with the next deletion under that name.
+    The next deletion under that name removes the remains of a killed one.
     """
     gone = folder.with_name(f".{folder.name}.gone")
     if gone.exists():
@@ -321,9 +323,9 @@ def forget(folder: Path) -> None:
 @contextmanager
 def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator[IO[str]]:
     """
-    Hold the lock `name`, which the kernel drops when the holder dies, and yield its file.
+    Hold the lock `name`, which the kernel releases with its process, and yield its file.
 
-    Waits up to `limit` seconds for another command to finish; raises `FleetError` after that.
+    It waits up to `limit` seconds for another command, and then raises `FleetError`.
     """
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f".{name}.lock"
@@ -337,7 +339,7 @@ def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator
 
 
 def lock(file: IO[str], limit: float, call: Callable[[IO[str], int], None] = fcntl.flock) -> bool:
-    """Lock an open file and return True; False when others hold the lock for `limit` seconds."""
+    """Lock an open file; return False if others hold the lock for `limit` seconds."""
     deadline = time.monotonic() + limit
     while True:
         try:

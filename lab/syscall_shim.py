@@ -1,4 +1,4 @@
-"""The library that answers system calls as a node's simulated machine would: lab/syscall_shim.c.
+"""Build the library that answers system calls like a node's simulated machine.
 
 It is for what no file and no mount can say: whether the clock is kept in step (the clock is this
 machine's), how much of the disk is free (the disk is, too), and which modules are loaded where this
@@ -24,7 +24,7 @@ _PRELOADED = Path("etc/ld.so.preload")
 
 
 def build(cache: Path = CACHE) -> Path:
-    """Return the compiled library below `cache`; compiled once, named for what it is made of."""
+    """Return the compiled library below `cache`, compiled once and named by its inputs' hash."""
     compiler = (*_COMPILE, *([] if Path("/proc/modules").exists() else ["-DWITHOUT_MODULES"]))
     digest = hashlib.sha256(_SOURCE.read_bytes() + " ".join(compiler).encode()).hexdigest()
     library = cache / "calls" / f"libcalls-{digest[:12]}.so"

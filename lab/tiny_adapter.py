@@ -19,11 +19,11 @@ from lab.tiny_model import HEAD_SIZE, HEADS, HIDDEN, LAYERS
 
 RANK = 4
 ALPHA = 4096
-"""Large: the model's weights are 0.02 wide, and so are these; their product has to count."""
+"""Scale that makes the product of the weights count, which are 0.02 wide like the model's."""
 
 
 def write(directory: Path, name: str, rank: int = RANK, base: str = "lab/tiny") -> Path:
-    """Write the adapter `name` into `directory`, readable by all, and return it."""
+    """Write the adapter `name` to `directory`, readable by all, and return its path."""
     directory.mkdir(parents=True, exist_ok=True)
     config = {
         "peft_type": "LORA",

@@ -26,7 +26,9 @@ LABELS: dict[Kind, tuple[str, ...]] = {
     "classify": ("refund", "delivery", "other"),
 }
 RANKED = "FP"
-"""Of `on_node/serving/questions.DOCUMENTS`, the one that answers has both, the other neither."""
+"""
+Letters that the reranker scores; the answer in `questions.DOCUMENTS` has both, the other none.
+"""
 MODULES = (
     ("", "sentence_transformers.models.Transformer"),
     ("1_Pooling", "sentence_transformers.models.Pooling"),
@@ -35,7 +37,7 @@ MODULES = (
 
 
 def write(directory: Path, kind: Kind) -> Path:
-    """Write the checkpoint into `directory`, readable by all, and return it."""
+    """Write the checkpoint to `directory`, readable by all, and return its path."""
     documents: dict[str, object] = {
         "config.json": config(kind),
         "tokenizer.json": tokenizer(),
@@ -59,7 +61,7 @@ def write(directory: Path, kind: Kind) -> Path:
 
 
 def config(kind: Kind) -> dict[str, object]:
-    """The model's `config.json`."""
+    """Return the model's `config.json`."""
     labels = LABELS.get(kind, ())
     return {
         "architectures": ["BertForSequenceClassification" if labels else "BertModel"],
@@ -88,7 +90,9 @@ def config(kind: Kind) -> dict[str, object]:
 
 
 def tokenizer() -> dict[str, object]:
-    """The tiny Llama's tokenizer, which also marks the start, the end and the second text."""
+    """
+    Return the tiny Llama's tokenizer, which also marks the start, the end and the second text.
+    """
     start, end = ({"SpecialToken": {"id": name, "type_id": 0}} for name in ("<s>", "</s>"))
     first, second = ({"Sequence": {"id": name, "type_id": at}} for at, name in enumerate("AB"))
     after = {"SpecialToken": {"id": "</s>", "type_id": 1}}

@@ -39,11 +39,11 @@ CHAT_TEMPLATE = (
 
 _Shape = tuple[int, ...]
 Tensor: TypeAlias = tuple[str, _Shape, bytes]
-"""Its name, its shape, its bfloat16 values."""
+"""A tensor's name, shape and bfloat16 values."""
 
 
 def write(directory: Path, head_size: int = HEAD_SIZE) -> Path:
-    """Write the checkpoint into `directory`, readable by all, and return it."""
+    """Write the checkpoint to `directory`, readable by all, and return its path."""
     documents = {
         "config.json": config(head_size),
         "generation_config.json": {"bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 3},
@@ -64,7 +64,7 @@ def write_checkpoint(
 
 
 def config(head_size: int = HEAD_SIZE) -> dict[str, object]:
-    """The model's `config.json`."""
+    """Return the model's `config.json`."""
     return {
         "architectures": ["LlamaForCausalLM"],
         "model_type": "llama",
@@ -88,7 +88,7 @@ def config(head_size: int = HEAD_SIZE) -> dict[str, object]:
 
 
 def tokenizer() -> dict[str, object]:
-    """The `tokenizer.json` of a byte-level BPE without merges: a token is a byte."""
+    """Return the `tokenizer.json` of a byte-level BPE without merges, where a token is a byte."""
     added = [
         {
             "id": number,
@@ -127,7 +127,7 @@ def tokenizer() -> dict[str, object]:
 
 
 def tokenizer_with(*tokens: str, ordinary: str = "") -> dict[str, object]:
-    """The same with more tokens behind its own, special but for `ordinary`."""
+    """Return the same tokenizer with additional tokens, which are special except `ordinary`."""
     found = tokenizer()
     own = found["added_tokens"]
     assert isinstance(own, list)
@@ -139,7 +139,7 @@ def tokenizer_with(*tokens: str, ordinary: str = "") -> dict[str, object]:
 
 
 def tokenizer_config() -> dict[str, object]:
-    """The `tokenizer_config.json`, with the chat template."""
+    """Return the `tokenizer_config.json` with the chat template."""
     return {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "unk_token": "<unk>",
@@ -154,7 +154,7 @@ def tokenizer_config() -> dict[str, object]:
 
 def weights(head_size: int = HEAD_SIZE) -> bytes:
     """
-    The `model.safetensors`.
+    Return the content of `model.safetensors`.
 
     Weights are bfloat16, drawn by tensor name, so one tensor's shape does not change another.
     """
@@ -162,13 +162,13 @@ def weights(head_size: int = HEAD_SIZE) -> bytes:
 
 
 def tensors(head_size: int = HEAD_SIZE) -> Iterator[Tensor]:
-    """Yield each tensor: its name, its shape, its bfloat16 values."""
+    """Yield each tensor with its name, shape and bfloat16 values."""
     for name, shape in sorted(_shapes(head_size)):
         yield name, shape, _tensor(name, shape)
 
 
 def safetensors(tensors: Iterable[Tensor]) -> bytes:
-    """Return the file that holds these tensors of bfloat16, in this order."""
+    """Return the safetensors file with these bfloat16 tensors, in order."""
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     body = bytearray()
     for name, shape, tensor in tensors:
@@ -235,16 +235,17 @@ def _tensor(name: str, shape: _Shape) -> bytes:
 
 def normal(seed: str, count: int) -> bytes:
     """
-    Draw `count` bfloat16 values, normal enough: a sum of eight uniform bytes, centred and scaled.
+    Return `count` nearly normal bfloat16 values, each from a sum of eight uniform bytes.
 
-    From a hash and integers only: `random.gauss` goes through the machine's own logarithm.
+    The sums are centred and scaled, from a hash and integers only, because `random.gauss` uses the
+    machine's own logarithm.
     """
     stream = hashlib.shake_256(seed.encode()).digest(8 * count)
     return b"".join(_DRAWN[sum(stream[start : start + 8])] for start in range(0, 8 * count, 8))
 
 
 def bfloat16(value: float) -> bytes:
-    """A bfloat16 is the upper half of a float32."""
+    """Return a value as bfloat16, the upper half of a float32."""
     return struct.pack("<f", value)[2:]
 
 
@@ -255,13 +256,13 @@ _DRAWN = [bfloat16(DEVIATION * (total - _MEAN) / _SPREAD) for total in range(8 *
 
 
 def _alphabet_bytes() -> list[int]:
-    """All 256 bytes in the order of byte-level BPE: the visible ones of Latin-1, then the rest."""
+    """Return all 256 bytes in the order of byte-level BPE: visible Latin-1 ones, then the rest."""
     visible = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     return [*visible, *(byte for byte in range(256) if byte not in visible)]
 
 
 def _alphabet() -> list[str]:
-    """The character that stands for each of `_alphabet_bytes()`: invisible ones get U+0100 up."""
+    """Return the characters for `_alphabet_bytes()`; invisible ones get U+0100 and up."""
     ordered = _alphabet_bytes()
     invisible = 256 - 188  # 94 + 12 + 82 visible ones stand for themselves
     return [chr(byte) for byte in ordered[:188]] + [chr(0x100 + n) for n in range(invisible)]
@@ -273,7 +274,7 @@ def token(letter: str) -> int:
 
 
 def put(path: Path, content: bytes) -> None:
-    """Write a file that all can read, below folders that may be missing."""
+    """Write a file that all users can read, with missing parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
     path.chmod(0o644)  # whatever the umask: vLLM says "no such file" of weights it may not read

@@ -31,7 +31,7 @@ SOURCE, TARGET = 1500, 448  # positions: 30 s of sound, and the most tokens of a
 
 
 def write(directory: Path) -> Path:
-    """Write the checkpoint into `directory`, readable by all, and return it."""
+    """Write the checkpoint to `directory`, readable by all, and return its path."""
     processor = {"processor_class": "WhisperProcessor"}
     documents: dict[str, object] = {
         "config.json": config(),
@@ -70,7 +70,7 @@ def write(directory: Path) -> Path:
 
 
 def config() -> dict[str, object]:
-    """The model's `config.json`."""
+    """Return the model's `config.json`."""
     return {
         "architectures": ["WhisperForConditionalGeneration"],
         "model_type": "whisper",

@@ -15,7 +15,7 @@ from lab import tiny_model
 ADDED = ("<image>", "\n")
 IMAGE_TOKEN = tiny_model.VOCABULARY
 VOCABULARY = tiny_model.VOCABULARY + len(ADDED) + 1024 + 128
-"""The class' processor adds 1024 tokens of places and 128 of shapes."""
+"""Vocabulary size; the class' processor adds 1024 tokens for positions and 128 for shapes."""
 WIDTH = 64
 LAYERS = 2
 HEADS = 2
@@ -29,7 +29,7 @@ CHAT_TEMPLATE = (
 
 
 def write(directory: Path) -> Path:
-    """Write the checkpoint into `directory`, readable by all, and return it."""
+    """Write the checkpoint to `directory`, readable by all, and return its path."""
     processor = {"processor_class": "PaliGemmaProcessor"}
     documents: dict[str, object] = {
         "config.json": config(),
@@ -54,7 +54,7 @@ def write(directory: Path) -> Path:
 
 
 def config() -> dict[str, object]:
-    """The model's `config.json`."""
+    """Return the model's `config.json`."""
     text = tiny_model.config()
     del text["architectures"], text["hidden_act"]
     return {

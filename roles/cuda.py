@@ -1,4 +1,4 @@
-"""The CUDA toolkit, in an exact version, held."""
+"""Install the CUDA toolkit in an exact, held version."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.settings.cuda_settings import Cuda
 
 @deploy("CUDA")
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
-    """Converge the toolkit, after its repository; with none, nothing is installed."""
+    """Converge the toolkit after its repository; without a toolkit, install no package."""
     toolkit = Converge(
         DesiredState(package_source(wanted.repository), *toolkit_packages(wanted, profile))
     )

@@ -1,4 +1,4 @@
-"""NVIDIA's GPU monitoring: the DCGM host engine, and its exporter for Prometheus beside it."""
+"""Run NVIDIA's GPU monitoring: the DCGM host engine and its exporter for Prometheus."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ def dcgm(
     """
     Converge the packages (one version for all of them, held), the exporter and its counters.
 
-    `packages` are those that suit the node's machine; without any, the settings' own. `profiling`
-    is what `has_profiling` says.
+    `packages` has the packages for the node's machine; without any, the settings' packages are
+    used. `profiling` is the result of `has_profiling`.
     """
     node = Converge(
         DesiredState(

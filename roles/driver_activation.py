@@ -1,4 +1,4 @@
-"""Activate the installed driver, and let a node serve again once it is checked."""
+"""Activate the installed driver, and let a node serve again after its check."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from gpufleet.operations.converge import Converge
 @deploy("driver in force")
 def driver_activation(node: BareNode) -> None:
     """
-    Unload and load, or reboot, until the module on the disk is the loaded one.
+    Reload the driver or reboot, until the module on disk is the loaded one.
 
-    After the packages and before whatever only works with the driver of its own version: the
-    fabric manager, IMEX, DCGM. A node that has to be touched is marked first, and no stage starts
-    on it before `check_driver` has passed.
+    This runs after the packages and before the parts that require their own driver version: the
+    fabric manager, IMEX, DCGM. A node that needs a change is marked first, and no stage starts on
+    it before `check_driver` has passed.
     """
     guard_unchecked_node()
     activate_driver(driver_policy(node), name="driver")
@@ -31,17 +31,21 @@ def driver_activation(node: BareNode) -> None:
 
 @deploy("check")
 def check_driver(node: BareNode) -> None:
-    """Judge a node whose driver was touched; when it is fit, its stages may start, and do."""
+    """Check a node whose driver was changed, and start its stages if it is fit."""
     check_node(driver_policy(node), name="node")
 
 
 def require_in_service() -> None:
-    """Fail a node that waits for its check, before a deploy touches it: no stage would start."""
+    """
+    Fail a node that waits for its check before a deploy changes it, because no stage would start.
+    """
     refuse_unchecked_node(Converge(DesiredState(), watch=(quarantine.MARK,)), name="in service")
 
 
 def guard_unchecked_node() -> None:
-    """Converge what keeps the stages of a marked node from starting; before packages change."""
+    """
+    Converge the guard that keeps a marked node's stages from starting, before packages change.
+    """
     node = Converge(quarantine.stage_guard())
     node.files(name="guard of unchecked nodes")
     node.units(name="have systemd read the guard")

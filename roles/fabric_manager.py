@@ -1,4 +1,4 @@
-"""The fabric manager, which joins GPUs through NVSwitches: only where the node has some."""
+"""Run the fabric manager, which joins GPUs through NVSwitches, on nodes that have them."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ MODPROBE_SECONDS = 60
 @deploy("fabric manager")
 def fabric_manager(node: BareNode) -> None:
     """
-    Converge the fabric manager, after the driver is in force: it refuses any but its own version.
+    Converge the fabric manager after its driver, because it accepts only its own version.
 
-    Its package and NSCQ come with the driver's, of its version: nothing of it is configured. Where
-    there is no NVSwitch, or another machine manages the fabric, it would fail: it is off there.
+    Its package and NSCQ are installed with the driver's packages in the same version, and need no
+    configuration. Without NVSwitches, or if another machine manages the fabric, it would fail and
+    is therefore off.
     """
     service = Converge(wanted(node))
     service.files(name="files")
@@ -40,7 +41,7 @@ def fabric_manager(node: BareNode) -> None:
 
 
 def wanted(node: BareNode) -> DesiredState:
-    """Return the unit with what it needs, or that it is off."""
+    """Return the unit with its files, or the unit as off."""
     lock = node.settings.gpu_lock
     if lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")

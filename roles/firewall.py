@@ -1,4 +1,4 @@
-"""Guard the ports of a node: the table of nftables, and the unit that loads it at boot."""
+"""Protect a node's ports with an nftables table, and a unit that loads it at boot."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ from gpufleet.planning.stage import Running
 @deploy("firewall")
 def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
     """
-    Converge the node's table to what its stages need, or to none.
+    Converge the node's table to the needs of its stages, or remove it.
 
-    With `running` all that those stages need stays open, too. So the first half of a deploy opens
-    what will be needed, and the second closes what is needed no more.
+    With `running`, the ports of those stages also stay open. So the first half of a deploy opens
+    the new ports, and the second half closes the ports that are no longer needed.
     """
     if here.settings.firewall is None:
         gone = Converge(DesiredState(UnitGone(SERVICE), Absent(RULES)), watch=(RULES,))
@@ -70,7 +70,9 @@ def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
 
 
 def _account(here: NodePlan) -> tuple[Group | User, ...]:
-    """The table names the user of vLLM, whom nft must know: as `serving.vllm_node` wants it."""
+    """
+    Return the user of vLLM for the table, because nft must know it, as in `serving.vllm_node`.
+    """
     if here.settings.vllm is None:
         return ()
     user = here.settings.vllm.user

@@ -1,4 +1,4 @@
-"""The gateway on a node: HAProxy's configuration is validated, then reloaded."""
+"""Run the gateway on a node; HAProxy's configuration is validated, then reloaded."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from gpufleet.remote import payload
 
 @deploy("gateway")
 def gateway(node: MonitoringTargets) -> None:
-    """Converge program, configuration and unit; see the configuration loaded."""
+    """Converge program, configuration and unit, and verify that the configuration is loaded."""
     wanted = gateway_parts(node)
     if wanted is None:
         return
@@ -71,10 +71,10 @@ def gateway(node: MonitoringTargets) -> None:
 @deploy("gateway")
 def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False) -> None:
     """
-    Converge the configuration alone, where there is a gpufleet gateway.
+    Converge only the configuration, on a node with a gpufleet gateway.
 
-    With `if_nothing_failed` only when no node of the run has failed until then: what was not
-    replaced goes on being served.
+    With `if_nothing_failed`, this happens only if no node of the run has failed, so that stages
+    that were not replaced remain served.
     """
     wanted = gateway_parts(node)
     if wanted is None:
@@ -91,5 +91,5 @@ def gateway_servers(node: MonitoringTargets, *, if_nothing_failed: bool = False)
 
 
 def _is_masked(node: Converge) -> bool:
-    """Return whether the package's own unit was kept from starting, which only we do."""
+    """Return whether the package's own unit is masked, which only gpufleet does."""
     return node.snapshot().file(PACKAGES_UNIT).target == "/dev/null"

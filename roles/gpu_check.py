@@ -1,4 +1,4 @@
-"""Check the GPUs of nodes, and what they need to serve; nothing changes."""
+"""Check the GPUs of nodes, and their requirements for serving, without changes."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SHOWN: WeakSet[State] = WeakSet()
 
 def gpu_check() -> None:
     """
-    Print what the checks find on the nodes that this run is about, once for all of them.
+    Print the checks' findings on the nodes of this run, once for all nodes.
 
-    Raises `FleetError` if one is blocked or could not be checked, so that the run ends with status
-    1.
+    Raises `FleetError` if a node is blocked or could not be checked, so that the run ends with
+    status 1.
     """
     report = check()
     state = ctx_state.get()

@@ -1,4 +1,4 @@
-"""gpufleet's dashboards in Grafana: data source, provider and dashboards."""
+"""Provide gpufleet's dashboards in Grafana: data source, provider and dashboards."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.serving.unit import drop_in
 
 @deploy("Grafana")
 def grafana(node: MonitoringTargets) -> None:
-    """Converge the package if one is named, what Grafana is provisioned with, and its process."""
+    """Converge the package if one is named, Grafana's provisioning, and its process."""
     wanted = node.monitoring.grafana
     if wanted is None:
         return

@@ -1,4 +1,4 @@
-"""Set a GPU node's kernel as serving needs it, and have its device files made."""
+"""Tune a GPU node's kernel for serving, and create its device files."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from gpufleet.settings.gpu_settings import Gpu
 
 @deploy("tuning")
 def kernel_tuning(gpu: Gpu, gpus: int) -> None:
-    """Converge the settings of the kernel, now and at boot, and the unit for `gpus` GPUs."""
+    """Converge the kernel settings, now and at boot, and the unit for `gpus` GPUs."""
     node = Converge(desired_tuning(gpu, gpus))
     node.files(name="settings and device files")
     node.units(name="device files at boot")

@@ -1,4 +1,4 @@
-"""LiteLLM on a node: its release built and its configuration read by it before it is restarted."""
+"""Run LiteLLM on a node; build its release and validate its configuration before a restart."""
 
 from __future__ import annotations
 
@@ -31,9 +31,9 @@ from gpufleet.settings.node_variables import NodeVars
 @deploy("LiteLLM")
 def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
     """
-    Converge the node to the LiteLLM that it declares; to none, where it declares none.
+    Converge the node to its declared LiteLLM, or remove LiteLLM if none is declared.
 
-    Raises `FleetError` for names that there are not, and files that cannot be read.
+    Raises `FleetError` for unknown names and unreadable files.
     """
     wanted = nodes[name].settings.litellm
     if wanted is None:
@@ -77,7 +77,7 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
 
 
 def without() -> None:
-    """Remove LiteLLM, except for its releases and its account."""
+    """Remove LiteLLM except its releases and its account."""
     gone = Converge(litellm_node.absent_state(), watch=litellm_node.OURS)
     # Also where a run before was killed halfway: no secret stays.
     if any(gone.snapshot().file(each).exists for each in litellm_node.OURS):

@@ -1,4 +1,4 @@
-"""Prometheus' node exporter: the distribution's package or its publisher's own program."""
+"""Run Prometheus' node exporter, from the distribution's package or the publisher's program."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def node_exporter(wanted: NodeExporter, access: Access) -> None:
     """
     Converge program, credentials, unit and the running process.
 
-    Nothing of what runs is touched before the program on the node has taken its flags.
+    The running exporter is not changed before the program on the node has accepted its flags.
     """
     program = archive(wanted)
     rendered = unit(wanted, access)

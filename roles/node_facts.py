@@ -19,9 +19,9 @@ START_SECONDS = 60
 @deploy("node facts")
 def node_facts(settings: NodeSettings) -> None:
     """
-    Converge the program, its timer and what the node is told of itself; have facts there.
+    Converge the program, its timer and the node's declaration, and verify the facts.
 
-    For every node of the fleet: one without GPUs has no facts of any.
+    This is for every node of the fleet; a node without GPUs has no GPU facts.
     """
     told = facts_state(settings, gpu_count() if settings.gpu_node else None)
     node = Converge(told, watch=(FACTS,), probed=False)
@@ -31,6 +31,8 @@ def node_facts(settings: NodeSettings) -> None:
 
 
 def gpu_count() -> int | None:
-    """Return how many GPUs are on this node's PCI bus, driver or not; None: it is unknown."""
+    """
+    Return the number of GPUs on this node's PCI bus, with or without a driver, or None if unknown.
+    """
     answer = run.documents(ctx_state.get())[host.name]
     return None if isinstance(answer, str) else node_records.gpus_on_bus(answer)

@@ -1,4 +1,4 @@
-"""NVIDIA's driver: its packages, the settings of its modules, and a module for every kernel."""
+"""Install NVIDIA's driver: packages, module settings, and a module for every kernel."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from roles.driver_activation import guard_unchecked_node
 @deploy("NVIDIA's driver")
 def nvidia_driver(node: BareNode) -> None:
     """
-    Converge the driver on the disk; `driver_activation` loads it afterwards.
+    Converge the driver on disk, which `driver_activation` loads afterwards.
 
-    The node is marked before its packages change, so that nothing starts to serve on a driver that
-    is not checked. The modules' settings come first: the packages put them into the initramfs.
+    The node is marked before its packages change, so that no stage starts on an unchecked driver.
+    The modules' settings are written first, because the packages put them into the initramfs.
     """
     settings = Converge(DesiredState(*driver_files(node)), watch=(INITRAMFS,))
     settings.files(name="settings of its modules")

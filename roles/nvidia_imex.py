@@ -1,4 +1,4 @@
-"""IMEX, by which nodes of one NVL72 rack map each other's GPU memory; nowhere else."""
+"""Run IMEX, with which nodes of one NVL72 rack map each other's GPU memory."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gpufleet.operations.join_imex_domain import SERVICE, join_imex_domain
 @deploy("IMEX")
 def nvidia_imex(node: BareNode) -> None:
     """
-    Converge IMEX, after the driver is in force: before, it is unknown which nodes share a fabric.
+    Converge IMEX after the driver, because the nodes that share a fabric are unknown before.
 
-    Its package comes with the driver's, of its version. The module option that makes its channel
-    (NVreg_CreateImexChannel0) is the driver's.
+    Its package is installed with the driver's packages in the same version. The module option that
+    makes its channel (NVreg_CreateImexChannel0) belongs to the driver.
     """
     lock = node.settings.gpu_lock
     if lock is None:

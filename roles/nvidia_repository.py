@@ -1,4 +1,4 @@
-"""NVIDIA's repository: its key, where only our own package runs look."""
+"""Install the key of NVIDIA's repository, for gpufleet's own package runs only."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ PACKAGED = ("/etc/apt/sources.list.d/cuda-*.list", "/etc/yum.repos.d/cuda-*.repo
 @deploy("NVIDIA's repository")
 def nvidia_repository(repository: Repository) -> None:
     """
-    Converge the repository's key; the roles that install from it want its `PackageSource`.
+    Converge the repository's key, for the roles that declare its `PackageSource`.
 
-    The vendor's keyring package is not installed: it would put the vendor's repository, with a pin
-    that outranks the distribution's own packages, before everything that the node's apt does.
+    The vendor's keyring package is not installed, because it would add the vendor's repository to
+    the node's own apt, with a pin above the distribution's packages.
     """
     former = Converge(DesiredState(*map(Absent, FORMER), *map(NoOtherFiles, PACKAGED)))
     former.files(name="nothing of the vendor's in the node's own package manager")

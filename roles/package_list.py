@@ -1,4 +1,4 @@
-"""List what the roles would install on a node, for a bundle.  Pure."""
+"""List the packages that the roles would install on a node, for a bundle. Pure."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def packages(settings: NodeSettings, system: System, machine: Machine) -> tuple[
     """
     Return the packages of a node, in the order of deploys/node.py and deploys/vllm.py.
 
-    Raises FleetError for a system on which the driver's packages are not known.
+    Raises `FleetError` for a system with unknown driver packages.
     """
     named = (value for value in _values(settings, system, machine) if isinstance(value, Package))
     return tuple({package.name: package for package in named}.values())

@@ -1,4 +1,4 @@
-"""Keep idle GPUs initialised: NVIDIA's persistence daemon."""
+"""Run NVIDIA's persistence daemon, which keeps idle GPUs initialised."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ UNDONE = {"ubuntu": "nvidia-persistenced"}
 
 @deploy("persistence daemon")
 def persistenced(node: BareNode) -> None:
-    """Converge the daemon; its packages come with the driver's, and its version is theirs."""
+    """Converge the daemon, whose packages are installed with the driver's in the same version."""
     service = Converge(wanted(node))
     service.files(name="drop-in")
     service.units(name="service")
 
 
 def wanted(node: BareNode) -> DesiredState:
-    """Return the unit with our drop-in, or that it is off where `gpu_lock.persistence` is false."""
+    """Return the unit with gpufleet's drop-in, or as off if `gpu_lock.persistence` is false."""
     lock = node.settings.gpu_lock
     if lock is None:
         raise ValueError(f"{node.name} has no gpu_lock")

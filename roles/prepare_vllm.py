@@ -1,4 +1,4 @@
-"""Copy release, model files and accepted flags to a node; change no running unit."""
+"""Copy release, model files and accepted flags to a node without changing running units."""
 
 from __future__ import annotations
 
@@ -27,10 +27,11 @@ from gpufleet.upgrade.run.staged_units import next_files
 @deploy("vLLM, prepared")
 def prepare_vllm(here: NodePlan) -> None:
     """
-    Bring everything that the planned stages need, and write their units beside the running ones.
+    Copy everything that the planned stages need, and write their units beside the running ones.
 
-    No unit is touched, nor any file that one reads when it starts: whatever ends and starts again
-    before it is switched is what it was. Where the node is to serve nothing, that is laid there.
+    Neither a unit nor a file that it reads at its start is changed, so a unit that restarts before
+    its switch keeps its previous state. If the node is to serve no model, that state is written
+    too.
     """
     wanted = here.settings.vllm
     found = None if wanted is None else prepare_node(here, wanted, apart=True)
@@ -48,19 +49,20 @@ def prepare_vllm(here: NodePlan) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """A node's prepared release and models, and the files to start its stages with."""
+    """A node's prepared release and models, and the files that start its stages."""
 
     stages: Converge
-    """The units and files of the plan's stages: wanted, and not converged yet."""
+    """The planned stages' units and files, which are not yet converged."""
     rendered: Mapping[Stage, UnitFile]
     secrets: Mapping[str, bytes] = field(repr=False)
 
 
 def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
     """
-    Bring packages, release and model files, and prove that stages can start; touch no unit.
+    Copy packages, release and model files, and verify that stages can start.
 
-    With `apart` files that running units would read at their next start stay as they are.
+    No unit is changed. With `apart`, files that running units would read at their next start do not
+    change.
     """
     build = release_of(wanted)
     secrets = vllm_node.credentials(here.stages, here.settings)

@@ -1,4 +1,4 @@
-"""Prometheus on a monitoring node: its configuration is validated, then reloaded."""
+"""Run Prometheus on a monitoring node; its configuration is validated, then reloaded."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ from roles._monitoring_common import install, of_archive
 
 @deploy("Prometheus")
 def prometheus(node: MonitoringTargets) -> None:
-    """Converge the program, its unit, configuration and targets; see it all in force."""
+    """
+    Converge the program, its unit, configuration and targets, and verify that they are loaded.
+    """
     server = node.monitoring.prometheus
     if server is None:
         return
@@ -57,7 +59,9 @@ def prometheus(node: MonitoringTargets) -> None:
 
 @deploy("Prometheus")
 def prometheus_targets(node: MonitoringTargets) -> None:
-    """Converge the targets alone, where gpufleet runs Prometheus, which rereads them itself."""
+    """
+    Converge only the targets, on a node where gpufleet runs Prometheus, which rereads them itself.
+    """
     if node.monitoring.prometheus is None:
         return
     configuration = f"{HOME}/prometheus.yml"

@@ -1,4 +1,4 @@
-"""Let GPUs and network adapters of a node reach each other's memory."""
+"""Let a node's GPUs and network adapters access each other's memory."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gpufleet.settings.gpu_settings import Rdma
 
 @deploy("RDMA")
 def rdma(wanted: Rdma | None, distribution: str) -> None:
-    """Converge packages and files, and load the modules; None: our files are gone."""
+    """Converge packages and files, and load the modules; None removes gpufleet's files."""
     node = Converge(desired_rdma(wanted, distribution))
     if wanted is None:
         node.files(name="no files")

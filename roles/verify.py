@@ -13,7 +13,7 @@ from gpufleet.serving.readiness import Endpoint
 
 
 def verify(here: NodePlan) -> None:
-    """Verify this node's firewall, stages and exporters; the node fails with every problem."""
+    """Verify this node's firewall, stages and exporters; fail the node with all problems."""
     if here.settings.firewall:
         verify_firewall(node_rules(here), name="verify the firewall", _timeout=LOOK_SECONDS)
     access = access_to_exporters(here.settings)
@@ -24,7 +24,7 @@ def verify(here: NodePlan) -> None:
 
 
 def endpoints(here: NodePlan) -> tuple[Endpoint, ...]:
-    """Return this node's endpoints as the plan has them; nothing is changed for that."""
+    """Return this node's endpoints in the plan, without any change."""
     if here.settings.vllm is None:
         return ()
     build = release_of(here.settings.vllm)

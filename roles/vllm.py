@@ -1,4 +1,4 @@
-"""Run the planned stages of one node: release, model files, one unit a stage, until they answer."""
+"""Run the planned stages of one node, and wait until they answer."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from roles.prepare_vllm import prepare_node
 @deploy("vLLM")
 def vllm(here: NodePlan) -> None:
     """
-    Converge this node to exactly its planned stages; with none, it serves nothing.
+    Converge this node to exactly its planned stages, which may be none.
 
-    Packages, release and model files are brought before the first unit is touched, and each node's
-    release has accepted the flags that its stages will have, and the nodes of each replica over
-    nodes have proven that they reach each other: an outage is the model's load time. A stage
-    restarts only when its process was started with something else than the plan now says.
+    Before the first unit changes, packages, release and model files are copied, each node's release
+    has accepted the flags of its stages, and the nodes of each multi-node replica have proven that
+    they reach each other. So an outage lasts only for the model's load time. A stage restarts only
+    if its process was started with a configuration other than the plan's.
     """
     if here.settings.vllm is None:
         Converge(vllm_node.no_serving()).units(name="no stages")

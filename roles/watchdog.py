@@ -1,4 +1,4 @@
-"""The watchdog: a program that detects stalled vLLM servers of a node."""
+"""Run the watchdog, which detects a node's stalled vLLM servers."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from gpufleet.serving.unit import local_address
 @deploy("watchdog")
 def watchdog(here: NodePlan) -> None:
     """
-    Converge the watchdog of this node's stages: one program for all, none where none is watched.
+    Converge the watchdog of this node's stages, one program for all watched stages.
 
-    Behind the stages: a new one that it is told of runs already, and whatever changes here restarts
-    the watchdog alone. Dumps remain when the watchdog is removed.
+    This runs after the stages, so that a new stage runs already, and changes restart only the
+    watchdog. Without watched stages the watchdog is removed, and dumps remain.
     """
     told = configuration(here)
     node = Converge(wanted(told), probed=False)
@@ -35,7 +35,9 @@ def watchdog(here: NodePlan) -> None:
 
 
 def wanted(told: str | None) -> DesiredState:
-    """Return the desired state of a node with this watchdog configuration; None: no watchdog."""
+    """
+    Return the desired state of a node with this watchdog configuration, or without a watchdog.
+    """
     if told is None:
         # Its metrics, too: they would no longer be written.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
@@ -54,7 +56,7 @@ def wanted(told: str | None) -> DesiredState:
 
 
 def configuration(here: NodePlan) -> str | None:
-    """Return the watchdog's configuration of the node; None: it has nothing to watch."""
+    """Return the watchdog's configuration of the node, or None without watched stages."""
     settings = here.settings
     if settings.vllm is None or not watchdog_unit.is_needed(here.stages, settings.serving):
         return None

@@ -9,7 +9,7 @@ from vllm.distributed.device_communicators.cpu_communicator import CpuCommunicat
 
 
 class Communicator(CpuCommunicator):
-    """vLLM's own, which takes ranks that know the same port for ranks of one machine (0.32)."""
+    """vLLM's communicator, changed because it regards ranks with the same port as local (0.32)."""
 
     def _all_group_ranks_share_shm_group_name(self) -> bool:
         hosts = [""] * self.world_size

@@ -9,15 +9,16 @@ from vllm.platforms.cpu import CpuPlatform
 
 
 class CpuNodes(CpuPlatform):
-    """The CPU platform, with workers that Ray can place and ranks that know who is near."""
+    """The CPU platform, with workers for Ray and ranks that know their local peers."""
 
     @classmethod
     def check_and_update_config(cls, vllm_config: Any) -> None:
         """
-        Have the engine and its workers forked.
+        Make vLLM fork the engine and its workers.
 
-        vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn": then each
-        process imports torch and vLLM again, and a start takes 36 s of the processor instead of 16.
+        This is vLLM's default, which its CPU platform (0.31 and 0.32) replaces by "spawn". With
+        "spawn" each process imports torch and vLLM again, and a start takes 36 s of CPU time
+        instead of 16.
         """
         super().check_and_update_config(vllm_config)
         os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "fork"
@@ -28,5 +29,5 @@ class CpuNodes(CpuPlatform):
 
     @classmethod
     def get_device_communicator_cls(cls) -> str:
-        """Return the class of what ranks talk through."""
+        """Return the import path of the communicator between ranks."""
         return "gpufleet_lab_cpu.communicator.Communicator"

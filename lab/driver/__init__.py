@@ -1,9 +1,9 @@
-"""A node that came without NVIDIA's driver: what of its kernel this machine's kernel cannot be.
+"""Simulate the kernel's view of a driver on a node that was delivered without one.
 
-Packages are installed on such a node by its own apt, from the lab's vendor repository. They bring a
-library and sources of modules; what a driver that is loaded shows in /proc and /sys is prepared
-here (`loadable`) and put into place by a program of the node (loader.py), when something there
-loads a module, or the node boots. Modules are "built" by dkms.py.
+Packages are installed on such a node by its own apt, from the lab's vendor repository. They contain
+a library and sources of modules. This module prepares the entries of a loaded driver in /proc and
+/sys (`loadable`), and a program of the node (loader.py) puts them into place when a module is
+loaded or the node boots. dkms.py "builds" modules.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ Tree = Callable[[Machine], Mapping[str, Entry]]
 
 
 def install(root: Path) -> None:
-    """Put the programs that stand in for the kernel's and dkms's into the node at `root`."""
+    """Install the replacements of kmod and dkms in the node at `root`."""
     for target, source in _FILES.items():
         write(root / target, source.read_text(), 0o755)
     for name, program in _CALLED.items():
@@ -64,10 +64,10 @@ def install(root: Path) -> None:
 
 def loadable(machine: Machine, tree: Tree) -> dict[str, Any]:
     """
-    Return what loader.py shows of each module, as JSON has it.
+    Return the entries that loader.py shows for each module, as JSON data.
 
-    `machine` has a driver; `tree` returns what of a machine stands in for the kernel's files. The
-    driver's version stands there as @VERSION@.
+    `machine` has a driver. `tree` returns a machine's entries that replace the kernel's files. The
+    driver's version is written as @VERSION@.
     """
     handed_over = bare_machine(machine)
     without = tree(handed_over)
@@ -100,16 +100,16 @@ def _as_json(path: str, entry: Entry) -> Any:
 
 
 def write_loadable(root: Path, what: Mapping[str, Any]) -> None:
-    """Tell loader.py of the node at `root` these modules."""
+    """Write these modules for loader.py of the node at `root`."""
     write(root / MACHINE / "loadable.json", json.dumps(what, indent=1) + "\n")
 
 
 @contextmanager
 def hold_modules(root: Path, *, running: bool) -> Iterator[Loaded]:
     """
-    Hold the node's loaded modules: nothing is loaded or unloaded meanwhile.
+    Hold the node's loaded modules, so that no module is loaded or unloaded meanwhile.
 
-    On one that is switched off that is nothing: its next boot loads what is on its disk.
+    A node that is off has no loaded modules, and its next boot loads the ones on its disk.
     """
     home = root / MACHINE
     home.mkdir(parents=True, exist_ok=True)

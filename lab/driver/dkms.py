@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -I
-"""RUNS IN A LAB NODE: dkms(8), whose builds write modules that say what they are and do nothing.
+"""RUNS IN A LAB NODE: dkms(8), whose builds write modules with only their description.
 
-Its states, directories, exit statuses and what it prints are those of Debian 12's dkms, as far as a
-deploy meets them. A build needs the kernel's headers, and fails, as a compiler would make it fail,
-where the sources have a file `broken` or the node has `FAILS`. Standard library only.
+Its states, directories, exit statuses and output are those of Debian 12's dkms, as far as a deploy
+uses them. A build needs the kernel's headers, and fails like with a compiler if the sources have a
+file `broken` or the node has `FAILS`. Standard library only.
 """
 
 from __future__ import annotations
@@ -42,24 +42,24 @@ class Module:
 
     @property
     def home(self) -> Path:
-        """The directory of dkms' state for the module."""
+        """Return the directory of dkms' state for the module."""
         return TREE / self.name / self.version
 
     @property
     def source(self) -> Path:
-        """The directory of the package's sources."""
+        """Return the directory of the package's sources."""
         return SOURCES / f"{self.name}-{self.version}"
 
     def built(self, kernel: str) -> Path:
-        """The directory of the module's files for a kernel, once built."""
+        """Return the directory of the module's built files for a kernel."""
         return self.home / kernel / ARCH / "module"
 
     def mark(self, kernel: str) -> Path:
-        """The link that says which version is installed for a kernel."""
+        """Return the link with the version that is installed for a kernel."""
         return TREE / self.name / f"kernel-{kernel}-{ARCH}"
 
     def installed(self, kernel: str) -> bool:
-        """Return whether this version is the one that the kernel has."""
+        """Return whether this version is installed for a kernel."""
         mark = self.mark(kernel)
         return mark.is_symlink() and mark.readlink().parts[0] == self.version
 
@@ -70,13 +70,13 @@ class Module:
 
 
 def say(text: str) -> None:
-    """Print a line at once: dpkg's own come between."""
+    """Print a line at once, because dpkg's own lines come in between."""
     sys.stdout.write(f"{text}\n")
     sys.stdout.flush()
 
 
 def fail(status: int, said: str) -> NoReturn:
-    """End as dkms ends."""
+    """Print an error and exit like dkms."""
     sys.stderr.write(f"Error! {said}\n")
     sys.exit(status)
 
@@ -135,7 +135,7 @@ def build(module: Module, kernel: str) -> None:
 
 
 def refuses(module: Module, kernel: str) -> bool:
-    """Return whether a compiler would not take the sources."""
+    """Return whether a compiler would refuse the sources."""
     if (module.source / "broken").exists():
         return True
     kernels = FAILS.read_text().split() if FAILS.exists() else None
@@ -143,7 +143,7 @@ def refuses(module: Module, kernel: str) -> bool:
 
 
 def install(module: Module, kernel: str) -> None:
-    """Put the modules where the kernel finds them."""
+    """Install the modules in the kernel's directory."""
     add(module)
     build(module, kernel)
     if module.installed(kernel):
@@ -162,7 +162,7 @@ def install(module: Module, kernel: str) -> None:
 
 
 def uninstall(module: Module, kernel: str) -> None:
-    """Take the modules away from the kernel; what was built stays."""
+    """Remove the modules from the kernel's directory; built files stay."""
     if not module.installed(kernel):
         return
     for name in module.files():
@@ -193,7 +193,7 @@ def depmod(kernel: str) -> None:
 
 
 def kernels_of(module: Module) -> list[str]:
-    """Return the kernels for which it was built."""
+    """Return the kernels for which the module was built."""
     return sorted(path.parent.parent.name for path in module.home.glob(f"*/{ARCH}/module"))
 
 
@@ -204,7 +204,7 @@ def modules() -> Iterator[Module]:
 
 
 def status(wanted: Module | None) -> None:
-    """Print a line for each module and kernel, as dkms 3."""
+    """Print a line for each module and kernel, like dkms 3."""
     for module in modules():
         if wanted and (module.name != wanted.name or wanted.version not in ("", module.version)):
             continue
@@ -227,7 +227,7 @@ def autoinstall(kernel: str) -> None:
 
 
 def arguments() -> argparse.Namespace:
-    """Parse the options that packages and people use."""
+    """Parse the options that packages and users use."""
     parser = argparse.ArgumentParser(prog="dkms", allow_abbrev=False)
     verbs = ("add", "build", "install", "uninstall", "remove", "status", "autoinstall")
     parser.add_argument("verb", choices=verbs)
@@ -243,7 +243,7 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> None:
-    """Do one verb."""
+    """Run one verb."""
     asked = arguments()
     name, _, version = asked.module.partition("/")
     module = Module(asked.name or name, asked.version or version)

@@ -1,5 +1,5 @@
 #!/usr/bin/python3 -I
-"""RUNS IN A LAB NODE: what its kernel does with modules, on a node that came without a driver.
+"""RUNS IN A LAB NODE: simulate module loading on a node that was delivered without a driver.
 
 A node's kernel is this machine's and loads nothing. What a module would show of itself lies in
 `LOADABLE` (lab/driver/__init__.py); here it is put into the machine's tree, which the node sees as
@@ -54,14 +54,14 @@ BOOT_LISTS = ("/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-lo
 
 
 class RefusedError(Exception):
-    """Why the kernel does not do it, as kmod says it."""
+    """The kernel's refusal, with kmod's text."""
 
 
 # -- what is loaded --------------------------------------------------------------------------------
 
 
 def read_loaded() -> dict[str, Any]:
-    """Return what was loaded since the boot: {"modules": [...], "version": ..., "flavour": ...}."""
+    """Return the modules loaded since boot: {"modules": [...], "version": ..., "flavour": ...}."""
     try:
         found: dict[str, Any] = json.loads(LOADED.read_text())
     except FileNotFoundError:
@@ -70,7 +70,7 @@ def read_loaded() -> dict[str, Any]:
 
 
 def remember(state: dict[str, Any]) -> None:
-    """Write what is loaded, for the lab and the next call; and show it in /proc/modules."""
+    """Write the loaded modules for the lab and the next call, and show them in /proc/modules."""
     draft = LOADED.with_suffix(".new")
     draft.write_text(json.dumps(state))
     draft.rename(LOADED)
@@ -83,7 +83,7 @@ def remember(state: dict[str, Any]) -> None:
 
 @contextmanager
 def hold_lock() -> Iterator[None]:
-    """Hold the lock of all that changes modules."""
+    """Hold the lock for all changes of modules."""
     with LOCK.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
@@ -101,7 +101,7 @@ def file_of(name: str) -> Path | None:
 
 
 def load(name: str) -> None:
-    """Load a module and those that it needs; raise `RefusedError` with kmod's words."""
+    """Load a module and its dependencies. Raises `RefusedError` with kmod's text."""
     state = read_loaded()
     if name in state["modules"] or name in json.loads(LOADABLE.read_text())["modules"]:
         return
@@ -129,7 +129,7 @@ def load(name: str) -> None:
 
 
 def entries(name: str, state: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Return what a module shows, by path: a text, {"to": ...} for a link, None for a directory."""
+    """Return a module's entries by path: a text, {"to": ...} for a link, None for a directory."""
     kind = f"nvidia-{state['flavour']}" if state and name == "nvidia" else name
     own: dict[str, Any] = json.loads(LOADABLE.read_text())["shows"].get(kind, {})
     version = (state or {}).get("version") or ""
@@ -160,14 +160,14 @@ def put(path: str, entry: Any) -> None:
 
 
 def modinfo(path: Path) -> dict[str, str]:
-    """Return the fields of a module's file: its strings KEY=VALUE."""
+    """Return the fields of a module's file, its strings KEY=VALUE."""
     rows = (part.decode(errors="replace") for part in path.read_bytes().split(b"\0"))
     pairs = (row.partition("=") for row in rows if re.match(r"[a-z]+=", row))
     return {key: value for key, _, value in pairs}
 
 
 def trusted(path: Path) -> bool:
-    """Whether the kernel would take the module: under Secure Boot only from enrolled signers."""
+    """Return whether the kernel accepts the module; Secure Boot requires an enrolled signer."""
     switches = list(EFI.glob("SecureBoot-*"))
     if not switches or switches[0].read_bytes()[-1] != 1 or "/kernel/" in str(path):
         return True
@@ -182,7 +182,7 @@ def trusted(path: Path) -> bool:
 
 
 def unload(name: str) -> None:
-    """Unload a module; raise `RefusedError` with kmod's words while it is in use."""
+    """Unload a module. Raises `RefusedError` with kmod's text while it is in use."""
     state = read_loaded()
     if name not in state["modules"]:
         raise RefusedError(f"ERROR: Module {name} is not currently loaded")
@@ -197,7 +197,7 @@ def unload(name: str) -> None:
 
 
 def take_away(name: str, state: dict[str, Any]) -> None:
-    """Remove what a module shows, and forget that it is loaded."""
+    """Remove a module's entries, and the module from the loaded ones."""
     for path in entries(name, state):
         at = MACHINE / path.lstrip("/")
         if at.is_symlink() or at.is_file():
@@ -213,7 +213,7 @@ def take_away(name: str, state: dict[str, Any]) -> None:
 
 
 def forget_settings() -> None:
-    """Forget the settings that the driver holds; those that the boards store stay."""
+    """Forget the settings that the driver holds; settings stored by the boards stay."""
     try:
         lines = NVML_STATE.read_text().splitlines(keepends=True)
     except FileNotFoundError:
@@ -239,7 +239,7 @@ def holders(name: str) -> Iterator[int]:
 
 
 def configuration(folders: tuple[str, ...]) -> Iterator[list[str]]:
-    """Yield the words of every line; of files with one name the first folder's counts."""
+    """Yield the words of every line; for equal file names, the first folder's file counts."""
     seen: dict[str, Path] = {}
     for folder in folders:
         for path in sorted(Path(folder).glob("*.conf")):
@@ -252,7 +252,7 @@ def configuration(folders: tuple[str, ...]) -> Iterator[list[str]]:
 
 
 def blacklisted(name: str) -> bool:
-    """Return whether the module is not to be loaded for the hardware that it drives."""
+    """Return whether the module must not be loaded for its hardware."""
     return any(
         words[0] in ("blacklist", "install") and words[1:2] == [name]
         for words in configuration(CONFIGURATION)
@@ -260,7 +260,7 @@ def blacklisted(name: str) -> bool:
 
 
 def parameters() -> str:
-    """Return /proc/driver/nvidia/params: the options that the module was loaded with."""
+    """Return /proc/driver/nvidia/params, the options with which the module was loaded."""
     given: dict[str, str] = {}
     for words in configuration(CONFIGURATION):
         if words[:2] == ["options", "nvidia"]:
@@ -273,7 +273,7 @@ def parameters() -> str:
 
 
 def device_nodes(*further: str) -> None:
-    """Make the nodes of every GPU and NVSwitch, and `further` ones."""
+    """Create the device nodes of every GPU and NVSwitch, and `further` ones."""
     known = json.loads(LOADABLE.read_text())
     gpus, switches = range(known["gpus"]), range(known["switches"])
     names = ["nvidiactl", *(f"nvidia{number}" for number in gpus), *further]
@@ -289,7 +289,7 @@ def device_nodes(*further: str) -> None:
 
 
 def boot() -> None:
-    """Begin with nothing loaded, then load what a booting machine would."""
+    """Unload all modules, then load those of a booting machine."""
     state = read_loaded()
     for name in list(state["modules"]):
         take_away(name, state)
@@ -305,13 +305,13 @@ def boot() -> None:
 
 
 def is_simulated(name: str) -> bool:
-    """Return whether this stands in for the module, rather than leave it to kmod."""
+    """Return whether this program handles the module instead of kmod."""
     shown = json.loads(LOADABLE.read_text())
     return name in NEEDS or name in ("nvidia", "nouveau", *shown["modules"]) or bool(file_of(name))
 
 
 def modprobe(arguments: list[str]) -> None:
-    """Load, or with -r unload, as modprobe(8)."""
+    """Load, or with -r unload, like modprobe(8)."""
     flags = [each for each in arguments if each.startswith("-")]
     names = [each.replace("-", "_") for each in arguments if not each.startswith("-")]
     removes = bool({"-r", "--remove"} & set(flags))
@@ -329,13 +329,13 @@ def modprobe(arguments: list[str]) -> None:
 
 
 def rmmod(arguments: list[str]) -> None:
-    """Unload, as rmmod(8)."""
+    """Unload like rmmod(8)."""
     for name in (each.replace("-", "_") for each in arguments if not each.startswith("-")):
         unload(name)
 
 
 def nvidia_modprobe(arguments: list[str]) -> None:
-    """Load the driver and make its device nodes; -u: for CUDA's memory, -m: for modesetting."""
+    """Load the driver and create its device nodes; -u is for CUDA's memory, -m for modesetting."""
     load("nvidia")
     text = "".join(each[1:] for each in arguments if re.match(r"-[a-z]", each))
     if "u" in text or "--unified-memory" in arguments:
@@ -348,7 +348,7 @@ def nvidia_modprobe(arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Run as the program whose name it was called by."""
+    """Run as the program in argv[0]."""
     program, arguments = Path(sys.argv[0]).name, sys.argv[1:]
     programs = {"modprobe": modprobe, "rmmod": rmmod, "nvidia-modprobe": nvidia_modprobe}
     try:

@@ -32,17 +32,17 @@ FAULTS: dict[str, Fault] = {
     )
     for each in group
 }
-"""Every fault by its name."""
+"""All faults by name."""
 
 
 def fault(name: str, gpu: int = 0) -> Callable[[Machine], Machine]:
-    """Return a fault by name as what it does to a machine; raises `FleetError` if there is none."""
+    """Return a fault by name as a change of a machine. Raises `FleetError` if it is unknown."""
     found = find_fault(name)
     return lambda machine: found.on(machine, gpu)
 
 
 def find_fault(name: str) -> Fault:
-    """Return a fault by name; raises `FleetError`, listing those there are."""
+    """Return a fault by name. Raises `FleetError` with the known names."""
     if name not in FAULTS:
         raise FleetError(f"no fault is called {name!r}: choose one of {', '.join(FAULTS)}")
     return FAULTS[name]

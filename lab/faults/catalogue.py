@@ -1,7 +1,7 @@
-"""Every fault that a machine of the lab can have. Pure.
+"""List every fault that a machine of the lab can have. Pure.
 
-`finds` says what `gpufleet check` has to find at least. It is written from what the hardware's
-makers and operators demand, never from what our checks happen to say.
+`finds` has the minimum findings of `gpufleet check`. They follow the requirements of the hardware's
+vendors and operators, never the output of the checks.
 """
 
 from __future__ import annotations
@@ -77,27 +77,31 @@ from lab.machine import Profile
 
 
 def unless_contained(profile: Profile) -> str:
-    """NVIDIA: a pending remap is harmless where errors are contained; where not, it may."""
+    """
+    Return the severity of a pending remap, which is harmless if errors are contained (NVIDIA).
+    """
     return WARN if profile.contains_errors else BLOCK
 
 
 def worse_than_most(profile: Profile) -> str:
-    """Boards with sixteen lanes are sold in slots with eight: sure it is where most have more."""
+    """
+    Return the severity of half a slot width, which is a certain fault if most boards have more.
+    """
     return BLOCK if profile.count > 2 else WARN
 
 
 def blocks_several(profile: Profile) -> str:
-    """A fault of the link between GPUs affects one GPU alone less."""
+    """Return the severity of a fault between GPUs, which affects a single GPU less."""
     return BLOCK if several(profile) else WARN
 
 
 def worse_over_pcie(profile: Profile) -> str:
-    """Redirection harms GPUs that talk over PCIe: not all are linked, and the driver lets them."""
+    """Return the severity of redirection, which harms GPUs that communicate over PCIe."""
     return WARN if talks_over_pcie(profile) else INFO
 
 
 def where(condition: Condition, severity: str) -> Severity:
-    """Return a severity that holds on some hardware; on other the check need not say a word."""
+    """Return a severity for some hardware; on other hardware the check may report no problem."""
     return lambda profile: severity if condition(profile) else ""
 
 

@@ -1,6 +1,6 @@
-"""Changes that faults make to a machine, besides those to its simulated NVML. Pure.
+"""Define the changes that faults make to a machine, in addition to its simulated NVML. Pure.
 
-Each takes the machine and the GPU that it concerns, and returns the machine that has it.
+Each function takes the machine and the concerned GPU, and returns the faulty machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ WHEN = 86400.25
 
 
 def nothing(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Change nothing: the fault is in NVML alone."""
+    """Change nothing, because the fault is only in NVML."""
     return machine
 
 
@@ -40,7 +40,7 @@ def nothing(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def without_gpu(machine: Machine, gpu: int) -> Machine:
-    """Return the machine with the GPUs after `gpu` renumbered, as NVML does without it."""
+    """Return the machine without a GPU, with later GPUs renumbered like in NVML."""
     profile = machine.profile
     own = sorted({key.split(".", 2)[2] for key, _ in profile.lines if re.match(r"gpu\.\d+\.", key)})
     lines = [f"count = {profile.count - 1}"]
@@ -55,7 +55,7 @@ def without_gpu(machine: Machine, gpu: int) -> Machine:
 
 
 def _renumbered(wiring: str, gone: int) -> str:
-    """Return "FIRST-LAST:PEER,..." without one peer, and the later ones one lower."""
+    """Return "FIRST-LAST:PEER,..." without one peer, and later peers one lower."""
     ends = [part.split(":") for part in wiring.split(",") if ":" in part]
     if not ends:
         return wiring
@@ -64,7 +64,7 @@ def _renumbered(wiring: str, gone: int) -> str:
 
 
 def unprobed(machine: Machine, gpu: int) -> Machine:
-    """While loading, the driver failed on one GPU, which stays on the bus without a driver."""
+    """Make the driver fail on one GPU at load, which leaves it on the bus without a driver."""
     function = machine.function(machine.gpu_bus_id(gpu))
     lost = with_function(without_gpu(machine, gpu), [replace(function, driver=None)])
     return logged(
@@ -76,7 +76,7 @@ def unprobed(machine: Machine, gpu: int) -> Machine:
 
 
 def excluded(machine: Machine, gpu: int) -> Machine:
-    """A module option hides one GPU: NVreg_ExcludedGpus."""
+    """Hide one GPU with the module option NVreg_ExcludedGpus."""
     bus_id, uuid = machine.gpu_bus_id(gpu), machine.profile.gpu(gpu, "uuid")
     return with_nvml_lines(without_gpu(machine, gpu), f"excluded.0 = {bus_id},{uuid}")
 
@@ -85,17 +85,19 @@ def excluded(machine: Machine, gpu: int) -> Machine:
 
 
 def link_down(machine: Machine, gpu: int) -> Machine:
-    """Link 7 is dead, at both its ends where both are GPUs."""
+    """Make link 7 dead, at both ends if both are GPUs."""
     return _links_down(machine, gpu, "7")
 
 
 def all_links_down(machine: Machine, gpu: int) -> Machine:
-    """No link of the GPU is up, and none of other GPUs that ends there."""
+    """Take down all links of the GPU, and other GPUs' links to it."""
     return _links_down(machine, gpu, "all")
 
 
 def links_gone(machine: Machine, gpu: int) -> Machine:
-    """The GPU has no link at all, as if it were another board; others' that end there are down."""
+    """
+    Remove all links of the GPU, as if it were another board; other GPUs' links to it are down.
+    """
     return with_nvml_lines(all_links_down(machine, gpu), f"gpu.{gpu}.nvlink.links = 0")
 
 
@@ -107,7 +109,7 @@ def _links_down(machine: Machine, gpu: int, links: str) -> Machine:
 
 
 def link_errors(machine: Machine, gpu: int) -> Machine:
-    """A link repeats packets all the time, and so far always with success."""
+    """Make a link repeat packets continuously, always with success."""
     # NVLink 5 counts in field values: 208 errors received, 211 errors of the local link's
     # integrity (NVML_FI_DEV_NVLINK_COUNT_*, nvml.h).
     counts = {208: "70000+200", 211: "20000+200"}
@@ -115,7 +117,7 @@ def link_errors(machine: Machine, gpu: int) -> Machine:
 
 
 def link_errors_fatal(machine: Machine, gpu: int) -> Machine:
-    """A link is retrained again and again."""
+    """Make a link retrain repeatedly."""
     # 213 and 214: recoveries that succeeded and failed; 220: effective bit error rate, its mantissa
     # in bits 8 to 11, its negative exponent in bits 0 to 7, here 1e-9.
     return _link_3(machine, gpu, "recovery", {213: "50000+200", 214: "1", 220: "0x109"})
@@ -133,17 +135,17 @@ def _link_3(machine: Machine, gpu: int, kind: str, counts: Mapping[int, str]) ->
 
 
 def unloaded(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The module is not loaded, and there is none for the running kernel."""
+    """Unload the module, and remove the running kernel's one."""
     return _without_module(replace(machine, kernels=(Kernel(machine.kernel, None),)))
 
 
 def without_uvm(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """CUDA's module has not been loaded since the boot, as where no program needed it yet."""
+    """Leave CUDA's module unloaded since boot, as if no program had needed it."""
     return replace(machine, modules=tuple(each for each in machine.modules if each != "nvidia_uvm"))
 
 
 def _without_module(machine: Machine) -> Machine:
-    """Return the machine while NVIDIA's module is not loaded."""
+    """Return the machine without NVIDIA's loaded module."""
     free = [
         replace(each, driver=None)
         for each in machine.functions
@@ -159,7 +161,7 @@ def _without_module(machine: Machine) -> Machine:
 
 
 def _services_down(machine: Machine) -> Machine:
-    """Return the machine with every service failed that needs the driver."""
+    """Return the machine with all services failed that need the driver."""
     return replace(
         machine,
         units={
@@ -172,7 +174,7 @@ def _services_down(machine: Machine) -> Machine:
 
 
 def upgraded_without_reboot(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Everything on the disk is of a newer driver than the module that runs."""
+    """Put a newer driver on disk than the running module."""
     newer = _next(machine.profile.driver)
     return replace(
         _on_disk(machine, newer),
@@ -184,7 +186,7 @@ def upgraded_without_reboot(machine: Machine, gpu: int) -> Machine:  # noqa: ARG
 
 
 def module_differs(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The next boot will load another module than the one that runs; the library is the old one."""
+    """Make the next boot load a module other than the running one; the library is the old one."""
     return _on_disk(machine, _next(machine.profile.driver))
 
 
@@ -207,7 +209,7 @@ def _packaged(packages: Mapping[str, Package], old: str, new: str) -> dict[str, 
 
 
 def library_gone(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """No libnvidia-ml is installed."""
+    """Remove libnvidia-ml."""
     kept = {
         name: package
         for name, package in machine.packages.items()
@@ -221,7 +223,7 @@ OLD_DRIVER, OLD_CUDA = "515.105.01", 11070
 
 
 def old_driver(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Everything of the driver is of an old branch."""
+    """Install a driver of an old branch."""
     new = _on_disk(machine, OLD_DRIVER)
     return replace(
         new,
@@ -239,12 +241,12 @@ def old_driver(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def not_root(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The SSH user has no special rights."""
+    """Remove the SSH user's special rights."""
     return replace(machine, uid=1000, log_access="denied")
 
 
 def new_kernel(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """A newer kernel was installed, and no module was built for it."""
+    """Install a newer kernel without building a module for it."""
     numbers = re.match(r"\d+\.\d+\.\d+(?:-\d+)?", machine.kernel)
     assert numbers is not None, machine.kernel
     release = re.sub(r"\d+$", lambda last: str(int(last[0]) + 1), numbers[0])
@@ -260,7 +262,7 @@ def new_kernel(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def module_unsigned(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Secure Boot is on; the module that runs was signed, the one on the disk is not any more."""
+    """Turn on Secure Boot with a signed running module and an unsigned one on disk."""
     return replace(
         with_kernel(machine, *(replace(each, signer=None) for each in machine.kernels)),
         secure_boot=True,
@@ -268,7 +270,7 @@ def module_unsigned(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def upgrades_on(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """unattended-upgrades may install drivers: nothing is held, nothing is on its blacklist."""
+    """Let unattended-upgrades install drivers: no package is held or blacklisted."""
     packages = {
         **{name: replace(each, held=False) for name, each in machine.packages.items()},
         "unattended-upgrades": Package("2.9.1+nmu4ubuntu1"),
@@ -280,13 +282,13 @@ def upgrades_on(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def imex_failed(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """IMEX did not find the nodes that it is told of."""
+    """Make IMEX fail because it did not find its nodes."""
     return with_unit(machine, "nvidia-imex.service", FAILED)
 
 
 def manager_stopped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     """
-    The fabric manager does not run, and so no GPU has joined.
+    Stop the fabric manager, so that no GPU has joined.
 
     A rack's tray has no fabric manager of its own. GPUs before Hopper have no fabric state.
     """
@@ -298,13 +300,13 @@ def manager_stopped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def manager_dead(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The fabric manager was killed after it had set up the fabric."""
+    """Kill the fabric manager after it has set up the fabric."""
     unit = replace(machine.units[FABRIC_MANAGER], active="failed", sub="failed", result="signal")
     return with_unit(machine, FABRIC_MANAGER, unit)
 
 
 def manager_of_another_version(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The fabric manager's package is of another release than the driver."""
+    """Install the fabric manager's package of a release other than the driver's."""
     driver = machine.profile.driver
     packages = {
         name: replace(each, version=each.version.replace(driver, _next(driver)))
@@ -326,7 +328,7 @@ _XID = re.compile(r"NVRM: Xid \(PCI:[^)]*\): (\d+),")
 
 def says(*texts: str) -> Change:
     """
-    Return a change that lets the kernel log say lines, a millisecond after each other.
+    Return a change that adds lines to the kernel log, a millisecond apart.
 
     In them, {pci} is the GPU's address as NVRM writes it, 0000:18:00; {bus} as sysfs does, with
     the function; {switch} that of the last NVSwitch, {number} its number; {id} the PCI ids.
@@ -355,7 +357,7 @@ def says(*texts: str) -> Change:
 
 
 def memory_error(*texts: str) -> Change:
-    """Return a change of an uncorrectable memory error: logged, counted, and asking for a reset."""
+    """Return a change of an uncorrectable memory error: logged, counted, and requesting a reset."""
     log = says(*texts)
 
     def change(machine: Machine, gpu: int) -> Machine:
@@ -370,7 +372,7 @@ def memory_error(*texts: str) -> Change:
 
 
 def log_denied(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Neither the journal nor the ring may be read."""
+    """Deny reading the journal and the ring buffer."""
     return replace(machine, log_access="denied")
 
 
@@ -388,7 +390,7 @@ def log_wrapped(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def nouveau(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Linux' own driver took the GPUs before NVIDIA's could."""
+    """Let Linux' own driver take the GPUs before NVIDIA's."""
     gpus = {machine.gpu_bus_id(index) for index in range(machine.profile.count)}
     without = _without_module(machine)
     taken = [replace(each, driver="nouveau") for each in without.functions if each.bus_id in gpus]
@@ -408,7 +410,7 @@ def nouveau(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def refused_by_secure_boot(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Secure Boot is on and the module is not signed, so the kernel did not load it."""
+    """Turn on Secure Boot with an unsigned module, which the kernel does not load."""
     unsigned = with_kernel(machine, *(replace(each, signer=None) for each in machine.kernels))
     return logged(
         replace(_without_module(unsigned), secure_boot=True),
@@ -425,7 +427,7 @@ ACS_REDIRECTING = 0x1D
 
 
 def redirecting(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Every PCI bridge sends what GPUs tell each other up to the root complex."""
+    """Make every PCI bridge redirect traffic between GPUs to the root complex."""
     bridges = [
         replace(each, acs=ACS_REDIRECTING) for each in machine.functions if each.acs is not None
     ]
@@ -433,27 +435,27 @@ def redirecting(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
 
 
 def disk_full(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Little is left on the root filesystem."""
+    """Leave little space on the root filesystem."""
     return replace(machine, disks=tuple(Disk(each.mount, each.size, 700) for each in machine.disks))
 
 
 def unsynced(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """The clock is not synchronised: the kernel's error has grown to its limit."""
+    """Make the clock unsynchronised, with the kernel's error at its limit."""
     return replace(machine, clock=(False, 16000000))
 
 
 def small_shm(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """/dev/shm has a container engine's default size."""
+    """Give /dev/shm a container engine's default size."""
     return replace(machine, shm=(64, 64))
 
 
 def little_memory(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
-    """Others use nearly all of the memory."""
+    """Let other programs use nearly all memory."""
     return replace(machine, memory_available=2048)
 
 
 def rdma_down(machine: Machine, gpu: int) -> Machine:
-    """One port has lost its link: that beside the GPU, where every GPU has one."""
+    """Take down one RDMA port: the one beside the GPU, if every GPU has one."""
     beside = min(gpu, machine.profile.number("host.rdma") - 1)
     return replace(
         machine,
@@ -473,7 +475,7 @@ STRANGER = 4194305
 
 
 def stranger(machine: Machine, gpu: int) -> Machine:
-    """A foreign program, in a unit of its own."""
+    """Add a foreign program in its own unit."""
     return replace(
         with_nvml_lines(machine, f"gpu.{gpu}.proc.0 = {STRANGER},3000,/opt/train.py"),
         processes=(*machine.processes, Process(STRANGER, "/opt/train.py", "train.service", 1001)),
@@ -481,34 +483,34 @@ def stranger(machine: Machine, gpu: int) -> Machine:
 
 
 def memory_in_use(machine: Machine, gpu: int) -> Machine:
-    """Half of the GPU's memory is gone: what a dead process leaves behind."""
+    """Use half of the GPU's memory, like the leftovers of a dead process."""
     half = int(machine.profile.gpu(gpu, "mem.total_mib")) // 2
     return with_nvml_lines(machine, f"gpu.{gpu}.mem.used_mib = {half}")
 
 
 def hot(machine: Machine, gpu: int) -> Machine:
-    """One degree above where the hardware slows down."""
+    """Set the temperature one degree above the slowdown limit."""
     return with_nvml_lines(
         machine, f"gpu.{gpu}.temp.gpu = {int(machine.profile.gpu(gpu, 'temp.slowdown')) + 1}"
     )
 
 
 def hot_memory(machine: Machine, gpu: int) -> Machine:
-    """One degree above the memory's highest."""
+    """Set the memory temperature one degree above its maximum."""
     return with_nvml_lines(
         machine, f"gpu.{gpu}.temp.mem = {int(machine.profile.gpu(gpu, 'temp.mem_max')) + 1}"
     )
 
 
 def capped(machine: Machine, gpu: int) -> Machine:
-    """The lowest power limit that the board allows."""
+    """Set the lowest power limit that the board allows."""
     return with_nvml_lines(
         machine, f"gpu.{gpu}.power.limit_mw = {machine.profile.gpu(gpu, 'power.min_mw')}"
     )
 
 
 def few_spares(machine: Machine, gpu: int) -> Machine:
-    """One bank has used nearly all of its spare rows."""
+    """Let one bank have used nearly all spare rows."""
     banks = int(machine.profile.gpu(gpu, "remap.max"))
     return with_nvml_lines(
         machine, f"gpu.{gpu}.remap.max = {banks - 1}", f"gpu.{gpu}.remap.low = 1"
@@ -516,7 +518,7 @@ def few_spares(machine: Machine, gpu: int) -> Machine:
 
 
 def another_model(machine: Machine, gpu: int) -> Machine:
-    """A board of the same series with half the memory."""
+    """Replace the board by one of the same series with half the memory."""
     half = int(machine.profile.gpu(gpu, "mem.total_mib")) // 2
     return with_nvml_lines(
         machine,

@@ -1,4 +1,4 @@
-"""One fault: what it is called, what it does, and which checks must find it. Pure."""
+"""Define a fault: its name, its changes, and the checks that must find it. Pure."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ class Fault:
     """
     One problem.
 
-    `lines` are laid over the NVML profile, with {gpu} for the GPU that it concerns; `change` is
-    what it does beside. `finds` maps the ids of checks to the mildest severity that they may give.
-    A harmless fault looks like one and is none: no check may warn of it.
+    `lines` override the NVML profile, with {gpu} for the concerned GPU; `change` has its other
+    changes. `finds` maps the ids of checks to the mildest severity that they may give. A harmless
+    fault only looks like one, and no check may warn of it.
     """
 
     name: str
@@ -36,7 +36,9 @@ class Fault:
     harmless: bool = False
 
     def expected(self, profile: Profile) -> dict[str, str]:
-        """Return which checks must find it on this hardware, and how bad they must call it."""
+        """
+        Return the checks that must find the fault on this hardware, with their minimum severity.
+        """
         found = {
             check: severity if isinstance(severity, str) else severity(profile)
             for check, severity in self.finds.items()
@@ -45,9 +47,9 @@ class Fault:
 
     def on(self, machine: Machine, gpu: int = 0) -> Machine:
         """
-        Return the machine with this fault, on one of its GPUs where it concerns one.
+        Return the machine with this fault, on one GPU if the fault concerns one.
 
-        Raises `FleetError` where the hardware cannot have it, or has no such GPU.
+        Raises `FleetError` if the hardware cannot have the fault, or has no such GPU.
         """
         profile = machine.profile
         if not self.applies(profile):
@@ -63,6 +65,6 @@ class Fault:
         return self.change(with_nvml_lines(machine, *map(str.strip, lines)), gpu)
 
     def concerns_one_gpu(self, machine: Machine) -> bool:
-        """Return whether it matters which of the machine's GPUs is named."""
+        """Return whether the result depends on the chosen GPU."""
         last = machine.profile.count - 1
         return last > 0 and self.on(machine, 0) != self.on(machine, last)

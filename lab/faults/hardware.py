@@ -20,7 +20,7 @@ registers: Condition = attrgetter("registers")
 
 
 def everywhere(profile: Profile) -> bool:  # noqa: ARG001
-    """All of it."""
+    """Return True, for faults of all hardware."""
     return True
 
 
@@ -30,19 +30,22 @@ def several(profile: Profile) -> bool:
 
 
 def tells_action(profile: Profile) -> bool:
-    """Return whether the driver knows the recovery action: field 230, from R570 on."""
+    """Return whether the driver reports the recovery action (field 230, from R570 on)."""
     return profile.branch >= 570
 
 
 def counts_sram(profile: Profile) -> bool:
-    """Whether the driver answers nvmlDeviceGetSramEccErrorStatus: R535.161, Ampere and later."""
+    """
+    Return whether the driver supports nvmlDeviceGetSramEccErrorStatus (R535.161, Ampere or later).
+    """
     return profile.remaps and profile.has_ecc and profile.branch >= 535
 
 
 def linked_beyond_a_pair(profile: Profile) -> bool:
     """
-    Whether a GPU without any NVLink stands out: two boards of a pair without their bridge are a
-    machine as they are sold.
+    Return whether a GPU without any NVLink stands out.
+
+    A pair of boards is also sold without its bridge.
     """
     return profile.linked and (profile.switched or profile.count > 2)
 
@@ -68,31 +71,33 @@ def has_rdma(profile: Profile) -> bool:
 
 
 def has_bridges(profile: Profile) -> bool:
-    """Return whether several GPUs are below PCI bridges that are seen: not in a virtual machine."""
+    """Return whether several GPUs are below visible PCI bridges, which virtual machines lack."""
     return profile.count > 1 and not profile.text("host.virtual")
 
 
 def nvlink5(profile: Profile) -> bool:
-    """Whether the links are of generation 5, whose errors are counted and logged differently."""
+    """Return whether the links are NVLink 5, whose errors are counted and logged differently."""
     return profile.linked and int(profile.gpu(0, "nvlink.version")) >= 7
 
 
 def knows_memory_limit(profile: Profile) -> bool:
-    """Return whether the boards tell their memory's temperature and how hot it may be."""
+    """Return whether the boards report their memory's temperature and its limit."""
     return bool(profile.gpu(0, "temp.mem") and profile.gpu(0, "temp.mem_max"))
 
 
 def has_switches_on_pci(profile: Profile) -> bool:
-    """Whether NVSwitches are PCI functions, whose errors the kernel log has: before NVLink 5."""
+    """
+    Return whether NVSwitches are PCI functions with errors in the kernel log (before NVLink 5).
+    """
     return profile.pci_switches > 0
 
 
 def talks_over_pcie(profile: Profile) -> bool:
-    """Return whether some GPUs reach each other over PCIe alone, and the driver lets them."""
+    """Return whether some GPUs communicate only over PCIe, with the driver's permission."""
     all_linked = profile.linked and (profile.switched or profile.count == 2)
     return profile.count > 1 and not all_linked and profile.gpu(0, "p2p.pcie", "0") == "0"
 
 
 def own_memory(profile: Profile) -> bool:
-    """Return whether the GPUs' memory is theirs alone; Grace's Linux counts it as its own."""
+    """Return whether the GPUs' memory is their own; Linux on Grace counts it as system memory."""
     return not profile.gpu(0, "gpu_numa_id")

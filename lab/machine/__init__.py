@@ -1,4 +1,4 @@
-"""A simulated machine around its simulated GPUs: files, programs, and what system calls answer.
+"""Simulate a machine around its simulated GPUs: files, programs, and system calls.
 
     machine = of("h100x8", fault("nouveau"))     # lab/faults.py has the faults
     write(machine, Path("/tmp/root"))            # a root that the probe can be pointed at

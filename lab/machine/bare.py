@@ -1,4 +1,4 @@
-"""A machine that was handed over without NVIDIA's driver, and what of one is loaded. Pure.
+"""Simulate a machine that was delivered without NVIDIA's driver, and its loaded modules. Pure.
 
 Such a machine has its GPUs on the PCI bus and Linux' own driver for them; everything of NVIDIA's is
 installed on it later, and what it shows of a driver follows from which modules are loaded then.
@@ -31,7 +31,7 @@ _NOT_LOADED = "error.nvmlInitWithFlags = 9"  # as the faults have it that keep a
 
 @dataclass(frozen=True)
 class Loaded:
-    """The modules for GPUs that are loaded.
+    """The loaded GPU modules.
 
     Attributes:
         modules: their names in /proc/modules.
@@ -46,9 +46,9 @@ class Loaded:
 
 def bare_machine(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
     """
-    Return a machine in its delivered state, with these modules loaded since.
+    Return a machine in its delivered state, with these modules loaded later.
 
-    Faults that it has stay, but for what they say of a driver: that is found out.
+    Its faults stay, except their statements about a driver, which are determined anew.
     """
     kept = tuple(name for name in machine.modules if name not in NVIDIA_MODULES)
     distributions = {
@@ -80,7 +80,7 @@ def bare_machine(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
 
 
 def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
-    """Return which driver has a PCI function whose own one, in the end, is `own`."""
+    """Return the driver of a PCI function whose final driver is `own`."""
     if own not in {"nvidia", "nvidia-nvswitch"}:
         return own
     if loaded.version:
@@ -91,7 +91,7 @@ def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
 
 
 def _unconfigured(machine: Machine) -> tuple[str, ...]:
-    """State that daemons set up when they are installed."""
+    """Return lines for the state before daemons have configured it."""
     lines = ["gpu.*.persistence = 0"] if machine.profile.gpu(0, "persistence") else []
     if machine.profile.registers and machine.profile.managed:
         lines.append("gpu.*.fabric.state = 1")

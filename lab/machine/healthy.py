@@ -1,4 +1,4 @@
-"""A machine as it was delivered: the healthy surroundings of each profile's GPUs. Pure.
+"""Build a machine in its delivered state, with healthy surroundings of the profile's GPUs. Pure.
 
 What a profile does not say of its machine in `host.` lines is what such a machine usually has;
 docs/develop/lab-profiles.md lists them.
@@ -110,7 +110,7 @@ def _delivered(profile: Profile) -> Machine:
 
 
 def library(machine: Machine, version: str) -> Library:
-    """Return libnvidia-ml of a version, where the machine's distribution has its libraries."""
+    """Return libnvidia-ml of a version, at the path of the machine's distribution."""
     folder = "/usr/lib64" if not machine.apt else f"/usr/lib/{machine.arch}-linux-gnu"
     return Library(f"{folder}/libnvidia-ml.so.{version}", version)
 
@@ -202,7 +202,7 @@ def _upgrades(machine: Machine) -> Upgrades | None:
 
 
 def boot_log(machine: Machine) -> tuple[tuple[float, str], ...]:
-    """Return the kernel's boot messages of a healthy machine, as far as they are read."""
+    """Return the boot messages of a healthy machine's kernel, as far as they are read."""
     profile, arch = machine.profile, machine.arch
     lines = [
         (0.0, f"Linux version {machine.kernel} (build@host) (gcc 13.3.0) #91 SMP PREEMPT_DYNAMIC"),

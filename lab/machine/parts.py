@@ -1,4 +1,4 @@
-"""A machine as values: `Machine` and its parts. Pure.
+"""Define a machine as values: `Machine` and its parts. Pure.
 
 Sizes are in MiB, times in seconds, versions as the vendor writes them. A fault is another Machine:
 `dataclasses.replace` or one of the small functions at the end.
@@ -15,7 +15,7 @@ from lab.machine.profile import Profile
 
 @dataclass(frozen=True)
 class Kernel:
-    """An installed kernel, and the NVIDIA module that lies below /lib/modules for it."""
+    """An installed kernel, and its NVIDIA module below /lib/modules."""
 
     release: str
     nvidia: str | None  # the module's version; None: no module was built for this kernel
@@ -41,7 +41,7 @@ class Function:
 
 @dataclass(frozen=True)
 class Rdma:
-    """One InfiniBand or RoCE device with one port, as /sys/class/infiniband has it."""
+    """One InfiniBand or RoCE device with one port, from /sys/class/infiniband."""
 
     name: str
     bus_id: str
@@ -67,7 +67,7 @@ class Net:
 
 @dataclass(frozen=True)
 class Unit:
-    """A systemd unit as `systemctl show` has it."""
+    """A systemd unit in the form of `systemctl show`."""
 
     load: str = "loaded"
     active: str = "active"
@@ -118,7 +118,7 @@ class Process:
 
 @dataclass(frozen=True)
 class Upgrades:
-    """The setup of unattended-upgrades, as apt-config shows it."""
+    """The settings of unattended-upgrades in apt-config."""
 
     enabled: bool
     origins: tuple[str, ...]
@@ -131,7 +131,7 @@ LogAccess = Literal["journal", "ring", "denied"]
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine around its GPUs: everything that the probe reads and NVML does not answer."""
+    """A machine around its GPUs: all facts that the probe does not read from NVML."""
 
     profile: Profile
     nvml: tuple[str, ...] = ()  # lines laid over the profile's own by faults
@@ -177,11 +177,11 @@ class Machine:
 
     @property
     def apt(self) -> bool:
-        """Return whether the machine has apt and dpkg; else it has dnf and rpm."""
+        """Return whether the machine has apt and dpkg, rather than dnf and rpm."""
         return not self.os.startswith(("rocky", "rhel", "alma"))
 
     def gpu_bus_id(self, index: int) -> str:
-        """Return a GPU's address as sysfs writes it."""
+        """Return a GPU's address in sysfs' form."""
         return self.profile.gpu(index, "busid").lower()
 
     def function(self, bus_id: str) -> Function:

@@ -36,13 +36,13 @@ ACS_QUIET = 0x01
 
 @dataclass
 class _Slots:
-    """Bus numbers that are taken, by domain, and the functions that were placed."""
+    """Used bus numbers by domain, and the placed functions."""
 
     taken: dict[int, set[int]] = field(default_factory=dict)
     functions: dict[str, Function] = field(default_factory=dict)
 
     def bus(self, domain: int, first: int) -> int:
-        """Take the first free bus number from `first` on, from 0 on again after the last."""
+        """Take the first free bus number from `first` on, continuing from 0 after the last."""
         used = self.taken.setdefault(domain, set())
         number = next(at % 256 for at in range(first, first + 256) if at % 256 not in used)
         used.add(number)
@@ -51,7 +51,7 @@ class _Slots:
 
 @dataclass(frozen=True)
 class _Endpoint:
-    """A function that wants a place: at `bus_id`, or anywhere ("") below its path's root."""
+    """A function to be placed: at `bus_id`, or anywhere ("") below its path's root."""
 
     name: str
     path: tuple[int, ...]
@@ -69,8 +69,8 @@ def functions(
     """
     Return the machine's functions by name: "gpu0", "eth0", "switch0", and bridges by bus id.
 
-    `rdma` are the names of the devices beside the GPUs, which talk `layer`; `managers` of those
-    that manage NVSwitches.
+    `rdma` has the names of the devices beside the GPUs, which use `layer`; `managers` has the
+    devices that manage NVSwitches.
     """
     endpoints = [
         *_gpus(profile),
@@ -107,7 +107,7 @@ def _gpus(profile: Profile) -> Iterator[_Endpoint]:
 
 
 def _nics(profile: Profile, names: tuple[str, ...], layer: str) -> Iterator[_Endpoint]:
-    """One beside each GPU, or, where there are fewer, beside every second or fourth one."""
+    """Yield one NIC beside each GPU, or every second or fourth GPU if there are fewer."""
     for number, name in enumerate(names):
         beside = number * profile.count // len(names)
         domain = int(profile.gpu(beside, "busid")[:4], 16)
@@ -128,7 +128,7 @@ def _nic(name: str, path: tuple[int, ...], domain: int, layer: str) -> _Endpoint
 
 
 def _ethernet(profile: Profile) -> _Endpoint:
-    """The device of the default route: on a root port of its own, on the first socket."""
+    """Return the default route's device, on its own root port on the first socket."""
     virtual = bool(profile.text("host.virtual"))
     return _Endpoint(
         name="eth0",
@@ -147,7 +147,9 @@ def _path(profile: Profile, index: int) -> tuple[int, ...]:
 
 
 def _flat(endpoints: list[_Endpoint]) -> Iterator[tuple[str, Function]]:
-    """A virtual machine's functions all hang on its one bus; no bridge, hence no ACS."""
+    """
+    Yield a virtual machine's functions, which are all on its one bus, without bridges and ACS.
+    """
     for each in endpoints:
         yield each.name, Function(
             each.bus_id, each.vendor, each.device, each.class_code, -1, "pci0000:00",
@@ -186,7 +188,7 @@ def _place(slots: _Slots, endpoints: list[_Endpoint], nvswitches: int) -> None:
 def _root_port(
     slots: _Slots, root: str, path: tuple[int, ...], above: dict[tuple[int, ...], tuple[str, ...]]
 ) -> str:
-    """The port of this path's TREE, created unless another path of the same tree has it."""
+    """Return the port of this path's TREE, created unless another path of the tree has it."""
     domain = int(root[3:7], 16)
     for known, bridges in above.items():
         if known[:4] == (domain, *path[:3]):
@@ -200,7 +202,7 @@ def _root_port(
 
 
 def _upstream(slots: _Slots, root: str, port: str) -> str:
-    """A switch's upper port, which has no ACS: nothing passes it from one side to the same side."""
+    """Return a switch's upstream port, which has no ACS, because no traffic returns to its side."""
     domain = int(root[3:7], 16)
     bus_id = f"{root[3:7]}:{slots.bus(domain, int(root[8:], 16) + 1):02x}:00.0"
     _bridge(slots, bus_id, root, (port,), acs=None)
@@ -208,7 +210,7 @@ def _upstream(slots: _Slots, root: str, port: str) -> str:
 
 
 def _downstream(slots: _Slots, root: str, above: tuple[str, ...]) -> str:
-    """One of a switch's lower ports: they share the bus behind the upper one."""
+    """Return a new downstream port of a switch; they share the bus below the upstream port."""
     domain = int(root[3:7], 16)
     beside = [each.bus_id for each in slots.functions.values() if each.above == above]
     bridges = [each for each in beside if slots.functions[each].class_code == BRIDGE_CLASS]
@@ -233,7 +235,7 @@ def _nvswitches(slots: _Slots, count: int) -> None:
 def _bridge(
     slots: _Slots, bus_id: str, root: str, above: tuple[str, ...], acs: int | None = ACS_QUIET
 ) -> None:
-    """A root port, or, below one, a port of a switch."""
+    """Add a root port or, below one, a port of a switch."""
     vendor, device = (BROADCOM, SWITCH_PORT) if above else (INTEL, ROOT_PORT)
     slots.functions[bus_id] = Function(
         bus_id, vendor, device, BRIDGE_CLASS, -1, root, above, "pcieport", acs

@@ -1,6 +1,6 @@
-"""A hardware profile as the lab's Python reads it: the same lines that the simulated NVML reads.
+"""Read a hardware profile, from the same lines as the simulated NVML.
 
-`lab/nvml/profile.c` has the same rule: of all lines that fit, the last one wins.
+`lab/nvml/profile.c` has the same rule: of all matching lines, the last one counts.
 """
 
 from __future__ import annotations
@@ -26,11 +26,13 @@ class Profile:
 
     @classmethod
     def of(cls, name: str) -> Profile:
-        """Return the healthy machine `name`; raises `FleetError` if there is none."""
+        """Return the profile `name`. Raises `FleetError` if there is none."""
         return cls(name, tuple(_pairs(nvml.profile(name).read_text().splitlines())))
 
     def of_node(self, node: str) -> Profile:
-        """Return the profile with UUIDs of a node's own: no two GPUs of a lab have the same."""
+        """
+        Return the profile with UUIDs of a node's own, so that no two GPUs of a lab have the same.
+        """
         own = hashlib.sha256(node.encode()).hexdigest()[:4]
         lines = (
             (key, re.sub(r"(?<=^GPU-.{8}-)\w{4}", own, value) if key.endswith(".uuid") else value)
@@ -53,22 +55,22 @@ class Profile:
 
     @property
     def count(self) -> int:
-        """The machine's number of GPUs."""
+        """Return the machine's number of GPUs."""
         return self.number("count")
 
     @property
     def driver(self) -> str:
-        """The driver's version, such as "570.124.06"."""
+        """Return the driver's version, for example "570.124.06"."""
         return self.text("system.driver")
 
     @property
     def branch(self) -> int:
-        """The driver's branch: 570."""
+        """Return the driver's branch, for example 570."""
         return int(self.driver.partition(".")[0])
 
     @property
     def architecture(self) -> int:
-        """NVML's number of the first GPU's architecture."""
+        """Return NVML's number of the first GPU's architecture."""
         return int(self.gpu(0, "arch"))
 
     @property
@@ -113,17 +115,19 @@ class Profile:
 
     @property
     def managed(self) -> bool:
-        """Whether this machine's own fabric manager runs the switches; a rack has its elsewhere."""
+        """Return whether this machine's own fabric manager runs the switches, unlike in a rack."""
         return self.switched and not self.gpu(0, "platform.chassis")
 
     @property
     def registers(self) -> bool:
-        """Whether the GPUs register with an NVLink fabric: Hopper and later, behind switches."""
+        """
+        Return whether the GPUs register with an NVLink fabric: Hopper and later, behind switches.
+        """
         return self.switched and self.gpu(0, "fabric.state") == "3"
 
     @property
     def pci_switches(self) -> int:
-        """The number of NVSwitches that are PCI functions: none from NVLink 5 on."""
+        """Return the number of NVSwitches that are PCI functions, which is 0 from NVLink 5 on."""
         return int(self.gpu(0, "nvlink.switches") or 0) if self.managed else 0
 
     @cached_property
@@ -139,7 +143,7 @@ def _pairs(lines: Iterable[str]) -> Iterable[tuple[str, str]]:
 
 
 def expanded(ranges: str) -> set[int]:
-    """Return the numbers of a list as Linux writes it: "0-1,8" is {0, 1, 8}."""
+    """Return the numbers of a list in Linux' format: "0-1,8" is {0, 1, 8}."""
     numbers: set[int] = set()
     for part in filter(None, ranges.split(",")):
         first, _, last = part.partition("-")

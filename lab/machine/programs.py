@@ -1,4 +1,4 @@
-"""A machine's programs, as little shell scripts that answer as the real ones would. Pure.
+"""Build a machine's programs as small shell scripts that answer like the real ones. Pure.
 
 They know the command lines that the probe uses and no others: a changed question ends with status
 2 and an empty answer, never with an answer to another question. The scripts are in scripts/; here

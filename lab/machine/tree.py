@@ -1,4 +1,4 @@
-"""A machine as files: what /proc, /sys, /etc, /lib/modules and /run of it hold. Pure but `write`.
+"""Convert a machine to files in /proc, /sys, /etc, /lib/modules and /run. Pure but `write`.
 
 Only what is read of them, in the kernel's own form. What programs and system calls answer
 instead is in programs.py and `answers`.
@@ -19,14 +19,14 @@ from lab.machine.programs import programs
 
 @dataclass(frozen=True)
 class Link:
-    """A symbolic link to an absolute path below the same root; written as a relative one."""
+    """A symbolic link to an absolute path below the same root, written as a relative link."""
 
     to: str
 
 
 @dataclass(frozen=True)
 class Folder:
-    """A directory with nothing in it."""
+    """An empty directory."""
 
 
 Entry = str | bytes | Link | Folder
@@ -65,7 +65,7 @@ def write(machine: Machine, root: Path) -> Path:
 
 
 def answers(machine: Machine) -> dict[str, Any]:
-    """Return what system calls answer on the machine: the probe's parameter `answers`."""
+    """Return the results of system calls on the machine: the probe's parameter `answers`."""
     synchronised, error = machine.clock
     size, free = machine.shm
     return {
@@ -82,7 +82,7 @@ def answers(machine: Machine) -> dict[str, Any]:
 
 
 def profile_text(machine: Machine) -> str:
-    """Return the simulated NVML's profile with the lines that faults laid over it."""
+    """Return the simulated NVML's profile with the overriding lines of faults."""
     own = (f"{key} = {value}" for key, value in machine.profile.lines)
     return "\n".join([*own, *machine.nvml, ""])
 
@@ -118,7 +118,7 @@ def _etc(machine: Machine) -> Iterator[tuple[str, Entry]]:
 
 
 def _library(machine: Machine) -> Iterator[tuple[str, Entry]]:
-    """The link that programs open, and the file behind it: its name is all that is read of it."""
+    """Yield the link that programs open, and its target, of which only the name is read."""
     if machine.library is not None:
         folder = machine.library.file.rpartition("/")[0]
         yield machine.library.file, ""
@@ -176,13 +176,13 @@ def _process(process: Process) -> Iterator[tuple[str, Entry]]:
 
 
 def device_files(machine: Machine) -> tuple[str, ...]:
-    """Return the names of the device files that nvidia-modprobe makes, below /dev."""
+    """Return the names below /dev of the device files that nvidia-modprobe creates."""
     uvm = ("nvidia-uvm", "nvidia-uvm-tools") if "nvidia_uvm" in machine.modules else ()
     return ("nvidiactl", *(f"nvidia{at}" for at in range(machine.profile.count)), *uvm)
 
 
 def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
-    """Files that the loaded NVIDIA module shows."""
+    """Yield the files of the loaded NVIDIA module."""
     if machine.loaded is None:
         return
     arch, version = machine.arch, machine.loaded
@@ -243,7 +243,7 @@ def _pci(machine: Machine) -> Iterator[tuple[str, Entry]]:
 
 
 def _config(function: Function, *, whole: bool) -> bytes:
-    """A function's configuration space; the kernel shows all but root the first 64 bytes."""
+    """Return a function's configuration space; users other than root get the first 64 bytes."""
     space = bytearray(4096)
     space[0:2] = function.vendor.to_bytes(2, "little")
     space[2:4] = function.device.to_bytes(2, "little")

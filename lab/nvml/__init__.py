@@ -1,4 +1,4 @@
-"""The simulated NVML: a libnvidia-ml.so.1 that answers from a text file instead of a driver.
+"""Build the simulated NVML: a libnvidia-ml.so.1 that answers from a text file.
 
 `build` compiles the C sources beside this file together with what it derives from data:
 
@@ -65,9 +65,9 @@ def build(out: Path) -> Path:
 
 
 def profile(name: str) -> Path:
-    """The file of the healthy machine `name`, such as "h100x8".
+    """Return the file of the healthy machine `name`, for example "h100x8".
 
-    Raises `FleetError`, listing the names there are.
+    Raises `FleetError` with the known names.
     """
     if name not in profiles():
         raise FleetError(
@@ -78,17 +78,17 @@ def profile(name: str) -> Path:
 
 
 def profiles() -> tuple[str, ...]:
-    """The names of all healthy machines, sorted: ("a100x4-pcie", "a100x8", ...)."""
+    """Return the names of all healthy machines, sorted: ("a100x4-pcie", "a100x8", ...)."""
     return tuple(sorted(path.stem for path in PROFILES.glob("*.conf")))
 
 
 def functions(binding: Path = BINDING) -> tuple[str, ...]:
-    """Every C function that the Python binding can ask the library for, sorted."""
+    """Return every C function that the Python binding uses, sorted."""
     return tuple(sorted(set(re.findall(r'_nvmlGetFunctionPointer\("(\w+)"', binding.read_text()))))
 
 
 def history() -> dict[str, tuple[int, int]]:
-    """The first driver with each function, as (branch, release).
+    """Return the first driver with each function, as (branch, release).
 
     >>> history()["nvmlDeviceGetSramEccErrorStatus"]
     (535, 161)

@@ -1,4 +1,4 @@
-"""RUNS ON THE LAB'S NODES: what lets SGLang run on CPUs without its kernels, in its releases.
+"""RUNS ON THE LAB'S NODES: let SGLang run on CPUs without its GPU kernels.
 
 SGLang imports packages for GPUs on every platform, and calls nothing of them with PyTorch's own
 attention and sampling (measured with 0.5.23). They are not installed: importing one gives a module
@@ -31,11 +31,11 @@ ABSENT = (
     "torchvision",
     "triton",
 )
-"""The packages that a release has no real one of."""
+"""Packages that are absent from a release."""
 
 
 MISSING = frozenset({"triton.runtime", "triton.runtime.driver"})
-"""Names that are not there: SGLang takes the processor where Triton has no driver."""
+"""Names that do not exist; without Triton's driver SGLang uses the CPU."""
 
 
 class _Module(types.ModuleType):
@@ -48,7 +48,9 @@ class _Module(types.ModuleType):
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Finds absent packages and all modules below them; asked last, so a real one comes first."""
+    """
+    A finder of absent packages and their modules; it is asked last, so real ones have precedence.
+    """
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:
         """Return the specification of a module of an absent package."""
@@ -57,14 +59,14 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return None
 
     def create_module(self, spec: importlib.machinery.ModuleSpec) -> types.ModuleType:
-        """Make a module without content."""
+        """Create a module without content."""
         module = _Module(spec.name)
         module.__path__ = []
         vars(module)["__version__"] = "0.0"
         return module
 
     def exec_module(self, module: types.ModuleType) -> None:
-        """Run nothing: there is no code."""
+        """Do nothing, because the module has no code."""
 
 
 sys.meta_path.append(Finder())

@@ -1,4 +1,4 @@
-"""The lab's stand-in for NVIDIA's apt repository: real packages, signed, without the hardware.
+"""Build the lab's replacement of NVIDIA's apt repository, with real signed packages.
 
 Contract: `build()` leaves `state`/vendor/repository complete and signed, swapped in at once so
 that a node updating at that moment sees the old or the new one.  As long as key and recipes
@@ -64,7 +64,7 @@ def build(state: Path, mirror: str) -> Vendor:
 
 
 def build_kernels(state: Path) -> None:
-    """Build the archive of kernels of the lab at `state`; raises FleetError as `build` does."""
+    """Build the kernel archive of the lab at `state`. Raises `FleetError` like `build`."""
     _need_tools()
     with _understood(state / kernels.FOLDER):
         kernels.build(state)
@@ -72,7 +72,7 @@ def build_kernels(state: Path) -> None:
 
 @contextmanager
 def _understood(folder: Path) -> Iterator[None]:
-    """Turn a tool's failure into a gpufleet error."""
+    """Convert a tool's failure to a `FleetError`."""
     try:
         yield
     except subprocess.CalledProcessError as error:
@@ -107,7 +107,7 @@ def _rebuild(folder: Path, key: bytes, library: bytes) -> None:
 
 
 def _recipe(key: bytes, library: bytes) -> str:
-    """A hash of all that decides the repository's content."""
+    """Return a hash of everything that determines the repository's content."""
     digest = hashlib.sha256(key + library)
     for path in sorted(Path(__file__).parent.rglob("*")):
         if path.is_file() and path.suffix != ".pyc":

@@ -1,4 +1,4 @@
-"""Debian packages as values, and a build that gives the same bytes for the same value.
+"""Define Debian packages as values, and build equal bytes from equal values.
 
 Contract: a `Package` built twice, on any day and under any umask, has one SHA-256 (with the same
 dpkg and zlib); that is what lets an operator pin the keyring package by its hash.
@@ -20,7 +20,7 @@ _BUILD_S = 60.0
 
 @dataclass(frozen=True)
 class File:
-    """A file that a package installs; conffiles keep an administrator's changes."""
+    """A file that a package installs; an administrator's changes of conffiles are kept."""
 
     content: str | bytes
     mode: int = 0o644
@@ -46,7 +46,7 @@ class Package:
 
     @property
     def control(self) -> str:
-        """The control file, as dpkg reads it."""
+        """Return the control file in dpkg's form."""
         fields = {
             "Package": self.name,
             "Version": self.version,
@@ -60,7 +60,7 @@ class Package:
         return "".join(f"{name}: {value}\n" for name, value in fields.items())
 
     def build(self, into: Path) -> Path:
-        """Write the package into the folder `into`, named as dpkg names it; return its path."""
+        """Write the package to the folder `into` with dpkg's file name, and return its path."""
         with tempfile.TemporaryDirectory(prefix="gpufleet-deb-") as staging:
             root = Path(staging) / "root"
             self._stage(root)
@@ -75,7 +75,7 @@ class Package:
         return self.path(into)
 
     def path(self, folder: Path) -> Path:
-        """Return the file that it is built as in a folder."""
+        """Return the path of the built package in a folder."""
         # A version's epoch ("1:") is never part of a file's name
         version = self.version.rpartition(":")[2]
         return folder / f"{self.name}_{version}_{self.architecture}.deb"

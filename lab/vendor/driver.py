@@ -1,4 +1,4 @@
-"""NVIDIA's driver as the stand-in repository has it for Debian 12: packages, dependencies, units.
+"""Define the simulated NVIDIA driver for Debian 12: packages, dependencies, units.
 
 Of each version everything is there, the proprietary module only up to the branch that lost it. The
 library is the lab's simulated NVML under the driver's name; the sources of the modules are built by
@@ -41,7 +41,7 @@ _LICENCES = {"open": "Dual MIT/GPL", "proprietary": "NVIDIA"}
 
 
 def packages(library: bytes) -> Iterator[Package]:
-    """Every package of every version; `library` is what answers NVML."""
+    """Yield every package of every version; `library` is the simulated NVML."""
     for version in VERSIONS:
         yield _ml(version, library)
         yield from modules(version)
@@ -54,7 +54,9 @@ def packages(library: bytes) -> Iterator[Package]:
 
 
 def _ml(version: str, library: bytes) -> Package:
-    """The library; its link is what ldconfig would make, so that it is there in one step."""
+    """
+    Return the library's package, whose link replaces ldconfig's, so that it exists in one step.
+    """
     path = f"{_LIBRARIES}/libnvidia-ml.so"
     link = f"ln -sfn libnvidia-ml.so.{version} {path}.1\n"
     gone = f'if [ "$1" = remove ]; then rm -f {path}.1; fi\n'
@@ -68,9 +70,9 @@ def _ml(version: str, library: bytes) -> Package:
 
 def modules(version: str, *, broken: bool = False) -> Iterator[Package]:
     """
-    The modules' sources, open and, as long as there are any, proprietary.
+    Yield the modules' sources: open and, if the version has them, proprietary.
 
-    `broken`: no compiler takes them.
+    With `broken`, the sources cannot be compiled.
     """
     kinds = {"open": "nvidia-kernel-open-dkms", "proprietary": "nvidia-kernel-dkms"}
     if int(version.partition(".")[0]) >= OPEN_ONLY:
@@ -104,7 +106,7 @@ def modules(version: str, *, broken: bool = False) -> Iterator[Package]:
 
 
 def _tools(version: str) -> Iterator[Package]:
-    """Programs for people and for other packages."""
+    """Yield the programs for users and for other packages."""
     needs = {"Depends": f"python3, libnvidia-ml1 (= {version}-1)"}
     smi = {"/usr/bin/nvidia-smi": program("nvidia_smi.py", VERSION=version)}
     yield Package("nvidia-smi", f"{version}-1", fields=needs, files=smi)
@@ -116,7 +118,9 @@ def _tools(version: str) -> Iterator[Package]:
 
 
 def _daemons(version: str) -> Iterator[Package]:
-    """Daemons of the driver; only the persistence daemon is enabled by its package."""
+    """
+    Yield the driver's daemons, of which only the persistence daemon's package enables its unit.
+    """
     for name, file, fields, at_once in (
         ("nvidia-persistenced", "nvidia-persistenced", {"Depends": "nvidia-modprobe"}, True),
         ("nvidia-fabricmanager", "nv-fabricmanager", {}, False),
@@ -149,7 +153,7 @@ def _daemons(version: str) -> Iterator[Package]:
 
 
 def _meta(version: str) -> Iterator[Package]:
-    """Packages installed by name, which depend on the rest in exactly their version."""
+    """Yield the metapackages, which depend on the other packages in exactly their version."""
     own = f"(= {version}-1)"
     parts = ("libcuda1", "libnvidia-ml1", "nvidia-modprobe", "nvidia-persistenced", "nvidia-smi")
     kernel = f"nvidia-kernel-open-dkms {own} | nvidia-kernel-{version}"

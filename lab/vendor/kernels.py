@@ -1,4 +1,4 @@
-"""The lab's stand-in for a distribution's archive of kernels, as its nodes' own apt knows it.
+"""Build the lab's replacement of a distribution's kernel archive for the nodes' apt.
 
 It has the kernel that runs, and newer ones, of which the newest has no headers: a node that takes
 it has a kernel for which no driver can be built. None of them can be booted.
@@ -23,7 +23,7 @@ IN_TREE = ("drivers/gpu/drm/nouveau/nouveau.ko", "drivers/infiniband/core/ib_uma
 
 
 def releases() -> dict[str, bool]:
-    """Return every kernel with whether there are headers of it, the running one first."""
+    """Return every kernel, the running one first, with whether it has headers."""
     running = platform.release()
     numbers = re.match(r"(\d+)\.(\d+)", running)
     major, minor = (int(numbers[1]), int(numbers[2])) if numbers else (6, 0)
@@ -36,9 +36,9 @@ def releases() -> dict[str, bool]:
 
 def build(state: Path) -> Path:
     """
-    Have the archive below the lab's `state`; return its directory.
+    Build the archive below the lab's `state`, and return its directory.
 
-    As long as it has these packages, nothing is done.
+    An archive with these packages is not changed.
     """
     target, new = state / FOLDER, state / f"{FOLDER}.new"
     wanted = list(packages())
@@ -56,7 +56,7 @@ def build(state: Path) -> Path:
 
 
 def packages() -> Iterator[Package]:
-    """Every package of the archive."""
+    """Yield every package of the archive."""
     for release, has_headers in releases().items():
         yield _image(release)
         if has_headers:
@@ -64,7 +64,7 @@ def packages() -> Iterator[Package]:
 
 
 def image_files(release: str) -> dict[str, bytes]:
-    """Return what a kernel's package has below /lib/modules, as far as kmod and depmod read it."""
+    """Return a kernel package's files below /lib/modules, as far as kmod and depmod read them."""
     files = {"modules.builtin": b"kernel/fs/ext4/ext4.ko\n", "modules.order": b""}
     for path in IN_TREE:
         fields = (("license", "GPL"), ("intree", "Y"), ("name", Path(path).stem))
@@ -73,12 +73,12 @@ def image_files(release: str) -> dict[str, bytes]:
 
 
 def header_files(release: str) -> dict[str, str]:
-    """Return what a package of headers has, but for the link that its kernel gets to it."""
+    """Return a header package's files, without the link from its kernel."""
     return {f"{_sources(release)}/include/config/kernel.release": f"{release}\n"}
 
 
 def header_link(release: str) -> tuple[str, str]:
-    """Return where a kernel's link to its headers is, and where it leads."""
+    """Return the path and the target of a kernel's link to its headers."""
     return f"/lib/modules/{release}/build", _sources(release)
 
 
@@ -116,6 +116,6 @@ def _headers(release: str) -> Package:
 
 
 def _hooks(folder: str, release: str) -> str:
-    """Programs to run for a new kernel, such as dkms."""
+    """Return shell lines that run a new kernel's hooks, such as dkms."""
     at = f"/etc/kernel/{folder}"
     return f"if [ -d {at} ]; then run-parts --arg={release} {at}; fi\n"

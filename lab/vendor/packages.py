@@ -1,4 +1,4 @@
-"""Packages of the simulated vendor repository: NVIDIA's names, versions, dependencies, units.
+"""Define the packages of the simulated vendor repository, with NVIDIA's names and versions.
 
 Contract: what a role can trip over is as in the vendor's repository (a newer toolkit and driver
 than wanted, exact dependencies between DCGM's packages, units that want a drop-in, a pin that
@@ -24,7 +24,7 @@ FIELDS = "/usr/share/gpufleet-lab/dcgm-fields.txt"
 
 
 def packages(key: bytes, library: bytes) -> Iterator[Package]:
-    """Every package of the repository: its public key is `key`, `library` is what answers NVML."""
+    """Yield every package; `key` is the repository's public key, `library` the simulated NVML."""
     yield keyring(key)
     yield from _toolkit("13-0", ("13.0.2-1", "13.0.3-1"), compiler="13.0.88")
     yield from _toolkit("13-4", ("13.4.2-1",), compiler="13.4.92")
@@ -39,7 +39,7 @@ def packages(key: bytes, library: bytes) -> Iterator[Package]:
 
 
 def keyring(key: bytes) -> Package:
-    """The package that makes apt know the repository: key, source and pin, as NVIDIA's does."""
+    """Return the package with the repository's key, source and pin, like NVIDIA's."""
     signed_by = "/usr/share/keyrings/cuda-archive-keyring.gpg"
     # As in NVIDIA's package the source is the vendor's own address, which lab nodes cannot reach:
     # what is installed from the mirror was installed by our source.
@@ -61,7 +61,7 @@ def keyring(key: bytes) -> Package:
 
 
 def _toolkit(branch: str, versions: tuple[str, ...], compiler: str) -> Iterator[Package]:
-    """One branch of the toolkit: the meta-package in `versions`, and what it pulls in."""
+    """Yield a branch of the toolkit: the metapackage in `versions`, and its dependencies."""
     dotted = branch.replace("-", ".")
     home = f"/usr/local/cuda-{dotted}"
     common = f"cuda-toolkit-{branch}-config-common"
@@ -89,7 +89,7 @@ def _toolkit(branch: str, versions: tuple[str, ...], compiler: str) -> Iterator[
 
 
 def _driver_pin(branch: str) -> Package:
-    """A package whose only content is an apt pin to a branch ("580") or a version."""
+    """Return a package whose only content is an apt pin to a branch ("580") or a version."""
     exact = "." in branch
     pin = (
         f"Package: {' '.join(driver.PARTS)}\n"

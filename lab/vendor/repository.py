@@ -1,4 +1,4 @@
-"""A signed flat apt repository, shaped like NVIDIA's: suite "/", no components.
+"""Build a signed flat apt repository like NVIDIA's, with suite "/" and no components.
 
 Contract: the signing key is made once per lab and stays in `folder`/signing-key.asc, readable by
 its owner alone; the public half beside it is what the keyring package carries.  GnuPG's own home
@@ -22,7 +22,7 @@ _SCAN_S = 120.0
 
 
 def public_key(folder: Path) -> bytes:
-    """Return the public key of `folder`, in apt's binary form; make a key on first use."""
+    """Return the public key in `folder` in apt's binary form, creating a key on first use."""
     secret, public = folder / "signing-key.asc", folder / "signing-key.gpg"
     if not (secret.exists() and public.exists()):
         folder.mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""In which states the stand-in repository can be: as it should be, or harmed as real ones were.
+"""Define the states of the simulated repository: good, or damaged like real ones were.
 
     put(folder, "bad-signature")        # `gpufleet lab vendor bad-signature`
 
@@ -32,7 +32,7 @@ STATES = {
     GONE: "nothing is there: 404",
     SLOW: "a kilobyte a second",
 }
-"""Every state with what is wrong in it."""
+"""Every state, with its defect."""
 
 # Of its files, those that say what is in it; the rest are packages.
 _INDEXES = ("InRelease", "Release", "Release.gpg", "Packages", "Packages.gz")
@@ -47,7 +47,7 @@ def current(folder: Path) -> str:
 
 
 def served(folder: Path) -> Path:
-    """Return the directory that nodes are served."""
+    """Return the directory that is served to nodes."""
     altered = folder / "served"
     return altered if altered.is_dir() else folder / "repository"
 
@@ -78,13 +78,13 @@ def put(folder: Path, name: str) -> None:
 
 
 def forget(folder: Path) -> None:
-    """Serve what was built, whatever the state was: the repository was rebuilt."""
+    """Serve the built repository, regardless of the state, because it was rebuilt."""
     (folder / "state").unlink(missing_ok=True)
     shutil.rmtree(folder / "served", ignore_errors=True)
 
 
 def _newer(new: Path, before: Path) -> None:
-    """Make every index be later than the one served before, for clients that ask by date."""
+    """Give every index a later date than the one served before, for clients that ask by date."""
     last = int((before / "Release").stat().st_mtime) + 1
     for path in (new / name for name in _INDEXES):
         if path.exists() and path.stat().st_mtime < last:

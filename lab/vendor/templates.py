@@ -1,4 +1,4 @@
-"""Contents of the simulated vendor packages: programs, units, scripts."""
+"""Define contents of the simulated vendor packages: programs, units, scripts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,9 @@ _ON_NODE = Path(__file__).parent / "on_node"
 
 
 def stop(unit: str) -> str:
-    """Stop and forget a unit before its files go; an upgrade leaves it running."""
+    """
+    Return shell lines that stop a unit before its files are removed; upgrades leave it running.
+    """
     return (
         'if [ "$1" = remove ] && [ -d /run/systemd/system ]; then\n'
         f"    systemctl disable --now {unit}.service || true\n"
@@ -23,7 +25,7 @@ def stop(unit: str) -> str:
 
 
 def program(name: str, **values: str) -> File:
-    """A program from `on_node/`, with @NAME@ replaced by its value."""
+    """Return a program from `on_node/` with each @NAME@ replaced by its value."""
     text = (_ON_NODE / name).read_text()
     for key, value in values.items():
         text = text.replace(f"@{key}@", value)

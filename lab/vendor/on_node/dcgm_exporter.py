@@ -66,7 +66,7 @@ UNKNOWN_XID = "Unknown Error"
 
 
 class Counter(NamedTuple):
-    """A line of the CSV; with the type "label" it is a label of every series."""
+    """A line of the CSV; a line of type "label" is a label of every series."""
 
     field: str
     type: str
@@ -74,7 +74,7 @@ class Counter(NamedTuple):
 
 
 class Exporter:
-    """The counters, and where their values come from."""
+    """The counters, and the source of their values."""
 
     def __init__(self, options: argparse.Namespace) -> None:
         self.options = options
@@ -82,7 +82,7 @@ class Exporter:
         self.engine = Remote(options.remote) if options.remote is not None else Embedded()
 
     def metrics(self) -> str:
-        """Return a page of what the engine has; raise OSError."""
+        """Return a page of the engine's values. Raises `OSError`."""
         windows = (self.options.xid_window, self.options.clock_window)
         question = " ".join(map(str, ("watch", self.options.interval, *windows)))
         answer = self.engine.ask(question)
@@ -91,7 +91,7 @@ class Exporter:
         return self.render(answer)
 
     def render(self, answer: dict[str, Any]) -> str:
-        """Write the readings in Prometheus' text format."""
+        """Return the readings in Prometheus' text format."""
         gpus = [gpu for gpu in answer["gpus"] if self.wants(gpu["gpu"])]
         lines = []
         for counter in self.counters:
@@ -105,7 +105,7 @@ class Exporter:
     def series(
         self, counter: Counter, gpu: dict[str, Any], texts: dict[str, str]
     ) -> list[tuple[dict[str, str], str]]:
-        """Return a metric's series of one GPU, labels and value."""
+        """Return a metric's series for one GPU as labels and value."""
         own = {**self.identity(gpu), **self.labels(gpu, texts)}
         if counter.field == XIDS:
             window = {**own, "window_size_in_ms": str(self.options.xid_window)}
@@ -125,17 +125,17 @@ class Exporter:
         return [(own, f"{value:f}" if isinstance(value, float) else str(value))]
 
     def wants(self, index: int) -> bool:
-        """Return whether -d asks for this GPU: "f" and "g" are all, "g:0,2" are two."""
+        """Return whether -d includes this GPU; "f" and "g" are all GPUs, "g:0,2" two."""
         _, colon, chosen = self.options.devices.partition(":")
         return not colon or str(index) in chosen.split(",")
 
     def labels(self, gpu: dict[str, Any], texts: dict[str, str]) -> dict[str, str]:
-        """The labels that the CSV asks for."""
+        """Return the labels that the CSV requests."""
         wanted = [counter.field for counter in self.counters if counter.type == "label"]
         return {name: {**texts, **gpu["texts"]}.get(name, "") for name in wanted}
 
     def identity(self, gpu: dict[str, Any]) -> dict[str, str]:
-        """The labels of 4.8."""
+        """Return the identity labels of release 4.8."""
         blank = "-" if self.options.replace_blanks else " "
         identity = {
             "gpu": str(gpu["gpu"]),
@@ -147,7 +147,7 @@ class Exporter:
         return identity if self.options.no_hostname else {**identity, "Hostname": hostname()}
 
     def identity_of_link(self, gpu: dict[str, Any], link: str) -> dict[str, str]:
-        """The labels of an NVLink: three are called otherwise than a GPU's."""
+        """Return the labels of an NVLink, three of which have names other than a GPU's."""
         identity = {
             "nvlink": link,
             "gpu": str(gpu["gpu"]),
@@ -162,20 +162,20 @@ class Exporter:
 def counted(
     labels: dict[str, str], label: str, found: list[str], seen: list[int]
 ) -> list[tuple[dict[str, str], str]]:
-    """Count what was found, or say 0 where nothing was even seen."""
+    """Count the found names, or return 0 if no sample was seen."""
     if not seen:
         return [(labels, "0")]
     return [({**labels, label: name}, str(n)) for name, n in sorted(Tally(found).items())]
 
 
 def clock_events(gpu: dict[str, Any]) -> list[str]:
-    """The name of each reason in each sample."""
+    """Return the name of each reason in each sample."""
     samples = gpu["reasons"]
     return [name for sample in samples for bit, name in CLOCK_EVENTS.items() if sample & bit]
 
 
 def read_counters(path: str) -> list[Counter]:
-    """Read the CSV of -f; end the program at its first mistake, as the real one does."""
+    """Read the CSV of -f; end the program at its first mistake, like the real one."""
     with open(FIELDS) as file:  # noqa: PTH123  # as plain as the node's Python
         known = {line.strip() for line in file}
     try:
@@ -203,17 +203,17 @@ def read_counters(path: str) -> list[Counter]:
 
 
 class Remote:
-    """The host engine at "host:port"; without it the program cannot go on."""
+    """The host engine at "host:port", without which the program ends."""
 
     def __init__(self, address: str) -> None:
-        """Raises OSError."""
+        """Connect to the engine. Raises `OSError`."""
         host, _, port = address.rpartition(":")
         self.connection = socket.create_connection((host, int(port)), timeout=TIMEOUT)
         self.answers = self.connection.makefile()
         self.lock = threading.Lock()
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Return its answer; raise OSError."""
+        """Return the engine's answer. Raises `OSError`."""
         with self.lock:
             try:
                 self.connection.sendall(question.encode() + b"\n")
@@ -227,16 +227,16 @@ class Remote:
 
 
 class Embedded:
-    """An engine of our own."""
+    """An embedded engine."""
 
     def __init__(self) -> None:
-        """Raises OSError."""
+        """Start the engine. Raises `OSError`."""
         pipe = subprocess.PIPE
         self.process = subprocess.Popen([ENGINE, "--embedded"], stdin=pipe, stdout=pipe)
         self.lock = threading.Lock()
 
     def ask(self, question: str) -> dict[str, Any]:
-        """Return its answer, past what it logs; raise OSError."""
+        """Return the engine's answer, skipping its log. Raises `OSError`."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         with self.lock:
@@ -254,19 +254,19 @@ class Embedded:
 
 
 def give_up(reason: str) -> None:
-    """End the program from any of its threads."""
+    """End the program from any thread."""
     say(reason)
     os._exit(1)
 
 
 def say(text: str) -> None:
-    """Write a line to where systemd reads."""
+    """Write a line to standard output, which systemd reads."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 def written(labels: dict[str, str]) -> str:
-    """Labels as Prometheus' text format has them, quoted."""
+    """Return labels in Prometheus' text format, quoted."""
     pairs = []
     for name, value in labels.items():
         safe = value.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
@@ -275,7 +275,7 @@ def written(labels: dict[str, str]) -> str:
 
 
 def hostname() -> str:
-    """The node's name; NODE_NAME wins, as it does for the real one."""
+    """Return the node's name; NODE_NAME has precedence, like in the real one."""
     return os.environ.get("NODE_NAME") or socket.gethostname()
 
 
@@ -292,30 +292,30 @@ TLS_VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3
 
 
 class WebConfig:
-    """The file of --web-config-file, read again whenever it is needed, as exporter-toolkit does."""
+    """The file of --web-config-file, read at each use, like in exporter-toolkit."""
 
     def __init__(self, path: str) -> None:
-        """No path is neither TLS nor passwords."""
+        """Set the path; an empty path means neither TLS nor passwords."""
         self.path = path
         self.verified: dict[tuple[str, str, str], bool] = {}
         self.crypting = threading.Lock()
 
     def read(self) -> dict[str, dict[str, str]]:
-        """Return its sections; raises ValueError for what is no such file, and OSError."""
+        """Return the sections. Raises `ValueError` for an invalid file, and `OSError`."""
         if not self.path:
             return {}
         with open(self.path) as file:  # noqa: PTH123
             return web_config(file.read())
 
     def check(self) -> None:
-        """Raise ValueError or OSError where it could not be served by."""
+        """Raise `ValueError` or `OSError` if the configuration is unusable."""
         self.tls()
         for user, wanted in self.read().get("basic_auth_users", {}).items():
             if not wanted.startswith(("$2a$", "$2b$", "$2y$")):
                 raise ValueError(f"basic_auth_users: the password of {user!r} is no bcrypt hash")
 
     def tls(self) -> ssl.SSLContext | None:
-        """Return what a connection is encrypted with; None without TLS."""
+        """Return the TLS context of connections, or None without TLS."""
         section = self.read().get("tls_server_config")
         if section is None:
             return None
@@ -331,11 +331,11 @@ class WebConfig:
         return context
 
     def at(self, path: str) -> str:
-        """A path in the file is relative to the file."""
+        """Return a path in the file, which is relative to the file."""
         return str(Path(self.path).resolve().parent / path)
 
     def lets_in(self, authorization: str) -> bool:
-        """Return whether this header names a user and its password, or none is needed."""
+        """Return whether a header has a valid user and password, or none is needed."""
         users = self.read().get("basic_auth_users")
         if not users:
             return True
@@ -354,7 +354,7 @@ class WebConfig:
 
 
 def crypted(password: str, settings: str) -> str:
-    """Return what crypt(3) makes of a password; the settings are those of a hash."""
+    """Return crypt(3)'s hash of a password; the settings are from a hash."""
     library = ctypes.CDLL("libcrypt.so.1")
     library.crypt.restype = ctypes.c_char_p
     made = library.crypt(password.encode(), settings.encode())
@@ -395,7 +395,7 @@ def web_config(text: str) -> dict[str, dict[str, str]]:
 
 
 def unquoted(value: str) -> str | None:
-    """A value without its quotes and without a comment; None where quotes do not end."""
+    """Return a value without quotes and comment, or None if quotes are not closed."""
     if value[:1] in ("'", '"'):
         end = value.find(value[0], 1)
         after = value[end + 1 :].strip()
@@ -404,13 +404,13 @@ def unquoted(value: str) -> str | None:
 
 
 class Handler(BaseHTTPRequestHandler):
-    """/metrics and /health."""
+    """Handler of /metrics and /health."""
 
     exporter: Exporter
     web: WebConfig
 
     def setup(self) -> None:
-        """Encrypt the connection where that is wanted."""
+        """Encrypt the connection if TLS is configured."""
         context = self.web.tls()
         if context is not None:
             self.request.settimeout(TIMEOUT)
@@ -445,21 +445,21 @@ class Handler(BaseHTTPRequestHandler):
         self.wfile.write(body)
 
     def log_message(self, *_: object) -> None:
-        """The real one logs no requests."""
+        """Do nothing, because the real one logs no requests."""
 
 
 class Server(ThreadingHTTPServer):
-    """Each connection in a thread of its own."""
+    """HTTP server with a thread for each connection."""
 
     daemon_threads = True
 
     def handle_error(self, _request: object, _address: object) -> None:
-        """Say in one line why a connection came to nothing, such as a failed handshake."""
+        """Log in one line why a connection failed, for example in its handshake."""
         say(f"http: {sys.exc_info()[1]}")
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """Parse the real program's options; each has its variable, and a flag wins over it."""
+    """Parse the real program's options; a flag has precedence over its variable."""
     parser = argparse.ArgumentParser(prog="dcgm-exporter", allow_abbrev=False)
 
     def option(*flags: str, env: str, default: str | None, dest: str) -> None:
@@ -519,13 +519,15 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def listen_on(address: str) -> tuple[str, int]:
-    """Split "host:port"; no host is every address."""
+    """Split "host:port"; an empty host means every address."""
     host, _, port = address.rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def main() -> None:
-    """Collect once, so that what is missing is known now; then serve until terminated."""
+    """
+    Collect once, so that missing parts are detected at the start; then serve until terminated.
+    """
     options = arguments(sys.argv[1:])
     web = WebConfig(options.web_config)
     try:

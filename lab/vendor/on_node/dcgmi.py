@@ -1,8 +1,8 @@
 #!/usr/bin/python3 -I
 """A stand-in for DCGM's command: `dcgmi discovery -l` and `dcgmi --version`.
 
-Runs on the node: standard library only, Python 3.8.  What it cannot do it refuses: a diagnosis
-that always passes would be a lie.
+Runs on the node: standard library only, Python 3.8. It refuses unsupported commands, because a
+diagnosis that always passes would be false.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ TIMEOUT = 10.0  # seconds
 
 
 def main() -> None:
-    """Run the one sub-command that there is."""
+    """Run the only supported sub-command."""
     if sys.argv[1:] in (["--version"], ["-v"]):
         sys.stdout.write(f"dcgmi  version: {VERSION}\n")
     elif sys.argv[1:] in (["discovery", "-l"], ["discovery", "--list"]):
@@ -41,7 +41,7 @@ def ask(host: str, port: int) -> dict[str, Any]:
 
 
 def discovery(answer: dict[str, Any]) -> None:
-    """List the GPUs."""
+    """Print the GPUs."""
     if "error" in answer:
         sys.exit("Error: Cannot get GPU list from remote node. Return: " + answer["error"])
     sys.stdout.write("{} GPUs found.\n".format(len(answer["gpus"])))

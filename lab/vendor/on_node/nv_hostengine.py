@@ -85,13 +85,13 @@ class PciInfo(ctypes.Structure):
 
 
 class Histogram(ctypes.Structure):
-    """nvmlRowRemapperHistogramValues_t: banks by how many spare rows they have left."""
+    """nvmlRowRemapperHistogramValues_t: banks by their number of remaining spare rows."""
 
     _fields_ = [(name, ctypes.c_uint) for name in ("max", "high", "partial", "low", "none")]
 
 
 class Margin(ctypes.Structure):
-    """nvmlMarginTemperature_v1_t, in C."""
+    """nvmlMarginTemperature_v1_t, in °C."""
 
     _fields_ = [("version", ctypes.c_uint), ("left", ctypes.c_int)]
 
@@ -122,7 +122,7 @@ class EventData(ctypes.Structure):
 
 
 class Value(ctypes.Union):
-    """nvmlValue_t, of what the simulated NVML gives."""
+    """nvmlValue_t, with the types that the simulated NVML uses."""
 
     _fields_ = [
         ("unsigned", ctypes.c_uint),
@@ -146,50 +146,50 @@ class FieldValue(ctypes.Structure):
 
 
 def versioned(structure: type, version: int) -> Any:
-    """A structure that begins with its size and version, as NVML wants to be asked."""
+    """Return a structure that begins with its size and version, as NVML requires."""
     filled = structure()
     filled.version = ctypes.sizeof(structure) | version << 24
     return filled
 
 
 class Nvml:
-    """NVML, open until the program ends; a failing call is None, as a blank value is in DCGM."""
+    """NVML, open until the program ends; a failing call returns None, DCGM's blank value."""
 
     def __init__(self) -> None:
-        """Raises OSError when it does not open."""
+        """Open NVML. Raises `OSError` if that fails."""
         self.library = ctypes.CDLL("libnvidia-ml.so.1")
         code = self.library.nvmlInit_v2()
         if code != SUCCESS:
             raise OSError(f"NVML does not start: error {code}")
 
     def result(self, function: str, *arguments: Any) -> int:
-        """Call `function`; return its code."""
+        """Call `function` and return its code."""
         found = getattr(self.library, function, None)
         return FUNCTION_NOT_FOUND if found is None else int(found(*arguments))
 
     def call(self, function: str, *arguments: Any) -> bool:
-        """Call `function`; return whether it exists and succeeded."""
+        """Call `function` and return whether it exists and succeeded."""
         return self.result(function, *arguments) == SUCCESS
 
     def number(self, function: str, *arguments: Any, kind: Any = ctypes.c_uint) -> float | None:
-        """Return the number that `function` writes behind its last argument."""
+        """Return the number that `function` writes to its last argument."""
         value = kind()
         return value.value if self.call(function, *arguments, ctypes.byref(value)) else None
 
     def numbers(self, function: str, handle: Any, count: int) -> list[float | None]:
-        """Return the numbers that `function` writes behind its last `count` arguments."""
+        """Return the numbers that `function` writes to its last `count` arguments."""
         values = [ctypes.c_uint() for _ in range(count)]
         known = self.call(function, handle, *map(ctypes.byref, values))
         return [value.value if known else None for value in values]
 
     def text(self, function: str, *arguments: Any) -> str:
-        """Return the text that `function` writes into the buffer that it is given."""
+        """Return the text that `function` writes to its buffer."""
         value = ctypes.create_string_buffer(96)  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
         said = self.call(function, *arguments, value, 96)
         return value.value.decode(errors="replace") if said else ""
 
     def filled(self, function: str, handle: Any, structure: Any) -> Any:
-        """Return `structure` as `function` fills it, or None."""
+        """Return `structure` filled by `function`, or None."""
         return structure if self.call(function, handle, ctypes.byref(structure)) else None
 
     def field(self, handle: Any, number: int, scope: int = 0) -> float | None:
@@ -204,7 +204,7 @@ class Nvml:
         return int(asked.value.signed if asked.type == SIGNED_INT else asked.value.long)
 
     def handles(self) -> dict[str, Any]:
-        """Return the handle of each GPU that NVML lists and that says its UUID."""
+        """Return the handle of each GPU that NVML lists with a UUID, by UUID."""
         found = {}
         for index in range(int(self.number("nvmlDeviceGetCount_v2") or 0)):
             handle = ctypes.c_void_p()
@@ -219,7 +219,9 @@ class Nvml:
 
 
 def number(function: str, *arguments: Any, kind: Any = ctypes.c_uint, per: int = 0) -> Reading:
-    """The number of a call, divided by `per` where NVML's unit is smaller than DCGM's."""
+    """
+    Return a reading of a call's number, divided by `per` if NVML's unit is smaller than DCGM's.
+    """
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         value = nvml.number(function, handle, *arguments, kind=kind)
@@ -229,12 +231,12 @@ def number(function: str, *arguments: Any, kind: Any = ctypes.c_uint, per: int =
 
 
 def one_of(function: str, count: int, place: int) -> Reading:
-    """One of the numbers that a call gives together."""
+    """Return a reading of one of the numbers of a call."""
     return lambda nvml, handle: nvml.numbers(function, handle, count)[place]
 
 
 def field(identity: int, per: int = 0) -> Reading:
-    """A field value of NVML, divided by `per` where NVML's unit is smaller than DCGM's."""
+    """Return a reading of an NVML field, divided by `per` if NVML's unit is smaller than DCGM's."""
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         value = nvml.field(handle, identity)
@@ -244,7 +246,9 @@ def field(identity: int, per: int = 0) -> Reading:
 
 
 def memory(part: str) -> Reading:
-    """A part of the memory in MiB; what the driver keeps for itself is apart from what is used."""
+    """
+    Return a reading of a part of the memory in MiB; used memory excludes the driver's reserve.
+    """
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         info = nvml.filled("nvmlDeviceGetMemoryInfo_v2", handle, versioned(Memory, 2))
@@ -259,7 +263,7 @@ def memory(part: str) -> Reading:
 
 
 def use(part: str) -> Reading:
-    """Utilisation in percent."""
+    """Return a reading of a utilisation in percent."""
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         rates = nvml.filled("nvmlDeviceGetUtilizationRates", handle, Utilization())
@@ -269,13 +273,13 @@ def use(part: str) -> Reading:
 
 
 def margin(nvml: Nvml, handle: Any) -> float | None:
-    """The degrees left until the board throttles itself."""
+    """Return the degrees left until the board throttles itself."""
     found = nvml.filled("nvmlDeviceGetMarginTemperature", handle, versioned(Margin, 1))
     return None if found is None else int(found.left)
 
 
 def banks(part: str) -> Reading:
-    """Banks of the memory that have so many spare rows left."""
+    """Return a reading of the number of banks with a number of remaining spare rows."""
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         found = nvml.filled("nvmlDeviceGetRowRemapperHistogram", handle, Histogram())
@@ -285,7 +289,7 @@ def banks(part: str) -> Reading:
 
 
 def retired(cause: int) -> Reading:
-    """Retired pages: NVML writes how many although there is no room for their addresses."""
+    """Return a reading of retired pages, which NVML counts without room for their addresses."""
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         count, function = ctypes.c_uint(0), "nvmlDeviceGetRetiredPages"
@@ -297,7 +301,7 @@ def retired(cause: int) -> Reading:
 
 
 def clocks_reasons(nvml: Nvml, handle: Any) -> float | None:
-    """Return why clocks are down, a mask of bits."""
+    """Return the reasons for lowered clocks as a bit mask."""
     wide = ctypes.c_ulonglong
     now = nvml.number("nvmlDeviceGetCurrentClocksEventReasons", handle, kind=wide)
     before_r535 = "nvmlDeviceGetCurrentClocksThrottleReasons"
@@ -305,7 +309,7 @@ def clocks_reasons(nvml: Nvml, handle: Any) -> float | None:
 
 
 def fabric_status(nvml: Nvml, handle: Any) -> float | None:
-    """The GPU's state of joining its fabric, as DCGM numbers it."""
+    """Return the GPU's fabric state in DCGM's numbers."""
     info = versioned(FabricInfo, 2)
     code = nvml.result("nvmlDeviceGetGpuFabricInfoV", handle, ctypes.byref(info))
     if code == FUNCTION_NOT_FOUND:
@@ -319,7 +323,7 @@ def fabric_status(nvml: Nvml, handle: Any) -> float | None:
 
 
 def fabric(part: str) -> Reading:
-    """A part of the fabric's information."""
+    """Return a reading of a part of the fabric's information."""
 
     def read(nvml: Nvml, handle: Any) -> float | None:
         info = nvml.filled("nvmlDeviceGetGpuFabricInfoV", handle, versioned(FabricInfo, 2))
@@ -329,12 +333,14 @@ def fabric(part: str) -> Reading:
 
 
 def ecc(error: int, since: int) -> Reading:
-    """ECC errors: corrected (0) or not (1), since the driver was loaded (0) or ever (1)."""
+    """
+    Return a reading of ECC errors: corrected (0) or not (1), since driver load (0) or ever (1).
+    """
     return number("nvmlDeviceGetTotalEccErrors", error, since, kind=ctypes.c_ulonglong)
 
 
 def threshold(which: int) -> Reading:
-    """A temperature at which something happens."""
+    """Return a reading of a temperature threshold."""
     return number("nvmlDeviceGetTemperatureThreshold", which)
 
 
@@ -462,7 +468,7 @@ TEXTS = {
 
 
 class Gpu:
-    """A GPU as it was counted at the start, and what is known of it now."""
+    """A GPU from the start, with its current values."""
 
     def __init__(self, nvml: Nvml, index: int, uuid: str, handle: Any) -> None:
         pci = nvml.filled("nvmlDeviceGetPciInfo_v3", handle, PciInfo())
@@ -481,7 +487,7 @@ class Gpu:
         self.traffic: tuple[float, float] | None = None
 
     def read(self, nvml: Nvml) -> tuple[dict[str, float | None], dict[str, dict[int, float]]]:
-        """Return the fields of the GPU, and those of its links."""
+        """Return the fields of the GPU and of its links."""
         values = {name: reading(nvml, self.handle) for name, reading in FIELDS.items()}
         states = {}
         for link in range(LINKS):
@@ -497,7 +503,7 @@ class Gpu:
         return values, {"NVLINK_GET_STATE": states}
 
     def bandwidth(self, nvml: Nvml) -> float | None:
-        """Return what went over NVLink since the last sample, in MB/s; blank for the first one."""
+        """Return NVLink's traffic since the last sample in MB/s, or None for the first sample."""
         parts = [nvml.field(self.handle, identity, ALL_LINKS) for identity in TRAFFIC]
         if None in parts:
             return None
@@ -531,7 +537,7 @@ class Engine:
         self.changed = threading.Condition()
 
     def open(self) -> None:
-        """Open NVML and count the GPUs, if that has not been done yet."""
+        """Open NVML and count the GPUs, unless already done."""
         try:
             nvml = Nvml()
         except OSError as error:
@@ -549,7 +555,7 @@ class Engine:
         self.error, self.nvml = "", nvml
 
     def watch_events(self) -> None:
-        """Until the end: look for lost GPUs and Xids, and open NVML when it could not be."""
+        """Look for lost GPUs and Xids, and retry to open NVML, without end."""
         while True:
             if self.nvml is None:
                 self.open()
@@ -559,14 +565,14 @@ class Engine:
             time.sleep(LIVE)
 
     def find_lost(self, nvml: Nvml) -> None:
-        """Let go of the GPUs that NVML does not list, and take up again those that came back."""
+        """Release the GPUs that NVML does not list, and use returned ones again."""
         listed = nvml.handles()
         for gpu in self.gpus:
             gpu.handle = listed.get(str(gpu.identity["uuid"]))
             gpu.last_handle = gpu.handle or gpu.last_handle
 
     def read_events(self, nvml: Nvml) -> None:
-        """Note every Xid since the last look."""
+        """Record every Xid since the last call."""
         event = EventData()
         no_wait = 0
         while nvml.call("nvmlEventSetWait_v2", self.events, ctypes.byref(event), no_wait):
@@ -584,7 +590,7 @@ class Engine:
                 log(f"XID {xid} detected. Hostengine restart required.")
 
     def read_on(self) -> None:
-        """Until the end: read everything, then wait for the interval or for a client."""
+        """Read all values, then wait for the interval or for a client, without end."""
         while True:
             self.wanted.clear()
             if self.nvml is not None:
@@ -625,7 +631,7 @@ class Engine:
         }
 
     def readings(self, xid_window: float = 0.0, clock_window: float = 0.0) -> dict[str, Any]:
-        """Return the last sample and what happened in the last seconds, or {"error": why not}."""
+        """Return the last sample and the events in the windows, or {"error": reason}."""
         if self.error:
             return {"error": self.error}
         if not self.sample:
@@ -642,7 +648,7 @@ class Engine:
         return {**self.sample, "gpus": counted}
 
     def watched(self, interval: float, xid_window: float, clock_window: float) -> dict[str, Any]:
-        """Return readings no older than the interval; wait for NVML as long as is allowed."""
+        """Return readings no older than the interval, waiting for NVML up to the limit."""
         self.interval = min(self.interval, interval)
         with self.changed:
             oldest = time.monotonic() - interval
@@ -654,24 +660,24 @@ class Engine:
 
 
 def forget(history: deque[tuple[float, int]], before: float) -> None:
-    """Drop what is older."""
+    """Drop entries older than `before`."""
     while history and history[0][0] < before:
         history.popleft()
 
 
 def since(history: deque[tuple[float, int]], start: float) -> list[int]:
-    """The notes from `start` on."""
+    """Return the values from `start` on."""
     return [value for when, value in list(history) if when >= start]
 
 
 def log(text: str) -> None:
-    """Write a line to where systemd reads."""
+    """Write a line to standard output, which systemd reads."""
     sys.stdout.write(text + "\n")
     sys.stdout.flush()
 
 
 class Client(socketserver.StreamRequestHandler):
-    """One connection: a line asks, a line answers, until the client leaves."""
+    """One connection, with an answer to each line until the client disconnects."""
 
     engine: Engine
 
@@ -684,7 +690,7 @@ class Client(socketserver.StreamRequestHandler):
 
 
 def answered(engine: Engine, words: list[bytes]) -> dict[str, Any] | None:
-    """Return the answer to one line; None to what is no question."""
+    """Return the answer to one line, or None if it is not a query."""
     if words == [b"readings"]:
         return engine.watched(engine.interval, 0.0, 0.0)
     if len(words) == 4 and words[0] == b"watch":
@@ -694,20 +700,20 @@ def answered(engine: Engine, words: list[bytes]) -> dict[str, Any] | None:
 
 
 class Tcp(socketserver.ThreadingTCPServer):
-    """The default listener."""
+    """The default TCP listener."""
 
     allow_reuse_address = True
     daemon_threads = True
 
 
 class Unix(socketserver.ThreadingUnixStreamServer):
-    """The listener of --domain-socket; there is no TCP then."""
+    """The listener of --domain-socket, which replaces TCP."""
 
     daemon_threads = True
 
 
 def arguments(argv: list[str]) -> argparse.Namespace:
-    """Parse the real program's options; those without a meaning here are accepted."""
+    """Parse the real program's options; options without a meaning here are accepted."""
     parser = argparse.ArgumentParser(prog="nv-hostengine", allow_abbrev=False)
     parser.add_argument("-n", dest="foreground", action="store_true")
     parser.add_argument("--service-account", default="")
@@ -724,12 +730,12 @@ def arguments(argv: list[str]) -> argparse.Namespace:
 
 
 def hold_gpus() -> list[int]:
-    """Hold the GPUs' device, where there is one, as the real engine does while it watches them."""
+    """Hold the GPUs' device, if it exists, like the real engine while it watches them."""
     return [os.open(DEVICE, os.O_RDWR)] if os.access(DEVICE, os.R_OK | os.W_OK) else []
 
 
 def started() -> Engine:
-    """Return an engine whose threads are at work."""
+    """Return an engine with running threads."""
     engine = Engine()
     engine.open()
     for work in (engine.watch_events, engine.read_on):
@@ -738,7 +744,7 @@ def started() -> Engine:
 
 
 def serve_embedded() -> None:
-    """Be the engine of an exporter that has none to ask: it asks on standard input."""
+    """Run as the engine of an exporter without a host engine, which asks on standard input."""
     engine = started()
     for line in sys.stdin.buffer:
         log(json.dumps(answered(engine, line.split())))

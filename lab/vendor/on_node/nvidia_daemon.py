@@ -20,7 +20,7 @@ DEVICE = "/dev/nvidiactl"
 
 
 def driver() -> str:
-    """Return the loaded driver's version; end as the daemon does when there is none."""
+    """Return the loaded driver's version, or end like the daemon if there is none."""
     try:
         return LOADED.read_text().strip()
     except FileNotFoundError:
@@ -28,13 +28,13 @@ def driver() -> str:
 
 
 def set_up(setting: str) -> None:
-    """Make every GPU say `setting`, until the driver is reloaded."""
+    """Make every GPU report `setting` until the driver is reloaded."""
     with NVML_STATE.open("a") as file:
         file.write(f"gpu.*.{setting}\n")
 
 
 def has_switches() -> bool:
-    """Whether there are NVSwitches: on the PCI bus, or behind a NIC that says so (NVLink 5)."""
+    """Return whether there are NVSwitches, on the PCI bus or behind a NIC (NVLink 5)."""
     for function in Path("/sys/bus/pci/devices").glob("*"):
         kind, vendor = ((function / name).read_text().strip() for name in ("class", "vendor"))
         if vendor == "0x10de" and kind == "0x068000":
@@ -44,7 +44,7 @@ def has_switches() -> bool:
 
 
 def fabric_manager() -> None:
-    """Join the GPUs' fabric, unless there is none or the driver is another version's."""
+    """Join the GPUs' fabric; end without a fabric or with another driver version."""
     if not has_switches():
         sys.exit("NV_WARN_NOTHING_TO_DO: no NVSwitch was found on this system.")
     if driver() != VERSION:
@@ -56,7 +56,7 @@ def fabric_manager() -> None:
 
 
 def persistenced() -> None:
-    """Keep the GPUs initialised, unless asked for that as a mode of each."""
+    """Set the GPUs' persistence mode, or clear it with --no-persistence-mode."""
     driver()
     set_up(f"persistence = {int('--no-persistence-mode' not in sys.argv)}")
 

@@ -26,7 +26,7 @@ SAID = {
     "Make sure that the latest NVIDIA driver is installed and running.\n",
 }
 STATE = Path(os.environ.get("GPUFLEET_NVML_STATE", "/etc/gpufleet-lab/nvml.conf.state"))
-"""What setters of the simulated NVML have changed."""
+"""Changes by setters of the simulated NVML."""
 SETTERS = {
     "-pm": ("nvmlDeviceSetPersistenceMode", 1),
     "-pl": ("nvmlDeviceSetPowerManagementLimit", 1000),
@@ -34,7 +34,7 @@ SETTERS = {
     "-c": ("nvmlDeviceSetComputeMode", 1),
     "-e": ("nvmlDeviceSetEccMode", 1),
 }
-"""Options with a number: the function, and what the number is multiplied by."""
+"""Options with a number: the function, and the factor of the number."""
 _UNLOCKED = {"clocks.reasons": 1}
 CHANGES = {
     "-rgc": _UNLOCKED,
@@ -42,12 +42,12 @@ CHANGES = {
     "-rac": _UNLOCKED,
     "-r": {"recovery_action": 0, "remap.pending": 0},
 }
-"""Options without a number: keys of the simulation's profile that they change."""
+"""Options without a number, and the profile keys that they change."""
 BUFFER = 96  # NVML_DEVICE_NAME_V2_BUFFER_SIZE
 
 
 class Nvml:
-    """The library, opened."""
+    """The opened library."""
 
     def __init__(self) -> None:
         self.library = ctypes.CDLL("libnvidia-ml.so.1")
@@ -57,13 +57,13 @@ class Nvml:
             sys.exit(code)
 
     def text(self, function: str, *arguments: Any) -> str:
-        """Return the text that a function writes; N/A where it does not."""
+        """Return the text that a function writes, or N/A."""
         value = ctypes.create_string_buffer(BUFFER)
         failed = getattr(self.library, function)(*arguments, value, BUFFER)
         return "[N/A]" if failed else value.value.decode()
 
     def number(self, function: str, *arguments: Any) -> str:
-        """Return the number that a function writes; N/A where it does not."""
+        """Return the number that a function writes, or N/A."""
         value = ctypes.c_uint()
         failed = getattr(self.library, function)(*arguments, ctypes.byref(value))
         return "[N/A]" if failed else str(value.value)
@@ -79,7 +79,7 @@ class Nvml:
 
 
 def queries(nvml: Nvml) -> dict[str, Callable[[Any], str]]:
-    """Return how each name of --query-gpu is answered."""
+    """Return a function for each name of --query-gpu."""
     modes = {"0": "Disabled", "1": "Enabled"}
 
     def persistence(gpu: Any) -> str:
@@ -96,7 +96,7 @@ def queries(nvml: Nvml) -> dict[str, Callable[[Any], str]]:
 
 
 def change(nvml: Nvml, arguments: list[str]) -> None:
-    """Do what options say with one GPU, or with all of them."""
+    """Apply the options to one GPU or to all."""
     words = iter(arguments)
     only = None
     wanted = []
@@ -124,7 +124,7 @@ def change(nvml: Nvml, arguments: list[str]) -> None:
 
 
 def main() -> None:
-    """Answer one command line."""
+    """Run one command line."""
     nvml = Nvml()
     known = queries(nvml)
     arguments = sys.argv[1:]
