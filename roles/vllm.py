@@ -1,4 +1,4 @@
-"""Run the planned stages of one node, and wait until they answer."""
+"""Run the planned stages of one node, one unit each, until they answer."""
 
 from __future__ import annotations
 

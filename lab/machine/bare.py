@@ -48,7 +48,7 @@ def bare_machine(machine: Machine, loaded: Loaded = Loaded()) -> Machine:
     """
     Return a machine in its delivered state, with these modules loaded later.
 
-    Its faults stay, except their statements about a driver, which are determined anew.
+    Its faults stay, except their statements about a driver, which follow from the loaded modules.
     """
     kept = tuple(name for name in machine.modules if name not in NVIDIA_MODULES)
     distributions = {

@@ -39,7 +39,8 @@ class Step:
     """
     A severity, with the distance from which it applies.
 
-    `least` is in the fact's own unit.
+    The distance is more than `share` of the usual value and more than `least`, which is in the
+    fact's own unit.
     """
 
     severity: Severity
@@ -270,7 +271,6 @@ def _of_net(key: str, *, with_link: bool) -> Callable[[Reading], Mapping[str, An
 
 
 def _nic_numa(node: Reading) -> Mapping[str, Any]:
-    """Return the NUMA node of each NIC."""
     devices = [
         *node.known("nics", "net", default=[]),
         *node.known("nics", "infiniband", default=[]),

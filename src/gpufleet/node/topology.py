@@ -276,7 +276,7 @@ def _gpu(facts: Mapping[str, Any], numa: Mapping[str, Any]) -> Gpu:
 
 
 def _numa_node(numa: Mapping[str, Any]) -> int | None:
-    """Return a GPU's NUMA node by Linux, or else by NVML if it reports a single node, or None."""
+    """Return a GPU's NUMA node by Linux (-1 is none), or else by NVML if it is a single one."""
     node = value_or(numa["node"], -1)
     if node >= 0:
         return int(node)

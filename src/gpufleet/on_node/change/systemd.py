@@ -1,5 +1,4 @@
-"""RUNS ON THE NODE: gpufleet's unit files and their states in systemd, and systemctl with a
-deadline.
+"""RUNS ON THE NODE: gpufleet's units on disk and in systemd, and systemctl with a deadline.
 
 A unit is gpufleet's if its file records its fingerprint (`desired.started_line`); an operator's
 vllm-router.service is not.

@@ -160,7 +160,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def place_file(entry: dict[str, Any]) -> None:
-    """Write a file and rename it into place."""
+    """Write a new file and rename it into place, regardless of the old one's state."""
     parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 

@@ -152,7 +152,7 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2). Raises `ValueError` for other data."""
+    """Yield each packet's tag and body (RFC 4880, 4.2). Raises if `data` has no packets."""
     at = 0
     while at < len(data):
         first = data[at]

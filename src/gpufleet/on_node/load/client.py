@@ -262,7 +262,6 @@ class Load:
         self._lags.append(seconds)
 
     def _beat(self) -> None:
-        """Print a heartbeat."""
         clock, processor = self.loop.time(), time.process_time()
         share = (processor - self._last_beat[1]) / max(1e-9, clock - self._last_beat[0])
         self._last_beat = (clock, processor)
