@@ -214,7 +214,7 @@ def test_a_path_that_passes_less_than_the_interfaces_is_named_with_what_passes(
     assert "packets of 9000 bytes" in problem
     assert "from gpu-02" in problem
     assert "at gpu-01" in problem
-    assert "those of 1500 do" in problem
+    assert "packets of 1500 bytes do" in problem
 
 
 def test_a_firewall_that_rejects_some_ports_is_named_with_them(cuttable: Fleet) -> None:
