@@ -509,7 +509,9 @@ def test_a_file_that_is_no_inventory_of_ours_is_refused(project, text, says):
 def test_an_ansible_inventory_is_told_to_be_imported(project, name):
     project.write(f"inventories/{name}", "all:\n  hosts: {a: {}}\n")
 
-    with pytest.raises(FleetError, match=rf"{name}: an inventory is a Python file: `gpufleet import "):
+    with pytest.raises(
+        FleetError, match=rf"{name}: an inventory is a Python file: `gpufleet import "
+    ):
         loader.read(project.path / "inventories" / name)
 
 

@@ -1,20 +1,20 @@
 """
-RUNS IN THE UNIT: start the servers that share a GPU one after the other.
+RUNS IN THE UNIT: starts the servers that share a GPU one after the other.
 
     vllm-gpu-turn FOLDER NAME URL SECONDS PROGRAM [ARGUMENT...]
 
-vLLM measures the GPU's free memory while it starts. Memory that another process allocates meanwhile
-counts as the server's own, and memory that another process frees counts as available. Then the KV
-cache gets a wrong size, or the start fails. So a server starts only while it holds the lock
-`FOLDER/turn` of its GPU. A helper process holds the lock until the server answers at URL/health,
-ends, or SECONDS have passed, so that no server waits forever.
+vLLM measures the GPU's free memory while it starts. It counts memory that another process allocates
+meanwhile as its own, and memory that one frees as available: the KV cache gets a wrong size, or the
+start fails. So a server starts only while it holds the lock `FOLDER/turn` of its GPU. A helper
+process holds the lock until the server answers at URL/health, ends, or SECONDS have passed, so that
+no server waits for ever.
 
-A server holds the lock `FOLDER/NAME.lives` while it runs. If a server ends while another server
-starts, the starting server has measured memory that was freed meanwhile. It is ended, and systemd
+A server holds the lock `FOLDER/NAME.lives` as long as it lives. If a server ends while another one
+starts, the starting one has measured memory that was freed meanwhile: it is ended, and systemd
 restarts it.
 
-Locks use flock(2) on files that are never removed. The kernel releases a lock when its process ends
-for any reason, and no lock survives a reboot.
+Locks are flock(2) on files that are never removed: the kernel releases them when their process
+ends, however that ends, and a boot begins without any.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ from typing import List
 POLL_SECONDS = 0.5
 ANSWER_SECONDS = 5.0
 END_SECONDS = 600
-"""Maximum seconds to wait for the end of a restarting server: its drain, and a margin."""
+"""Seconds to wait at most for the end of a server that restarts: its drain, and a margin."""
 LIVES = ".lives"
 # The status that the unit does not restart after is 2: none of these is final.
 FAILED = 1
 
 
 def main(words: List[str]) -> int:
-    """Wait for the turn, then replace this process with the program."""
+    """Wait for the turn, then become the program."""
     folder, name, url, seconds, *command = words
     os.makedirs(folder, mode=0o700, exist_ok=True)
     turn = opened(os.path.join(folder, "turn"))
@@ -82,10 +82,10 @@ class Server:
         self.folder = folder
         self.name = name
         self.beside = [each for each in names(folder) if each != name and holds_lock(folder, each)]
-        """Other servers that run on the GPU during the start."""
+        """Other servers that run on the GPU when it starts."""
 
     def watch(self, url: str, seconds: int) -> None:
-        """Return when the next server may start: this one is ready, has ended or is too slow."""
+        """Return when the next server may start."""
         # Whatever a look hangs in, the kernel ends this process, and with it the turn.
         signal.alarm(seconds + 2 * int(ANSWER_SECONDS))
         until = time.monotonic() + seconds
@@ -104,7 +104,7 @@ class Server:
             time.sleep(POLL_SECONDS)
 
     def again(self, gone: List[str]) -> None:
-        """End this server, which measured memory that others freed, and wait for its end."""
+        """End this server, which measured memory while others freed some, and wait for its end."""
         why = "%s ended while this server measured the GPU's free memory: it starts again"
         say(why % ", ".join(gone))
         signal.alarm(END_SECONDS)
@@ -114,7 +114,7 @@ class Server:
 
 
 def names(folder: str) -> List[str]:
-    """Return the names of all servers that have ever shared the GPU."""
+    """Return the names of all servers that ever shared the GPU."""
     return sorted(each[: -len(LIVES)] for each in os.listdir(folder) if each.endswith(LIVES))
 
 
@@ -139,12 +139,12 @@ def answers(url: str) -> bool:
 
 
 def opened(path: str) -> int:
-    """Open a file, creating it if missing."""
+    """Open a file, created if missing."""
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
 
 
 def locks(file: int, how: int) -> bool:
-    """Take a lock without waiting; return False if another process holds it."""
+    """Take a lock without waiting; return False if another process has it."""
     try:
         fcntl.flock(file, how | fcntl.LOCK_NB)
     except BlockingIOError:

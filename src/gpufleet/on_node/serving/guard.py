@@ -1,18 +1,18 @@
 """RUNS IN THE SERVER: require the API key on every path but two.
 
-vLLM's own key guards only paths that begin with /v1 and a few others. /invocations has the same
-function, and /tokenize, /scale_elastic_ep and more answer without a key. vLLM loads this by
-`--middleware gpufleet_guard.Guard`. It is the last middleware on the command line, and so runs
-before all others and every route.
+vLLM's own key guards paths that begin with /v1 and a few others; /invocations computes the same,
+and /tokenize, /scale_elastic_ep and more answer without a key. vLLM loads this by `--middleware
+gpufleet_guard.Guard`. It is the last middleware on the command line, and so runs before all others
+and every route.
 
-Only the paths in `OPEN` answer without a key, to GET and HEAD: the health check, for balancers, and
-the metrics, for Prometheus (`firewall.monitoring` limits access to them). A path is open only in
-the form in which it was sent: a percent-encoded path needs the key. Websockets need the key too.
-Unknown types of connections are refused.
+Only `OPEN` answers without a key, to GET and HEAD: whether the server lives, which balancers ask,
+and its metrics, which Prometheus reads (`firewall.monitoring` says who reaches them). A path is
+open only as it was sent: one that is percent-encoded needs the key. So do websockets. A type of
+connection that is not known here is refused.
 
 Pure ASGI, standard library, Python 3.8: it runs in the Python of any release of vLLM. The key is
-`VLLM_API_KEY`, which the launcher sets from the unit's credential. Without a key the server answers
-no request.
+the one that the launcher gives vLLM (`VLLM_API_KEY`, of the unit's credential); without it the
+server answers no request.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from hashlib import sha256
 from typing import Any, Awaitable, Callable, Iterable, MutableMapping, Tuple
 
 OPEN = frozenset({"/health", "/metrics"})
-"""Paths that answer without a key, both with and without `--root-path`."""
+"""Paths that answer without a key, below `--root-path` as well as without it."""
 KEY = b"VLLM_API_KEY"
 
 Message = MutableMapping[str, Any]
@@ -54,7 +54,7 @@ class Guard:
         self.wanted = sha256(key).digest()
 
     def __call__(self, scope: Message, receive: Receive, send: Send) -> Awaitable[None]:
-        """Pass on an authorised connection, and refuse any other."""
+        """Pass an authorised connection on, and refuse any other."""
         kind = scope["type"]
         if kind == "http":
             if is_open(scope) or self.has_key(scope["headers"]):
@@ -71,7 +71,7 @@ class Guard:
         raise RuntimeError("gpufleet's guard does not know connections of type %r" % kind)
 
     def has_key(self, headers: Iterable[Tuple[bytes, bytes]]) -> bool:
-        """Return whether a request has the key in vLLM's form: `Authorization: Bearer KEY`."""
+        """Return whether a request has the key as vLLM expects it: `Authorization: Bearer KEY`."""
         for name, value in headers:
             if name == b"authorization":  # the first one counts, as it does for vLLM
                 scheme, _, key = value.partition(b" ")
@@ -95,6 +95,6 @@ def is_open(scope: Message) -> bool:
 
 
 async def refuse(send: Send, kind: str) -> None:
-    """Answer with status 401."""
+    """Answer 401."""
     await send({"type": kind + ".start", "status": UNAUTHORIZED, "headers": HEADERS})
     await send({"type": kind + ".body", "body": BODY})

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from gpufleet.artifacts.release import VLLM, build_script, release
-from gpufleet.on_node.transfer.build_progress import look
+from gpufleet.on_node.transfer.build_progress import parse_progress
 from gpufleet.remote import payload
 from gpufleet.settings.serving_settings import Vllm
 from tests.support.rows import each_row
@@ -36,7 +36,7 @@ def until(line: str) -> str:
 
 
 def test_large_downloads_are_told_with_those_that_are_not_there() -> None:
-    found = look(until(" Downloaded numpy"))
+    found = parse_progress(until(" Downloaded numpy"))
 
     assert found["step"] == "packages are downloaded"
     assert (found["bytes"], found["left"]) == (16 << 20, ["scipy"])
@@ -55,7 +55,7 @@ def test_large_downloads_are_told_with_those_that_are_not_there() -> None:
     ],
 )
 def test_what_is_no_download_is_said_by_its_step(last: str, step: str | None) -> None:
-    found = look(until(last))
+    found = parse_progress(until(last))
     assert (found["step"], found["total"], found["left"]) == (step, 0, [])
 
 
