@@ -123,7 +123,8 @@ def upgrade(
     """
     if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
         raise click.UsageError(
-            "Give one of --resume, --abort, --dry and --report; --vllm goes only with --dry."
+            "Give only one of --resume, --abort, --dry and --report. --vllm starts an upgrade: "
+            "give it alone or with --dry."
         )
     if shown:
         return _show_report(inventory_file, folder, shown, html, as_json=as_json)

@@ -21,11 +21,11 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.serving_settings import Served, Vllm
 
 DEFAULT = "vllm"
-"""The engine of models without an `engine` setting."""
+"""The engine of every stage: settings cannot name another one yet."""
 
 
 class Measure(StrEnum):
-    """A metric of a server's work; the value is its name in messages."""
+    """A metric of a server's work; the value says what it counts or measures."""
 
     RUNNING = "running requests"
     """Gauge."""

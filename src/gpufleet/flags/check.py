@@ -36,7 +36,7 @@ _LISTED: Mapping[str, tuple[str, str | None]] = {
     "--attention-backend": ("attention_backend", None),
 }
 
-_PLAIN: Mapping[UnparsedReason, Kind] = {
+UNPARSED: Mapping[UnparsedReason, Kind] = {
     UnparsedReason.UNKNOWN: Kind.UNKNOWN,
     UnparsedReason.PREFIX: Kind.PREFIX,
     UnparsedReason.AMBIGUOUS: Kind.AMBIGUOUS,
@@ -116,7 +116,7 @@ def check(
     line = parse(schema, argv)
     troubles = list(_troubles(line))
     found = [each for one in troubles[:_LOOKED_UP] for each in _unparsed(schema, line, one)]
-    found += [_refused(line, one, _PLAIN[one.trouble]) for one in troubles[_LOOKED_UP:]]
+    found += [_refused(line, one, UNPARSED[one.trouble]) for one in troubles[_LOOKED_UP:]]
     readable: dict[str, Any] = {}
     for given in line.given:
         value, faults = values.read(schema, given)

@@ -43,7 +43,7 @@ UNSAID = frozenset(
         # vLLM takes limits of items that a model has not.
         "flag mm for text model",
         "flag lang only text model",
-        # Nobody knows which keys a model's own code reads.
+        # A model's own code may read any key.
         "flag hf overrides key",
         "flag spec many",
         # vLLM starts with it.

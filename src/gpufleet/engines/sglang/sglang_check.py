@@ -12,21 +12,11 @@ from difflib import get_close_matches
 
 from gpufleet.engines.sglang import sglang_schemas
 from gpufleet.flags import values
-from gpufleet.flags.check import Verdict
+from gpufleet.flags.check import UNPARSED, Verdict
 from gpufleet.flags.command_line import CommandLine, GivenFlag, Unparsed, UnparsedReason, parse
 from gpufleet.flags.problem import JudgedBy, Kind, Problem, Severity
 from gpufleet.flags.schema import Schema, sort_key
 
-_KINDS = {
-    UnparsedReason.UNKNOWN: Kind.UNKNOWN,
-    UnparsedReason.PREFIX: Kind.PREFIX,
-    UnparsedReason.AMBIGUOUS: Kind.AMBIGUOUS,
-    UnparsedReason.NO_VALUE: Kind.VALUE,
-    UnparsedReason.SURPLUS_VALUE: Kind.FORM,
-    UnparsedReason.STRAY: Kind.STRAY,
-    UnparsedReason.MODEL: Kind.MODEL,
-    UnparsedReason.HELP: Kind.HELP,
-}
 _NEAR = 0.75  # how much alike two names have to be, as difflib counts
 
 
@@ -76,7 +66,7 @@ def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
     elif one.trouble is UnparsedReason.UNKNOWN:
         found, replacement = _unknown(schema, one)
     return Problem(
-        _KINDS[one.trouble],
+        UNPARSED[one.trouble],
         Severity.REFUSE,
         by,
         _written(line, one.at),
