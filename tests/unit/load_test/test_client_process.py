@@ -307,13 +307,12 @@ def test_a_server_of_known_capacity_is_seen_to_have_it() -> None:
         level = measure(spec(server.url, ClosedLoop(8, 0.2), work, seconds=1.8), 2)
     assert level.run.ended == "seconds"
     zero = clock_zero(server, level)
-    done = [each.done or 0.0 for each in level.outcomes if 0.8 < (each.done or 0.0) <= 1.8]
+    done = [each.done for each in level.outcomes if each.done is not None]
     ended = [(seen.ended or 0.0) - zero for seen in server.record]
     assert server.capacity(5) == pytest.approx(60.0)
-    # A busy machine holds the server up: what is compared is what it has done.
-    served = sum(0.8 < at <= 1.8 for at in ended)
-    assert served <= 60.0 * 1.05
-    assert len(done) == pytest.approx(served, rel=0.1)
+    assert sum(0.8 < at <= 1.8 for at in ended) <= 60.0 * 1.05
+    # A busy machine holds both up: compared is what was done, but for answers under way at the end.
+    assert abs(sum(at <= level.run.seconds for at in ended) - len(done)) <= 8
 
 
 FAULTS: dict[Fault, tuple[str, int]] = {
