@@ -226,5 +226,5 @@ def _serving(settings: NodeSettings) -> Part:
             firewall.RULES,
         ),
         keep=models,
-        accounts=(settings.vllm.user if settings.vllm else "vllm",),
+        accounts=(settings.servers.user if settings.servers else "vllm",),
     )

@@ -73,7 +73,7 @@ def _account(here: NodePlan) -> tuple[Group | User, ...]:
     """
     Return the user of vLLM for the table, because nft must know it, as in `serving.vllm_node`.
     """
-    if here.settings.vllm is None:
+    if here.settings.servers is None:
         return ()
-    user = here.settings.vllm.user
+    user = here.settings.servers.user
     return Group(user), User(user, group=user, home=node_paths.VLLM_STATE)

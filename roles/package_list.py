@@ -41,5 +41,5 @@ def _values(settings: NodeSettings, system: System, machine: Machine) -> Iterato
         yield from rdma.desired_rdma(settings.gpu.rdma, system.id)
     if settings.gpu.container_toolkit:
         yield from container_toolkit.desired_toolkit(settings.gpu.container_toolkit, b"")
-    if settings.vllm:
+    if settings.servers:
         yield from map(Package, vllm_node.PACKAGES)

@@ -20,7 +20,7 @@ from gpufleet.operations.stage_model import chown_models, copy_adapter, have_mod
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
-from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.serving_settings import EngineSettings
 from gpufleet.upgrade.run.staged_units import next_files
 
 
@@ -33,15 +33,16 @@ def prepare_vllm(here: NodePlan) -> None:
     its switch keeps its previous state. If the node is to serve no model, that state is written
     too.
     """
-    wanted = here.settings.vllm
+    wanted = here.settings.servers
     found = None if wanted is None else prepare_node(here, wanted, apart=True)
+    engines = [each.engine for each in here.settings.used_engines]
     planned = {stage.unit for stage in here.stages}
     running = (f"vllm-{each.id}.service" for each in here.running)
     there = Converge(
         next_files(
             found.rendered.values() if found else (),
             (unit for unit in running if unit not in planned),
-            vllm_node.restart_files(found.secrets) if found else (),
+            vllm_node.restart_files(found.secrets, engines) if found else (),
         )
     )
     there.files(name="units to switch to")
@@ -57,14 +58,14 @@ class Prepared:
     secrets: Mapping[str, bytes] = field(repr=False)
 
 
-def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepared:
+def prepare_node(here: NodePlan, wanted: EngineSettings, *, apart: bool = False) -> Prepared:
     """
     Copy packages, release and model files, and verify that stages can start.
 
     No unit is changed. With `apart`, files that running units would read at their next start do not
     change.
     """
-    build = release_of(wanted)
+    builds = {each.engine: release_of(each) for each in here.settings.used_engines}
     secrets = vllm_node.credentials(here.stages, here.settings)
     serving = here.settings.serving
     files = {
@@ -75,26 +76,31 @@ def prepare_node(here: NodePlan, wanted: Vllm, *, apart: bool = False) -> Prepar
     }
 
     ground = Converge(
-        vllm_node.required_state(wanted, build, secrets, apart=apart),
-        watch=(build.mark, *vllm_node.mark_files([*files, *copies])),
+        vllm_node.required_state(wanted, builds.values(), secrets, apart=apart),
+        watch=(*(each.mark for each in builds.values()), *vllm_node.mark_files([*files, *copies])),
         probed=False,
     )
     ground.packages(name="packages")
     ground.accounts(name="service account")
     chown_models(ground, wanted, name="models belong to root")
     ground.files(name="directories, locks and credentials")
-    have_release(ground, build)
+    for build in host.loop(list(builds.values())):
+        have_release(ground, build)
+    # The release whose client of the Hub downloads.
+    first = here.settings.used_engines[0]
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
-        have_model(ground, found, wanted, model_artifact(found, here.everyone))
+        have_model(ground, found, first, model_artifact(found, here.everyone))
     for copied in host.loop(sorted(copies, key=lambda each: each.directory)):
         copy_adapter(ground, copied, name=f"copy the adapter {copied.source}")
 
-    proof = Proof(build, vllm_node.launch_commands(here.stages, here.settings, build), here.origins)
-    proofs = Converge(proof.desired_state, watch=(build.mark,))
-    accept_flags(proofs, proof, name=f"ask release {build.id} whether it accepts its flags")
+    for build in host.loop(list(builds.values())):
+        said = vllm_node.launch_commands(here.stages, here.settings, build)
+        proof = Proof(build, said, here.origins)
+        proofs = Converge(proof.desired_state, watch=(build.mark,))
+        accept_flags(proofs, proof, name=f"ask release {build.id} whether it accepts its flags")
     require_all_accepted(name="no release has refused")
 
-    rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
+    rendered = vllm_node.unit_files(here.stages, here.settings, builds, secrets)
     stages = Converge(vllm_node.services(rendered, here.settings))
     check_reachability(stages, here.stages, name="nodes of a replica reach each other")
     return Prepared(stages, rendered, secrets)

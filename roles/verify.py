@@ -25,9 +25,7 @@ def verify(here: NodePlan) -> None:
 
 def endpoints(here: NodePlan) -> tuple[Endpoint, ...]:
     """Return this node's endpoints in the plan, without any change."""
-    if here.settings.vllm is None:
-        return ()
-    build = release_of(here.settings.vllm)
+    builds = {each.engine: release_of(each) for each in here.settings.used_engines}
     secrets = vllm_node.credentials(here.stages, here.settings)
-    rendered = vllm_node.unit_files(here.stages, here.settings, build, secrets)
+    rendered = vllm_node.unit_files(here.stages, here.settings, builds, secrets)
     return vllm_node.endpoints(rendered, here.settings)

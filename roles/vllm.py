@@ -21,11 +21,11 @@ def vllm(here: NodePlan) -> None:
     they reach each other. So an outage lasts only for the model's load time. A stage restarts only
     if its process was started with a configuration other than the plan's.
     """
-    if here.settings.vllm is None:
+    if here.settings.servers is None:
         Converge(vllm_node.no_serving()).units(name="no stages")
         return
     refuse_partial_restarts()
-    found = prepare_node(here, here.settings.vllm)
+    found = prepare_node(here, here.settings.servers)
     found.stages.files(name="units")
     found.stages.units(name="stages")
     # Once nothing runs that was started with them.

@@ -58,15 +58,14 @@ def wanted(told: str | None) -> DesiredState:
 def configuration(here: NodePlan) -> str | None:
     """Return the watchdog's configuration of the node, or None without watched stages."""
     settings = here.settings
-    if settings.vllm is None or not watchdog_unit.is_needed(here.stages, settings.serving):
+    if settings.servers is None or not watchdog_unit.is_needed(here.stages, settings.serving):
         return None
     return watchdog_unit.configuration(
         here.stages,
         settings.serving,
-        address=local_address(settings.vllm.listen),
-        key_file=API_KEY_FILE if settings.vllm.api_key_file else None,
-        release=release_of(settings.vllm).id,
-        version=settings.vllm.version,
-        listen=settings.vllm.listen,
-        port=settings.vllm.watchdog_port,
+        address=local_address(settings.servers.listen),
+        key_file=API_KEY_FILE if settings.servers.api_key_file else None,
+        releases={each.engine: release_of(each) for each in settings.used_engines},
+        listen=settings.servers.listen,
+        port=settings.servers.watchdog_port,
     )

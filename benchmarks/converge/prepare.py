@@ -13,4 +13,4 @@ with refusals():
         proof = Proof(
             build, vllm_node.launch_commands(node.stages, node.settings, build), node.origins
         )
-        Converge(proof.wanted).files(name="proof")
+        Converge(proof.desired_state).files(name="proof")

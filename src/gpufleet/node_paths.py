@@ -43,6 +43,8 @@ VLLM_CREDENTIALS = "/etc/vllm/credentials"
 """Keys and tokens of stages, readable only by root."""
 LAUNCHER = "/usr/local/libexec/gpufleet/vllm-serve"
 """The launcher of vLLM, `templates/vllm/vllm-serve.sh`."""
+SGLANG_LAUNCHER = "/usr/local/libexec/gpufleet/sglang-serve"
+"""The launcher of SGLang, `on_node/serving/sglang_serve.py`."""
 VARIABLES = "/usr/local/libexec/gpufleet/vllm-variables"
 """
 `templates/vllm/vllm-variables.sh`, which runs before the launcher if `environment_files` are set.

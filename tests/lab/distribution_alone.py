@@ -16,7 +16,7 @@ with refusals():
     node = node_plan()
     wanted = node.settings.vllm
     build = release_of(wanted)
-    values = vllm_node.required_state(wanted, build, {}, apart=True)
+    values = vllm_node.required_state(wanted, [build], {}, apart=True)
     ground = Converge(
         DesiredState(*(each for each in values if not isinstance(each, Package))),
         watch=(build.mark, MODEL.mark),

@@ -18,13 +18,13 @@ def stages_alone() -> tuple[NodePlan, dict[Stage, UnitFile], Converge]:
     """Converge the ground that stages stand on; return the node, its units and their services."""
     node = node_plan()
     refuse_partial_restarts()
-    wanted = node.settings.vllm
+    wanted = node.settings.servers
     assert wanted
-    build = release_of(wanted)
+    builds = {each.engine: release_of(each) for each in node.settings.used_engines}
     secrets = vllm_node.credentials(node.stages, node.settings)
-    ground = vllm_node.required_state(wanted, build, secrets)
+    ground = vllm_node.required_state(wanted, builds.values(), secrets)
     ground = Converge(DesiredState(*(each for each in ground if not isinstance(each, Package))))
     ground.accounts(name="service account")
     ground.files(name="directories, locks and credentials")
-    rendered = vllm_node.unit_files(node.stages, node.settings, build, secrets)
+    rendered = vllm_node.unit_files(node.stages, node.settings, builds, secrets)
     return node, rendered, Converge(vllm_node.services(rendered, node.settings))

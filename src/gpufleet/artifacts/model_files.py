@@ -13,7 +13,7 @@ from shlex import quote
 from gpufleet import node_paths
 from gpufleet.remote import sandbox
 from gpufleet.settings.adapter_settings import Adapter
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 
 TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
@@ -110,13 +110,13 @@ def _hub_directory(repository: str, revision: str) -> str:
     return f"{MODELS}/{repository.replace('/', '--')}/{revision}"
 
 
-def listing_url(wanted: Checkpoint, vllm: Vllm) -> str:
+def listing_url(wanted: Checkpoint, servers: EngineSettings) -> str:
     """Return the URL of the Hub's list of a model's files with their sizes."""
-    hub = (vllm.hf_endpoint or HUB).rstrip("/")
+    hub = (servers.hf_endpoint or HUB).rstrip("/")
     return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"
 
 
-def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> str:
+def download_script(wanted: Checkpoint, servers: EngineSettings, release_directory: str) -> str:
     """
     Return the shell script that downloads the files. A second run resumes the download.
 
@@ -129,10 +129,10 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
     download would wait for it. Therefore the unit is named after the folder, and the next download
     stops it first.
     """
-    token = vllm.hf_token_file is not None
+    token = servers.hf_token_file is not None
     folder = wanted.download
     properties = [
-        f"User={vllm.user}",
+        f"User={servers.user}",
         "UMask=0022",
         f"RuntimeMaxSec={DOWNLOAD_SECONDS}",
         *sandbox.PROPERTIES,
@@ -144,7 +144,7 @@ def download_script(wanted: Checkpoint, vllm: Vllm, release_directory: str) -> s
         "HF_HOME": f"{folder}/home/huggingface",
         "HF_HUB_DISABLE_TELEMETRY": "1",
         "HF_HUB_DISABLE_PROGRESS_BARS": "1",
-        **({"HF_ENDPOINT": vllm.hf_endpoint} if vllm.hf_endpoint else {}),
+        **({"HF_ENDPOINT": servers.hf_endpoint} if servers.hf_endpoint else {}),
     }
     use_token = "export HF_TOKEN_PATH=$CREDENTIALS_DIRECTORY/hf-token; " if token else ""
     download = (

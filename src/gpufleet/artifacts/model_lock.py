@@ -20,7 +20,7 @@ from gpufleet.artifacts.model_files import Checkpoint
 from gpufleet.errors import FleetError
 from gpufleet.paths import write_whole
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 
 SCHEMA = 1
 _DIGEST = {"sha256": re.compile(r"[0-9a-f]{64}"), "git": re.compile(r"[0-9a-f]{40}")}
@@ -79,9 +79,9 @@ def write_lock(path: Path, models: Models) -> None:
     write_whole(path, lock_text(models))
 
 
-def locked_files(wanted: Checkpoint, vllm: Vllm) -> Files | None:
+def locked_files(wanted: Checkpoint, servers: EngineSettings) -> Files | None:
     """Return a model's locked files, or None if the model is not locked."""
-    return read_lock(Path(vllm.models_lock)).get((wanted.repository, wanted.revision))
+    return read_lock(Path(servers.models_lock)).get((wanted.repository, wanted.revision))
 
 
 def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
@@ -115,9 +115,9 @@ def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Serv
     """Yield (entry, repository, settings) of each download that no lock covers."""
     locks: dict[str, Models] = {}
     for each in settings:
-        if each.vllm is None:
+        if each.servers is None:
             continue
-        path = each.vllm.models_lock
+        path = each.servers.models_lock
         if path not in locks:
             locks[path] = read_lock(Path(path))
         for model, served in each.serving.items():

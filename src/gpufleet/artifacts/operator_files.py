@@ -1,4 +1,4 @@
-"""Read the files of this machine that `vllm` in group_vars names: locks, keys, tokens. Border."""
+"""Read the files of this machine that group_vars name: locks, keys, tokens. Border."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 from gpufleet.artifacts import release
 from gpufleet.artifacts.release import Release
 from gpufleet.errors import FleetError
-from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.serving_settings import EngineSettings
 
 
 def read(path: str) -> bytes:
@@ -27,6 +27,7 @@ def read(path: str) -> bytes:
         ) from None
 
 
-def release_of(vllm: Vllm) -> Release:
+def release_of(engine: EngineSettings) -> Release:
     """Return the release that the settings declare. Raises `FleetError` for unreadable locks."""
-    return release.release(vllm, read(vllm.lock), read(vllm.uv_lock))
+    program = release.PROGRAMS[engine.engine]
+    return release.release(engine, read(engine.lock), read(engine.uv_lock), program)

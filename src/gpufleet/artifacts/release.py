@@ -57,12 +57,14 @@ class Program:
         home: the directory with its releases, their locks and uv.
         cache: uv's cache of unpacked wheels. One per program: two programs may build at once.
         imports: the modules that a complete release can import.
+        prefix: what the ids of its releases begin with, if another program has the same home.
     """
 
     package: str
     home: str
     cache: str
     imports: tuple[str, ...]
+    prefix: str = ""
 
     @property
     def releases(self) -> str:
@@ -71,6 +73,11 @@ class Program:
 
 
 VLLM = Program("vllm", node_paths.VLLM, CACHE, ("torch", "vllm"))
+# Beside vLLM's releases: what collects, counts and copies releases finds them there, and files that
+# both have, such as torch's, are on the disk once.
+SGLANG = Program("sglang", node_paths.VLLM, CACHE, ("torch", "sglang"), prefix="sglang-")
+PROGRAMS = {each.package: each for each in (VLLM, SGLANG)}
+"""The programs of the engines, by the engine's name."""
 
 
 class Source(Protocol):
@@ -154,9 +161,19 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
         )
     if problems:
         raise FleetError(*problems)
-    return Release(
-        f"{source.version}-{_short(lock, source.python.encode())}", lock, uv_lock, source, program
-    )
+    name = f"{program.prefix}{source.version}-{_short(lock, source.python.encode())}"
+    return Release(name, lock, uv_lock, source, program)
+
+
+def engine_version(release_id: str) -> tuple[str, str]:
+    """
+    Return the name of the engine and the version in a release's id; the version "" if unknown.
+
+    >>> engine_version("0.32.0-1f2e3d4c5b"), engine_version("sglang-0.5.23-1f2e3d4c5b")
+    (('vllm', '0.32.0'), ('sglang', '0.5.23'))
+    """
+    engine, _, version = release_id.rpartition("-")[0].rpartition("-")
+    return engine or VLLM.package, version
 
 
 # All nodes of a run have the same few locks, of some thousand lines each.

@@ -138,7 +138,7 @@ def _packages(node: NodeNeeds) -> Packages:
 
 
 def _locks(node: NodeNeeds, index_url: str) -> Iterator[Locked]:
-    for wanted in (node.settings.vllm, node.settings.litellm):
+    for wanted in (*node.settings.engines.values(), node.settings.litellm):
         if wanted is None:
             continue
         target = _target(node)
@@ -148,10 +148,10 @@ def _locks(node: NodeNeeds, index_url: str) -> Iterator[Locked]:
 
 
 def _models(settings: NodeSettings) -> Iterator[Model]:
-    if vllm := settings.vllm:
+    if servers := settings.servers:
         for served in settings.serving.values():
             for repository, revision in served.hub_sources:
-                yield Model(repository, revision, vllm.hf_endpoint, vllm.hf_token_file)
+                yield Model(repository, revision, servers.hf_endpoint, servers.hf_token_file)
 
 
 def _programs(settings: NodeSettings) -> Iterator[PublishedProgram]:

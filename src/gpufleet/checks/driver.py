@@ -359,12 +359,12 @@ def _dotted(version: tuple[int, int]) -> str:
 
 
 def _on_cpu(node: Reading) -> bool:
-    return node.settings.vllm is not None and node.settings.vllm.device == "cpu"
+    return node.settings.servers is not None and node.settings.servers.device == "cpu"
 
 
 def _forward_compatible(node: Reading) -> bool:
-    vllm = node.settings.vllm
-    return vllm is not None and vllm.environment.get(FORWARD_COMPATIBILITY) in {"1", "true"}
+    engines = node.settings.engines.values()
+    return any(each.environment.get(FORWARD_COMPATIBILITY) in {"1", "true"} for each in engines)
 
 
 def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
@@ -421,16 +421,16 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
     (NoNewPrivileges). deploys/node.py has it created at each boot, also for a driver that it did
     not install.
     """
-    vllm = node.settings.vllm
-    if vllm is not None and vllm.device != "cuda":
-        raise DoesNotApply("vLLM's CPU build uses no GPU")
+    servers = node.settings.servers
+    if servers is not None and servers.device != "cuda":
+        raise DoesNotApply("an engine's CPU build uses no GPU")
     if "devices" not in node.document["driver"]:
         raise CannotTell("the probe is from an older gpufleet, which did not look for it")
     if UVM in node.get("driver", "devices"):
         return
     loaded = "nvidia_uvm" in node.known("system", "modules", default=[])
     yield Problem(
-        Severity.BLOCK if vllm is not None else Severity.INFO,
+        Severity.BLOCK if servers is not None else Severity.INFO,
         f"/dev/{UVM} is missing, and "
         + ("its module nvidia_uvm is loaded" if loaded else "its module nvidia_uvm is not loaded")
         + ": vLLM's units have no permission to create it, so CUDA does not start",

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from itertools import permutations
 
 from gpufleet.artifacts.model_files import MODELS
-from gpufleet.artifacts.release import CACHE, RELEASES
+from gpufleet.artifacts.release import CACHE, RELEASES, engine_version
 from gpufleet.checks import rdma_ports
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, Unread
@@ -234,10 +234,12 @@ def disk_space(node: Reading) -> Iterator[Problem]:
     A problem blocks because a deploy would fail halfway, not because of running servers. If a
     release of the declared version is complete, no release is built, and a problem only warns.
     """
-    vllm = node.settings.vllm
     whole = node.get("system", "releases", absent=[])
-    to_build = vllm is not None and not any(name.startswith(f"{vllm.version}-") for name in whole)
-    device = vllm.device if vllm else "cuda"
+    to_build = any(
+        not any(engine_version(name) == (each.engine, each.version) for name in whole)
+        for each in node.settings.used_engines
+    )
+    device = node.settings.servers.device if node.settings.servers else "cuda"
     least, wanted = RELEASE[device]
     key = _nearest(node, RELEASES)
     free = node.get("system", "disks", key, "free_mib")
@@ -252,7 +254,8 @@ def disk_space(node: Reading) -> Iterator[Problem]:
         )
     mounts = {releases}
     downloads = any(model.hub_sources for model in node.settings.serving.values())
-    for path, used, room in ((CACHE, vllm is not None, least), (MODELS, downloads, MODELS_ROOM)):
+    serves = node.settings.servers is not None
+    for path, used, room in ((CACHE, serves, least), (MODELS, downloads, MODELS_ROOM)):
         key = _nearest(node, path)
         mount = node.get("system", "disks", key, "mount")
         if not used or mount in mounts:

@@ -96,12 +96,12 @@ _LADDER = (
 
 def _spanning(node: Reading) -> tuple[str, ...]:
     """Return the models whose replicas may span nodes over RDMA."""
-    vllm = node.settings.vllm
-    for_all = vllm.environment if vllm is not None else {}
     return tuple(
         name
         for name, model in sorted(node.settings.serving.items())
-        if model.span_nodes and {**for_all, **model.environment}.get(_OFF, "0") in {"", "0"}
+        if model.span_nodes
+        and {**node.settings.engine_of(name).environment, **model.environment}.get(_OFF, "0")
+        in {"", "0"}
     )
 
 

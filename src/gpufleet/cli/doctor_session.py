@@ -129,8 +129,8 @@ def _write_private(file: Path, content: bytes) -> None:
 
 def _secrets(settings: NodeSettings) -> Iterator[str]:
     """Yield the contents of the secret files that the settings name."""
-    if settings.vllm is not None:
-        for path in credentials.secret_files(settings.vllm, settings.serving).values():
+    if settings.servers is not None:
+        for path in credentials.secret_files(settings.servers, settings.serving).values():
             with suppress(FleetError):
                 yield read_file(path).decode("utf-8", "replace").strip()
 

@@ -60,16 +60,16 @@ def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
     from gpufleet.settings.parse import parse_written
 
     for node in fleet.gpu_nodes.values():
-        vllm = node.settings.vllm
-        if vllm is None:
+        servers = node.settings.servers
+        if servers is None:
             continue
         ours = {key: each for key, each in node.values.items() if key in NodeSettings.model_fields}
-        written = parse_written(ours).vllm
+        written = parse_written(ours).servers
         for served in node.settings.serving.values():
             for repository, revision in served.hub_sources:
                 endpoint = written.hf_endpoint if written else None
-                model = Model(repository, revision, endpoint, vllm.hf_token_file)
-                yield fleet.root / vllm.models_lock, model
+                model = Model(repository, revision, endpoint, servers.hf_token_file)
+                yield fleet.root / servers.models_lock, model
 
 
 def _files(model: Model) -> Files:

@@ -243,11 +243,11 @@ def read_questions(
     locks: dict[str, Models] = {}
     releases: dict[str, str] = {}
     for node, here in settings.items():
-        if here.vllm is None:
+        if here.servers is None:
             continue
         try:
-            locks.setdefault(here.vllm.models_lock, read_lock(Path(here.vllm.models_lock)))
-            releases[node] = release_of(here.vllm).directory
+            locks.setdefault(here.servers.models_lock, read_lock(Path(here.servers.models_lock)))
+            releases[node] = release_of(here.used_engines[0]).directory
         except FleetError:
             continue
     models = look_questions.wanted_models(homes, settings, locks)

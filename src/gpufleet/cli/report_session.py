@@ -140,11 +140,14 @@ class _Reading:
             there = found.facts.get(name)
             yield name, dict(there) if there is not None else why.get(name) or silent
 
-    def _nodes(self, looks: Mapping[str, Answer], releases: Mapping[str, str]) -> Iterator[Node]:
+    def _nodes(
+        self, looks: Mapping[str, Answer], releases: Mapping[tuple[str, str], str]
+    ) -> Iterator[Node]:
         for name, each in sorted(self.fleet.nodes.items()):
             if name in self.settings:
                 found = self.seen.observed.report
-                yield gpu_node(name, each, self.answers[name], found, releases.get(name, ""))
+                ids = [one for (node, _), one in sorted(releases.items()) if node == name]
+                yield gpu_node(name, each, self.answers[name], found, ids)
             else:
                 said = looks.get(name, "it was not asked")
                 silent = said if isinstance(said, str) else ""
@@ -254,20 +257,22 @@ class _Reading:
             problem=found.problem,
         )
 
-    def _locks(self) -> tuple[dict[str, str], dict[str, Models]]:
+    def _locks(self) -> tuple[dict[tuple[str, str], str], dict[str, Models]]:
         """
-        Return the declared release by node, and the model locks by their path in the settings.
+        Return the declared release by node and engine, and the model locks by their path in the
+        settings.
         """
-        releases: dict[str, str] = {}
+        releases: dict[tuple[str, str], str] = {}
         locks: dict[str, Models] = {}
         for name, here in self.settings.items():
-            if here.vllm is None:
+            if here.servers is None:
                 continue
             try:
-                if here.vllm.models_lock not in locks:
-                    locks[here.vllm.models_lock] = {}
-                    locks[here.vllm.models_lock] = read_lock(Path(here.vllm.models_lock))
-                releases[name] = release_of(here.vllm).id
+                if here.servers.models_lock not in locks:
+                    locks[here.servers.models_lock] = {}
+                    locks[here.servers.models_lock] = read_lock(Path(here.servers.models_lock))
+                for each in here.used_engines:
+                    releases[name, each.engine] = release_of(each).id
             except FleetError as error:
                 self.unknown += error.problems
         return releases, locks
@@ -281,8 +286,10 @@ class _Reading:
             paths |= {each for each in below if not each.name.startswith(".")}
         for name, each in self.fleet.nodes.items():
             named = [e.path for e in named_files(each.settings, name) if _is_lock(e.at)]
-            vllm = each.settings.vllm
-            paths |= {Path(e).resolve() for e in (*named, *([vllm.models_lock] if vllm else []))}
+            servers = each.settings.servers
+            paths |= {
+                Path(e).resolve() for e in (*named, *([servers.models_lock] if servers else []))
+            }
         for path in sorted(paths):
             shown = _shown(path, root)
             try:

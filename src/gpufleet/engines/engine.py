@@ -9,19 +9,20 @@ metrics identifies the engine.
 from __future__ import annotations
 
 import pkgutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from importlib import import_module
+from pathlib import Path
 
 from gpufleet import engines as room
+from gpufleet.flags.problem import Problem
+from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import Rank
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.base import KeyPath
-from gpufleet.settings.serving_settings import Served, Vllm
-
-DEFAULT = "vllm"
-"""The engine of every stage: settings cannot name another one yet."""
+from gpufleet.settings.engine_flags import DEFAULT
+from gpufleet.settings.serving_settings import EngineSettings, Served
 
 
 class Measure(StrEnum):
@@ -101,6 +102,38 @@ class ProgressMetrics:
 
 
 @dataclass(frozen=True)
+class Launcher:
+    """
+    The program that starts a server with its keys, on nodes.
+
+    Attributes:
+        path: its path on nodes.
+        content: its file, for the folder of templates; a change restarts the engine's servers.
+        words: the words before the server's program, for the folder of a release.
+    """
+
+    path: str
+    content: Callable[[Path], bytes]
+    words: Callable[[str], tuple[str, ...]]
+
+
+@dataclass(frozen=True)
+class FlagRules:
+    """
+    The flags of an engine's releases.
+
+    Attributes:
+        versions: the releases whose schemas are in the package, oldest first.
+        load: the schema of such a release.
+        check: the problems of a server's arguments and variables.
+    """
+
+    versions: Callable[[], tuple[str, ...]]
+    load: Callable[[str], Schema]
+    check: Callable[[Schema, Sequence[str], Mapping[str, str]], tuple[Problem, ...]]
+
+
+@dataclass(frozen=True)
 class Engine:
     """
     An engine that serves models.
@@ -113,6 +146,8 @@ class Engine:
             Measures that the engine does not export are missing.
         progress: the metrics that the watchdog reads.
         program: the command that starts a server, relative to the folder of a release.
+        launcher: the program that runs it.
+        flags: the rules of its flags.
         arguments: a stage's arguments in groups of one line each, a flag and its values, with the
             path of the setting that each comes from: `("serving", "llama", "port")`. Raises
             `FleetError` for values that no process can receive.
@@ -129,10 +164,12 @@ class Engine:
     metrics: Mapping[Measure, tuple[str, ...]]
     progress: ProgressMetrics
     program: str
-    arguments: Callable[[Stage, Served, Vllm], list[tuple[KeyPath, tuple[str, ...]]]]
-    environment: Callable[[Stage, Served, Vllm, str, str | None], dict[str, str]]
+    launcher: Launcher
+    flags: FlagRules
+    arguments: Callable[[Stage, Served, EngineSettings], list[tuple[KeyPath, tuple[str, ...]]]]
+    environment: Callable[[Stage, Served, EngineSettings, str, str | None], dict[str, str]]
     replica_variables: Callable[[Served], dict[str, str]]
-    rank: Callable[[Stage, Served, Vllm], Rank]
+    rank: Callable[[Stage, Served, EngineSettings], Rank]
 
     def series(self, measure: Measure) -> tuple[str, ...]:
         """Return the names of a measure's samples; for a histogram, the names of its buckets."""

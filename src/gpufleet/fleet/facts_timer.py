@@ -45,9 +45,11 @@ def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
 
 def _release(settings: NodeSettings) -> str | None:
     """Return the id of the release that the node should serve; None: unknown."""
-    if settings.vllm is None or not settings.gpu_node:
+    engines = settings.used_engines
+    # A node of two engines has no one release that it should serve.
+    if len(engines) != 1 or not settings.gpu_node:
         return None
     try:
-        return release_of(settings.vllm).id
+        return release_of(engines[0]).id
     except FleetError:
         return None  # its installer reports what is wrong with its lock

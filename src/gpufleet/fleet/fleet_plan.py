@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gpufleet.artifacts.model_lock import judge_models
+from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.node.topology import Node, value_or
@@ -20,8 +21,8 @@ from gpufleet.planning.flag_layers import (
     LayeredFlag,
     apply_layers,
     preset_flags,
+    release_name,
     resolve_layers,
-    vllm_version,
 )
 from gpufleet.planning.gpu_placement import NearNics
 from gpufleet.planning.gpu_totals import Totals, count_gpus
@@ -36,6 +37,7 @@ from gpufleet.planning.stage import Running
 from gpufleet.serving import flag_check, flag_files
 from gpufleet.serving.declared_flags import declared_problems, refused_flags
 from gpufleet.serving.restarts import find_restarts
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import ModelKind, Served
 from gpufleet.sizing.architectures.description import Described
@@ -53,7 +55,7 @@ class Assessment:
     running: tuple[Running, ...] = ()
     """The stages that have units on the nodes."""
     layers: Mapping[tuple[str, str], tuple[LayeredFlag, ...]] = field(default_factory=dict)
-    """Every flag that a layer sets, by (model, vLLM version)."""
+    """Every flag that a layer sets, by (model, name of its release)."""
     restarts: Mapping[str, str] = field(default_factory=dict)
     """Stages whose process differs from the plan, with the differences."""
     totals: Totals = field(default_factory=Totals)
@@ -228,6 +230,7 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
     layers = resolve_layers(settings, models, there.nodes)
     locks = _locks(settings)
     pairs = disaggregation.handover_pairs(settings, layers, models, locks)
+    models = {model: _sized(model, settings, found) for model, found in models.items()}
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running_stages(documents))
     kinds = resolve_kinds(settings, there.kinds, runs, locks, judged=judged)
@@ -252,8 +255,11 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
         stages=tuple(
             replace(
                 stage,
-                flags=preset_flags(layers[stage.model, vllm_version(settings[stage.node])]),
+                flags=preset_flags(
+                    layers[stage.model, release_name(settings[stage.node], stage.model)]
+                ),
                 kind=kinds.kind(stage.model),
+                engine=settings[stage.node].serving[stage.model].engine,
             )
             for stage in plan.stages
         ),
@@ -321,9 +327,18 @@ def _kind(name: object) -> ModelKind:
     return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 
+def _sized(model: str, settings: Mapping[str, NodeSettings], described: Described) -> Described:
+    """Return a model's description; for an engine whose memory use is not known, why not."""
+    names = {each.serving[model].engine for each in settings.values() if model in each.serving}
+    unknown = sorted(engine(name).title for name in names - {DEFAULT})
+    if not unknown:
+        return described
+    return f"gpufleet does not know how much memory {unknown[0]} needs"
+
+
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
     """Return the text of each readable lock by path; the role reports unreadable ones."""
-    names = {wanted.vllm.lock for wanted in settings.values() if wanted.vllm}
+    names = {each.lock for wanted in settings.values() for each in wanted.engines.values()}
     return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
 
 

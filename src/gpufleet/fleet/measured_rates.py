@@ -245,15 +245,14 @@ def as_units(
     found = []
     for stage in stages:
         here = settings[stage.node]
-        if here.vllm is None:
-            continue
+        engine = here.engine_of(stage.model)
         try:
-            release = release_of(here.vllm).id
+            release = release_of(engine).id
         except FleetError:
             release = units.get((stage.node, stage.id), "")
-            if release.rpartition("-")[0] != here.vllm.version:
-                release = here.vllm.version
-        lines = argument_lines(stage, here.serving[stage.model], here.vllm, release=release)
+            if release.rpartition("-")[0] != engine.version:
+                release = engine.version
+        lines = argument_lines(stage, here.serving[stage.model], engine, release=release)
         found.append(
             Running(
                 stage.model,

@@ -28,7 +28,7 @@ from gpufleet.sanitize import printable
 from gpufleet.settings.adapter_settings import Adapter
 from gpufleet.settings.node_variables import NodeVars
 from gpufleet.settings.server_sandbox import absolute_paths
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.sizing import adapter_config
 from gpufleet.sizing.adapter_config import AdapterConfig, parse_adapter
 from gpufleet.sizing.architectures.description import Described, HubSilence, ModelFiles, describe
@@ -114,16 +114,16 @@ def describe_models(
     once: models of the Hub from the Hub, models in directories of nodes from the first node's
     document that has them.
     """
-    wanted: dict[str, tuple[Served, Vllm | None, list[str]]] = {}
+    wanted: dict[str, tuple[Served, EngineSettings | None, list[str]]] = {}
     for name, node in sorted(declared.items()):
         for model, served in node.settings.serving.items():
-            wanted.setdefault(model, (served, node.settings.vllm, []))[2].append(name)
+            wanted.setdefault(model, (served, node.settings.engine_of(model), []))[2].append(name)
     with DaemonPool(8) as pool:
         jobs = {
             model: pool.submit(
-                _describe_one, served, vllm, [documents.get(each, {}) for each in nodes], folder
+                _describe_one, served, servers, [documents.get(each, {}) for each in nodes], folder
             )
-            for model, (served, vllm, nodes) in wanted.items()
+            for model, (served, servers, nodes) in wanted.items()
         }
         _await(jobs)
         return {model: job.result() for model, job in jobs.items()}
@@ -144,13 +144,13 @@ def _await(jobs: Mapping[str, Future[KnownModel]]) -> None:
 
 def _describe_one(
     served: Served,
-    vllm: Vllm | None,
+    servers: EngineSettings | None,
     documents: Sequence[Mapping[str, Any]],
     folder: Path | None,
 ) -> KnownModel:
     kind = UNREAD
     try:
-        files = _read(served.model, served.revision, vllm, documents, folder)
+        files = _read(served.model, served.revision, servers, documents, folder)
         files = with_overrides(files, config_overrides(served))
         kind = read_kind(files.config, files.modules)
         found = describe(files)
@@ -159,19 +159,19 @@ def _describe_one(
     except FleetError as error:
         return KnownModel("; ".join(error.problems), kind)
     adapters = {
-        name: _describe_adapter(adapter, vllm, documents, folder)
+        name: _describe_adapter(adapter, servers, documents, folder)
         for name, adapter in served.adapters.items()
     }
     if adapters:
         found = replace(found, adapters=adapters)
     if draft := draft_model(served):
-        found = replace(found, draft=_describe_draft(draft, vllm, documents, folder))
+        found = replace(found, draft=_describe_draft(draft, servers, documents, folder))
     return KnownModel(found, kind)
 
 
 def _describe_adapter(
     adapter: Adapter,
-    vllm: Vllm | None,
+    servers: EngineSettings | None,
     documents: Iterable[Mapping[str, Any]],
     folder: Path | None,
 ) -> AdapterConfig | str:
@@ -180,7 +180,7 @@ def _describe_adapter(
         if folder and (found := local_directory(adapter.source, folder, file)):
             return read_adapter_file(found / file)
         if not adapter.is_path:
-            return read_adapter(adapter.source, str(adapter.revision), _hub(vllm), SECONDS)
+            return read_adapter(adapter.source, str(adapter.revision), _hub(servers), SECONDS)
         return parse_adapter(
             _on_nodes(adapter.source, "adapter_config", documents)["adapter_config"]
         )
@@ -190,12 +190,12 @@ def _describe_adapter(
 
 def _describe_draft(
     draft: str,
-    vllm: Vllm | None,
+    servers: EngineSettings | None,
     documents: Sequence[Mapping[str, Any]],
     folder: Path | None,
 ) -> Described:
     try:
-        return describe(_read(draft, None, vllm, documents, folder))
+        return describe(_read(draft, None, servers, documents, folder))
     except FleetError as error:
         return "; ".join(error.problems)
 
@@ -203,7 +203,7 @@ def _describe_draft(
 def _read(
     model: str,
     revision: str | None,
-    vllm: Vllm | None,
+    servers: EngineSettings | None,
     documents: Iterable[Mapping[str, Any]],
     folder: Path | None,
 ) -> ModelFiles:
@@ -215,13 +215,13 @@ def _read(
         return replace(read(str(found)), origin=model)
     if model.startswith("/"):
         return _read_from_nodes(model, documents)
-    return read(model, revision=revision, hub=_hub(vllm), seconds=SECONDS)
+    return read(model, revision=revision, hub=_hub(servers), seconds=SECONDS)
 
 
-def _hub(vllm: Vllm | None) -> Hub:
+def _hub(servers: EngineSettings | None) -> Hub:
     return Hub(
-        endpoint=vllm.hf_endpoint if vllm else None,
-        token_file=vllm.hf_token_file if vllm else None,
+        endpoint=servers.hf_endpoint if servers else None,
+        token_file=servers.hf_token_file if servers else None,
     )
 
 

@@ -500,7 +500,7 @@ def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) ->
 
 
 def _has_key(settings: NodeSettings) -> bool:
-    return settings.vllm is not None and settings.vllm.cluster_key_file is not None
+    return settings.servers is not None and settings.servers.cluster_key_file is not None
 
 
 def _log_plan(found: Assessment) -> Assessment:

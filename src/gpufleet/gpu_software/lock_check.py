@@ -61,10 +61,13 @@ def check_node_lock(
     if lock is None:
         return LockProblems((), ())
     vllm = node.settings.vllm
-    wheels = _wheels(vllm.lock) if vllm and vllm.device == "cuda" else None
+    engines = [each for each in node.settings.engines.values() if each.device == "cuda"]
+    wheels = [_wheels(each.lock) for each in engines] or [None]
     objections = (
         *(each for each in lock_rules.system_objections(lock, system) if not each.refused),
-        *lock_rules.machine_objections(lock, machine, wheels),
+        *dict.fromkeys(
+            found for each in wheels for found in lock_rules.machine_objections(lock, machine, each)
+        ),
         *(lock_rules.python_objections(lock, vllm.python, python) if vllm and python else ()),
     )
     said = [(f"{node.name} ({_place(node, each)}): {each}", each.refused) for each in objections]
@@ -83,12 +86,13 @@ def _place(node: NodeVars, objection: Objection) -> str:
 def _objections(
     settings: NodeSettings, today: dt.date, wheels: Callable[[str], Wheels | None]
 ) -> Iterator[Objection]:
-    lock, vllm = settings.gpu_lock, settings.vllm
+    lock = settings.gpu_lock
     if lock is None:
         return
     yield from (each for each in gpu_lock.lock_objections(lock) if not each.refused)
-    if vllm and vllm.device == "cuda" and (needed := wheels(vllm.lock)):
-        yield from lock_rules.release_objections(lock, needed)
+    for engine in settings.engines.values():
+        if engine.device == "cuda" and (needed := wheels(engine.lock)):
+            yield from lock_rules.release_objections(lock, needed)
     yield from lock_rules.calendar_objections(lock, today)
 
 

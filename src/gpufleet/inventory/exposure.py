@@ -64,19 +64,19 @@ def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
         return
     said = set()
     for node in nodes:
-        vllm, firewall = node.settings.vllm, node.settings.firewall
-        if vllm is None or not vllm.allow_unauthenticated or vllm.api_key_file:
+        servers, firewall = node.settings.servers, node.settings.firewall
+        if servers is None or not servers.allow_unauthenticated or servers.api_key_file:
             continue
-        if vllm.listen in LOOPBACK or (firewall and firewall.clients):
+        if servers.listen in LOOPBACK or (firewall and firewall.clients):
             continue
-        place = node.variables["vllm"][1].place_of("allow_unauthenticated")
+        place = node.variables[servers.engine][1].place_of("allow_unauthenticated")
         if place not in said:
             said.add(place)
             yield (
-                f"{place}: vllm.allow_unauthenticated: clients of the gateway need keys, but any "
-                f"client that reaches a server at {vllm.listen} needs none: write "
-                "`api_key_file` under vllm, or the gateways' addresses in `firewall: {clients: "
-                "[...]}` (docs/traffic/firewall.md)"
+                f"{place}: {servers.engine}.allow_unauthenticated: clients of the gateway need "
+                f"keys, but any client that reaches a server at {servers.listen} needs none: write "
+                f"`api_key_file` under {servers.engine}, or the gateways' addresses in "
+                "`firewall: {clients: [...]}` (docs/traffic/firewall.md)"
             )
 
 

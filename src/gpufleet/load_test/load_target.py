@@ -160,14 +160,14 @@ def replica_target(
             else f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
         )
     server = next(each for each in ready if wanted in (None, each.stage))
-    vllm = declared.settings[server.node].vllm
-    alone = vllm is None or vllm.listen in LOOPBACK
-    if vllm is None or (alone and place != server.node):
+    servers = declared.settings[server.node].servers
+    alone = servers is None or servers.listen in LOOPBACK
+    if servers is None or (alone and place != server.node):
         raise FleetError(
             f"{server.node}: its servers listen on this node only (`vllm.listen`), and load comes "
             f"from {place or 'here'}: measure the model behind its gateway, or --from {server.node}"
         )
-    address = vllm.listen if alone else declared.addresses[server.node]
+    address = servers.listen if alone else declared.addresses[server.node]
     return Target(
         f"replica {server.stage}",
         f"http://{_host(address)}:{server.port}",
@@ -175,7 +175,7 @@ def replica_target(
         served_name(model, declared),
         (server.stage,),
         1,
-        key_file=vllm.api_key_file,
+        key_file=servers.api_key_file,
         nodes=tuple(sorted({e.node for e in declared.running if e.id == server.stage})),
     )
 

@@ -79,10 +79,10 @@ def unreachable_servers(
     Return sentences on servers that `home` cannot scrape, because they listen on their node only.
     """
     alone = {each.node for each in servers if each.node != home} & {
-        name for name, each in nodes.items() if _vllm_listens(each) in _LOOPBACK
+        name for name, each in nodes.items() if _servers_listen(each) in _LOOPBACK
     }
     return [
-        f"{name}: `vllm.listen` is {_vllm_listens(nodes[name])}, which no other machine reaches: "
+        f"{name}: `vllm.listen` is {_servers_listen(nodes[name])}, which no other machine reaches: "
         "its vLLM servers are not scraped"
         for name in sorted(alone)
     ]
@@ -202,18 +202,18 @@ def _of_servers(
 
 def server_address(node: NodeVars, *, here: bool) -> str | None:
     """
-    Return the address of a node's vLLM servers, or None if the scraper cannot reach them.
+    Return the address of a node's model servers, or None if the scraper cannot reach them.
 
     `here` is whether the scraper runs on the node.
     """
-    listens = _vllm_listens(node)
+    listens = _servers_listen(node)
     if listens in _LOOPBACK:
         return listens if here else None
     return node.address if listens in _ANY else listens
 
 
-def _vllm_listens(node: NodeVars) -> str:
-    return node.settings.vllm.listen if node.settings.vllm else ""
+def _servers_listen(node: NodeVars) -> str:
+    return node.settings.servers.listen if node.settings.servers else ""
 
 
 def _monitor(nodes: Mapping[str, NodeVars], home: str, job: Job) -> Iterator[Target]:

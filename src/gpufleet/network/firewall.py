@@ -141,7 +141,7 @@ def render_rules(
         ],
         limited=[(protocol, ports) for protocol, ports in limited.items() if ports],
         ssh=ssh_port,
-        user=settings.vllm.user if settings.vllm else "",
+        user=settings.servers.user if settings.servers else "",
         answered=_ports([(1, _LAST_PRIVILEGED), (ssh_port, ssh_port), *endpoints, *opened]),
     )
 
@@ -304,8 +304,8 @@ def _front_rules(settings: NodeSettings) -> Iterator[Range]:
 
 def _copy_rules(settings: NodeSettings) -> Iterator[Range]:
     """Yield the ports on which the node shares releases and models."""
-    if settings.vllm and settings.vllm.distribution.enabled:
-        yield (settings.vllm.distribution.port, settings.vllm.distribution.port)
+    if settings.servers and settings.servers.distribution.enabled:
+        yield (settings.servers.distribution.port, settings.servers.distribution.port)
 
 
 def _exporters(settings: NodeSettings) -> list[Range]:

@@ -213,15 +213,15 @@ def backends(
     """
     Return the backends of the gateway on node `home`: one for each entry that a node declares.
 
-    `keys` are vLLM's API keys by the path in `vllm.api_key_file`.
+    `keys` are the servers' API keys by the path in `vllm.api_key_file`.
     """
     declared: dict[str, Served] = {}
     key_of: dict[str, str] = {}
     for _, node in sorted(nodes.items()):
         for entry, model in node.settings.serving.items():
             declared.setdefault(entry, model)
-            if node.settings.vllm and node.settings.vllm.api_key_file:
-                key_of.setdefault(entry, (keys or {}).get(node.settings.vllm.api_key_file, ""))
+            if file := node.settings.engine_of(entry).api_key_file:
+                key_of.setdefault(entry, (keys or {}).get(file, ""))
     found: dict[str, list[Target]] = {entry: [] for entry in declared}
     adapters = {
         entry: {*model.adapters, *module_names(model.flags.get(MODULES))}
@@ -292,18 +292,17 @@ def _stage(entry: str, server: str) -> str:
 
 
 def key_files(nodes: Mapping[str, NodeVars]) -> tuple[str, ...]:
-    """Return the files of this machine with the API keys of all vLLM servers."""
-    vllm = (each.settings.vllm for each in nodes.values())
-    return tuple(sorted({each.api_key_file for each in vllm if each and each.api_key_file}))
+    """Return the files of this machine with the API keys of all model servers."""
+    servers = (each.settings.servers for each in nodes.values())
+    return tuple(sorted({each.api_key_file for each in servers if each and each.api_key_file}))
 
 
 def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     """Yield the problems of a gateway on `home` with the fleet's servers, as sentences."""
     by_entry: dict[str, dict[str | None, list[str]]] = {}
     for name, node in sorted(nodes.items()):
-        vllm = node.settings.vllm
-        for entry in node.settings.serving if vllm else ():
-            file = vllm.api_key_file if vllm else None
+        for entry in node.settings.serving:
+            file = node.settings.engine_of(entry).api_key_file
             by_entry.setdefault(entry, {}).setdefault(file, []).append(name)
     for entry, files in sorted(by_entry.items()):
         if len(files) > 1:

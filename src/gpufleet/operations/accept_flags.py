@@ -21,6 +21,7 @@ from pyinfra.context import ctx_state
 
 from gpufleet.artifacts.release import Release
 from gpufleet.converge.desired import DesiredState, Directory, File, NoOtherFiles
+from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 from gpufleet.flags.schema import Schema
@@ -95,11 +96,12 @@ def _ask(release: Release) -> Schema:
     """
     Return the flags that the current node's release accepts. Raises `FleetError` if that fails.
     """
+    name = release.program.package
     document = host.get_fact(
         ReleaseFlags,
         python=f"{release.directory}/bin/python",
         seconds=READ_SECONDS + 10,
-        _stdin=extract.program(seconds=READ_SECONDS),
+        _stdin=extract.program(engine=name, seconds=READ_SECONDS),
         _timeout=int(READ_SECONDS) + 20,
     )
     unread = f"{release.directory}: the release's flags could not be read"
@@ -112,7 +114,7 @@ def _ask(release: Release) -> Schema:
         )
     try:
         with refuse_malformed(host.name):
-            return schema.from_document(document)
+            return schema.from_document(document, name)
     except FleetError as error:
         raise FleetError(f"{unread}: {error}") from error
 
@@ -187,7 +189,8 @@ def _remark(proof: Proof, found: FlagFindings) -> None:
     """
     Log a release's remarks once a run, except for a packaged version: the plan has logged those.
     """
-    if proof.release.source.version in schema.versions():
+    versions = engine(proof.release.program.package).flags.versions()
+    if schema.release_name(proof.release.source.version) in versions:
         return
     said = _run().remarked
     for sentence in found.remarks:

@@ -85,7 +85,7 @@ def release_artifact(wanted: Release) -> Artifact | None:
     if host.name not in sharing:
         return None
     directories = once(ctx_state.get(), "releases", _releases)
-    wanting = [name for name in sharing if directories[name] == wanted.directory]
+    wanting = [name for name in sharing if wanted.directory in directories[name]]
     return Artifact(
         what=f"release {wanted.id}",
         verb="build",
@@ -103,12 +103,11 @@ def release_artifact(wanted: Release) -> Artifact | None:
     )
 
 
-def _releases() -> dict[str, str]:
-    """Return the release directory of each serving node."""
+def _releases() -> dict[str, set[str]]:
+    """Return the release directories of each serving node."""
     return {
-        name: release_of(vllm).directory
+        name: {release_of(engine).directory for engine in each.settings.used_engines}
         for name, each in loader.current().gpu_nodes.items()
-        if (vllm := each.settings.vllm)
     }
 
 
@@ -142,9 +141,9 @@ def model_artifact(wanted: Checkpoint, stages: Iterable[Stage]) -> Artifact | No
 def sharing_nodes() -> dict[str, Distribution]:
     """Return the nodes that share artifacts, with their settings."""
     return {
-        name: each.settings.vllm.distribution
+        name: servers.distribution
         for name, each in loader.current().gpu_nodes.items()
-        if each.settings.vllm and each.settings.vllm.distribution.enabled
+        if (servers := each.settings.servers) and servers.distribution.enabled
     }
 
 

@@ -44,9 +44,7 @@ def describe_replica(stage: Stage, settings: Mapping[str, NodeSettings]) -> Repl
         raise ValueError(f"{stage.id} is on one node")
     members = []
     for node, network in stage.group.networks:
-        vllm, model = settings[node].vllm, settings[node].serving[stage.model]
-        if vllm is None:
-            raise ValueError(f"{stage.id} is placed on {node}, which has no `vllm`")
+        vllm, model = settings[node].engine_of(stage.model), settings[node].serving[stage.model]
         build = release_of(vllm)
         members.append(
             Member(

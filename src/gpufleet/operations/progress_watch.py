@@ -36,7 +36,7 @@ from gpufleet.progress import FIRST_SECONDS, OFTEN_SECONDS, Amount, Pace, downlo
 from gpufleet.remote import payload
 from gpufleet.remote.query import query
 from gpufleet.sanitize import printable
-from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.serving_settings import EngineSettings
 
 # Limit of a query, which reads some files; on_node/transfer/folder_size.py and
 # on_node/packages/transaction_progress.py end themselves after it,
@@ -49,14 +49,14 @@ _LINE = 100
 
 
 @contextmanager
-def show_download(wanted: Checkpoint, vllm: Vllm) -> Generator[None]:
+def show_download(wanted: Checkpoint, servers: EngineSettings) -> Generator[None]:
     """Log the progress of the block's model download; the Hub is queried for the model's size."""
     with show_growth(
         f"download of {wanted.repository}",
         f"{wanted.download}/files",
         seconds=DOWNLOAD_SECONDS,
-        tree=listing_url(wanted, vllm),
-        token_file=TOKEN if vllm.hf_token_file else None,
+        tree=listing_url(wanted, servers),
+        token_file=TOKEN if servers.hf_token_file else None,
     ):
         yield
 

@@ -19,7 +19,7 @@ from gpufleet.operations.converge import Converge, announce
 from gpufleet.operations.distribute import copy, is_copied
 from gpufleet.remote import payload
 from gpufleet.remote.facts import PYTHON
-from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.serving_settings import EngineSettings
 
 
 @dataclass(frozen=True)
@@ -29,26 +29,28 @@ class Download:
 
     Attributes:
         wanted: the model.
-        vllm: the settings of the node.
+        servers: the settings of the node.
         release_directory: the release whose client of the Hub downloads.
         files: the required hashes of the files; None: no lock has them.
     """
 
     wanted: Checkpoint
-    vllm: Vllm
+    servers: EngineSettings
     release_directory: str
     files: Files | None
 
 
-def have_model(ground: Converge, wanted: Checkpoint, vllm: Vllm, artifact: Artifact | None) -> None:
+def have_model(
+    ground: Converge, wanted: Checkpoint, servers: EngineSettings, artifact: Artifact | None
+) -> None:
     """
     Provide a model's files on the node: downloaded once, and copied to the others.
 
     If the lock of models has hashes of the files, they must match.
     """
-    files = model_lock.locked_files(wanted, vllm)
+    files = model_lock.locked_files(wanted, servers)
     artifact = artifact and replace(artifact, files=files)
-    download = Download(wanted, vllm, release_of(vllm).directory, files)
+    download = Download(wanted, servers, release_of(servers).directory, files)
     stage_model(
         ground,
         download,
@@ -113,13 +115,13 @@ def copy_adapter(node: Converge, wanted: AdapterCopy) -> Generator[StringCommand
 
 
 @operation()
-def chown_models(node: Converge, vllm: Vllm) -> Generator[StringCommand]:
+def chown_models(node: Converge, servers: EngineSettings) -> Generator[StringCommand]:
     """Make root the owner of models that the service user owned; `node` must watch their folder."""
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):
         host.noop(f"{MODELS} is root's")
         return
-    announce(f"make root the owner of {MODELS} and its contents, instead of {vllm.user}")
+    announce(f"make root the owner of {MODELS} and its contents, instead of {servers.user}")
     yield _placing("own", directory=MODELS)
     node.forget()
 
@@ -130,11 +132,11 @@ def _placing(action: str, **given: object) -> StringCommand:
 
 
 def _download(node: Converge, download: Download) -> Generator[StringCommand]:
-    wanted, vllm = download.wanted, download.vllm
-    script = model_files.download_script(wanted, vllm, download.release_directory)
+    wanted, servers = download.wanted, download.servers
+    script = model_files.download_script(wanted, servers, download.release_directory)
     place = {"directory": wanted.directory, "mark": wanted.mark, "files": download.files}
-    yield _placing("begin", user=vllm.user, **place)
-    with progress_watch.show_download(wanted, vllm):
+    yield _placing("begin", user=servers.user, **place)
+    with progress_watch.show_download(wanted, servers):
         yield StringCommand("sh", "-c", QuoteString(script))
     yield _placing("place", **place)
     node.forget()

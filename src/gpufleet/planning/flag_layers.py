@@ -15,6 +15,8 @@ from gpufleet.catalog import presets
 from gpufleet.errors import FleetError
 from gpufleet.node.topology import Gpu, Node
 from gpufleet.planning import adapter_flags, gpu_shares
+from gpufleet.settings import engine_flags
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Argument, Served
 from gpufleet.versions import numbers
@@ -22,7 +24,6 @@ from gpufleet.versions import numbers
 if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
-LENGTH = "max-model-len"
 KIND = "kind"
 """The layer of flags for the model's kind: `planning/kind_flags.py`."""
 YOURS = "yours"
@@ -49,7 +50,7 @@ def requested_context(served: Served) -> Argument | None:
     if served.context is not None:
         return served.context
     own = {name.lstrip("-").replace("_", "-"): value for name, value in served.flags.items()}
-    return own.get(LENGTH)
+    return own.get(engine_flags.of(served.engine).length)
 
 
 def objective(served: Served) -> str:
@@ -89,8 +90,9 @@ def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag
         ]
     if problems:
         raise FleetError(*problems)
-    if LENGTH not in own and (length := requested_context(served)) is not None:
-        found[LENGTH] = LayeredFlag(LENGTH, length, "context")
+    flag = engine_flags.of(served.engine).length
+    if flag not in own and (length := requested_context(served)) is not None:
+        found[flag] = LayeredFlag(flag, length, "context")
     found |= {name: LayeredFlag(name, value, YOURS) for name, value in served.flags.items()}
     return tuple(sorted(found.values(), key=lambda each: each.name))
 
@@ -101,20 +103,21 @@ def resolve_layers(
     nodes: Mapping[str, Node],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
     """
-    Return the flags of each (model, vLLM release) from all layers.
+    Return the flags of each (model, name of its release) from all layers.
 
     Raises `FleetError` with every flag that cannot be set.
     """
     declared: dict[tuple[str, str], tuple[Served, list[Node]]] = {}
     for name, wanted in sorted(settings.items()):
         for model, served in wanted.serving.items():
-            entry = declared.setdefault((model, vllm_version(wanted)), (served, []))
+            entry = declared.setdefault((model, release_name(wanted, model)), (served, []))
             entry[1].extend([nodes[name]] if name in nodes else [])
     found: dict[tuple[str, str], tuple[LayeredFlag, ...]] = {}
     problems: list[str] = []
-    for (model, vllm), (served, on) in declared.items():
+    for (model, release), (served, on) in declared.items():
+        version = numbers(release.rpartition(" ")[2])
         description = models.get(model)
-        about = presets.Subject(served.model, numbers(vllm))
+        about = presets.Subject(served.model, version)
         if description is not None and not isinstance(description, str):
             every = description.architecture.layers
             about = replace(
@@ -124,16 +127,16 @@ def resolve_layers(
             )
         gpus = [gpu.compute_capability for node in on for gpu in node.gpus]
         try:
-            found[model, vllm] = resolve_flags(
+            found[model, release] = resolve_flags(
                 served, replace(about, capability=min(gpus, default=None))
             )
         except FleetError as error:
             problems += (f"serving.{model}.presets: {problem}" for problem in error.problems)
             continue
         try:
-            found[model, vllm] = _with_adapters(found[model, vllm], served, description)
-            found[model, vllm] = _with_share(
-                found[model, vllm],
+            found[model, release] = _with_adapters(found[model, release], served, description)
+            found[model, release] = _with_share(
+                found[model, release],
                 served,
                 [
                     gpu
@@ -141,7 +144,7 @@ def resolve_layers(
                     for gpu in node.gpus
                     if gpu.index not in settings[node.name].gpus.reserved
                 ],
-                numbers(vllm),
+                version,
             )
         except FleetError as error:
             problems += (f"serving.{model}.{problem}" for problem in error.problems)
@@ -201,7 +204,7 @@ def apply_layers(
 
     def layered(wanted: NodeSettings) -> NodeSettings:
         def with_flags(model: str, served: Served) -> Served:
-            flags = {each.name: each.value for each in layers[model, vllm_version(wanted)]}
+            flags = {each.name: each.value for each in layers[model, release_name(wanted, model)]}
             return served.model_copy(update={"flags": flags, "objective": objective(served)})
 
         return wanted.with_serving(with_flags)
@@ -212,7 +215,7 @@ def apply_layers(
             served.presets
             or served.adapters
             or served.gpu_share is not None
-            or any(each.layer == KIND for each in layers[model, vllm_version(wanted)])
+            or any(each.layer == KIND for each in layers[model, release_name(wanted, model)])
             for model, served in wanted.serving.items()
         )
         else wanted
@@ -225,6 +228,9 @@ def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
     return tuple(each for each in flags if each.layer != YOURS)
 
 
-def vllm_version(settings: NodeSettings) -> str:
-    """Return a node's declared vLLM release, or "" if the node serves nothing."""
-    return settings.vllm.version if settings.vllm else ""
+def release_name(settings: NodeSettings, model: str) -> str:
+    """
+    Return the name of an entry's release: the version, after the engine if that is not vLLM.
+    """
+    engine = settings.engine_of(model)
+    return engine.version if engine.engine == DEFAULT else f"{engine.engine} {engine.version}"

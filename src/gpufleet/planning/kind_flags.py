@@ -20,6 +20,8 @@ from gpufleet.flags.normalize import human_readable
 from gpufleet.flags.schema import sort_key
 from gpufleet.planning.flag_layers import KIND, LayeredFlag
 from gpufleet.planning.stage import Running
+from gpufleet.settings import engine_flags
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.monitoring_settings import Objectives
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import ModelKind, Served, Vllm
@@ -96,6 +98,12 @@ def resolve_kinds(
     found: dict[str, ResolvedKind] = {}
     problems: list[str] = []
     for model, (wanted, vllm) in sorted(served.items(), key=lambda each: each[0]):
+        reading = readings.get(model, UNREAD)
+        if wanted.engine != DEFAULT:
+            found[model] = ResolvedKind()
+            if reading.kind not in {None, "generate"} and wanted.kind is None:
+                problems.append(_only_generates(model, wanted, reading))
+            continue
         try:
             found[model] = resolve_kind(
                 model, wanted, readings.get(model, UNREAD), running.get(model)
@@ -118,6 +126,15 @@ def resolve_kinds(
     if problems and judged:
         raise FleetError(*problems)
     return ResolvedKinds(found)
+
+
+def _only_generates(model: str, served: Served, reading: KindReading) -> str:
+    engine = engine_flags.of(served.engine).title
+    return (
+        f"serving.{model}.engine: {served.engine}: {reading.why}, so it is of `kind: "
+        f"{reading.kind}`, and gpufleet runs {engine} for `kind: generate` only: remove `engine`, "
+        "or declare `kind: generate` if the model completes text"
+    )
 
 
 def _release_words(

@@ -94,6 +94,7 @@ class FleetPlan:
                     "unit": stage.unit,
                     "model": stage.model,
                     "kind": stage.kind,
+                    "engine": stage.engine,
                     "replica": stage.replica,
                     "node": stage.node,
                     "gpus": list(stage.gpus),
@@ -350,9 +351,10 @@ def _node_capacities(
         near = nics.get(name, {})
         key = Layout.key(node, near)
         layout = layouts.get(key) or layouts.setdefault(key, Layout(node, near))
-        vllm = settings[name].vllm if name in settings else None
+        here = settings.get(name)
+        vllm, servers = here and here.vllm, here and here.servers
         hardware = tuple((gpu.name, gpu.memory_mib, gpu.compute_capability) for gpu in node.gpus)
-        alike = (key, hardware, vllm and vllm.version, vllm and vllm.device)
+        alike = (key, hardware, vllm and vllm.version, servers and servers.device)
         if alike not in kinds:
             kinds[alike] = Kind(
                 gpu=" and ".join(sorted({gpu.name for gpu in node.gpus})),
@@ -363,7 +365,7 @@ def _node_capacities(
                 ),
                 islands=tuple(sorted(map(len, layout.islands), reverse=True)),
                 vllm=vllm.version if vllm else "",
-                device=vllm.device if vllm else "cuda",
+                device=servers.device if servers else "cuda",
                 more_groups=tuple(layout.more_groups.items()),
             )
         rooms[name] = NodeCapacity(

@@ -10,6 +10,7 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.planning import adapter_flags
 from gpufleet.planning.flag_layers import LayeredFlag
+from gpufleet.settings.engine_flags import DEFAULT, EngineName
 from gpufleet.settings.serving_settings import ModelKind, Served
 
 Balancing: TypeAlias = Literal["internal", "hybrid", "external"]
@@ -71,6 +72,8 @@ class Stage:
     """Connection to the prefill or decode partners; None if the stage does both."""
     kind: ModelKind = "generate"
     """The kind of requests to the model."""
+    engine: EngineName = DEFAULT
+    """The engine of the server."""
     balancing: Balancing = "internal"
     """How requests are balanced over the engines of a replica that spans nodes."""
     gpu_share: float | None = None

@@ -148,9 +148,10 @@ def _foreign_addresses(
 ) -> Iterator[str]:
     for name, here in sorted(settings.items()):
         own = interface_addresses(documents.get(name, {}))
-        if here.vllm and here.serving and own and here.vllm.listen not in {*_ANY, *own}:
+        servers = here.servers
+        if servers and here.serving and own and servers.listen not in {*_ANY, *own}:
             yield (
-                f"vllm.listen: {here.vllm.listen} is not an address of {name}, which has "
+                f"{servers.engine}.listen: {servers.listen} is not an address of {name}, which has "
                 f"{join_names(own)}: its servers cannot listen there and do not start; write one "
                 "of these in host_vars, or 0.0.0.0"
             )
@@ -171,7 +172,7 @@ def _reserved_that_are_not_there(
 def _odd_block(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     here = settings[stage.node]
     size = here.serving[stage.model].flags.get("block-size")
-    if here.vllm and here.vllm.device == "cuda" and isinstance(size, int) and size % BLOCK:
+    if here.engine_of(stage.model).device == "cuda" and isinstance(size, int) and size % BLOCK:
         yield f"serving.{stage.model}.flags.block-size: {odd_block(size)}"
 
 

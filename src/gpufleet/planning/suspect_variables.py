@@ -62,8 +62,8 @@ def variable_remarks(
 def _places(stage: Stage, here: NodeSettings) -> Iterator[tuple[str, Mapping[str, str]]]:
     """Yield the groups of a stage's variables, each with its key, the stronger group first."""
     yield f"serving.{stage.model}.environment", here.serving[stage.model].environment
-    if here.vllm:
-        yield "vllm.environment", here.vllm.environment
+    engine = here.engine_of(stage.model)
+    yield f"{engine.engine}.environment", engine.environment
 
 
 def _nvlink_unused(

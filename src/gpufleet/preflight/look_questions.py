@@ -94,10 +94,10 @@ def wanted_models(
     for model, node in sorted(set(homes)):
         here = settings[node]
         served = here.serving.get(model)
-        if served is None or here.vllm is None:
+        if served is None or here.servers is None:
             continue
         wanted = checkpoint(served)
-        lock = locks.get(here.vllm.models_lock, {})
+        lock = locks.get(here.servers.models_lock, {})
         found.setdefault(node, {})[model] = WantedModel(
             model,
             model_directory(served),
@@ -113,21 +113,30 @@ def download_pages(
     """Return the addresses from which nodes download models and packages, by node and id."""
     found: dict[str, dict[str, str]] = {}
     for node, here in settings.items():
-        vllm = here.vllm
-        if vllm is None:
+        servers = here.servers
+        if servers is None:
             continue
         urls: dict[str, str] = {}
         for each in models.get(node, ()):
             wanted = checkpoint(here.serving[each.model])
             if wanted is not None:
-                urls[f"source model {each.model}"] = listing_url(wanted, vllm)
-        if not vllm.no_index:
-            urls["source packages"] = f"{(vllm.index_url or PYPI).rstrip('/')}/vllm/"
-        links = [each for each in vllm.find_links if urlsplit(each).scheme in {"http", "https"}]
-        urls |= {f"source packages {number}": url for number, url in enumerate(links)}
+                urls[f"source model {each.model}"] = listing_url(wanted, servers)
+        urls |= _package_pages(here)
         if urls:
             found[node] = urls
     return found
+
+
+def _package_pages(here: NodeSettings) -> dict[str, str]:
+    """Return the addresses of packages; the first engine's has no name in its id."""
+    urls: dict[str, str] = {}
+    for name, engine in here.engines.items():
+        what = "source packages" + (f" of {name}" if urls else "")
+        if not engine.no_index:
+            urls[what] = f"{(engine.index_url or PYPI).rstrip('/')}/{name}/"
+        links = [each for each in engine.find_links if urlsplit(each).scheme in {"http", "https"}]
+        urls |= {f"{what} {number}": url for number, url in enumerate(links)}
+    return urls
 
 
 def tls_servers(

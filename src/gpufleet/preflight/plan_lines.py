@@ -36,7 +36,7 @@ def declared_replicas(settings: Mapping[str, NodeSettings]) -> dict[str, int]:
     return {
         model: 1 if served.replicas == "fit" else served.replicas
         for node in settings.values()
-        if node.vllm is not None
+        if node.servers is not None
         for model, served in node.serving.items()
     }
 

@@ -225,8 +225,10 @@ def adapter_lines(
 
 def _open_servers(nodes: Iterable[tuple[str, NodeSettings]]) -> Iterator[str]:
     for node, here in nodes:
-        vllm = here.vllm
-        if vllm is None or not here.serving or vllm.api_key_file or vllm.listen in LOOPBACK:
+        servers = here.servers
+        if servers is None or not here.serving or servers.api_key_file:
+            continue
+        if servers.listen in LOOPBACK:
             continue
         if here.firewall is None:
             yield node

@@ -53,16 +53,19 @@ def replicas(status: FleetStatus) -> Iterator[Replica]:
 
 
 def models(
-    settings: Mapping[str, NodeSettings], locks: Mapping[str, Models], releases: Mapping[str, str]
+    settings: Mapping[str, NodeSettings],
+    locks: Mapping[str, Models],
+    releases: Mapping[tuple[str, str], str],
 ) -> Iterator[Model]:
     """
     Yield each entry of `serving`, once for each distinct declaration.
 
-    `locks` are the locks of models by file, `releases` are the declared releases by node.
+    `locks` are the locks of models by file, `releases` the declared releases by node and
+    engine.
     """
     alike: dict[tuple[str, str, str, str, str, str, tuple[str, ...]], list[str]] = {}
     for node, here in sorted(settings.items()):
-        if here.vllm is None:
+        if here.servers is None:
             continue
         for name, served in here.serving.items():
             key = (
@@ -70,8 +73,8 @@ def models(
                 served.model,
                 served.revision or "",
                 str(served.replicas),
-                releases.get(node, ""),
-                here.vllm.models_lock if checkpoint(served) else "",
+                releases.get((node, served.engine), ""),
+                here.servers.models_lock if checkpoint(served) else "",
                 tuple(_adapter(name, each) for name, each in sorted(served.adapters.items())),
             )
             alike.setdefault(key, []).append(node)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 from gpufleet.checks.driver import loaded_version
@@ -27,19 +27,19 @@ def gpu_node(
     declared: NodeVars,
     answer: Mapping[str, Any] | str,
     found: Findings,
-    release: str = "",
+    releases: Collection[str] = (),
 ) -> Node:
     """
     Return a node with GPUs; `answer` is its probe, or a sentence why there is none.
 
-    `found` are the checks' findings of the fleet, `release` is the id of the declared vLLM release.
+    `found` are the checks' findings of the fleet, `releases` are the ids of the declared releases.
     """
     plain = Node(name=name, groups=declared.groups)
     if isinstance(answer, str):
         return plain.model_copy(update={"silent": answer})
     try:
         with refuse_malformed(name):
-            parts = dict(_parts(name, declared.settings, answer, found, release))
+            parts = dict(_parts(name, declared.settings, answer, found, releases))
             return Node.model_validate({**plain.model_dump(), **parts})
     except FleetError as error:
         why = "; ".join(error.problems).removeprefix(f"{name}: ")
@@ -51,7 +51,7 @@ def _parts(
     settings: NodeSettings,
     document: Mapping[str, Any],
     found: Findings,
-    release: str,
+    releases: Collection[str],
 ) -> Iterator[tuple[str, Any]]:
     links = interconnect.from_probe(name, document)
     running = tuple(running_stages({name: document}))
@@ -71,7 +71,7 @@ def _parts(
     cordon = value_or(document.get("cordon"))
     by = f"cordoned by {cordon['by']}: {cordon['why']}" if cordon else ""
     yield "notes", (*links.warnings, *([by] if by else []))
-    yield "versions", tuple(_versions(document, settings, running, release))
+    yield "versions", tuple(_versions(document, settings, running, releases))
     yield (
         "packages",
         {str(package): str(each["version"]) for package, each in sorted(packages.items())},
@@ -115,7 +115,7 @@ def _versions(
     document: Mapping[str, Any],
     settings: NodeSettings,
     running: Iterable[Running],
-    release: str,
+    releases: Collection[str],
 ) -> Iterator[Version]:
     """
     Yield the versions of the driver, CUDA, packages, vLLM and Python; unreadable ones are unknown.
@@ -133,11 +133,12 @@ def _versions(
     wanted = lock.modules if lock else ""
     yield _version("kernel modules", "" if driver == "" else modules, wanted)
     yield from _packaged(document, settings)
-    if release:
-        releases = document["system"]["releases"]
-        there = () if _found(releases) == "" else value_or(releases)
+    release = ", ".join(releases)
+    if releases:
+        whole = document["system"]["releases"]
+        there = () if _found(whole) == "" else value_or(whole)
         found = None if there is None else ", ".join(sorted(map(str, there)))
-        agrees = None if there is None else release in there
+        agrees = None if there is None else set(releases) <= set(there)
         yield _version("vLLM that is installed", found, release, agrees)
     if runs := sorted({each.release or "not known" for each in running}):
         yield _version("vLLM that runs", ", ".join(runs), release)

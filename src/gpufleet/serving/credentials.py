@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from gpufleet import node_paths
 from gpufleet.planning.multinode.launch import RAY_TOKEN, ray_token
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 
 CREDENTIALS = node_paths.VLLM_CREDENTIALS
 API_KEY = "api-key"
@@ -26,17 +26,17 @@ Prefix of a credential that becomes an environment variable.
 NOT_FOR_UNITS = (HF_TOKEN,)
 
 
-def secret_files(vllm: Vllm, serving: Mapping[str, Served]) -> dict[str, str]:
+def secret_files(servers: EngineSettings, serving: Mapping[str, Served]) -> dict[str, str]:
     """Return the secret files on this machine that the settings name, by credential."""
-    variables = {f"{VARIABLE}.{name}": path for name, path in vllm.environment_files.items()} | {
+    variables = {f"{VARIABLE}.{name}": path for name, path in servers.environment_files.items()} | {
         f"{VARIABLE}.{name}.{model}": path
         for model, served in serving.items()
         for name, path in served.environment_files.items()
     }
     named = {
-        API_KEY: vllm.api_key_file,
-        CLUSTER_KEY: vllm.cluster_key_file,
-        HF_TOKEN: vllm.hf_token_file,
+        API_KEY: servers.api_key_file,
+        CLUSTER_KEY: servers.cluster_key_file,
+        HF_TOKEN: servers.hf_token_file,
     }
     return {name: path for name, path in named.items() if path} | variables
 

@@ -9,17 +9,18 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TypeAlias
 
+from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
-from gpufleet.flags.check import check
 from gpufleet.flags.problem import Kind
 from gpufleet.flags.schema import Schema
-from gpufleet.planning.flag_layers import LENGTH, LayeredFlag
+from gpufleet.planning.flag_layers import LayeredFlag
 from gpufleet.planning.stage import Stage
 from gpufleet.serving.flag_check import Origins, launch_command, problem_keys, problem_sentence
+from gpufleet.settings import engine_flags
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 
 _Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
 """The model, the message, and the settings concerned."""
@@ -50,14 +51,15 @@ def refused_flags(
 def _refusals(
     settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
 ) -> Iterator[_Refusal]:
-    known = frozenset(schema.versions())
     for node, wanted in sorted(settings.items()):
-        if wanted.vllm is None or wanted.vllm.version not in known:
-            continue
-        release = schema.load(wanted.vllm.version)
         for name, served in wanted.serving.items():
+            server = wanted.engine_of(name)
+            rules = engine(server.engine).flags
+            if schema.release_name(server.version) not in rules.versions():
+                continue
+            release = rules.load(server.version)
             shapes = [
-                tuple(_refused(release, stage, served, wanted.vllm, origins.get(node, {})))
+                tuple(_refused(release, stage, served, server, origins.get(node, {})))
                 for stage in _stages(node, name, served)
             ]
             first, *others = shapes
@@ -65,8 +67,8 @@ def _refusals(
 
 
 def _stages(node: str, name: str, served: Served) -> Iterator[Stage]:
-    length = served.context
-    flags = () if length is None else (LayeredFlag(LENGTH, length, "context"),)
+    length, flag = served.context, engine_flags.of(served.engine).length
+    flags = () if length is None else (LayeredFlag(flag, length, "context"),)
     for tensor, pipeline in _SHAPES:
         yield Stage(
             name,
@@ -84,16 +86,16 @@ def _stages(node: str, name: str, served: Served) -> Iterator[Stage]:
 
 
 def _refused(
-    release: Schema, stage: Stage, served: Served, vllm: Vllm, origins: Origins
+    release: Schema, stage: Stage, served: Served, server: EngineSettings, origins: Origins
 ) -> Iterator[_Refusal]:
     try:
-        begun = launch_command(stage, served, vllm, release=vllm.version)
+        begun = launch_command(stage, served, server, release=server.version)
     except FleetError as error:
         yield from ((stage.model, problem, ()) for problem in error.problems)
         return
     # Presets, `prefill` and `adapters` may add a flag that another flag requires.
     open_ended = bool(served.presets or served.prefill or served.adapters)
-    for problem in check(release, begun.argv, begun.environment):
+    for problem in engine(server.engine).flags.check(release, begun.argv, begun.environment):
         if problem.refuses and not (open_ended and problem.kind is Kind.CONFLICT):
             sentence = problem_sentence(release, begun, problem, origins)
             yield stage.model, sentence, problem_keys(begun, problem)

@@ -1,4 +1,4 @@
-"""Check the planned stages' arguments and variables against their vLLM release. Pure.
+"""Check the planned stages' arguments and variables against their engine's release. Pure.
 
 The checked command line is exactly the unit's (`Engine.arguments`, `Engine.environment`), by the
 schema of the release that will run it, never of another release. A sentence names the key that an
@@ -17,11 +17,11 @@ from functools import cache
 from pathlib import Path
 from typing import TypeAlias
 
+from gpufleet import engines
 from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.flags import schema
 from gpufleet.flags.arguments import words
-from gpufleet.flags.check import check
 from gpufleet.flags.problem import JudgedBy, Kind, Problem
 from gpufleet.flags.schema import Schema
 from gpufleet.planning.multinode.launch import fill_ports
@@ -29,7 +29,7 @@ from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.settings.variables import Origin
 
 Origins: TypeAlias = Mapping[str, Origin]
@@ -73,6 +73,7 @@ class LaunchCommand:
     """
 
     stage: Stage
+    engine: str
     version: str
     argv: tuple[str, ...]
     keys: tuple[KeyPath, ...]
@@ -81,16 +82,22 @@ class LaunchCommand:
 
 
 def launch_command(
-    stage: Stage, model: Served, vllm: Vllm, *, release: str, toolkit: str | None = None
+    stage: Stage,
+    model: Served,
+    settings: EngineSettings,
+    *,
+    release: str,
+    toolkit: str | None = None,
 ) -> LaunchCommand:
     """
     Return the command line and variables of a stage's unit, as in `unit.render_unit`.
 
     Raises `FleetError` for arguments and variables that a process cannot have.
     """
-    lines = list(engine().arguments(stage, model, vllm))
+    server = engine(settings.engine)
+    lines = list(server.arguments(stage, model, settings))
     if stage.group:
-        rank = engine().rank(stage, model, vllm)
+        rank = server.rank(stage, model, settings)
         port, refused = stage.group.cluster_port, {f"--{name}" for name in rank.drops}
         lines = [each for each in lines if each[1][0].partition("=")[0] not in refused]
         lines += [
@@ -99,14 +106,16 @@ def launch_command(
         ]
     # One key for every word of its line.
     said = [(word, key) for key, line in lines for word in line]
-    shared = {name: ("vllm", "environment", name) for name in vllm.environment}
+    section = settings.engine
+    shared = {name: (section, "environment", name) for name in settings.environment}
     own = {name: ("serving", stage.model, "environment", name) for name in model.environment}
     return LaunchCommand(
         stage,
-        vllm.version,
+        section,
+        settings.version,
         tuple(word for word, _ in said),
         tuple(key for _, key in said),
-        engine().environment(stage, model, vllm, release, toolkit),
+        server.environment(stage, model, settings, release, toolkit),
         {**shared, **own},
     )
 
@@ -124,27 +133,26 @@ def check_plan(
     refused.
     """
     found = FlagFindings()
-    known = frozenset(schema.versions())
     for stage in stages:
         here = settings[stage.node]
-        if here.vllm is None:  # no stage is planned without a release
-            continue
+        wanted = here.engine_of(stage.model)
         try:
             begun = launch_command(
                 stage,
                 here.serving[stage.model],
-                here.vllm,
-                release=here.vllm.version,  # decides nothing but PATH
+                wanted,
+                release=wanted.version,  # decides nothing but PATH
                 toolkit=here.cuda.toolkit if here.cuda else None,
             )
         except FleetError as error:
             found += FlagFindings(refused=error.problems)
             continue
-        if here.vllm.version not in known:
-            found += FlagFindings(remarks=(_not_known(here.vllm.version),))
+        rules = engine(wanted.engine).flags
+        if schema.release_name(wanted.version) not in rules.versions():
+            found += FlagFindings(remarks=(_not_known(begun),))
             continue
         places = (origins or {}).get(stage.node, {})
-        found += check_stage(schema.load(here.vllm.version), begun, places)
+        found += check_stage(rules.load(wanted.version), begun, places)
     if found.refused:
         raise FleetError(*found.refused)
     return found.remarks
@@ -155,7 +163,7 @@ def check_stage(
 ) -> FlagFindings:
     """Return the findings on one stage by the schema of its release."""
     found = FlagFindings()
-    for problem in check(schema, begun.argv, begun.environment):
+    for problem in engine(begun.engine).flags.check(schema, begun.argv, begun.environment):
         if problem.by is JudgedBy.ADVICE and not problem_keys(begun, problem):
             continue  # a gpufleet variable that this release does not read
         sentence = problem_sentence(schema, begun, problem, origins or {})
@@ -176,15 +184,16 @@ def check_fingerprint() -> str:
     flags = Path(schema.__file__).parent
     judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)
     found = hashlib.sha256(payload.digest("flags/schema").encode())
-    for path in (Path(__file__), *judging, flags / "data/changes.json"):
+    ours = sorted(Path(engines.__file__).parent.glob("*/*_check.py"))
+    for path in (Path(__file__), *judging, *ours, flags / "data/changes.json"):
         found.update(path.read_bytes())
     return found.hexdigest()[:16]
 
 
-def _not_known(version: str) -> str:
+def _not_known(begun: LaunchCommand) -> str:
     return (
-        f"vllm.version: the flags of vLLM {version} are not known here: each node's installed "
-        "release checks them before any restart"
+        f"{begun.engine}.version: the flags of {engine(begun.engine).title} {begun.version} are "
+        "not known here: each node's installed release checks them before any restart"
     )
 
 
@@ -210,7 +219,8 @@ def problem_sentence(
     what = " and ".join(".".join(map(str, key)) for key in keys) or problem.argument
     since = f", since {problem.since}" if problem.since else ""
     remedy = "; ".join(_remedies(schema, problem))
-    return f"{''.join(where)}{what}: {problem.found} (vLLM {schema.version}{since})" + (
+    title = engine(begun.engine).title
+    return f"{''.join(where)}{what}: {problem.found} ({title} {schema.version}{since})" + (
         f": {remedy}" if remedy else ""
     )
 

@@ -76,7 +76,9 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
     if found.causes:
         return found.causes[0].sentence
     if exit_status == "2":
-        return "vLLM refused its command line (exit status 2): see `systemctl cat` of the unit"
+        return (
+            "the server refused its command line (exit status 2): see `systemctl cat` of the unit"
+        )
     if exit_status == "137":
         return "it was killed: out of memory, or by hand; see `journalctl -k`"
     return None
@@ -158,8 +160,8 @@ def verdict(
         return Verdict(
             State.BUSY,
             f"{unit}: /health is 200, but {asked} takes over a minute: it is saturated, or its "
-            "engine is frozen (compare vllm:num_requests_running and "
-            f"vllm:{_progress(seen)}_tokens_total of its /metrics)",
+            f"engine is frozen (compare its running requests and its {_progress(seen)} tokens in "
+            "its /metrics)",
         )
     if "completion_error" in seen:
         cause = likely_cause(lines)

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping
 
+from gpufleet.artifacts.release import engine_version
+from gpufleet.engines.engine import engine
 from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import EngineSettings
 
 NO_ARGUMENT = "its environment or start program"
 """The change of a process whose arguments are unchanged."""
@@ -32,24 +35,27 @@ def find_restarts(
     units = {(each.node, each.id): each for each in running}
     for stage in stages:
         unit, here = units.get((stage.node, stage.id)), settings[stage.node]
-        if unit is None or here.vllm is None or not unit.arguments:
+        if unit is None or not unit.arguments:
             continue
+        wanted = here.engine_of(stage.model)
         lines = argument_lines(
-            stage, here.serving[stage.model], here.vllm, release=unit.release if stage.group else ""
+            stage, here.serving[stage.model], wanted, release=unit.release if stage.group else ""
         )
-        version = unit.release.rpartition("-")[0]
         changes = [
-            *(
-                [f"vLLM {version} -> {here.vllm.version}"]
-                if version not in ("", here.vllm.version)
-                else []
-            ),
+            *_release_change(unit.release, wanted),
             *(f"- {line}" for line in unit.arguments if line not in lines),
             *(f"+ {line}" for line in lines if line not in unit.arguments),
         ]
         if changes:
             found.setdefault(stage.id, []).extend(changes)
     return {stage: ", ".join(_changes(changes)) for stage, changes in found.items()}
+
+
+def _release_change(running: str, planned: EngineSettings) -> Iterator[str]:
+    name, version = engine_version(running)
+    if version not in ("", planned.version) or name != planned.engine:
+        now = engine(planned.engine).title if name != planned.engine else ""
+        yield f"{engine(name).title} {version} -> {now} {planned.version}".replace("  ", " ")
 
 
 def _changes(changes: Iterable[str]) -> Iterable[str]:
@@ -109,7 +115,7 @@ def _unit_arguments(
 ) -> tuple[str, ...]:
     """Return the planned arguments of a stage's unit, in a probe's form."""
     here = settings[stage.node]
-    if here.vllm is None:
-        return ()
     model = here.serving[stage.model]
-    return tuple(argument_lines(stage, model, here.vllm, release=releases[stage.node]))
+    return tuple(
+        argument_lines(stage, model, here.engine_of(stage.model), release=releases[stage.node])
+    )

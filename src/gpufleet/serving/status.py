@@ -263,7 +263,7 @@ def _compared(
         counts[replica.model] += 1
     wanted: dict[str, int] = {}
     for each in declared.values():
-        if each.settings.vllm is not None:
+        if each.settings.servers is not None:
             for model, served in each.settings.serving.items():
                 wanted[model] = 1 if served.replicas == "fit" else served.replicas
     missing = {
@@ -288,7 +288,7 @@ def _may_have(
             node
             for node in sorted(silent)
             if node in declared
-            and declared[node].settings.vllm is not None
+            and declared[node].settings.servers is not None
             and model in declared[node].settings.serving
         )
         for model in models

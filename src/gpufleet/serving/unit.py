@@ -27,7 +27,7 @@ from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving.credentials import API_KEY, variable_credentials
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.templates import TEMPLATES, load_template, read_template
 
 RANK = node_paths.RANK
@@ -66,7 +66,7 @@ class UnitFile:
 def render_unit(
     stage: Stage,
     model: Served,
-    vllm: Vllm,
+    settings: EngineSettings,
     *,
     release: str,
     toolkit: str | None = None,
@@ -80,55 +80,67 @@ def render_unit(
     /etc/vllm/credentials, by name, so a changed key causes a restart. Raises `FleetError` for
     arguments and variables that a process cannot have.
     """
+    server = engine(settings.engine)
     hashes = dict(credentials or {})
     open_without = stage.servers or not stage.group
-    if vllm.api_key_file is not None and open_without and API_KEY not in hashes:
+    if settings.api_key_file is not None and open_without and API_KEY not in hashes:
         # Without the credential the launcher would start an open endpoint.
         raise ValueError(f"{stage.id} should have an API key, but its hash is missing")
-    variables = engine().environment(stage, model, vllm, release, toolkit)
+    variables = server.environment(stage, model, settings, release, toolkit)
     secret = variable_credentials(stage, model, hashes)
-    if missing := {*vllm.environment_files, *model.environment_files} - {
+    if missing := {*settings.environment_files, *model.environment_files} - {
         *(name.split(".")[1] for name in secret),
         *model.environment,
     }:
         raise ValueError(f"{stage.id} should have {missing}, but their hashes are missing")
-    directory = model_directory(model)
+    directory, files = f"{RELEASES}/{release}", model_directory(model)
+    started_with: dict[str, str | bytes] = {
+        "release": release,
+        "launcher": server.launcher.content(templates),
+        **({"rank": payload.archive("rank/rank")} if stage.group else {}),
+        **({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {}),
+        **({"guard": payload.source("serving/guard")} if settings.api_key_file else {}),
+        **({"turn": payload.archive(GPU_TURN_PROGRAM)} if stage.gpu_share is not None else {}),
+        **{f"credential {name}": digest for name, digest in hashes.items()},
+    }
     return _render(
         "vllm/vllm.service.j2",
         stage.unit,
         f"{UNIT_DIRECTORY}/{stage.unit}",
-        {"release": release, "launcher": read_template("vllm/vllm-serve.sh", templates)}
-        | ({"rank": payload.archive("rank/rank")} if stage.group else {})
-        | ({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {})
-        | ({"guard": payload.source("serving/guard")} if vllm.api_key_file is not None else {})
-        | ({"turn": payload.archive(GPU_TURN_PROGRAM)} if stage.gpu_share is not None else {})
-        | {f"credential {name}": digest for name, digest in hashes.items()},
+        started_with,
         templates,
         stage=stage,
         model=model,
-        vllm=vllm,
-        cuda=vllm.device == "cuda",
+        title=server.title,
+        user=settings.user,
+        cuda=settings.device == "cuda",
         environment=[
             systemd_quote(f"{name}={value}", command=False) for name, value in variables.items()
         ],
-        arguments=argument_lines(stage, model, vllm, release=release),
-        program=RANK if stage.group else f"{RELEASES}/{release}/{engine().program}",
+        arguments=argument_lines(stage, model, settings, release=release),
+        program=RANK if stage.group else f"{directory}/{server.program}",
         credentials=sorted(hashes),
         stop_seconds=stop_seconds(model),
-        launcher=" ".join([*([VARIABLES] if secret else []), LAUNCHER, *_turn(stage, model, vllm)]),
-        release_directory=f"{RELEASES}/{release}",
-        model_directory=systemd_quote(directory, command=False),
-        protect_home="read-only" if _is_in_a_home(directory) else "yes",
+        launcher=" ".join(
+            [
+                *([VARIABLES] if secret else []),
+                *server.launcher.words(directory),
+                *_turn(stage, model, settings),
+            ]
+        ),
+        release_directory=directory,
+        model_directory=systemd_quote(files, command=False),
+        protect_home="read-only" if _is_in_a_home(files) else "yes",
     )
 
 
-def _turn(stage: Stage, model: Served, vllm: Vllm) -> tuple[str, ...]:
+def _turn(stage: Stage, model: Served, settings: EngineSettings) -> tuple[str, ...]:
     """
     Return the launcher's prefix for a shared GPU, which delays the start until the server's turn.
     """
     if stage.gpu_share is None:
         return ()
-    url = f"http://{local_address(vllm.listen)}:{stage.port}"
+    url = f"http://{local_address(settings.listen)}:{stage.port}"
     folder = f"{node_paths.GPU_TURNS}/{stage.gpu_uuids[0]}"
     return node_paths.GPU_TURN, folder, stage.id, url, str(model.start_seconds)
 
@@ -143,29 +155,32 @@ def stop_seconds(model: Served) -> int:
     Return TimeoutStopSec= of the model's units, in seconds.
 
     The limit is the drain, then 5 s that vLLM gives its workers
-    (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS), then 25 s to exit; systemd then kills the remaining
-    processes.
+    (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS; SGLang gives them up to 15 s), then 25 s to exit; systemd
+    then kills the remaining processes.
     """
     return model.drain_seconds + 30
 
 
-def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = "") -> list[str]:
+def argument_lines(
+    stage: Stage, model: Served, settings: EngineSettings, *, release: str = ""
+) -> list[str]:
     """
-    Return the lines of ExecStart= after the program, quoted for systemd. The program is `vllm
-    serve`, or in a multi-node replica the rank's program, which starts `vllm serve`.
+    Return the lines of ExecStart= after the program, quoted for systemd. The program is the
+    engine's, as `vllm serve`, or in a multi-node replica the rank's program, which starts it.
     """
-    said = [line for _, line in engine().arguments(stage, model, vllm)]
+    server = engine(settings.engine)
+    said = [line for _, line in server.arguments(stage, model, settings)]
     if stage.group:
         said = launch.command(
             stage,
             model,
-            engine().rank(stage, model, vllm),
+            server.rank(stage, model, settings),
             dict(stage.group.networks),
             port=stage.group.cluster_port,
             same={
                 "release": release,
                 "model": model.revision or model.model,
-                "fingerprint": replica_fingerprint(stage, model, vllm),
+                "fingerprint": replica_fingerprint(stage, model, settings),
             },
             programs=f"{RELEASES}/{release}/bin",
             serve=said,
@@ -173,16 +188,17 @@ def argument_lines(stage: Stage, model: Served, vllm: Vllm, *, release: str = ""
     return [" ".join(map(systemd_quote, line)) for line in said]
 
 
-def replica_fingerprint(stage: Stage, model: Served, vllm: Vllm) -> str:
+def replica_fingerprint(stage: Stage, model: Served, settings: EngineSettings) -> str:
     """
     Return the fingerprint (16 digits) of the start parameters common to all ranks of a replica.
     Ranks with different fingerprints do not form a group, so the ranks that a deploy has already
     changed wait for the others. The fingerprint excludes parameters that differ by node, and
     parameters that follow from the list of nodes, which the ranks compare themselves.
     """
-    said = [line for _, line in engine().arguments(replace(stage, node_rank=0), model, vllm)]
-    variables = engine().replica_variables(model) | vllm.environment | model.environment
-    secret = sorted({*vllm.environment_files, *model.environment_files})
+    server = engine(settings.engine)
+    said = [line for _, line in server.arguments(replace(stage, node_rank=0), model, settings)]
+    variables = server.replica_variables(model) | settings.environment | model.environment
+    secret = sorted({*settings.environment_files, *model.environment_files})
     return _fingerprint(
         {
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),

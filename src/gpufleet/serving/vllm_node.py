@@ -24,6 +24,7 @@ from gpufleet.converge.desired import (
     User,
     Value,
 )
+from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.on_node.common.stage_units import GLOB
 from gpufleet.planning.gpu_shares import start_seconds
@@ -45,8 +46,8 @@ from gpufleet.serving.flag_check import LaunchCommand
 from gpufleet.serving.readiness import Endpoint
 from gpufleet.serving.unit import UnitFile
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Vllm
-from gpufleet.templates import read_template
+from gpufleet.settings.serving_settings import EngineSettings
+from gpufleet.templates import TEMPLATES, read_template
 
 # What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
 # drain, and the half minute that its unit adds.
@@ -86,8 +87,8 @@ def system_problems(
 
 
 def required_state(
-    wanted: Vllm,
-    build: Release,
+    wanted: EngineSettings,
+    builds: Iterable[Release],
     secrets: Mapping[str, bytes],
     *,
     apart: bool = False,
@@ -97,7 +98,7 @@ def required_state(
 
     With `apart`, the files that units read are left out.
     """
-    user = wanted.user
+    user, every = wanted.user, tuple(builds)
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
     return DesiredState(
         *(Package(name) for name in PACKAGES),
@@ -119,19 +120,32 @@ def required_state(
         Directory(CREDENTIALS, mode=0o700),
         Directory(node_paths.PROGRAMS, mode=0o755),
         Directory(node_paths.GUARD, mode=0o755),
-        File(build.lock_path, build.lock),
-        File(build.uv_lock_path, build.uv_lock),
+        *(
+            File(path, content)
+            for build in every
+            for path, content in (
+                (build.lock_path, build.lock),
+                (build.uv_lock_path, build.uv_lock),
+            )
+        ),
         *(_secret(name, content) for name, content in used.items()),
-        *(() if apart else restart_files(secrets)),
+        *(() if apart else restart_files(secrets, [each.program.package for each in every])),
     )
 
 
-def restart_files(secrets: Mapping[str, bytes]) -> tuple[File, ...]:
-    """Return the files that units read at their start; the units' fingerprints cover them."""
+def restart_files(secrets: Mapping[str, bytes], engines: Iterable[str]) -> tuple[File, ...]:
+    """
+    Return the files that units read at their start; the units' fingerprints cover them.
+
+    `engines` are the names of the engines with a release on the node.
+    """
     has_variables = any(name.startswith(f"{VARIABLE}.") for name in secrets)
     variables = File(unit.VARIABLES, read_template("vllm/vllm-variables.sh").encode(), mode=0o755)
     return (
-        File(unit.LAUNCHER, read_template("vllm/vllm-serve.sh").encode(), mode=0o755),
+        *(
+            File(launcher.path, launcher.content(TEMPLATES), mode=0o755)
+            for launcher in (engine(name).launcher for name in engines)
+        ),
         *([variables] if has_variables else []),
         File(unit.RANK, payload.archive("rank/rank"), mode=0o755),
         File(unit.GUARD, payload.source("serving/guard").encode()),
@@ -145,16 +159,18 @@ def _secret(name: str, content: bytes) -> File:
 
 
 def unit_files(
-    stages: Iterable[Stage], settings: NodeSettings, build: Release, secrets: Mapping[str, bytes]
+    stages: Iterable[Stage],
+    settings: NodeSettings,
+    builds: Mapping[str, Release],
+    secrets: Mapping[str, bytes],
 ) -> dict[Stage, UnitFile]:
-    """Return the units of this node's stages, by stage."""
-    wanted = serving_settings(settings)
+    """Return the units of this node's stages, by stage; `builds` are the engines' releases."""
     return {
         stage: unit.render_unit(
             stage,
             settings.serving[stage.model],
-            wanted,
-            release=build.id,
+            settings.engine_of(stage.model),
+            release=builds[settings.serving[stage.model].engine].id,
             toolkit=settings.cuda.toolkit if settings.cuda else None,
             credentials=unit_hashes(stage, settings.serving[stage.model], secrets),
         )
@@ -165,17 +181,17 @@ def unit_files(
 def launch_commands(
     stages: Iterable[Stage], settings: NodeSettings, build: Release
 ) -> tuple[LaunchCommand, ...]:
-    """Return the command lines and variables of this node's stages."""
-    wanted = serving_settings(settings)
+    """Return the command lines and variables of this node's stages that `build` runs."""
     return tuple(
         flag_check.launch_command(
             stage,
             settings.serving[stage.model],
-            wanted,
+            settings.engine_of(stage.model),
             release=build.id,
             toolkit=settings.cuda.toolkit if settings.cuda else None,
         )
         for stage in stages
+        if settings.serving[stage.model].engine == build.program.package
     )
 
 
@@ -197,7 +213,7 @@ def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Desi
 
 def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
     """Return the endpoints of this node's servers, at local addresses."""
-    wanted = settings.vllm
+    wanted = settings.servers
     if wanted is None:
         return ()
     return tuple(
@@ -249,13 +265,14 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
 def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
     """Return the problems of a node's locks and, with `secrets`, of its secret files."""
-    if settings.vllm is None or not settings.serving:
+    if not settings.serving:
         return ()
     problems: list[str] = []
-    try:
-        release_of(settings.vllm)
-    except FleetError as error:
-        problems += error.problems
+    for engine_settings in settings.used_engines:
+        try:
+            release_of(engine_settings)
+        except FleetError as error:
+            problems += error.problems
     if secrets:
         problems += _secrets(settings)[1]
     return tuple(problems)
@@ -265,7 +282,8 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
     """Return the contents of the secret files by credential, and their problems."""
     contents: dict[str, bytes] = {}
     problems: list[str] = []
-    for name, path in secret_files(serving_settings(settings), settings.serving).items():
+    named = secret_files(settings.servers, settings.serving) if settings.servers else {}
+    for name, path in named.items():
         try:
             content = contents[name] = read(path)
         except FleetError as error:
@@ -300,10 +318,3 @@ def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
         *(_secret(name, content) for name, content in secrets.items()),
         NoOtherFiles(f"{CREDENTIALS}/*"),
     )
-
-
-def serving_settings(settings: NodeSettings) -> Vllm:
-    """Return a serving node's vLLM settings. Raises `ValueError` if it has none."""
-    if settings.vllm is None:
-        raise ValueError("a node without `vllm` serves nothing")
-    return settings.vllm

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 
 from gpufleet import node_paths
-from gpufleet.artifacts.release import RELEASES
+from gpufleet.artifacts.release import VLLM, Release
 from gpufleet.engines.engine import engine
 from gpufleet.on_node.common import textfile
 from gpufleet.planning.stage import Stage, served_name
@@ -44,14 +44,13 @@ def configuration(
     *,
     address: str,
     key_file: str | None,
-    release: str,
-    version: str,
+    releases: Mapping[str, Release],
     listen: str = "",
     port: int | None = None,
 ) -> str:
     """
     Return the configuration of a node's watchdog. `address` is the node's own address of its
-    servers, `release` the id of their release, and `version` vLLM's version. Gateways query the
+    servers, `releases` has their release by engine. Gateways query the
     watchdog at `listen` and `port`; without a port, there is no listener.
     """
     told = [
@@ -63,14 +62,14 @@ def configuration(
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
             "kind": stage.kind,
-            "progress": asdict(engine().progress),
+            "progress": asdict(engine(stage.engine).progress),
             "served_name": served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,
             "rank": stage.node_rank,
-            "pins": numbers(version)[:2] >= PINS_SINCE,
+            "pins": _pins(releases[stage.engine]),
             # The release's own is pinned by its lock.
-            "py_spy": [f"{RELEASES}/{release}/bin/py-spy", "/usr/local/bin/py-spy"],
+            "py_spy": [f"{releases[stage.engine].directory}/bin/py-spy", "/usr/local/bin/py-spy"],
         }
         for stage in sorted(stages, key=lambda stage: stage.id)
         # A rank without a server cannot be queried; the server of its head reports on it.
@@ -79,6 +78,11 @@ def configuration(
     place = {"address": listen, "port": port} if port else None
     document = {"schema": 1, "listen": place, "stages": told}
     return json.dumps(document, indent=1, sort_keys=True) + "\n"
+
+
+def _pins(release: Release) -> bool:
+    """Return whether a request can name the engine of a server that computes it."""
+    return release.program is VLLM and numbers(release.source.version)[:2] >= PINS_SINCE
 
 
 def service(told: str) -> UnitFile:

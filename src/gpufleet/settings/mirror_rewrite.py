@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.mirror_settings import Mirror
     from gpufleet.settings.monitoring_settings import Alertmanager, NodeExporter, Prometheus
     from gpufleet.settings.node_settings import NodeSettings
-    from gpufleet.settings.serving_settings import Vllm
+    from gpufleet.settings.serving_settings import EngineSettings
 
 PACKAGES = "apt"
 PROGRAMS = "programs"
@@ -62,8 +62,8 @@ def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
         changed["gpu"] = settings.gpu.model_copy(
             update={"container_toolkit": toolkit.model_copy(update={"repository": url})}
         )
-    if settings.vllm:
-        changed["vllm"] = settings.vllm.model_copy(update=_vllm(mirror, settings.vllm))
+    for name, engine in settings.engines.items():
+        changed[name] = engine.model_copy(update=_engine(mirror, engine))
     if settings.litellm:
         wheels = _wheels(mirror, settings.litellm)
         changed["litellm"] = settings.litellm.model_copy(update=wheels)
@@ -86,7 +86,7 @@ def _program(mirror: Mirror, wanted: _Program) -> _Program:
     return wanted.model_copy(update={"archive": wanted.archive.model_copy(update={"url": url})})
 
 
-def _wheels(mirror: Mirror, wanted: Vllm | Litellm) -> dict[str, Any]:
+def _wheels(mirror: Mirror, wanted: EngineSettings | Litellm) -> dict[str, Any]:
     own = tuple(each for each in wanted.find_links if not _ADDRESS.match(each))  # on the node
     if mirror.index_url:
         return {"index_url": mirror.index_url, "find_links": own, "no_index": False}
@@ -95,8 +95,8 @@ def _wheels(mirror: Mirror, wanted: Vllm | Litellm) -> dict[str, Any]:
     return {}
 
 
-def _vllm(mirror: Mirror, vllm: Vllm) -> dict[str, Any]:
-    changed = _wheels(mirror, vllm)
+def _engine(mirror: Mirror, engine: EngineSettings) -> dict[str, Any]:
+    changed = _wheels(mirror, engine)
     if models := mirror.models or (mirror.url and f"{mirror.url}/{HUB}"):
         changed["hf_endpoint"] = models
     return changed
@@ -133,8 +133,8 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
                     f"names {address}, which is not on the mirror ({', '.join(allowed)}), and "
                     f"`offline` is true: {_remedy(path)}",
                 )
-    vllm = settings.vllm
-    for key, wanted in (("vllm", vllm), ("litellm", settings.litellm)):
+    servers = settings.servers
+    for key, wanted in (*settings.engines.items(), ("litellm", settings.litellm)):
         if wanted is None or wanted.no_index or wanted.index_url:
             continue
         yield (
@@ -142,7 +142,8 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
             "takes wheels from PyPI, and `offline` is true: set `mirror.url`, "
             "`mirror.wheels` or `mirror.index_url`",
         )
-    if vllm and vllm.hf_endpoint is None and any(m.hub_sources for m in settings.serving.values()):
+    hub = any(served.hub_sources for served in settings.serving.values())
+    if servers and servers.hf_endpoint is None and hub:
         yield (
             ("serving",),
             "has models from the Hugging Face Hub, and `offline` is true: set `mirror.url` or "

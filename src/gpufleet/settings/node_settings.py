@@ -11,6 +11,7 @@ from __future__ import annotations
 import datetime as dt
 from collections.abc import Callable
 from ipaddress import IPv4Network
+from itertools import pairwise
 from typing import Annotated, ClassVar, Literal
 
 from pydantic import (
@@ -24,6 +25,7 @@ from gpufleet.catalog.checks import CHECKS
 from gpufleet.formatting import suggestion
 from gpufleet.settings.base import Setting
 from gpufleet.settings.cuda_settings import Cuda, Dcgm
+from gpufleet.settings.engine_flags import EngineName
 from gpufleet.settings.firewall_settings import Firewall
 from gpufleet.settings.gateway_settings import Balancer, Gateway
 from gpufleet.settings.gpu_lock import GpuLock
@@ -35,8 +37,28 @@ from gpufleet.settings.monitoring_settings import (
     Monitoring,
     NodeExporter,
 )
-from gpufleet.settings.serving_settings import ModelName, Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, ModelName, Served, Sglang, Vllm
 from gpufleet.settings.upgrade_settings import Upgrade
+
+OF_THE_NODE = (
+    "user",
+    "device",
+    "listen",
+    "watchdog_port",
+    "api_key_file",
+    "cluster_key_file",
+    "allow_unauthenticated",
+    "allow_unguarded_ports",
+    "hf_token_file",
+    "environment_files",
+    "models_lock",
+    "hf_endpoint",
+    "distribution",
+)
+"""The keys of an engine's section that are equal for all engines of a node."""
+
+OF_THE_ENGINE = frozenset({"version", "lock", "environment"})
+"""The keys of an engine's section that another engine's section does not take over."""
 
 
 class Gpus(Setting):
@@ -180,6 +202,7 @@ class NodeSettings(Setting):
         Field(description="null: remove gpufleet's firewall, if any"),
     ] = None
     vllm: Vllm | None = None
+    sglang: Sglang | None = None
     cluster_network: Annotated[
         IPv4Network | None,
         Field(description="Network between the nodes of a replica; null: from the probe"),
@@ -194,10 +217,29 @@ class NodeSettings(Setting):
 
     @model_validator(mode="after")
     def _models_need_vllm(self) -> NodeSettings:
-        if self.serving and self.vllm is None:
+        missing = sorted({each.engine for each in self.serving.values()} - self.engines.keys())
+        if missing == ["vllm"]:
             raise ValueError("`serving` is set, but `vllm` is not: set the release")
+        if missing:
+            raise ValueError(
+                f"`serving` has entries with `engine: {missing[0]}`, but `{missing[0]}` is not "
+                "set: set the release"
+            )
         if self.dcgm and not (self.cuda or self.gpu_lock):
             raise ValueError("`dcgm` needs NVIDIA's repository: set `cuda.repository`")
+        return self
+
+    @model_validator(mode="after")
+    def _engines_share_the_node(self) -> NodeSettings:
+        engines = tuple(self.engines.values())
+        if clashes := [
+            f"`{other.engine}.{key}` is not `{first.engine}.{key}`: servers of a node share it: "
+            f"remove it from `{other.engine}`"
+            for first, other in pairwise(engines)
+            for key in OF_THE_NODE
+            if getattr(other, key) != getattr(first, key)
+        ]:
+            raise ValueError("; ".join(clashes))
         return self
 
     @model_validator(mode="after")
@@ -212,6 +254,27 @@ class NodeSettings(Setting):
         ]:
             raise ValueError("; ".join(clashes))
         return self
+
+    @property
+    def engines(self) -> dict[EngineName, EngineSettings]:
+        """Return the sections of the engines that are set, by the engine's name."""
+        found = (self.vllm, self.sglang)
+        return {each.engine: each for each in found if each is not None}
+
+    @property
+    def used_engines(self) -> tuple[EngineSettings, ...]:
+        """Return the sections of the engines that entries use; all of them without an entry."""
+        used = {each.engine for each in self.serving.values()} or self.engines.keys()
+        return tuple(each for name, each in self.engines.items() if name in used)
+
+    @property
+    def servers(self) -> EngineSettings | None:
+        """Return the section for what all servers of the node share; None without an engine."""
+        return next(iter(self.engines.values()), None)
+
+    def engine_of(self, model: str) -> EngineSettings:
+        """Return the section of the engine that serves an entry. It is always set."""
+        return self.engines[self.serving[model].engine]
 
     def with_serving(self, change: Callable[[str, Served], Served | None]) -> NodeSettings:
         """
@@ -229,16 +292,17 @@ class NodeSettings(Setting):
         The port on which this node's watchdog answers gateways; None without a watchdog or a port.
         """
         watched = any(each.watchdog.mode != "off" for each in self.serving.values())
-        return self.vllm.watchdog_port if self.vllm and watched else None
+        return self.servers.watchdog_port if self.servers and watched else None
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the ports of gpufleet's programs other than vLLM, by setting key."""
+        """Return the ports of gpufleet's programs other than engines, by setting key."""
         found = {"node_exporter.port": self.node_exporter.port}
+        section = self.servers.engine if self.servers else ""
         if watchdog := self.watchdog_port:
-            found["vllm.watchdog_port"] = watchdog
-        if self.vllm and self.vllm.distribution.enabled:
-            found["vllm.distribution.port"] = self.vllm.distribution.port
+            found[f"{section}.watchdog_port"] = watchdog
+        if self.servers and self.servers.distribution.enabled:
+            found[f"{section}.distribution.port"] = self.servers.distribution.port
         if self.dcgm and self.dcgm.exporter_version:
             found["dcgm.port"] = self.dcgm.port
         if self.monitoring and self.monitoring.prometheus:

@@ -18,7 +18,7 @@ from gpufleet.settings.base import KeyPath
 from gpufleet.settings.gpu_lock import GpuLock, lock_objections
 from gpufleet.settings.mirror_rewrite import rewrite_addresses, unreachable_addresses
 from gpufleet.settings.mistake_sentence import describe_mistake
-from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.node_settings import OF_THE_ENGINE, NodeSettings
 from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.server_routes import route_mistakes
 from gpufleet.settings.server_sandbox import sandbox_mistakes
@@ -80,12 +80,17 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
         against = {each.at: each.locked_at for each in differing}
         mistakes += [(each.at, each.what) for each in lock_objections(lock) if each.refused]
     given = lock_defaults.fill_in(data, lock) if lock else dict(data)
+    given, shared = _with_shared(given)
     try:
         settings = NodeSettings.model_validate(given)
     except ValidationError as error:
         # Without a valid lock, what only the lock says is missing, which is no mistake of its own.
         no_lock = bool(mistakes) and lock is None
-        found = [each for each in error.errors() if not (no_lock and each["type"] == "missing")]
+        found = [
+            each
+            for each in error.errors()
+            if not (no_lock and each["type"] == "missing") and each["loc"][:2] not in shared
+        ]
         mistakes += [each for each in map(describe_mistake, found) if each not in mistakes]
     if secrets:  # what is wrong elsewhere may quote them
         values = [each.value for each in secrets]
@@ -93,6 +98,20 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
     if mistakes:
         raise SettingsError(*mistakes, against=against)
     return settings
+
+
+def _with_shared(given: dict[str, Any]) -> tuple[dict[str, Any], frozenset[KeyPath]]:
+    """
+    Return variables with the keys that `sglang` takes from `vllm`, and the paths of these keys.
+
+    An engine's own keys (release, lock, variables) are never taken.
+    """
+    vllm, sglang = given.get("vllm"), given.get("sglang")
+    if not isinstance(vllm, Mapping) or not isinstance(sglang, Mapping):
+        return given, frozenset()
+    taken = {key: vllm[key] for key in vllm if key not in {*sglang, *OF_THE_ENGINE}}
+    paths = frozenset(("sglang", key) for key in taken)
+    return {**given, "sglang": {**taken, **sglang}}, paths
 
 
 def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, str]]]:

@@ -13,6 +13,7 @@ from typing import Any
 
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Vllm
 
 CONTROL_VARIABLES = {
     "VLLM_SERVER_DEV_MODE": "/collective_rpc, /update_weights, /pause, /sleep and others",
@@ -78,6 +79,8 @@ def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:
         named["vllm", "environment"] = settings.vllm.environment
         named["vllm", "environment_files"] = settings.vllm.environment_files
     for model, served in settings.serving.items():
+        if served.engine != Vllm.engine:
+            continue
         named["serving", model, "environment"] = served.environment
         named["serving", model, "environment_files"] = served.environment_files
         named["serving", model, "flags"] = served.flags

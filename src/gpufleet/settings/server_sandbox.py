@@ -80,8 +80,6 @@ _IS_TEMPLATE = re.compile(r"[{}\n]")
 def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
     """Yield each setting that prevents servers from working, as (path of the key, problem)."""
     yield from _ports(settings)
-    if settings.vllm is None:
-        return
     for name, served in settings.serving.items():
         here: KeyPath = ("serving", name)
         if served.is_path and (place := _hidden(served.model, homes=True)):
@@ -99,7 +97,9 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
                     "id and commit",
                 )
         for flag, mistake in flag_mistakes(
-            served.model, served.flags, {*settings.vllm.environment, *served.environment}
+            served.model,
+            served.flags,
+            {*settings.engine_of(name).environment, *served.environment},
         ):
             yield (*here, "flags", flag), mistake
         yield from _too_few_at_once(here, served)

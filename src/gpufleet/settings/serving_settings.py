@@ -9,12 +9,13 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Collection, Iterator, Mapping
-from typing import Annotated, Any, ClassVar, Literal, TypeAlias
+from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
 from pydantic import BeforeValidator, Field, PositiveInt, model_validator
 
 from gpufleet.catalog import presets
 from gpufleet.formatting import suggestion
+from gpufleet.settings import engine_flags
 from gpufleet.settings.adapter_settings import Adapter, AdapterName, flag_mistakes
 from gpufleet.settings.base import (
     LOOPBACK,
@@ -28,6 +29,7 @@ from gpufleet.settings.base import (
     Tokens,
     pattern_rule,
 )
+from gpufleet.settings.engine_flags import EngineName
 from gpufleet.settings.monitoring_settings import Objectives, Watchdog
 from gpufleet.settings.upgrade_settings import Golden
 
@@ -88,42 +90,9 @@ VariableName = Annotated[
 ]
 
 
-# Flags and variables that gpufleet sets: an operator's value would contradict the plan.
-PLANNED_ARGUMENTS = frozenset(
-    {
-        "api-key",
-        "data-parallel-size",
-        "enable-expert-parallel",
-        "headless",
-        "host",
-        "master-addr",
-        "master-port",
-        "model",
-        "nnodes",
-        "node-rank",
-        "pipeline-parallel-size",
-        "port",
-        "served-model-name",
-        "shutdown-timeout",
-        "tensor-parallel-size",
-    }
-)
-
-
 PLANNED_ENVIRONMENT = frozenset(
     {"CUDA_VISIBLE_DEVICES", "HF_TOKEN", "HUGGING_FACE_HUB_TOKEN", "VLLM_API_KEY"}
 )
-
-
-# Flags that would make a secret world-readable on the node, or that move the endpoint to
-# where gpufleet does not find it.
-REFUSED_ARGUMENTS = {
-    "config": "its file could override the plan: write the flags here",
-    "hf-token": "arguments are readable by all users of the node: use vllm.hf_token_file",
-    "ssl-certfile": "endpoints are plain HTTP: put TLS in front of them",
-    "ssl-keyfile": "endpoints are plain HTTP: put TLS in front of them",
-    "uds": "endpoints are TCP ports",
-}
 
 
 LEAST_SHARE = 0.01
@@ -143,6 +112,9 @@ _NOT_WITH_A_SHARE = {
 
 # The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
 OLDEST_VLLM = (0, 18)
+# The first of the packaged releases with `sglang serve` and all flags of
+# engines/sglang/launch_arguments.py.
+OLDEST_SGLANG = (0, 5, 5)
 
 
 class Distribution(Setting):
@@ -165,10 +137,11 @@ class Distribution(Setting):
     ] = None
 
 
-class Vllm(Setting):
-    """The vLLM release and what all stages of a node share."""
+class EngineSettings(Setting):
+    """An engine's release, and what all stages of a node share."""
 
     free_text: ClassVar = frozenset({"environment"})
+    engine: ClassVar[EngineName]
 
     version: PythonVersion
     lock: Annotated[
@@ -188,7 +161,7 @@ class Vllm(Setting):
         Literal["cuda", "cpu"],
         Field(
             description="cpu: for nodes without real GPUs (the lab). The plan still comes from "
-            "the probe; vLLM runs its CPU build, one process per rank"
+            "the probe; engines run their CPU builds, one process per rank"
         ),
     ] = "cuda"
     user: Annotated[
@@ -263,7 +236,7 @@ class Vllm(Setting):
     ] = 14
 
     @model_validator(mode="after")
-    def _open_endpoints_are_deliberate(self) -> Vllm:
+    def _open_endpoints_are_deliberate(self) -> Self:
         local = self.listen in LOOPBACK
         if not local and self.api_key_file is None and not self.allow_unauthenticated:
             raise ValueError(
@@ -273,12 +246,10 @@ class Vllm(Setting):
             )
         if mistakes := _environment_mistakes(self.environment, self.environment_files):
             raise ValueError("; ".join(mistakes))
-        numbers = tuple(int(part) for part in re.findall(r"\d+", self.version)[:2])
-        if numbers < OLDEST_VLLM:
-            raise ValueError(
-                f"vLLM {self.version} has no --shutdown-timeout, without which a restart cuts off "
-                f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
-            )
+        if wrong := self._release_mistake(
+            tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
+        ):
+            raise ValueError(wrong)
         if self.no_index and not self.find_links:
             raise ValueError(
                 "`no_index` without `find_links` leaves no download source: set `find_links`"
@@ -286,6 +257,38 @@ class Vllm(Setting):
         if self.no_index and self.index_url:
             raise ValueError("`no_index` and `index_url` exclude each other: remove one")
         return self
+
+    def _release_mistake(self, version: tuple[int, ...]) -> str | None:  # noqa: ARG002
+        """Return why gpufleet cannot run this release, or None."""
+        return None
+
+
+class Vllm(EngineSettings):
+    """The vLLM release and what all stages of a node share."""
+
+    engine: ClassVar[EngineName] = "vllm"
+
+    def _release_mistake(self, version: tuple[int, ...]) -> str | None:
+        if version[:2] >= OLDEST_VLLM:
+            return None
+        return (
+            f"vLLM {self.version} has no --shutdown-timeout, without which a restart cuts off "
+            f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
+        )
+
+
+class Sglang(EngineSettings):
+    """The SGLang release; beside `vllm`, keys that are left out have the values of `vllm`."""
+
+    engine: ClassVar[EngineName] = "sglang"
+
+    def _release_mistake(self, version: tuple[int, ...]) -> str | None:
+        if version >= OLDEST_SGLANG:
+            return None
+        return (
+            f"SGLang {self.version} has no `sglang serve`: use "
+            f"{'.'.join(map(str, OLDEST_SGLANG))} or newer"
+        )
 
 
 def _environment_mistakes(
@@ -356,6 +359,9 @@ class Served(Setting):
         BeforeValidator(_some_or_fit),
         Field(description="Number of independent copies; fit: as many as fit"),
     ] = 1
+    engine: Annotated[
+        EngineName, Field(description="The engine that serves it; its section has the release")
+    ] = "vllm"
     prefer: Annotated[
         tuple[str, ...],
         Field(
@@ -440,7 +446,7 @@ class Served(Setting):
         Port, Field(description="First port; further replicas on a node take the next")
     ] = 8000
     flags: Annotated[
-        dict[str, Argument], Field(description="Flags of `vllm serve`, without their dashes")
+        dict[str, Argument], Field(description="Flags of the engine's server, without dashes")
     ] = {}
     adapters: Annotated[
         dict[AdapterName, Adapter],
@@ -492,23 +498,10 @@ class Served(Setting):
 
     @model_validator(mode="after")
     def _nothing_is_set_twice(self) -> Served:
-        mistakes = []
+        mistakes: list[str] = []
         names = {name.lstrip("-").replace("_", "-") for name in self.flags}
-        if planned := sorted(names & PLANNED_ARGUMENTS):
-            mistakes.append(
-                f"`flags` sets {', '.join(planned)}, which the plan decides: use the equivalent "
-                "settings (tensor_parallel, served_name, port, drain_seconds, "
-                "vllm.listen, vllm.api_key_file) instead"
-            )
-        mistakes += [
-            f"`flags` has {name}: {why}" for name, why in REFUSED_ARGUMENTS.items() if name in names
-        ]
-        mistakes += [
-            f"`flags` has {name!r}: write flags as `vllm serve` names them, in lower case "
-            "with dashes and without the leading `--`"
-            for name in self.flags
-            if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
-        ]
+        mistakes += engine_flags.flag_mistakes(self.engine, self.flags)
+        mistakes += engine_flags.setting_mistakes(self.engine, dict(self))
         mistakes += flag_mistakes(self.adapters, names)
         mistakes += self._share_mistakes(names)
         if self.adapters and self.prefill:
@@ -517,8 +510,9 @@ class Served(Setting):
                 "prompts would need the adapters, too, but a name can belong to only one entry; "
                 "remove one of the two"
             )
-        if self.context is not None and "max-model-len" in names:
-            mistakes.append("`context` and `flags.max-model-len` are the same: remove one of them")
+        length = engine_flags.of(self.engine).length
+        if self.context is not None and length in names:
+            mistakes.append(f"`context` and `flags.{length}` are the same: remove one of them")
         mistakes += [
             f"there is no preset {name!r}{suggestion(name, list(presets.names()))}; `gpufleet "
             "presets` names them all"

@@ -370,6 +370,7 @@ def test_a_plan_is_json_with_a_schema():
                 "unit": "vllm-m-0.service",
                 "model": "m",
                 "kind": "generate",
+                "engine": "vllm",
                 "replica": 0,
                 "node": "gpu-01",
                 "gpus": [0, 1],

@@ -88,7 +88,7 @@ def nodes() -> tuple[Node, ...]:
     return (
         Node(name="front", groups=("front",), gpu_node=False),
         *(
-            gpu_node(name, everything[name], answers[name], found, "0.32.0-e28e5608c2")
+            gpu_node(name, everything[name], answers[name], found, ["0.32.0-e28e5608c2"])
             for name in answers
         ),
     )

@@ -27,7 +27,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def node(document: Any, here: NodeSettings | None = None) -> Node:
     declared = {"gpu-01": NodeVars("gpu-01", ("gpu",), here or settings(), {})}
     found = assessment.check_nodes({"gpu-01": document}, declared)
-    return gpu_node("gpu-01", declared["gpu-01"], document, found, "0.32.0-e28e5608c2")
+    return gpu_node("gpu-01", declared["gpu-01"], document, found, ["0.32.0-e28e5608c2"])
 
 
 def versions(found: Node) -> dict[str, tuple[str | None, str, bool | None]]:

@@ -648,13 +648,15 @@ def test_a_silent_node_that_is_not_to_serve_a_model_does_not_explain_its_missing
 def with_adapters(*names):
     adapters = {name: {"source": f"/srv/{name}"} for name in names}
     served = Served.model_validate({"model": "/m", "replicas": 1, "adapters": adapters})
-    settings = SimpleNamespace(vllm=object(), serving={"llama": served})
+    settings = SimpleNamespace(servers=object(), serving={"llama": served})
     return SimpleNamespace(settings=settings)
 
 
 def test_adapters_of_an_operators_own_flags_are_not_compared():
     served = Served.model_validate({"model": "/m", "flags": {"lora-modules": "sql=/srv/sql"}})
-    declared = SimpleNamespace(settings=SimpleNamespace(vllm=object(), serving={"llama": served}))
+    declared = SimpleNamespace(
+        settings=SimpleNamespace(servers=object(), serving={"llama": served})
+    )
     found = fleet_status({"gpu-01": answer(loading("sql"))}, {"gpu-01": declared})
     assert found.remarks == ()
     assert found.replicas[0].health is Health.SERVES

@@ -29,7 +29,7 @@ SECRETS = {"api-key": b"mellon", "hf-token": b"mellon"}
 
 @pytest.mark.parametrize("apart", [False, True])
 def test_secrets_are_hidden_and_for_root_alone(apart: bool) -> None:
-    state = required_state(VLLM, BUILD, SECRETS, apart=apart)
+    state = required_state(VLLM, [BUILD], SECRETS, apart=apart)
 
     found = {each.path: each for each in state.values_of(File) if each.content == b"mellon"}
     names = set(NOT_FOR_UNITS) & set(SECRETS) if apart else set(SECRETS)
@@ -43,7 +43,7 @@ def test_secrets_are_hidden_and_for_root_alone(apart: bool) -> None:
 
 
 def test_what_units_read_when_they_start_is_placed_with_them() -> None:
-    names = {each.path.rpartition("/")[2]: each for each in restart_files(SECRETS)}
+    names = {each.path.rpartition("/")[2]: each for each in restart_files(SECRETS, ["vllm"])}
 
     assert {"api-key", "vllm-serve", "vllm-rank", "vllm-gpu-turn"} <= names.keys()
     assert not set(NOT_FOR_UNITS) & set(names)

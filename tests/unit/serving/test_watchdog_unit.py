@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from gpufleet.artifacts.release import Release
 from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
 from gpufleet.serving import watchdog_unit
@@ -26,13 +27,14 @@ ALONE = replace(HEAD, nodes=(), group=None, pipeline_parallel=1)
 def document(*stages: Stage, version: str = "0.33.0", key: bool = True, **given: Any) -> Any:
     place = {"listen": given.pop("listen", "0.0.0.0"), "port": given.pop("port", 8406)}
     serving = {"llama": Served.model_validate({"model": "/srv/llama", "watchdog": given})}
+    source = VLLM.model_copy(update={"version": version})
+    release = Release("0.33.0-1a2b3c4d5e", b"lock", b"uv lock", source)
     text = watchdog_unit.configuration(
         stages,
         serving,
         address="127.0.0.1",
         key_file="/etc/vllm/credentials/api-key" if key else None,
-        release="0.33.0-1a2b3c4d5e",
-        version=version,
+        releases={"vllm": release},
         **place,
     )
     return json.loads(text)

@@ -17,6 +17,8 @@ FREE = {
     "Golden.prompts",  # JSON
     "Served.environment",  # converge/quoting.py
     "Served.flags",
+    "EngineSettings.environment",
+    "Sglang.environment",
     "Vllm.environment",
 }
 OPEN: dict[str, Any] = {"allow_unauthenticated": True, "allow_plain_http": True}

@@ -1,1 +1,77 @@
-"""SGLang: its releases' flags."""
+"""SGLang: https://docs.sglang.io"""
+
+from __future__ import annotations
+
+from gpufleet import node_paths
+from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
+from gpufleet.engines.sglang import (
+    sglang_arguments,
+    sglang_check,
+    sglang_schemas,
+    sglang_variables,
+)
+from gpufleet.planning.multinode.launch import Rank
+from gpufleet.planning.stage import Stage
+from gpufleet.remote import payload
+from gpufleet.settings.serving_settings import EngineSettings, Served
+
+
+def _no_rank(stage: Stage, _model: Served, _settings: EngineSettings) -> Rank:
+    """Raise `ValueError`: settings refuse `span_nodes`."""
+    raise ValueError(f"{stage.id}: SGLang's stages are on one node")
+
+
+ENGINE = Engine(
+    name="sglang",
+    title="SGLang",
+    prefix="sglang:",
+    program="bin/sglang serve",
+    launcher=Launcher(
+        node_paths.SGLANG_LAUNCHER,
+        lambda _: payload.source("serving/sglang_serve").encode(),
+        lambda release: (f"{release}/bin/python", node_paths.SGLANG_LAUNCHER),
+    ),
+    flags=FlagRules(
+        sglang_schemas.versions,
+        sglang_schemas.load,
+        lambda schema, argv, _: sglang_check.check(schema, argv),
+    ),
+    arguments=sglang_arguments.lines,
+    environment=sglang_variables.environment,
+    replica_variables=sglang_variables.offline_variables,
+    rank=_no_rank,
+    # srt/observability of 0.5.23, and the /metrics of a server after five requests
+    # (docs/develop/sglang.md).
+    metrics={
+        Measure.RUNNING: ("sglang:num_running_reqs",),
+        Measure.WAITING: ("sglang:num_queue_reqs",),
+        Measure.KV_USE: ("sglang:token_usage",),
+        Measure.PREEMPTED: ("sglang:num_retracted_requests_total",),
+        Measure.FINISHED: ("sglang:num_requests_total",),
+        Measure.PROMPT_TOKENS: ("sglang:prompt_tokens_histogram",),
+        Measure.TTFT: ("sglang:time_to_first_token_seconds",),
+        Measure.ITL: ("sglang:inter_token_latency_seconds",),
+        Measure.E2E: ("sglang:e2e_request_latency_seconds",),
+        Measure.QUEUE_TIME: ("sglang:queue_time_seconds",),
+        Measure.GENERATED_TOKENS: ("sglang:generation_tokens_histogram",),
+        Measure.PROMPT_TOKENS_TOTAL: ("sglang:prompt_tokens_total",),
+        Measure.GENERATED: ("sglang:generation_tokens_total",),
+        Measure.PREFIX_HITS: ("sglang:cached_tokens_total",),
+    },
+    # Counters of tokens grow when a request ends; `realtime_tokens_total` while it runs, every
+    # 40 steps of decoding, as the gauges do.
+    progress=ProgressMetrics(
+        marks=(
+            "sglang:realtime_tokens_total",
+            "sglang:prompt_tokens_total",
+            "sglang:generation_tokens_total",
+            "sglang:num_requests_total",
+            "sglang:num_running_reqs",
+            "sglang:num_queue_reqs",
+            "sglang:token_usage",
+        ),
+        work=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
+        # The scheduler's rank; with one server a replica it is 0.
+        engine_label="pp_rank",
+    ),
+)

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from gpufleet.engines.engine import Engine, Measure, ProgressMetrics
+from gpufleet import node_paths
+from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
 from gpufleet.engines.vllm import launch_arguments, launch_environment
+from gpufleet.flags import check, schema
+from gpufleet.templates import read_template
 
 ENGINE = Engine(
     name="vllm",
     title="vLLM",
     prefix="vllm:",
     program="bin/vllm serve",
+    launcher=Launcher(
+        node_paths.LAUNCHER,
+        lambda templates: read_template("vllm/vllm-serve.sh", templates).encode(),
+        lambda _: (node_paths.LAUNCHER,),
+    ),
+    flags=FlagRules(schema.versions, schema.load, check.check),
     arguments=launch_arguments.lines,
     environment=launch_environment.environment,
     replica_variables=launch_environment.offline_variables,

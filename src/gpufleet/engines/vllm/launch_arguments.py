@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 from gpufleet.artifacts.model_files import model_directory
-from gpufleet.converge.quoting import UNQUOTABLE, is_unquotable
-from gpufleet.errors import FleetError
-from gpufleet.flags import arguments
+from gpufleet.engines.operator_values import argument_lines
 from gpufleet.planning import adapter_flags, gpu_shares
 from gpufleet.planning.flag_layers import KIND
 from gpufleet.planning.multinode import disaggregation
 from gpufleet.planning.stage import Stage, served_name
 from gpufleet.settings.base import KeyPath
-from gpufleet.settings.serving_settings import Argument, Served, Vllm
+from gpufleet.settings.serving_settings import Argument, EngineSettings, Served
 
 MIDDLEWARE = "gpufleet_guard.Guard"
 """The middleware's name for `--middleware`."""
@@ -20,7 +18,9 @@ MIDDLEWARE = "gpufleet_guard.Guard"
 _SETTINGS = ("context", KIND, adapter_flags.LAYER, disaggregation.LAYER, gpu_shares.LAYER)
 
 
-def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[str, ...]]]:
+def lines(
+    stage: Stage, model: Served, vllm: EngineSettings
+) -> list[tuple[KeyPath, tuple[str, ...]]]:
     """
     Return the arguments in groups of one line each, a flag and its values.
 
@@ -50,33 +50,11 @@ def lines(stage: Stage, model: Served, vllm: Vllm) -> list[tuple[KeyPath, tuple[
         planned[*own, layer, each.name] = (each.name, value)
     # What an operator adds to a connector's settings is in what `prefill` sets.
     merged = {each.name for each in stage.flags if each.layer == disaggregation.LAYER}
-    given = {
-        (*own, "flags", name): (name, value)
-        for name, value in sorted(model.flags.items())
-        if name not in merged
-    }
-    directory = model_directory(model)
-    found: list[tuple[KeyPath, tuple[str, ...]]] = [((*own, "model"), (directory,))]
-    problems = [f"serving.{stage.model}.model {UNQUOTABLE}"] if is_unquotable(directory) else []
-    for key, (name, value) in [*planned.items(), *given.items()]:
-        said = arguments.words(name, value)
-        if wrong := _wrong_flag(value, said):
-            problems.append(f"serving.{stage.model}.flags.{name} {wrong}")
-        elif said:
-            found.append((key, said))
+    found = [
+        ((*own, "model"), (model_directory(model),)),
+        *argument_lines(stage, model, planned, merged=merged),
+    ]
     if vllm.api_key_file is not None:
         # The last one stands before those of operators, and so before all that vLLM answers.
         found.append((("vllm", "api_key_file"), ("--middleware", MIDDLEWARE)))
-    if problems:
-        raise FleetError(*problems)
     return found
-
-
-def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
-    if value == []:
-        return "is an empty list, which a command line cannot express: remove it, or set it to null"
-    if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
-        return "has a value that starts with a dash, which vLLM would take for the next flag"
-    if any(is_unquotable(word) for word in said):
-        return UNQUOTABLE
-    return None

@@ -2,25 +2,20 @@
 
 from __future__ import annotations
 
-import re
-
 from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
-from gpufleet.converge.quoting import UNQUOTABLE, is_unquotable
-from gpufleet.errors import FleetError
+from gpufleet.engines import operator_values
 from gpufleet.planning.multinode import launch
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.serving_settings import Served, Vllm
+from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.versions import numbers
 
-# systemd.exec(5): other names are logged as invalid and ignored.
-_VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 # Older releases read each entry of CUDA_VISIBLE_DEVICES as a number, and die of a UUID while they
 # inspect the model (vllm/platforms/interface.py of 0.23.0 and 0.24.0).
 _UUIDS_SINCE = (0, 24)
 
 
-def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
+def rank(stage: Stage, model: Served, vllm: EngineSettings) -> launch.Rank:
     """
     Return the additional launch arguments of a stage of a multi-node replica.
 
@@ -41,7 +36,7 @@ def rank(stage: Stage, model: Served, vllm: Vllm) -> launch.Rank:
 
 
 def environment(
-    stage: Stage, model: Served, vllm: Vllm, release: str, toolkit: str | None = None
+    stage: Stage, model: Served, vllm: EngineSettings, release: str, toolkit: str | None = None
 ) -> dict[str, str]:
     """
     Return the variables of the stage's process, by name.
@@ -52,18 +47,7 @@ def environment(
     Raises `FleetError` with every invalid name, every name that the plan sets, and every value that
     systemd cannot express.
     """
-    ours = {
-        f"vllm.environment.{name}": (name, value) for name, value in vllm.environment.items()
-    } | {
-        f"serving.{stage.model}.environment.{name}": (name, value)
-        for name, value in model.environment.items()
-    }
-    if problems := [
-        f"{key} {wrong}"
-        for key, (name, value) in ours.items()
-        if (wrong := _wrong_variable(name, value))
-    ]:
-        raise FleetError(*problems)
+    own = operator_values.variables(stage, model, vllm)
     built_in = (
         _directories(stage) | offline_variables(model) | _device(stage, vllm, release, toolkit)
     )
@@ -72,18 +56,10 @@ def environment(
     if stage.handover:
         network = dict(stage.handover.networks)[stage.node]
         built_in |= launch.transfer_variables(stage, model, network, port=stage.handover.port)
-    found = built_in | vllm.environment | model.environment
+    found = built_in | own
     if vllm.api_key_file is not None:
         found["PYTHONPATH"] = ":".join(filter(None, (node_paths.GUARD, found.get("PYTHONPATH"))))
     return dict(sorted(found.items()))
-
-
-def _wrong_variable(name: str, value: str) -> str | None:
-    if not _VARIABLE.fullmatch(name):
-        return "is not a name of a variable (letters, digits and _, not a digit first)"
-    if is_unquotable(value):
-        return UNQUOTABLE
-    return None
 
 
 def _directories(stage: Stage) -> dict[str, str]:
@@ -122,24 +98,22 @@ def offline_variables(model: Served) -> dict[str, str]:
     }
 
 
-def _device(stage: Stage, vllm: Vllm, release: str, toolkit: str | None) -> dict[str, str]:
-    path = [f"{RELEASES}/{release}/bin", "/usr/local/bin", "/usr/bin", "/bin"]
+def _device(
+    stage: Stage, vllm: EngineSettings, release: str, toolkit: str | None
+) -> dict[str, str]:
+    folder = f"{RELEASES}/{release}"
     if vllm.device == "cpu":
         # nobind: several ranks on one NUMA node fail otherwise. One thread each: they share cores.
         threads = {"VLLM_CPU_OMP_THREADS_BIND": "nobind", "OMP_NUM_THREADS": "1"}
-        return {"PATH": ":".join(path), **threads}
-    visible = {
+        return operator_values.search_path(folder, None) | threads
+    return operator_values.search_path(folder, toolkit) | {
         # NVML's order; CUDA's own is by speed, and an index would then be another GPU.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(_visible(stage, vllm)),
     }
-    if toolkit is None:
-        return {"PATH": ":".join(path), **visible}
-    cuda = f"/usr/local/cuda-{toolkit.replace('-', '.')}"
-    return {"PATH": ":".join([path[0], f"{cuda}/bin", *path[1:]]), "CUDA_HOME": cuda, **visible}
 
 
-def _visible(stage: Stage, vllm: Vllm) -> tuple[str, ...]:
+def _visible(stage: Stage, vllm: EngineSettings) -> tuple[str, ...]:
     """
     Return the GPUs' UUIDs if vLLM accepts UUIDs, else their indexes.
 

@@ -35,10 +35,14 @@ def unescape(found: Match[str]) -> str:
     return LETTERS.get(escape, escape)
 
 
+# The server of every engine: `/opt/vllm/releases/ID/bin/vllm serve`.
+SERVER = re.compile(r".*/releases/[^/]+/bin/[^/]+")
+
+
 def serve(words: list[str]) -> list[str]:
-    """Return the words after `.../vllm serve`, or none if the unit starts another program."""
+    """Return the words after `RELEASE/bin/PROGRAM serve`; none if the unit starts no server."""
     for at, (program, verb) in enumerate(pairs(words)):
-        if program.rpartition("/")[2] == "vllm" and verb == "serve":
+        if verb == "serve" and SERVER.fullmatch(program):
             return words[at + 2 :]
     return []
 

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.planning.stage import Stage
+from gpufleet.settings import engine_flags
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.variables import Origin
 
@@ -23,7 +24,7 @@ def require_guarded_ports(
     origins: Mapping[str, Mapping[str, Origin]],
 ) -> None:
     """
-    Refuse stages that communicate with other nodes while a node has no `firewall`.
+    Refuse stages with ports that are open to others while their node has no `firewall`.
 
     A node with `allow_unguarded_ports` is accepted. `origins` has the origins of each node's
     top-level keys. Raises `FleetError` with a sentence for each replica, with the key that makes it
@@ -37,20 +38,36 @@ def require_guarded_ports(
         found = exposed.setdefault((stage.id, key, at), set())
         found.update(node for node in nodes if _is_open(settings[node]))
     problems = [
-        f"{at}: {name} uses ports between nodes that have no authentication, where any client "
+        f"{at}: {name} {_USES[key]}, where any client "
         f"that reaches them can run code, and {join_names(sorted(nodes))} "
         f"{'has' if len(nodes) == 1 else 'have'}"
         " no `firewall`: write `firewall: {}`, or, if a separate network or your own firewall "
-        "blocks other clients, `allow_unguarded_ports: true` under `vllm`"
-        for (name, _, at), nodes in exposed.items()
+        f"blocks other clients, `allow_unguarded_ports: true` under `{_section(nodes, settings)}`"
+        for (name, key, at), nodes in exposed.items()
         if nodes
     ]
     if problems:
         raise FleetError(*problems)
 
 
+# By the key that makes a stage listen for others.
+_BETWEEN = "uses ports between nodes that have no authentication"
+_USES = {
+    "span_nodes": _BETWEEN,
+    "prefill": _BETWEEN,
+    # torch's rendezvous (TCPStore) of its ranks, also of a single one: docs/develop/sglang.md.
+    "engine": "opens a port on all addresses that has no authentication",
+}
+
+
+def _section(nodes: Iterable[str], settings: Mapping[str, NodeSettings]) -> str:
+    """Return the section that the servers of these nodes share."""
+    found = (settings[node].servers for node in sorted(nodes))
+    return next(each.engine for each in found if each)
+
+
 def _is_open(settings: NodeSettings) -> bool:
-    accepted = settings.vllm is not None and settings.vllm.allow_unguarded_ports
+    accepted = settings.servers is not None and settings.servers.allow_unguarded_ports
     return settings.firewall is None and not accepted
 
 
@@ -58,9 +75,11 @@ def _meetings(
     stages: Iterable[Stage], settings: Mapping[str, NodeSettings]
 ) -> Iterator[tuple[Stage, str, tuple[str, ...]]]:
     """
-    Yield stages that communicate with other nodes, the key that causes it, and the ports' nodes.
+    Yield stages that listen for others than clients, the key that causes it, and the ports' nodes.
     """
     for stage in stages:
+        if engine_flags.of(stage.engine).opens_ports:
+            yield stage, "engine", (stage.node,)
         if stage.group is not None:
             yield stage, "span_nodes", (stage.node,)
         if stage.handover and settings[stage.node].serving[stage.model].prefill:

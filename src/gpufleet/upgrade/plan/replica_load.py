@@ -20,6 +20,7 @@ from dataclasses import asdict, dataclass, replace
 from statistics import fmean
 from typing import Any, Literal
 
+from gpufleet.artifacts.release import engine_version
 from gpufleet.catalog.gpu_models import cuda_total_gib
 from gpufleet.engines.engine import Measure
 from gpufleet.engines.metrics_page import expected_name, read_page
@@ -29,6 +30,7 @@ from gpufleet.load_test.result import MeasuredRate
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
 from gpufleet.settings.node_settings import NodeSettings
+from gpufleet.settings.serving_settings import Vllm
 from gpufleet.sizing.startup_memory import batch_defaults
 from gpufleet.versions import numbers
 
@@ -213,10 +215,12 @@ def most_running(
     if (given := _number(flags, "max-num-seqs")) is not None:
         return (given * engines, False) if given > 0 else (None, False)
     here, node = settings.get(first.node), nodes.get(first.node)
-    version = first.release.rpartition("-")[0]
-    if here is None or here.vllm is None or not re.match(r"\d+\.\d+", version):
+    engine, version = engine_version(first.release)
+    if here is None or engine != Vllm.engine or not re.match(r"\d+\.\d+", version):
         return None, False
-    device: Literal["cuda", "cpu"] = "cpu" if here.vllm.device == "cpu" else "cuda"
+    device: Literal["cuda", "cpu"] = (
+        "cpu" if here.servers and here.servers.device == "cpu" else "cuda"
+    )
     used = [gpu for gpu in node.gpus if gpu.uuid in first.gpu_uuids] if node else []
     if device == "cuda" and not used:
         return None, False

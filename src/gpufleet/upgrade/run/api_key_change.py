@@ -57,9 +57,10 @@ def wanted_keys(
             if replica in group.goes:
                 continue
             for node in group.nodes:
-                vllm = settings[node].vllm
-                if vllm and vllm.api_key_file and model_of(replica) in settings[node].serving:
-                    found.setdefault((model_of(replica), vllm.api_key_file), set()).add(node)
+                here, model = settings[node], model_of(replica)
+                file = here.engine_of(model).api_key_file if model in here.serving else None
+                if file:
+                    found.setdefault((model, file), set()).add(node)
     for (model, file), nodes in sorted(found.items()):
         yield WantedKey(model, tuple(sorted(nodes)), file, hashes[file])
 
@@ -115,7 +116,7 @@ def find_problems(
     Raises `FleetError` if a gateway or a node gives no answer.
     """
     groups = tuple(groups)
-    files = {each.vllm.api_key_file for each in settings.values() if each.vllm}
+    files = {each.servers.api_key_file for each in settings.values() if each.servers}
     hashes = {file: hashlib.sha256(read(file).strip()).hexdigest() for file in files if file}
     started = tuple(wanted_keys(groups, settings, hashes))
     if not started:

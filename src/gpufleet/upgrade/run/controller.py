@@ -353,9 +353,9 @@ class UpgradeRun:
     def _collect(self) -> None:
         """Remove unused releases. Failures are only recorded, because they cost only disk space."""
         asked = {
-            name: node_questions.collect(vllm.keep_releases, vllm.keep_days)
+            name: node_questions.collect(servers.keep_releases, servers.keep_days)
             for name, each in self.wanted.declared.gpu_nodes.items()
-            if (vllm := each.settings.vllm)
+            if (servers := each.settings.servers)
         }
         for name, said in self.nodes.ask(asked).items():
             try:

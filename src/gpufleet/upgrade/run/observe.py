@@ -165,20 +165,18 @@ def fingerprints(
     found = {}
     for stage in stages:
         here = settings[stage.node]
-        if here.vllm is None:
-            continue
-        model = here.serving[stage.model]
+        engine, model = here.engine_of(stage.model), here.serving[stage.model]
         contents = {
             name: read(path)
-            for name, path in credentials.secret_files(here.vllm, here.serving).items()
+            for name, path in credentials.secret_files(engine, here.serving).items()
             if name not in credentials.NOT_FOR_UNITS
         }
         secrets = credentials.node_credentials(contents, [stage], here.serving)
         unit = render_unit(
             stage,
             model,
-            here.vllm,
-            release=release_of(here.vllm).id,
+            engine,
+            release=release_of(engine).id,
             toolkit=here.cuda.toolkit if here.cuda else None,
             credentials=credentials.unit_hashes(stage, model, secrets),
         )

@@ -186,7 +186,7 @@ ExecStart=/usr/local/libexec/gpufleet/vllm-rank \\
     --node gpu-01=127.0.0.1 \\
     --node gpu-02=127.0.0.2 \\
     --port {port} \\
-    -- /opt/vllm/bin/vllm serve --port 8000
+    -- /opt/vllm/releases/1/bin/vllm serve --port 8000
 """
 
 
@@ -210,7 +210,7 @@ def test_rank_0_and_a_replica_of_one_node_connect_nowhere(node):
     unit = node.root / "etc/systemd/system/vllm-llama-0.service"
     unit.write_text(RANK.format(rank=0, port=29500))
     assert node([], ranks=["llama-0"])["connections"] == {}
-    unit.write_text("[Service]\nExecStart=/opt/vllm/bin/vllm serve --port 8000\n")
+    unit.write_text("[Service]\nExecStart=/opt/vllm/releases/1/bin/vllm serve --port 8000\n")
     assert node([], ranks=["llama-0", "../x"])["connections"] == {}
 
 

@@ -84,7 +84,9 @@ def test_a_server_that_takes_no_picture_is_wrong_only_if_its_model_sees(
 ) -> None:
     monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     files = {
-        "etc/systemd/system/vllm-tiny-0.service": "\nExecStart=/opt/vllm/bin/vllm serve /srv/m\n",
+        "etc/systemd/system/vllm-tiny-0.service": (
+            "\nExecStart=/opt/vllm/releases/1/bin/vllm serve /srv/m\n"
+        ),
         "srv/m/chat_template.jinja": "{{ messages }}",
         "srv/m/config.json": json.dumps(
             {

@@ -27,7 +27,8 @@ from gpufleet.planning.multinode.launch import (
     transfer_variables,
 )
 from gpufleet.planning.stage import Stage
-from gpufleet.settings.serving_settings import OLDEST_VLLM, PLANNED_ARGUMENTS, Served, Vllm
+from gpufleet.settings import engine_flags
+from gpufleet.settings.serving_settings import OLDEST_VLLM, Served, Vllm
 from tests.support.rows import each_row
 
 SUPPORTED = [one for one in schema.versions() if schema.sort_key(one) >= OLDEST_VLLM]
@@ -553,7 +554,7 @@ def test_a_flag_that_is_set_here_is_refused_from_an_operator(name):
     replica, model, hcas = ALL[name]
     ours = {flag for rank in arranged(replica, model, hcas=hcas, ray=RAY) for flag in rank.flags}
 
-    for flag in ours - PLANNED_ARGUMENTS:  # the settings themselves refuse those
+    for flag in ours - engine_flags.of("vllm").planned:  # the settings themselves refuse those
         written = model.model_copy(update={"flags": {**model.flags, flag: 1}})
 
         assert f".flags.{flag}:" in refusal(replica, written, ray=RAY)
