@@ -65,7 +65,7 @@ _CPU_PLATFORM_ENTRY = "[vllm.platform_plugins]\ngpufleet_lab_cpu = gpufleet_lab_
 TORCH_INDEX = "https://download.pytorch.org/whl/cpu"
 _NO_TORCH = re.compile(r"No matching distribution found for torch\b|requires? torch==\S+\+cpu")
 
-_DOWNLOAD_S = 3600.0  # 600 MB over a slow line
+DOWNLOAD_S = 3600.0  # 600 MB over a slow line
 _STEP_S = 300.0
 
 # pip's units of a download
@@ -82,7 +82,7 @@ def wheelhouse(
     """
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
-    with exclusive("wheels", cache, limit=_DOWNLOAD_S):  # all labs of this machine share it
+    with exclusive("wheels", cache, limit=DOWNLOAD_S):  # all labs of this machine share it
         wanted = [
             *(f"vllm=={version}" for version in versions),
             *release_companions(),
@@ -95,10 +95,7 @@ def wheelhouse(
         write_cpu_platform(wheels)
         for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
             download(requirement, wheels, report)
-        # What was complete before still is: another lab may live on it
-        complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
-        manifest = {"requirements": complete, "files": _files(wheels)}
-        write(wheels / MANIFEST, json.dumps(manifest, indent=1) + "\n")
+        write_manifest(wheels, wanted)
     report(f"wheelhouse complete: {_summary(wheels)}")
     return wheels
 
@@ -110,6 +107,14 @@ def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
     return set(wanted) <= set(manifest["requirements"]) and all(
         sizes.get(name) == entry["size"] for name, entry in manifest["files"].items()
     )
+
+
+def write_manifest(wheels: Path, wanted: Sequence[str]) -> None:
+    """Record that `wheels` is complete for `wanted`."""
+    # What was complete before still is: another lab may live on it
+    complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
+    manifest = {"requirements": complete, "files": _files(wheels)}
+    write(wheels / MANIFEST, json.dumps(manifest, indent=1) + "\n")
 
 
 def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) -> tuple[Path, Path]:
@@ -235,7 +240,7 @@ def download(requirement: str, wheels: Path, report: Say = silent, *options: str
 def _pip(command: Sequence[str], what: str, report: Say) -> tuple[int, list[str]]:
     """Run pip and pass on its progress; return its exit status and output."""
     # `timeout` and not our own clock: the loop below waits for lines, and a silent pip has none
-    command = ["timeout", str(_DOWNLOAD_S), *command]
+    command = ["timeout", str(DOWNLOAD_S), *command]
     with subprocess.Popen(
         command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     ) as pip:
