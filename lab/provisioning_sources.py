@@ -12,7 +12,7 @@ from typing import Any
 
 import yaml
 
-from lab import fake_hub, package_mirror, tiny_model, vendor, wheelhouse
+from lab import fake_hub, package_mirror, sglang_wheels, tiny_model, vendor, wheelhouse
 from lab.progress import Say, silent, step
 from lab.state import LabState, write
 
@@ -54,18 +54,42 @@ def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> Non
         },
         "vllm": {
             "version": VLLM,
-            "device": "cpu",
             "lock": str(lock),
             "uv_lock": str(uv_lock),
-            "no_index": True,
-            "find_links": [f"{state.mirror_url}/wheels/"],
-            "hf_endpoint": f"{state.mirror_url}/hub",
-            "api_key_file": str(state.dir / API_KEY),
-            "cluster_key_file": str(state.dir / CLUSTER_KEY),
-            # The lab's bridge is its nodes' own: strangers are those that a test makes.
-            "allow_unguarded_ports": True,
-            "hf_token_file": str(state.dir / HF_TOKEN),
+            **_engine(state),
         },
     }
     head = f"# Written by the lab; the model's revision is {fake_hub.revision_of(files)}.\n"
     write(state.dir / "group_vars/lab.yml", head + yaml.safe_dump(written, sort_keys=False))
+
+
+def sglang_settings(state: LabState, say: Say = silent) -> dict[str, Any]:
+    """
+    Provide SGLang's release after `provide`, and return the nodes' settings section `sglang`.
+
+    The first time on a machine it downloads about 0.25 GB of wheels beside vLLM's. Raises
+    FleetError.
+    """
+    with step("wheels of SGLang", say):
+        sglang_wheels.sglang_wheels(report=say)
+    return {
+        "version": sglang_wheels.VERSION,
+        "lock": str(sglang_wheels.write_lock(state.dir)),
+        "uv_lock": str(state.dir / "locks/uv.txt"),
+        **_engine(state),
+    }
+
+
+def _engine(state: LabState) -> dict[str, Any]:
+    """Return the settings that are the same for each engine."""
+    return {
+        "device": "cpu",
+        "no_index": True,
+        "find_links": [f"{state.mirror_url}/wheels/"],
+        "hf_endpoint": f"{state.mirror_url}/hub",
+        "api_key_file": str(state.dir / API_KEY),
+        "cluster_key_file": str(state.dir / CLUSTER_KEY),
+        # The lab's bridge is its nodes' own: strangers are those that a test makes.
+        "allow_unguarded_ports": True,
+        "hf_token_file": str(state.dir / HF_TOKEN),
+    }

@@ -8,14 +8,19 @@ import os
 import subprocess
 import sys
 import zipfile
+from ipaddress import IPv4Network
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
+from gpufleet.artifacts.release import Program, release
 from gpufleet.errors import FleetError
-from lab import sglang_wheels, wheelhouse
+from lab import provisioning_sources, sglang_wheels, wheelhouse
+from lab.state import LabState
 
 VERSION = "0.5.23"
+NET = IPv4Network("10.201.7.0/24")
 
 
 def published(folder: Path, *, without: str = "") -> Path:
@@ -100,3 +105,25 @@ def test_the_stand_ins_are_imported_at_each_start(tmp_path):
     """A `.pth` file beside the packages is what Python runs."""
     with zipfile.ZipFile(sglang_wheels.write_cpu_package(tmp_path)) as archive:
         assert archive.read("gpufleet_lab_sglang.pth") == b"import gpufleet_lab_sglang\n"
+
+
+def test_the_settings_for_nodes_name_a_lock_of_the_cpu_build(tmp_path, monkeypatch):
+    """Settings name the published version; its local version is the lab's."""
+    wheels = tmp_path / "wheels"
+    wheels.mkdir()
+    for name, version in (("sglang", f"{VERSION}+cpu"), (sglang_wheels.CPU_PACKAGE, "1")):
+        wheelhouse.write_wheel(wheels, name.replace("-", "_"), version)
+    monkeypatch.setattr(sglang_wheels, "sglang_wheels", lambda **_: wheels)
+    monkeypatch.setattr(LabState, "dir", tmp_path)
+    lock = sglang_wheels.write_lock
+    monkeypatch.setattr(sglang_wheels, "write_lock", lambda state: lock(state, tmp_path))
+    uv = b"uv==0.13.9 --hash=sha256:1"
+    program = Program("sglang", "/opt/sglang", "/opt/sglang/cache", ("torch", "sglang"))
+
+    settings = provisioning_sources.sglang_settings(LabState("lab", NET))
+
+    source = SimpleNamespace(**settings, python="/usr/bin/python3")
+    built = release(source, Path(settings["lock"]).read_bytes(), uv, program)
+    assert built.id.startswith(f"{VERSION}-")
+    assert settings["no_index"]
+    assert settings["find_links"] == ["http://10.201.7.1:8080/wheels/"]
