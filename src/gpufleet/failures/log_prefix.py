@@ -1,7 +1,7 @@
 """Split a log line into its prefix (time, process, level) and its message.  Pure.
 
 Formats are stripped from the outside: kubectl and Docker, the journal, the kernel, Ray, vLLM of
-several releases, PyTorch. An unknown format stays part of the message.
+several releases, SGLang, PyTorch. An unknown format stays part of the message.
 """
 
 from __future__ import annotations
@@ -20,6 +20,10 @@ LAYERS = 8
 """
 Maximum number of prefixes of one line: kubectl's pod, its time, Ray's process, vLLM's time ...
 """
+
+_RANK = r"(?:ATTN_CP|MOE_DP|DP|EP|PP|TP)\d{1,5}"
+RANKS = rf"{_RANK}(?: {_RANK}){{0,5}}"
+"""A scheduler of SGLang in its prefix (SGLang 0.5.23 srt/managers/scheduler.py)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +67,9 @@ _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 _FORMATS = tuple(
     re.compile(each)
     for each in (
+        # A scheduler of SGLang: `[2026-11-29 11:49:34 DP0 TP1] `, with the parallel sizes above 1.
+        rf"\[(?P<year>\d{{4}})-(?P<mon>\d\d)-(?P<day>\d\d) {_CLOCK}"
+        rf" (?P<process>{RANKS})\] ",
         # RFC 3339: `docker logs -t`, `kubectl logs --timestamps`, CRI; the journal's short-iso and
         # short-iso-precise; dmesg --time-format iso; logs with a year.
         rf"\[?(?P<year>\d{{4}})-(?P<mon>\d\d)-(?P<day>\d\d)[T ]{_CLOCK}"
@@ -102,7 +109,7 @@ _FORMATS = tuple(
         r"[\w./-]{1,160}:\d{1,6}\] ?",
     )
 )
-_NEEDS_TIME = 3
+_NEEDS_TIME = 4
 """
 Index of the format that only follows a time: `host unit[1]: ` alone could be part of a message.
 """

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from functools import cache
 
-from gpufleet.failures.log_prefix import Prefix, Stamp, split_prefix
+from gpufleet.failures.log_prefix import RANKS, Prefix, Stamp, split_prefix
 from gpufleet.failures.log_reader import LogLine
 from gpufleet.failures.rule_file import Kind, Rule
 
@@ -26,18 +26,25 @@ LONGEST_QUOTE = 300
 
 OTHERS = "others"
 STARTED = "Application startup complete"
-"""Line of uvicorn when vLLM's server answers (starlette, in every release of vLLM)."""
+"""
+Line of uvicorn when a server answers (starlette, in every release of vLLM). SGLang opens its port
+after it has loaded the model, and is ready some seconds later.
+"""
 
-_BEGINS = "vLLM API server version"
-# These lines contain clients' text, and most lines of a long log are of the other two kinds.
-_SKIPPED = ("Received request ", '" 200 OK', "Avg prompt throughput: ")
+_BEGINS = ("vLLM API server version", "server_args=")
+# The first three contain clients' text (SGLang's with --log-requests), and most lines of a long log
+# are of the other two kinds.
+_SKIPPED = ("Received request ", "Receive: obj=", "Finish: obj=", '" 200 OK', "Avg prompt through")
 
 _TRACEBACK = "Traceback (most recent call last)"
 # Texts of lines that are examined: a level, a start, a traceback, an exception.
-_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, _BEGINS, _TRACEBACK, "Error: ", "Exception: ")
+_TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, *_BEGINS, _TRACEBACK, "Error: ", "Exception: ")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _PREFIX_LENGTH = 120
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]{2,120}(?:Error|Exception|Interrupt|Exit|Warning)\b)")
+# SGLang's ranks at the end of a process's name. Only the first line of a message has them: a
+# traceback's other lines do not.
+_RANKS = re.compile(rf"(?:^|/){RANKS}$")
 _SERIOUS = frozenset({"ERROR", "CRITICAL"})
 # An exception without traceback and level, as the end of a log that was cut or filtered.
 _BARE = re.compile(r"[A-Za-z_][\w.]{2,120}(?:Error|Exception): ")
@@ -180,7 +187,7 @@ class _Counter:
             if found.excuses:
                 already = self._excused.get(line.source, frozenset())
                 self._excused[line.source] = already | {*found.excuses}
-        if _BEGINS in text:
+        if any(each in text for each in _BEGINS):
             self._excused.pop(line.source, None)
         for until, rule_id in self._untils:
             if until in text:
@@ -227,6 +234,8 @@ class _Counter:
             self._tracebacks.clear()
             return
         begins = _TRACEBACK in prefix.text
+        if begins and not prefix.text.startswith(_TRACEBACK):
+            key = (place.source, _RANKS.sub("", place.process))
         serious = prefix.level in _SERIOUS or (not prefix.level and _BARE.match(place.text))
         if seen.first_error is None and (begins or serious):
             seen.first_error = place

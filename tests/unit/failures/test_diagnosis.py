@@ -186,6 +186,23 @@ def test_a_traceback_that_ends_in_a_derived_line_is_not_the_exception() -> None:
     assert found.unknown.exception.number == 4
 
 
+@each_row("journal", ["", "Nov 29 11:49:34 GPU01 sglang[7]: "])
+@each_row("ranks", ["", " TP1", " DP0 TP1"])
+def test_a_traceback_whose_first_line_alone_has_a_prefix_is_read(journal: str, ranks: str) -> None:
+    """SGLang's form: the lines after the first one name no rank."""
+    found = explain(
+        log(
+            f"{journal}[2026-11-29 11:49:34{ranks}] Scheduler hit an exception: "
+            "Traceback (most recent call last):",
+            f'{journal}  File "scheduler.py", line 1, in f',
+            f"{journal}KeyError: 'rope_theta'",
+        )
+    )
+    assert found.unknown
+    assert found.unknown.exception
+    assert found.unknown.exception.text == "KeyError: 'rope_theta'"
+
+
 def test_an_error_that_no_rule_has_is_unknown_and_not_nothing() -> None:
     found = explain(log("(APIServer pid=1) ERROR 11-20 10:00:00 [a.py:1] something new"))
     assert found.unknown
