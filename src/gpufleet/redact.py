@@ -31,6 +31,15 @@ _VALUE = re.compile(
     r"|\bbearer\s+[\w.~+/=-]{8,}",
     re.IGNORECASE,
 )
+# Values of any form after the name of a key: `'admin_api_key': 'K'` or `api_key='K'` in SGLang's
+# log line `server_args=`, `"api_key": "K"` of its /server_info, the same as text in JSON, and
+# `unrecognized arguments: --api_key K`. The line may end within the value.
+_NAMED = re.compile(
+    r"((?:api[_-]?key|keyfile[_-]password)\\{0,8}[\"']?\s{0,4}[=:]\s{0,4})"
+    r"(?:'(?:[^'\\\n]|\\.)*'?|\"(?:[^\"\\\n]|\\.)*\"?|\\{1,8}[\"'][^\"'\\\n]*\\{0,8}[\"']?)"
+    r"|(--(?:admin[_-])?api[_-]key[ =])(?!\(not shown\))[^\s\"'-][^\s\"']{7,}",
+    re.IGNORECASE,
+)
 
 HIDDEN = "(not shown)"
 
@@ -69,14 +78,14 @@ def find_secrets(value: Any) -> Iterator[str]:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without these secrets and without texts of a secret's form.
+    """Return the text without these secrets, texts of a secret's form, and values of API keys.
 
     Given secrets of up to three characters are kept, because sentences may need such words.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) > 3:  # a shorter one is a word that sentences may need
             text = text.replace(secret, HIDDEN)
-    return _VALUE.sub(HIDDEN, text)
+    return _VALUE.sub(HIDDEN, _NAMED.sub(lambda found: f"{found[1] or found[2]}{HIDDEN}", text))
 
 
 def hide_in_value(value: Any, secrets: Iterable[str]) -> Any:

@@ -1,6 +1,13 @@
-"""Secrets in values that commands print as JSON."""
+"""Secrets in values that commands print as JSON, and keys in lines of logs."""
 
-from gpufleet.redact import hide_in_value
+import json
+
+from gpufleet.on_node.common import linux_facts, unit_journal
+from gpufleet.redact import hide_in_value, hide_secrets
+from tests.support.rows import each_row
+
+KEY, ADMIN = "lab-key-0123456789", "admin-0123456789"
+ARGUMENTS = {"api_key": KEY, "admin_api_key": ADMIN, "api_key_file": "/k", "port": 31000}
 
 
 def test_no_text_of_a_value_has_a_secret_at_any_depth() -> None:
@@ -19,3 +26,53 @@ def test_no_text_of_a_value_has_a_secret_at_any_depth() -> None:
         "none": None,
         "serves": True,
     }
+
+
+@each_row(
+    "line",
+    [
+        f"[2026-11-29 11:18:26] server_args={ARGUMENTS}",
+        f"server_args=ServerArgs(port=1, api_key={KEY!r}, admin_api_key={ADMIN!r}, tp_size=1)",
+        json.dumps(ARGUMENTS),
+        json.dumps({"MESSAGE": json.dumps(ARGUMENTS)}),
+        json.dumps({"MESSAGE": f"server_args={ARGUMENTS}"}),
+        f"server_args={ARGUMENTS}".partition("0123")[0],
+        f"sglang serve: error: unrecognized arguments: --api_key {KEY} --admin_api_key={ADMIN}",
+        f"server_args={{'ssl_keyfile_password': {KEY!r}}}",
+        "server_args=" + repr({"api_key": f'it\'s "{KEY}" \\ {ADMIN}'}),
+    ],
+)
+def test_keys_are_hidden_by_their_names_on_the_node_and_on_the_controller(line: str) -> None:
+    for shown in (hide_secrets(line, ()), unit_journal.secret_redactor({})(line)):
+        assert "lab-key" not in shown
+        assert "0123" not in shown
+        assert shown.startswith(line[:10])
+
+
+@each_row(
+    "line",
+    [
+        "server_args={'api_key': None, 'port': 31000, 'tokenizer_mode': 'auto'}",
+        "ValueError: --grpc-port is incompatible with --api-key/--admin-api-key: the native gRPC",
+        "argument --api-key: expected one argument",
+        "api_key_file='/etc/keys/a', key='b'",
+    ],
+)
+def test_lines_that_only_name_a_key_stay(line: str) -> None:
+    assert hide_secrets(line, ()) == line
+    assert unit_journal.secret_redactor({})(line) == line
+
+
+def test_what_follows_a_key_stays() -> None:
+    line = f"server_args={ARGUMENTS}"
+    assert hide_secrets(line, ()).endswith("'api_key_file': '/k', 'port': 31000}")
+    assert hide_secrets("api_key='cut\nthe next line 'x'", ()).endswith("\nthe next line 'x'")
+
+
+def test_keys_in_a_config_file_that_is_a_credential_are_secrets(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
+    (tmp_path / "keys.yaml").write_text(f"api-key: {KEY}\nadmin-api-key: 'admin-0123456789'\n")
+    known = unit_journal.secrets("LoadCredential=keys.yaml:/keys.yaml\n")
+    assert unit_journal.secret_redactor(known)(f"x {KEY} admin-0123456789") == (
+        "x <api-key> <admin-api-key>"
+    )

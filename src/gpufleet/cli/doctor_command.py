@@ -76,10 +76,10 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     if findings.healthy:
         _refuse_empty(logs, with_lines)
     if as_json:
-        print_json(in_json(findings))
+        print_json(hide_in_value(in_json(findings), ()))
     else:
         for line in text_lines(findings, dt.datetime.now(dt.UTC)):
-            click.echo(line)
+            click.echo(hide_secrets(line, ()))
     return 2 if findings.unknown else 0 if findings.healthy else 1
 
 

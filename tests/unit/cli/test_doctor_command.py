@@ -49,6 +49,20 @@ def test_an_exception_that_no_rule_explains_is_status_2() -> None:
     assert "ValueError: something new." in text
 
 
+@each_row("options", [(), ("--json",)])
+def test_keys_in_a_log_are_not_printed(options: tuple[str, ...]) -> None:
+    arguments = (
+        "[2026-11-29 11:18:26] server_args={'api_key': 'lab-key-01', 'admin_api_key': 'adm'}"
+    )
+    error = "sglang serve: error: unrecognized arguments: --api_key lab-key-01"
+    traceback = f"Traceback (most recent call last):\nValueError: {arguments}"
+    for given in (f"{arguments}\n{error}\n", f"{traceback}\n"):
+        _, text = run("-", *options, given=given)
+        assert "not shown" in text
+        assert "lab-key" not in text
+        assert "adm" not in text.replace("admin_api_key", "")
+
+
 @each_row("given", ["", "\n \n", "-- No entries --\n", "-- Boot 1f --\n-- No entries --\n"])
 def test_a_log_without_a_line_is_not_healthy(given: str) -> None:
     with pytest.raises(FleetError, match="stdin: has no log line, so it is not known"):

@@ -42,6 +42,13 @@ def test_no_file_has_a_known_secret_or_what_looks_like_one():
     assert not [name for name, text in found.items() if KEY in text or TOKEN in text]
 
 
+def test_no_file_has_the_keys_that_sglang_logs_and_answers():
+    named = {"api_key": "lab-key", "admin_api_key": "lab-admin"}
+    found = files((f"server_args={named}", json.dumps(named)), note=json.dumps(named))
+    assert not [name for name, text in found.items() if "lab-" in text]
+    assert "server_args=" in found["journals/gpu-01/llama-0.log"]
+
+
 def test_it_is_bounded_and_says_which_journals_were_cut(monkeypatch):
     whole = files([f"line {n}" for n in range(5000)])
     monkeypatch.setattr(support_bundle, "README_BYTES", 1000)

@@ -51,14 +51,27 @@ STATE_BYTES = 1 << 20
 SECRET_CHARACTERS = 8
 SECRET_BYTES = 1 << 16
 CREDENTIAL = re.compile(r"^LoadCredential=([\w.-]+):(/\S+)$", re.MULTILINE)
+# The keys in a file of SGLang's `--config`, which is a credential as a whole.
+IN_CONFIG = re.compile(r"^((?:admin-)?api-key):\s*[\"']?([^\s\"']+)", re.MULTILINE)
 # What should be a credential and stands in the unit all the same: servers log both.
 WRITTEN = (
     re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
     re.compile(r"(?:^|\s)--(api-key)[\s=]+[\"']?([^\s\"']+)"),
 )
 # Secrets that are not in the unit: a header that a server logs, tokens of the Hugging Face Hub,
-# keys of model services.
+# keys of model services; keys by their names, which SGLang logs (`server_args=`) and answers
+# (/server_info): as in gpufleet.redact.
 KNOWN_SECRETS = (
+    (
+        re.compile(
+            r"((?:api[_-]?key|keyfile[_-]password)\\{0,8}[\"']?\s{0,4}[=:]\s{0,4})"
+            r"(?:'(?:[^'\\\n]|\\.)*'?|\"(?:[^\"\\\n]|\\.)*\"?"
+            r"|\\{1,8}[\"'][^\"'\\\n]*\\{0,8}[\"']?)",
+            re.IGNORECASE,
+        ),
+        r"\1<hidden>",
+    ),
+    (re.compile(r"(?i)(--(?:admin[_-])?api[_-]key[ =])[^\s\"'<-][^\s\"']{7,}"), r"\1<hidden>"),
     (re.compile(r"(?i)\b(bearer\s+)[\w.~+/-]{8,}=*"), r"\1<hidden>"),
     (re.compile(r"\b(hf_|sk-)[A-Za-z0-9_-]{16,}"), r"\1<hidden>"),
 )
@@ -255,6 +268,8 @@ def unit_text(unit: str) -> str:
 def secrets(text: str) -> dict[str, str]:
     """Return {secret: its name} for a unit's readable secrets."""
     given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
+    for _, content in tuple(given):
+        given += IN_CONFIG.findall(content) if isinstance(content, str) else ()
     for pattern in WRITTEN:
         given += pattern.findall(text)
     return {
