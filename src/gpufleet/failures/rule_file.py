@@ -20,10 +20,22 @@ from gpufleet.failures.evidence import CONDITIONS
 from gpufleet.failures.line_pattern import LinePattern
 
 DATA = Path(__file__).with_name("data")
-FILES = ("memory", "model", "driver", "network", "host", "symptoms")
+FILES = ("sglang", "memory", "model", "driver", "network", "host", "symptoms")
 
 COMPONENTS = frozenset(
-    {"vllm", "nccl", "cuda", "driver", "host", "rdma", "ray", "container", "build", "files"}
+    {
+        "vllm",
+        "sglang",
+        "nccl",
+        "cuda",
+        "driver",
+        "host",
+        "rdma",
+        "ray",
+        "container",
+        "build",
+        "files",
+    }
     | {"requests"}
 )
 ANY = "*"

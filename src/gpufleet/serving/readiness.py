@@ -52,10 +52,11 @@ class Verdict:
     text: str
 
 
-# "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ...": all before the message.
+# "(EngineCore pid=123) INFO 11-21 11:49:06 [core.py:93] Loading ...", and SGLang's
+# "[2026-11-29 11:49:34 TP0] Load weight begin.": all before the message.
 _PREFIX = re.compile(
-    r"^(\([^)]*\) ?)?((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?"
-    r"(\[[\w./]+:\d+\] ?)?"
+    r"^(\([^)]*\) ?)?(\[\d{4}-\d\d-\d\d [\d:.]+[A-Z_\d ]*\] )?"
+    r"((DEBUG|INFO|WARNING|ERROR|CRITICAL) +)?(\d\d-\d\d [\d:]+ )?(\[[\w./]+:\d+\] ?)?"
 )
 # Stack frames and their code are indented, after the prefix too.
 _NOISE = re.compile(
@@ -64,6 +65,10 @@ _NOISE = re.compile(
 _WRONG = re.compile(
     r"\b\w*(error|exception)\b|fatal|refused|denied|killed|cannot|usage:", re.IGNORECASE
 )
+
+
+_KILLED_ITSELF = "sglang-killed-itself"
+"""The rule of a server that ends by SIGKILL, as after a kill from outside, when a start fails."""
 
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
@@ -75,6 +80,9 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
     found = explain(LogLine("journal", number, text) for number, text in enumerate(lines, 1))
     if found.causes:
         return found.causes[0].sentence
+    if any(each.rule.id == _KILLED_ITSELF for each in found.consequences):
+        at = found.unknown and (found.unknown.exception or found.unknown.first_error)
+        return f"SGLang killed itself after an error: {at.text if at else 'see its journal'}"
     if exit_status == "2":
         return (
             "the server refused its command line (exit status 2): see `systemctl cat` of the unit"

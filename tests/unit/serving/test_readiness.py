@@ -266,3 +266,30 @@ def test_known_deaths_have_known_causes(line: str, says: str) -> None:
 def test_an_unknown_death_is_not_explained_away() -> None:
     assert likely_cause(["INFO all is well"], "1") is None
     assert "command line" in str(likely_cause([], "2"))
+
+
+SGLANG_FAILED = [
+    "[2026-11-29 22:11:13 TP0] Scheduler hit an exception: Traceback (most recent call last):",
+    '  File "scheduler.py", line 6362, in run_scheduler_process',
+    "KeyError: 'rope_theta'",
+    "",
+    "[2026-11-29 22:11:14] Received sigquit from a child process. It usually means the child "
+    "failed.",
+]
+
+
+@pytest.mark.parametrize("status", ["137", "9", None])
+def test_a_start_of_sglang_that_fails_is_not_called_out_of_memory(status: str | None) -> None:
+    found = str(likely_cause(SGLANG_FAILED, status))
+    assert found == "SGLang killed itself after an error: KeyError: 'rope_theta'"
+    known = [
+        *SGLANG_FAILED[:2],
+        "ValueError: Cannot find model module. 'X' is not",
+        SGLANG_FAILED[4],
+    ]
+    assert "architecture" in str(likely_cause(known, status))
+    assert "out of memory" in str(likely_cause([], "137"))
+
+
+def test_messages_of_sglang_are_without_its_prefix() -> None:
+    assert messages(["[2026-11-29 11:49:34 DP0 TP1] Load weight begin."]) == ["Load weight begin."]
