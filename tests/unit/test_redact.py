@@ -1,9 +1,11 @@
 """Secrets in values that commands print as JSON, and keys in lines of logs."""
 
 import json
+import re
 
 from gpufleet.on_node.common import linux_facts, unit_journal
 from gpufleet.redact import hide_in_value, hide_secrets
+from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 KEY, ADMIN = "lab-key-0123456789", "admin-0123456789"
@@ -49,6 +51,14 @@ def test_keys_are_hidden_by_their_names_on_the_node_and_on_the_controller(line: 
         assert shown.startswith(line[:10])
 
 
+def test_no_key_of_a_recorded_start_of_sglang_is_shown() -> None:
+    text = (ROOT / "tests/data/failures/healthy/sglang-0.5.23-cpu.log").read_text("utf-8")
+    assert {"lab-key", "lab-admin"} <= set(re.findall(r"lab-key|lab-admin", text))
+    for shown in (hide_secrets(text, ()), unit_journal.secret_redactor({})(text)):
+        assert not re.findall(r"lab-key|lab-admin", shown)
+        assert len(shown) > len(text) - 100
+
+
 @each_row(
     "line",
     [
@@ -72,7 +82,11 @@ def test_what_follows_a_key_stays() -> None:
 def test_keys_in_a_config_file_that_is_a_credential_are_secrets(tmp_path, monkeypatch) -> None:
     monkeypatch.setattr(linux_facts, "ROOT", str(tmp_path))
     (tmp_path / "keys.yaml").write_text(f"api-key: {KEY}\nadmin-api-key: 'admin-0123456789'\n")
-    known = unit_journal.secrets("LoadCredential=keys.yaml:/keys.yaml\n")
+    known = unit_journal.secrets(
+        "LoadCredential=keys.yaml:/keys.yaml\n"
+        "ExecStart=sglang serve --admin-api-key of-the-unit-1 --port 1\n"
+    )
+    assert known["of-the-unit-1"] == "admin-api-key"
     assert unit_journal.secret_redactor(known)(f"x {KEY} admin-0123456789") == (
         "x <api-key> <admin-api-key>"
     )

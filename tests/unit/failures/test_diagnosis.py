@@ -70,6 +70,78 @@ def test_a_recorded_start_that_failed_names_the_library() -> None:
     assert consequences(found) == ["worker-failed"]
 
 
+@each_row(
+    ("name", "cause"),
+    [
+        ("arch-unknown", "sglang-arch-unknown"),
+        ("colon", "sglang-name-colon"),
+        ("config-suffix", "sglang-config-file"),
+        ("config-underscore", "sglang-flag-unknown"),
+        ("context", "sglang-context"),
+        ("flag-choice", "sglang-flag-value"),
+        ("flag-type", "sglang-flag-value"),
+        ("flag-unknown", "sglang-flag-unknown"),
+        ("folder-missing", "model-incomplete"),
+        ("grpc-key", "sglang-grpc-key"),
+        ("memory-small", "sglang-kv-memory"),
+        ("memory-small-tp2", "sglang-kv-memory"),
+        ("no-model", "sglang-no-model"),
+        ("nodes-divide", "sglang-nodes-divide"),
+        ("port-taken", "port-used"),
+    ],
+)
+def test_a_recorded_failure_of_sglang_has_one_cause(name: str, cause: str) -> None:
+    text = (DATA / f"failures/sglang-0.5.23/{name}.log").read_text("utf-8")
+    found = explain(log(*text.splitlines()))
+    assert causes(found) == [cause]
+    assert set(consequences(found)) <= {"sglang-scheduler-failed", "sglang-killed-itself"}
+    # Without the rule of the cause it is unknown, and the exception is given.
+    others = [rule for rule in rules() if rule.id != cause]
+    found = explain(log(*text.splitlines()), known=others)
+    assert "killed" not in "".join(causes(found))
+    if found.unknown and "Scheduler hit" in text:
+        assert found.unknown.exception
+        assert found.unknown.exception.text.startswith("ValueError: ")
+
+
+def test_sglang_that_is_killed_by_the_kernel_is_not_said_to_have_failed_by_itself() -> None:
+    died = (
+        "[2026-11-29 11:18:26] RuntimeError: Rank 0 scheduler died during initialization (exit "
+        "code: -9). If exit code is -9 (SIGKILL), a common cause is the OS OOM killer."
+    )
+    kernel = "2026-11-29T11:18:20+00:00 gpu-01 kernel: Out of memory: Killed process 7 (sglang)"
+    assert causes(explain(log(died))) == ["sglang-scheduler-killed"]
+    found = explain([*log(died), *log(kernel, source="kernel")])
+    assert (causes(found), consequences(found)) == (["host-oom"], ["sglang-scheduler-killed"])
+
+
+def test_processes_that_sglang_kills_after_a_failure_or_a_stop_are_no_cause() -> None:
+    crash = (
+        "[2026-11-29 11:18:27] Subprocess scheduler_0 (pid=7) crashed with exit code -9. "
+        "Triggering SIGQUIT for cleanup..."
+    )
+    stop = "[2026-11-29 11:18:26] SIGTERM received. signum=None frame=None. Draining requests"
+    failed = "[2026-11-29 11:18:26] Received sigquit from a child process. It usually means the"
+    failed += " child failed."
+    assert causes(explain(log(crash))) == ["sglang-scheduler-killed"]
+    assert explain(log(stop, crash)).healthy
+    assert causes(explain(log(failed, crash))) == []
+    begins = "[2026-11-29 12:00:00] server_args={'model_path': 'm'}"
+    assert causes(explain(log(stop, begins, crash))) == ["sglang-scheduler-killed"]
+
+
+def test_graphs_of_sglang_that_do_not_fit_have_the_advice_for_its_flags() -> None:
+    found = explain(
+        log(
+            "[2026-11-29 11:18:26 TP0] Scheduler hit an exception: Traceback (most recent call l",
+            "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.",
+            "Exception: Capture cuda graph failed: CUDA out of memory. Tried to allocate 2.00 GiB",
+        )
+    )
+    assert causes(found) == ["sglang-graph-capture"]
+    assert "mem-torch-oom" in consequences(found)
+
+
 def test_the_first_failure_of_any_rank_is_the_cause_and_the_rest_followed() -> None:
     found = explain(
         [

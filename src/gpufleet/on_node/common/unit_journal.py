@@ -56,7 +56,7 @@ IN_CONFIG = re.compile(r"^((?:admin-)?api-key):\s*[\"']?([^\s\"']+)", re.MULTILI
 # What should be a credential and stands in the unit all the same: servers log both.
 WRITTEN = (
     re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
-    re.compile(r"(?:^|\s)--(api-key)[\s=]+[\"']?([^\s\"']+)"),
+    re.compile(r"(?:^|\s)--((?:admin-)?api-key)[\s=]+[\"']?([^\s\"']+)"),
 )
 # Secrets that are not in the unit: a header that a server logs, tokens of the Hugging Face Hub,
 # keys of model services; keys by their names, which SGLang logs (`server_args=`) and answers
