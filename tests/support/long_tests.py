@@ -64,6 +64,7 @@ PARTS = {
     "tests/lab/test_model_kinds.py": "model-kinds",
     "tests/lab/test_shared_gpus.py": "shared-gpus",
     "tests/lab/test_first_hour.py": "first-hour",
+    "tests/lab/test_engines.py": "engines",
     "tests/lab/test_environment_faults.py": "environment-faults",
     "tests/lab/test_faults_of_sources.py": "environment-faults",
     "tests/lab/test_upgrade.py::test_five_upgrades": "upgrades-releases",

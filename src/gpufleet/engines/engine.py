@@ -110,11 +110,14 @@ class Launcher:
         path: its path on nodes.
         content: its file, for the folder of templates; a change restarts the engine's servers.
         words: the words before the server's program, for the folder of a release.
+        of_ranks: whether it starts the rank's program of a multi-node replica; otherwise the rank's
+            program starts it.
     """
 
     path: str
     content: Callable[[Path], bytes]
     words: Callable[[str], tuple[str, ...]]
+    of_ranks: bool = False
 
 
 @dataclass(frozen=True)

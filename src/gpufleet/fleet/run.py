@@ -453,7 +453,11 @@ def _refuse_partial_restarts(state: State) -> None:
         found.plan.stages,
         found.running,
         settings,
-        {name: release_of(vllm).id for name in spanning if (vllm := settings[name].vllm)},
+        {
+            (name, each.engine): release_of(each).id
+            for name in spanning
+            for each in settings[name].used_engines
+        },
         {each.name for each in state.inventory if state.is_host_in_limit(each)},
         serial=bool(typed and typed.serial),
     )

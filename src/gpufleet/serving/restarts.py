@@ -69,7 +69,7 @@ def partial_restarts(
     stages: Iterable[Stage],
     running: Iterable[Running],
     settings: Mapping[str, NodeSettings],
-    releases: Mapping[str, str],
+    releases: Mapping[tuple[str, str], str],
     reached: Collection[str],
     *,
     serial: bool = False,
@@ -80,9 +80,9 @@ def partial_restarts(
     Ranks with different configurations wait for each other, so such a run would end the replica
     without starting it again.
 
-    `running` are the stages with a unit on any node, `releases` the id of the release by node, and
-    `reached` the nodes of the run (`--limit`). `serial` is whether the run takes nodes one by one.
-    A repair on one node is allowed if the other nodes are as planned.
+    `running` are the stages with a unit on any node, `releases` the id of the release by node and
+    engine, and `reached` the nodes of the run (`--limit`). `serial` is whether the run takes nodes
+    one by one. A repair on one node is allowed if the other nodes are as planned.
     """
     units = {(each.node, each.id): each.arguments for each in running}
     replicas: dict[str, list[Stage]] = {}
@@ -111,11 +111,15 @@ def partial_restarts(
 
 
 def _unit_arguments(
-    stage: Stage, settings: Mapping[str, NodeSettings], releases: Mapping[str, str]
+    stage: Stage,
+    settings: Mapping[str, NodeSettings],
+    releases: Mapping[tuple[str, str], str],
 ) -> tuple[str, ...]:
     """Return the planned arguments of a stage's unit, in a probe's form."""
     here = settings[stage.node]
     model = here.serving[stage.model]
     return tuple(
-        argument_lines(stage, model, here.engine_of(stage.model), release=releases[stage.node])
+        argument_lines(
+            stage, model, here.engine_of(stage.model), release=releases[stage.node, stage.engine]
+        )
     )

@@ -94,6 +94,7 @@ def render_unit(
     }:
         raise ValueError(f"{stage.id} should have {missing}, but their hashes are missing")
     directory, files = f"{RELEASES}/{release}", model_directory(model)
+    own = stage.group is None or server.launcher.of_ranks
     started_with: dict[str, str | bytes] = {
         "release": release,
         "launcher": server.launcher.content(templates),
@@ -124,7 +125,7 @@ def render_unit(
         launcher=" ".join(
             [
                 *([VARIABLES] if secret else []),
-                *server.launcher.words(directory),
+                *(server.launcher.words(directory) if own else ("/usr/bin/env",)),
                 *_turn(stage, model, settings),
             ]
         ),
@@ -170,6 +171,7 @@ def argument_lines(
     """
     server = engine(settings.engine)
     said = [line for _, line in server.arguments(stage, model, settings)]
+    directory = f"{RELEASES}/{release}"
     if stage.group:
         said = launch.command(
             stage,
@@ -182,7 +184,11 @@ def argument_lines(
                 "model": model.revision or model.model,
                 "fingerprint": replica_fingerprint(stage, model, settings),
             },
-            programs=f"{RELEASES}/{release}/bin",
+            programs=f"{directory}/bin",
+            server=(
+                *(() if server.launcher.of_ranks else server.launcher.words(directory)),
+                *f"{directory}/{server.program}".split(),
+            ),
             serve=said,
         )
     return [" ".join(map(systemd_quote, line)) for line in said]
@@ -202,7 +208,7 @@ def replica_fingerprint(stage: Stage, model: Served, settings: EngineSettings) -
     return _fingerprint(
         {
             "arguments": json.dumps([line for line in said if line[0] != "--host"]),
-            "programs": _programs(),
+            "programs": _programs(settings.engine),
             **({"environment_files": json.dumps(secret)} if secret else {}),
             "environment": json.dumps(
                 sorted(each for each in variables.items() if each[0] not in launch.OF_THE_NODE)
@@ -221,11 +227,14 @@ def replica_fingerprint(stage: Stage, model: Served, settings: EngineSettings) -
 
 
 @cache
-def _programs() -> str:
+def _programs(name: str) -> str:
     """Return a fingerprint of gpufleet's own parts in every rank; a change restarts all ranks."""
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
     guard = payload.source("serving/guard")
+    launcher = engine(name).launcher
+    if launcher.path != LAUNCHER:
+        ours["launcher"] = launcher.content(TEMPLATES).decode()
     return _fingerprint({**ours, "guard": guard, "rank": payload.archive("rank/rank")})
 
 

@@ -126,7 +126,6 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "distributed_executor_backend": ("mp",),
             "data_parallel_balancing": ("internal",),
             "prefill": (None,),
-            "span_nodes": (False,),
             "adapters": ({},),
         },
         opens_ports=True,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, ClassVar
 
 import pytest
 
@@ -16,6 +17,9 @@ from gpufleet.load_test.other_clients import read_counts
 from gpufleet.load_test.outcomes import Contract
 from gpufleet.on_node.change import wait
 from gpufleet.on_node.watchdog import verdict
+from gpufleet.planning.stage import Stage
+from gpufleet.serving.unit import render_unit
+from gpufleet.settings.serving_settings import EngineSettings, Served
 from gpufleet.upgrade.gates import baseline
 from gpufleet.upgrade.plan import replica_load
 from gpufleet.upgrade.run import node_questions
@@ -25,7 +29,7 @@ from tests.support.program_parameters import parameters
 STAND_IN = '''
 """An engine of tests."""
 
-from gpufleet.engines.engine import Engine, Measure, ProgressMetrics
+from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
 
 ENGINE = Engine(
     name="standin",
@@ -46,6 +50,8 @@ ENGINE = Engine(
         engine_label="rank",
     ),
     program="bin/stand-in",
+    launcher=Launcher("/stand-in", lambda templates: b"", lambda release: ("/stand-in", release)),
+    flags=FlagRules(lambda: (), lambda version: None, lambda schema, argv, variables: ()),
     arguments=lambda stage, model, node: [
         (("serving", stage.model, "port"), ("--listen", f"{node.listen}:{stage.port}"))
     ],
@@ -115,6 +121,22 @@ def test_a_drain_and_the_watchdog_are_told_the_names_of_an_engine_that_is_one_fo
     progress = next(each for each in engines() if each.name == third_engine).progress
     found = verdict.engines(PAGE, vars(progress))
     assert {rank: each.work for rank, each in found.items()} == {"0": 2, "1": 1}
+
+
+class StandIn(EngineSettings):
+    """The settings of the engine of tests."""
+
+    engine: ClassVar[Any] = "standin"
+
+
+def test_a_stage_of_an_engine_that_is_one_folder_more_has_a_unit(third_engine: str) -> None:
+    settings = StandIn(version="1.0.0", lock="lock", listen="127.0.0.1")
+    stage = Stage("m", 0, "gpu-01", (0,), ("GPU-a",), 8000, 1)
+    text = render_unit(stage, Served(model="/srv/m"), settings, release="standin-1.0.0-ab").content
+    release = "/opt/vllm/releases/standin-1.0.0-ab"
+    assert "Description=Stand-in: m, replica 0\n" in text
+    assert f"ExecStart=/stand-in {release} \\\n    {release}/bin/stand-in \\\n    --listen" in text
+    assert "Environment=RELEASE=standin-1.0.0-ab\n" in text
 
 
 def test_a_page_is_that_of_the_engine_whose_prefix_its_names_have(third_engine: str) -> None:

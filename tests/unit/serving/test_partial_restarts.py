@@ -18,7 +18,7 @@ NEW, OLD = settings(seed=2), settings(seed=1)
 def said(
     running: Sequence[Running], reached: Collection[str] = BOTH, *, serial: bool = False
 ) -> list[str]:
-    releases = dict.fromkeys(BOTH, "0.32.0-1a2b")
+    releases = {(node, "vllm"): "0.32.0-1a2b" for node in BOTH}
     return list(partial_restarts(RANKS, running, both(NEW), releases, reached, serial=serial))
 
 

@@ -170,7 +170,7 @@ def test_a_model_that_pools_is_busy_by_the_tokens_that_it_reads() -> None:
     late = {"kind": "embed", "completion_error": {"error": "timed out"}}
     state, text = judge({**ANSWERS, **late})
     assert state is State.BUSY
-    assert "vllm:prompt_tokens_total" in text
+    assert "its prompt tokens in its /metrics" in text
 
 
 def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:

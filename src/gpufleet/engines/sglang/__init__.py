@@ -7,19 +7,11 @@ from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, Progre
 from gpufleet.engines.sglang import (
     sglang_arguments,
     sglang_check,
+    sglang_rank,
     sglang_schemas,
     sglang_variables,
 )
-from gpufleet.planning.multinode.launch import Rank
-from gpufleet.planning.stage import Stage
 from gpufleet.remote import payload
-from gpufleet.settings.serving_settings import EngineSettings, Served
-
-
-def _no_rank(stage: Stage, _model: Served, _settings: EngineSettings) -> Rank:
-    """Raise `ValueError`: settings refuse `span_nodes`."""
-    raise ValueError(f"{stage.id}: SGLang's stages are on one node")
-
 
 ENGINE = Engine(
     name="sglang",
@@ -39,7 +31,7 @@ ENGINE = Engine(
     arguments=sglang_arguments.lines,
     environment=sglang_variables.environment,
     replica_variables=sglang_variables.offline_variables,
-    rank=_no_rank,
+    rank=sglang_rank.rank,
     # srt/observability of 0.5.23, and the /metrics of a server after five requests
     # (docs/develop/sglang.md).
     metrics={

@@ -5,6 +5,7 @@ from __future__ import annotations
 from gpufleet import node_paths
 from gpufleet.artifacts.release import RELEASES
 from gpufleet.engines import operator_values
+from gpufleet.engines.sglang import sglang_rank
 from gpufleet.planning.stage import Stage
 from gpufleet.settings.serving_settings import EngineSettings, Served
 
@@ -22,9 +23,15 @@ def environment(
     folder = f"{RELEASES}/{release}"
     built_in = _directories(stage) | offline_variables(model)
     if sglang.device == "cpu":
-        # One thread each: ranks of the lab share cores.
-        built_in |= operator_values.search_path(folder, None)
-        built_in |= {"SGLANG_USE_CPU_ENGINE": "1", "OMP_NUM_THREADS": "1"}
+        built_in |= operator_values.search_path(folder, None) | {
+            "SGLANG_USE_CPU_ENGINE": "1",
+            # One thread each: ranks of the lab share cores.
+            "OMP_NUM_THREADS": "1",
+            # Ranks of one memory node need an entry for each; without it, an AssertionError.
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join("0" for _ in stage.gpus),
+            # Otherwise tensor parallelism compiles a kernel with g++ for minutes.
+            "TORCHDYNAMO_DISABLE": "1",
+        }
     else:
         built_in |= operator_values.search_path(folder, toolkit)
         # In NVML's order. sglang_serve.py replaces UUIDs by numbers, the only ones SGLang reads
@@ -33,6 +40,8 @@ def environment(
             "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
             "CUDA_VISIBLE_DEVICES": ",".join(stage.gpu_uuids),
         }
+    if stage.group:
+        built_in |= sglang_rank.rank(stage, model, sglang).variables
     return dict(sorted((built_in | own).items()))
 
 

@@ -17,6 +17,7 @@ ENGINE = Engine(
         node_paths.LAUNCHER,
         lambda templates: read_template("vllm/vllm-serve.sh", templates).encode(),
         lambda _: (node_paths.LAUNCHER,),
+        of_ranks=True,  # Ray, too, gets the key from it
     ),
     flags=FlagRules(schema.versions, schema.load, check.check),
     arguments=launch_arguments.lines,

@@ -40,10 +40,15 @@ SERVER = re.compile(r".*/releases/[^/]+/bin/[^/]+")
 
 
 def serve(words: list[str]) -> list[str]:
-    """Return the words after `RELEASE/bin/PROGRAM serve`; none if the unit starts no server."""
+    """
+    Return the words after `RELEASE/bin/PROGRAM serve`; none if the unit starts no server.
+
+    A port that the rank's program fills in is not for clients: it is no server either.
+    """
     for at, (program, verb) in enumerate(pairs(words)):
         if verb == "serve" and SERVER.fullmatch(program):
-            return words[at + 2 :]
+            found = words[at + 2 :]
+            return [] if (value(found, "--port") or "").startswith("{") else found
     return []
 
 

@@ -21,6 +21,7 @@ from gpufleet.node.cluster_network import Network
 from gpufleet.node.topology import Node
 from gpufleet.planning.multinode.launch import OF_THE_NODE
 from gpufleet.planning.stage import Stage
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 from gpufleet.versions import numbers
@@ -77,6 +78,8 @@ def check_consistency(
             continue
         here = {node: settings[node] for node in first.nodes}
         problems += _rank_differences(first, here)
+        if first.engine != DEFAULT:
+            continue
         problems += _package_problems(first, served, here, locks)
         remarks += _context_warnings(first, served)
         remarks += _removed_backend(first, served, here)
@@ -99,17 +102,16 @@ def _balancing_problems(stage: Stage, served: Served) -> Iterator[str]:
 def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Iterator[str]:
     """Yield differences between nodes that prevent ranks from joining each other."""
     (first, reference), *others = settings.items()
-    one = reference.vllm
+    one = reference.engine_of(stage.model)
     for node, wanted in others:
-        other = wanted.vllm
-        if one is None or other is None:
-            continue
+        other = wanted.engine_of(stage.model)
         for key in ("version", "lock", "python", "cluster_key_file"):
             mine, theirs = getattr(one, key), getattr(other, key)
             if mine != theirs:
                 yield (
-                    f"vllm.{key}: {mine} on {first} and {theirs} on {node}, and {stage.id} spans "
-                    "both: its ranks must agree, so set it in a group that both are in"
+                    f"{one.engine}.{key}: {mine} on {first} and {theirs} on {node}, and "
+                    f"{stage.id} spans both: its ranks must agree, so set it in a group that both "
+                    "are in"
                 )
         names = {
             name
@@ -118,7 +120,7 @@ def _rank_differences(stage: Stage, settings: Mapping[str, NodeSettings]) -> Ite
         }
         if names:
             yield (
-                f"vllm.environment: {join_names(names)} on {first} and {node} differ, and "
+                f"{one.engine}.environment: {join_names(names)} on {first} and {node} differ, and "
                 f"{stage.id} spans both: set it in a group that both are in"
             )
 

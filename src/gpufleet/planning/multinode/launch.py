@@ -170,7 +170,8 @@ def rank_launch(
         raise FleetError(*problems)
     here, head = networks[stage.node], networks[stage.nodes[0]]
     variables = {
-        **_interfaces(here, device),
+        "VLLM_HOST_IP": here.address,
+        **interface_variables(here, device),
         **transfer_variables(stage, model, here, port=side_channel_port),
     }
     if model.distributed_executor_backend == "ray":
@@ -240,14 +241,16 @@ def command(
     port: int,
     same: Mapping[str, str],
     programs: str,
+    server: Sequence[str],
     serve: Sequence[tuple[str, ...]],
 ) -> list[tuple[str, ...]]:
     """
     Return the arguments of the rank's program (on_node/rank/rank.py), one tuple for each line.
 
     `port` is the first of the replica's ports between its nodes, `same` has the values that must be
-    equal on all nodes, `programs` is the directory of the release's programs, and `serve` has the
-    lines after `vllm serve` that every stage has. Flags that this process refuses are omitted.
+    equal on all nodes, `programs` is the directory of the release's programs, `server` has the
+    words that start a server, as `vllm serve`, and `serve` the lines after them that every stage
+    has. Flags that this process refuses are omitted.
     """
     lines: list[tuple[str, ...]] = [
         ("--replica", stage.id),
@@ -266,9 +269,7 @@ def command(
         lines += _split_by_option(("--", f"{programs}/{rank.ray[0]}", *rank.ray[1:]))
     if rank.serves:
         without = [word for name in rank.unset for word in ("-u", name)]
-        lines.append(
-            ("--", *(["/usr/bin/env", *without] if without else []), f"{programs}/vllm", "serve")
-        )
+        lines.append(("--", *(["/usr/bin/env", *without] if without else []), *server))
         refused = {word for name in rank.drops for word in (f"--{name}", f"--no-{name}")}
         lines += [line for line in serve if line[0].partition("=")[0] not in refused]
         lines += [said for name, value in rank.flags.items() if (said := words(name, value))]
@@ -518,8 +519,9 @@ _ADDRESSES = {"VLLM_HOST_IP", "VLLM_NIXL_SIDE_CHANNEL_HOST"}
 _ADDRESSES_STAY_SINCE = (0, 22)
 
 
-def _interfaces(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:
-    variables = {"VLLM_HOST_IP": here.address, "GLOO_SOCKET_IFNAME": here.interface}
+def interface_variables(here: Network, device: Literal["cuda", "cpu"]) -> dict[str, str]:
+    """Return the variables by which Gloo and NCCL use the network between a replica's nodes."""
+    variables = {"GLOO_SOCKET_IFNAME": here.interface}
     if device == "cpu":
         return variables
     # `=`: only this name, not also names that begin with it, as mlx5_10 begins with mlx5_1 (NCCL's

@@ -98,6 +98,7 @@ def started(stage, model, rank, version=NEWEST, *, hcas=()):
         port=model.cluster_port,
         same={"release": "0.33.0-1f2e3d4c5b", "model": "9d1f62ac"},
         programs=f"{RELEASE}/bin",
+        server=(f"{RELEASE}/bin/vllm", "serve"),
         serve=[line for _, line in launch_arguments.lines(stage, model, vllm(version))],
     )
 

@@ -1,0 +1,38 @@
+"""Launch arguments of a rank of SGLang, if its replica spans nodes.  Pure.
+
+The rank's program (on_node/rank/rank.py) fills in the ports, starts the head first, and ends all
+ranks together: ranks from 1 on ignore SIGTERM, and a head does not notice a rank that dies while it
+starts (docs/develop/sglang.md, 0.5.23).
+"""
+
+from __future__ import annotations
+
+from gpufleet.planning.multinode import launch
+from gpufleet.planning.multinode.launch import MASTER_PORT, RPC_PORT, Rank
+from gpufleet.planning.stage import Stage
+from gpufleet.settings.serving_settings import Argument, EngineSettings, Served
+
+
+def rank(stage: Stage, _model: Served, sglang: EngineSettings) -> Rank:
+    """Return the additional launch arguments of a stage of a multi-node replica."""
+    if stage.group is None:
+        raise ValueError(f"{stage.id} is on one node")
+    networks = dict(stage.group.networks)
+    head = networks[stage.nodes[0]].address
+    flags: dict[str, Argument] = {
+        "nnodes": len(stage.nodes),
+        "node-rank": stage.node_rank,
+        "dist-init-addr": f"[{head}]:{MASTER_PORT}" if ":" in head else f"{head}:{MASTER_PORT}",
+    }
+    if stage.node_rank:
+        # It has a server that only says that the process lives: nobody is to reach it.
+        flags |= {"host": "127.0.0.1", "port": RPC_PORT}
+    variables = launch.interface_variables(networks[stage.node], sglang.device)
+    return Rank(
+        serves=True,
+        flags=flags,
+        drops=("host", "port") if stage.node_rank else (),
+        variables=variables,
+        ready_port="" if stage.node_rank else MASTER_PORT,
+        endpoints=() if stage.node_rank else (stage.port,),
+    )

@@ -1,0 +1,116 @@
+"""Entries name their engine; what engines of a node share is said once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from gpufleet.settings.parse import SettingsError, parse_settings, with_key
+
+VLLM = {"version": "0.32.0", "lock": "vllm.txt", "listen": "127.0.0.1", "user": "llm"}
+SGLANG = {"version": "0.5.23", "lock": "sglang.txt"}
+ENTRY = {"model": "/srv/tiny", "tensor_parallel": 1}
+
+
+def problems(**given: Any) -> list[str]:
+    with pytest.raises(SettingsError) as refused:
+        parse_settings(given)
+    return [with_key(*each) for each in refused.value.mistakes]
+
+
+def entry(**changes: Any) -> dict[str, Any]:
+    return {"tiny": {**ENTRY, "engine": "sglang", **changes}}
+
+
+def test_a_section_beside_vllm_has_its_values_but_for_release_and_variables() -> None:
+    vllm = {**VLLM, "environment": {"A": "1"}, "no_index": True, "find_links": ["/w"]}
+    found = parse_settings({"vllm": vllm, "sglang": SGLANG, "serving": entry()})
+
+    assert found.sglang
+    assert (found.sglang.version, found.sglang.lock) == ("0.5.23", "sglang.txt")
+    assert found.sglang.environment == {}
+    assert (found.sglang.user, found.sglang.listen) == ("llm", "127.0.0.1")
+    assert (found.sglang.no_index, found.sglang.find_links) == (True, ("/w",))
+    assert found.servers is found.vllm
+    assert found.engine_of("tiny") is found.sglang
+    assert found.used_engines == (found.sglang,)
+
+
+def test_a_fleet_of_one_engine_needs_no_section_of_another() -> None:
+    found = parse_settings({"sglang": {**SGLANG, "listen": "127.0.0.1"}, "serving": entry()})
+
+    assert found.vllm is None
+    assert found.servers is found.sglang
+
+
+@pytest.mark.parametrize("key", ["user", "listen", "api_key_file", "watchdog_port"])
+def test_servers_of_a_node_cannot_differ_in_what_they_share(key: str) -> None:
+    value = {"user": "other", "listen": "127.0.0.2", "api_key_file": "key", "watchdog_port": 9000}
+    (said,) = problems(
+        vllm={**VLLM, "allow_unauthenticated": True},
+        sglang={**SGLANG, key: value[key]},
+        serving=entry(),
+    )
+    assert said.startswith(f"`sglang.{key}` is not `vllm.{key}`")
+
+
+def test_an_engine_without_a_release_is_named() -> None:
+    (said,) = problems(vllm=VLLM, serving=entry())
+    assert said == (
+        "`serving` has entries with `engine: sglang`, but `sglang` is not set: set the release"
+    )
+
+
+def test_a_mistake_in_a_shared_key_is_said_once() -> None:
+    (said,) = problems(vllm={**VLLM, "watchdog_port": 80}, sglang=SGLANG, serving=entry())
+    assert said.startswith("vllm.watchdog_port")
+
+
+@pytest.mark.parametrize(
+    ("changes", "key"),
+    [
+        ({"kind": "embed"}, "kind"),
+        ({"presets": ["throughput"]}, "presets"),
+        ({"gpu_share": 0.5}, "gpu_share"),
+        ({"data_parallel": 2}, "data_parallel"),
+        ({"expert_parallel": True}, "expert_parallel"),
+        ({"distributed_executor_backend": "ray"}, "distributed_executor_backend"),
+        ({"prefill": "other"}, "prefill"),
+        ({"adapters": {"sql": {"source": "/srv/sql"}}}, "adapters"),
+    ],
+)
+def test_what_gpufleet_has_for_vllm_alone_is_refused(changes: dict[str, Any], key: str) -> None:
+    (said,) = problems(sglang={**SGLANG, "listen": "127.0.0.1"}, serving=entry(**changes))
+    assert said.startswith(f"serving.tiny: `{key}` is not supported with `engine: sglang`")
+
+
+@pytest.mark.parametrize(
+    ("flag", "says"),
+    [
+        ("tp-size", "which the plan decides"),
+        ("api-key", "which the plan decides"),
+        ("enable-metrics", "which the plan decides"),
+        ("config", "could override the plan"),
+        ("grpc-port", "does not check the API key"),
+        ("context_length", "as `sglang serve` names them"),
+    ],
+)
+def test_flags_are_judged_by_their_engine(flag: str, says: str) -> None:
+    (said,) = problems(sglang={**SGLANG, "listen": "127.0.0.1"}, serving=entry(flags={flag: 1}))
+    assert says in said
+
+
+def test_the_context_and_its_flag_are_the_engines() -> None:
+    (said,) = problems(
+        sglang={**SGLANG, "listen": "127.0.0.1"},
+        serving=entry(context=512, flags={"context-length": 512}),
+    )
+    assert "`context` and `flags.context-length` are the same" in said
+
+
+def test_a_release_that_cannot_be_started_is_refused() -> None:
+    (said,) = problems(
+        sglang={**SGLANG, "version": "0.5.1", "listen": "127.0.0.1"}, serving=entry()
+    )
+    assert "SGLang 0.5.1 has no `sglang serve`: use 0.5.5 or newer" in said
