@@ -5,6 +5,7 @@ Tests run in the order in which they stand: each takes the fleet as the one befo
 
 from __future__ import annotations
 
+import json
 import shlex
 import time
 from collections.abc import Iterator
@@ -185,6 +186,53 @@ def test_a_model_moves_to_the_other_engine_and_back_and_no_request_is_lost(
             assert seen.failed == 0, seen.failures
     fleet.declare(serving={**fleet.wanted["serving"], "tiny": before})
     fleet.changes_nothing()
+
+
+def test_a_replica_of_sglang_spans_nodes_and_ends_and_serves_again_as_one(
+    fleet: UpgradeFleet,
+) -> None:
+    """Two ranks on two nodes; one of them is killed while the other works."""
+    wide = {
+        **fleet.wanted["serving"]["other"],
+        "tensor_parallel": 2,
+        "span_nodes": True,
+        "replicas": 1,
+    }
+    kept = fleet.wanted["serving"]
+    # One GPU a node: a replica of two has to span both.
+    fleet.declare(gpus={"reserved": [1]}, serving={"other": wide})
+    fleet.wanted["serving"] = {"other": wide}
+    fleet.declare()
+    run = fleet.pyinfra("-y", seconds=1800)
+    assert run.status == 0, run.output
+    assert completed(fleet)
+    for node in NODES:
+        state = fleet.ssh(node, "cat /run/vllm/other-0/rank.json")
+        assert json.loads(state)["replica"] == "other-0"
+
+    fleet.ssh(NODES[1], "kill -9 $(systemctl show -P MainPID vllm-other-0.service)")
+    deadline = time.monotonic() + 600
+    while not (again := completed(fleet)):
+        assert time.monotonic() < deadline, again
+        time.sleep(2)
+    for node in NODES:
+        restarts = fleet.ssh(node, "systemctl show -P NRestarts vllm-other-0.service")
+        assert int(restarts) >= 1
+    run = fleet.pyinfra("-y", "--json", seconds=900)
+    assert run.status == 0, run.output
+    assert run.changed == {}
+    fleet.declare(gpus={"reserved": []}, serving=kept)
+
+
+def completed(fleet: UpgradeFleet) -> str:
+    """Return what the model of `other` says directly; "" where nobody answers."""
+    url = f"http://{fleet.address(NODES[0])}:{port('other')}/v1"
+    with openai.OpenAI(base_url=url, api_key=fleet.key, timeout=30, max_retries=0) as client:
+        try:
+            said = client.completions.create(model="other", prompt="Hello", max_tokens=8)
+        except openai.OpenAIError:
+            return ""
+    return said.choices[0].text
 
 
 def program_of(fleet: UpgradeFleet) -> dict[str, str]:
