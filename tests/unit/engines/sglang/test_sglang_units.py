@@ -159,7 +159,7 @@ def test_ranks_of_a_replica_are_started_by_the_ranks_program_and_meet_at_the_hea
         for line in (
             "--nnodes 2",
             f"--node-rank {rank}",
-            "--dist-init-addr 10.1.0.1:{master_port}",
+            '--dist-init-addr "10.1.0.1:{master_port}"',
         ):
             assert f"\n    {line}" in text
         assert "Environment=GLOO_SOCKET_IFNAME=eth1\n" in text
