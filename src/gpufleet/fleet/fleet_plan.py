@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any, get_args
 
 from gpufleet.artifacts.model_lock import judge_models
-from gpufleet.engines.engine import engine
 from gpufleet.errors import FleetError
 from gpufleet.formatting import join_names
 from gpufleet.node.topology import Node, value_or
@@ -37,7 +36,6 @@ from gpufleet.planning.stage import Running
 from gpufleet.serving import flag_check, flag_files
 from gpufleet.serving.declared_flags import declared_problems, refused_flags
 from gpufleet.serving.restarts import find_restarts
-from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import ModelKind, Served
 from gpufleet.sizing.architectures.description import Described
@@ -230,7 +228,6 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
     layers = resolve_layers(settings, models, there.nodes)
     locks = _locks(settings)
     pairs = disaggregation.handover_pairs(settings, layers, models, locks)
-    models = {model: _sized(model, settings, found) for model, found in models.items()}
     layers = _with_roles(layers, pairs, models)
     runs = tuple(running_stages(documents))
     kinds = resolve_kinds(settings, there.kinds, runs, locks, judged=judged)
@@ -325,15 +322,6 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
 def _kind(name: object) -> ModelKind:
     """Return a unit's model kind; an unknown kind, from a newer gpufleet, counts as `generate`."""
     return next((each for each in get_args(ModelKind) if each == name), "generate")
-
-
-def _sized(model: str, settings: Mapping[str, NodeSettings], described: Described) -> Described:
-    """Return a model's description; for an engine whose memory use is not known, why not."""
-    names = {each.serving[model].engine for each in settings.values() if model in each.serving}
-    unknown = sorted(engine(name).title for name in names - {DEFAULT})
-    if not unknown:
-        return described
-    return f"gpufleet does not know how much memory {unknown[0]} needs"
 
 
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:

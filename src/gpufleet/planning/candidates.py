@@ -24,7 +24,9 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from gpufleet.errors import FleetError, NotKnownError
 from gpufleet.planning.parallelism import Division, Kind, parts_per_node, replica_capacity, spread
-from gpufleet.planning.serving_options import sizing_options
+from gpufleet.planning.serving_options import memory_gib, sizing_options
+from gpufleet.settings import engine_flags
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.options import Options, Sizing
 
@@ -138,7 +140,9 @@ def evaluate_divisions(
     replicas and nodes (except that a pipeline over nodes needs its number of nodes), so that it
     does not change when the fleet grows or shrinks.
     """
-    if description is None or isinstance(description, str):
+    if served.engine != DEFAULT:
+        found = _weighed_candidates(served, description, kind, nodes)
+    elif description is None or isinstance(description, str):
         found = _unchecked_candidates(served, kind, nodes, description)
     else:
         try:
@@ -166,6 +170,43 @@ def _unchecked_candidates(
     reason = f"memory not checked: {why or 'the model is unknown'}"
     replicas = replica_capacity(division, served, kind, nodes)
     return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
+
+
+# Flags by which a server needs less memory for weights than the files have.
+_LESS_WEIGHTS = frozenset({"cpu-offload-gb", "quantization", "load-format"})
+
+
+def _weighed_candidates(
+    served: Served, description: Description | str | None, kind: Kind, nodes: int
+) -> list[Candidate]:
+    """
+    Return the divisions for an engine of whose memory only the weights are known.
+
+    The operator's `tensor_parallel` is used unless the weights alone do not fit; without it, none
+    is chosen.
+    """
+    title = engine_flags.of(served.engine).title
+    stored = None
+    if not (description is None or isinstance(description, str) or _LESS_WEIGHTS & {*served.flags}):
+        stored = description.stored_bytes
+    own, total = served.tensor_parallel, memory_gib(kind)
+    found = []
+    for tensor in powers_of_two(1, kind.gpus) if own is None else [own]:
+        division = spread(Division(tensor, served.pipeline_parallel or 1), served, kind)
+        each = (stored or 0) / GIB / division.gpus
+        verdict, reason = Verdict.UNKNOWN, f"how much memory {title} needs is not known"
+        if each > total:
+            reason = f"its weights alone are {each:.1f} GiB a GPU, which has {total:.1f} GiB"
+            verdict = Verdict.NO
+        elif stored:
+            reason = (
+                f"weights of {each:.1f} GiB a GPU, which has {total:.1f} GiB; how much {title} "
+                "needs beside them is not known"
+            )
+        replicas = replica_capacity(division, served, kind, nodes)
+        chosen = own is not None and verdict is not Verdict.NO
+        found.append(Candidate(division, verdict, reason, replicas=replicas, chosen=chosen))
+    return found
 
 
 def _checked_candidates(

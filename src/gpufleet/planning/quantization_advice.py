@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping
 from gpufleet.errors import FleetError
 from gpufleet.planning import candidates
 from gpufleet.planning.candidates import CandidateSet, Sizer
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import Description
 from gpufleet.sizing.architectures.quantization import online_quantization
@@ -39,6 +40,8 @@ def advice(
         if each.chosen is None or not isinstance(description, Description):
             continue
         served = serving[each.model]
+        if served.engine != DEFAULT:
+            continue
         if description.quantization is not None or "quantization" in served.flags:
             continue
         if served.tensor_parallel is not None:

@@ -23,6 +23,7 @@ from gpufleet.planning.parallelism import Division, Kind
 from gpufleet.planning.ports import Endpoint
 from gpufleet.planning.stage import Balancing, ReplicaMove, Running, Stage
 from gpufleet.planning.too_large import SizeRefusal
+from gpufleet.settings.engine_flags import DEFAULT
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import HubSilence
 
@@ -310,7 +311,9 @@ class ModelAllocation:
         nodes = join_names(room.name for room in self.rooms)
         description = self.description
         judged = [each for each in self.considered.values() if each.candidates]
-        if description is None or isinstance(description, str) or not judged:
+        if not judged or (
+            self.served.engine == DEFAULT and (description is None or isinstance(description, str))
+        ):
             sentence = self._unsized(description)
             silent = isinstance(description, HubSilence)
             return UnsizedModel(sentence, self.name) if silent else sentence
@@ -323,9 +326,13 @@ class ModelAllocation:
                 "`tensor_parallel` to the number of GPUs that it needs (the plan does not check "
                 "it), or remove the setting that is not estimated"
             )
-        ways = suggestions.remedies(
-            self.served, description, best.kind, best.nodes, sizer=self.sizer
-        )
+        ways: tuple[str, ...] = ()
+        if self.served.engine != DEFAULT:
+            ways = ("a larger `tensor_parallel`",)
+        elif description is not None and not isinstance(description, str):
+            ways = suggestions.remedies(
+                self.served, description, best.kind, best.nodes, sizer=self.sizer
+            )
         if ways:
             write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
         elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:

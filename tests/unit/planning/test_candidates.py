@@ -378,3 +378,40 @@ def test_a_remedy_is_tried_before_it_is_named(name, kind, changes):
         changed = wanted.model_copy(update={**settings, "flags": flags})
         assert told
         assert evaluate_divisions("m", changed, description, kind, 2, sizer=size).chosen
+
+
+# Engines whose memory is not known
+
+
+def of_sglang(weights_gib, kind=H100X8, **changes):
+    description = replace(described("Qwen--Qwen3-0.6B"), stored_bytes=int(weights_gib * GIB))
+    wanted = served(engine="sglang", **changes)
+    return evaluate_divisions("m", wanted, description, kind, 1, sizer=None)
+
+
+def test_of_an_engine_that_is_not_sized_only_the_weights_are_compared_and_nothing_is_chosen():
+    found = of_sglang(weights_gib=200)
+    assert found.chosen is None
+    verdicts = {each.division.tensor_parallel: each.verdict for each in found.candidates}
+    assert verdicts == {
+        1: Verdict.NO,
+        2: Verdict.NO,
+        4: Verdict.UNKNOWN,
+        8: Verdict.UNKNOWN,
+    }
+    reasons = [each.reason for each in found.candidates]
+    assert reasons[0] == "its weights alone are 200.0 GiB a GPU, which has 79.2 GiB"
+    assert reasons[2].startswith("weights of 50.0 GiB a GPU, which has 79.2 GiB")
+    assert "SGLang needs beside them is not known" in reasons[2]
+
+
+def test_the_operators_own_division_of_it_is_taken_unless_the_weights_do_not_fit():
+    assert of_sglang(200, tensor_parallel=4).chosen.verdict is Verdict.UNKNOWN
+    assert of_sglang(200, tensor_parallel=2, pipeline_parallel=2).chosen.division == Division(2, 2)
+    assert of_sglang(200, tensor_parallel=2).chosen is None
+
+
+def test_weights_that_are_changed_while_they_are_loaded_are_not_compared():
+    (only,) = of_sglang(200, tensor_parallel=1, flags={"quantization": "fp8"}).candidates
+    assert only.chosen
+    assert only.reason == "how much memory SGLang needs is not known"
