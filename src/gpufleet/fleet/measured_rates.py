@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 from gpufleet.artifacts.operator_files import release_of
+from gpufleet.artifacts.release import engine_version
 from gpufleet.errors import FleetError
 from gpufleet.fleet.fleet_plan import Assessment, running_stages
 from gpufleet.inventory.loader import Fleet
@@ -250,7 +251,7 @@ def as_units(
             release = release_of(engine).id
         except FleetError:
             release = units.get((stage.node, stage.id), "")
-            if release.rpartition("-")[0] != engine.version:
+            if engine_version(release) != (engine.engine, engine.version):
                 release = engine.version
         lines = argument_lines(stage, here.serving[stage.model], engine, release=release)
         found.append(

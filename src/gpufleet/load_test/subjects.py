@@ -7,15 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from gpufleet.artifacts.release import engine_version
 from gpufleet.flags.normalize import human_readable
 from gpufleet.load_test.fingerprint import Subject
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
+from gpufleet.settings.engine_flags import DEFAULT, LENGTH_FLAGS
 from gpufleet.settings.serving_settings import Served
 from gpufleet.sizing.architectures.description import Described
 from gpufleet.versions import numbers
 
-LENGTH, OVERRIDES = "--max-model-len", "--hf-overrides"
+OVERRIDES = "--hf-overrides"
 
 FOLDER = "measurements"
 """The folder in a project, beside `inventories/`."""
@@ -38,13 +40,15 @@ def longest_request(stage: Running, model: Described) -> int | None:
     """
     Return a replica's maximum tokens of prompt and answer together; None if unknown.
 
-    Without `--max-model-len`, the maximum is the model's own, unless flags change the model's
+    Without the flag, the maximum is the model's own, unless flags change the model's
     config.
     """
     given = {name: value for name, _, value in (e.strip().partition(" ") for e in stage.arguments)}
-    if LENGTH in given:
-        return human_readable(given[LENGTH])
-    version = stage.release.rpartition("-")[0]
+    engine, version = engine_version(stage.release)
+    if (length := f"--{LENGTH_FLAGS.get(engine, '')}") in given:
+        return human_readable(given[length])
+    if engine != DEFAULT:
+        return None
     if isinstance(model, str) or OVERRIDES in given or not re.match(r"\d+\.\d+", version):
         return None
     return model.architecture.default_length(numbers(version))

@@ -133,6 +133,10 @@ _ENGINES: dict[EngineName, EngineFlags] = {
 }
 
 
+LENGTH_FLAGS: Mapping[str, str] = {name: rules.length for name, rules in _ENGINES.items()}
+"""The flag for the maximum context, by engine."""
+
+
 def of(engine: EngineName) -> EngineFlags:
     """Return an engine's rules."""
     return _ENGINES[engine]
