@@ -25,6 +25,7 @@ class EngineFlags:
         title: the engine's name in messages.
         command: the command that starts a server.
         length: the flag for the maximum context.
+        slots: the flag for the most requests that a server runs at once.
         planned: the flags that gpufleet sets: an operator's value would contradict the plan.
         refused: flags that operators cannot set, with the reason.
         accepted: the values that gpufleet supports for settings that it has for another engine.
@@ -34,6 +35,7 @@ class EngineFlags:
     title: str
     command: str
     length: str
+    slots: str
     planned: frozenset[str]
     refused: Mapping[str, str]
     accepted: Mapping[str, tuple[Any, ...]]
@@ -50,6 +52,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
         title="vLLM",
         command="vllm serve",
         length="max-model-len",
+        slots="max-num-seqs",
         planned=frozenset(
             {
                 "api-key",
@@ -84,6 +87,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
         title="SGLang",
         command="sglang serve",
         length="context-length",
+        slots="max-running-requests",
         planned=frozenset(
             {
                 "admin-api-key",
@@ -135,6 +139,9 @@ _ENGINES: dict[EngineName, EngineFlags] = {
 
 LENGTH_FLAGS: Mapping[str, str] = {name: rules.length for name, rules in _ENGINES.items()}
 """The flag for the maximum context, by engine."""
+
+SLOT_FLAGS: Mapping[str, str] = {name: rules.slots for name, rules in _ENGINES.items()}
+"""The flag for the most requests that a server runs at once, by engine."""
 
 
 def of(engine: EngineName) -> EngineFlags:

@@ -12,6 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpufleet.settings.base import KeyPath
+from gpufleet.settings.engine_flags import SLOT_FLAGS
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 
@@ -188,14 +189,15 @@ def _in_a_home(served: Served) -> bool:
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
     """Yield a mistake if a replica runs fewer requests at once than `concurrency`."""
-    seats = served.flags.get("max-num-seqs")
+    flag = SLOT_FLAGS[served.engine]
+    seats = served.flags.get(flag)
     # The plan chooses several engines only for `objective: throughput`.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)
     if not isinstance(seats, int) or isinstance(seats, bool) or engines is None:
         return
     if seats * engines < served.concurrency:
         yield (
-            (*here, "flags", "max-num-seqs"),
+            (*here, "flags", flag),
             f"is {seats}: {engines * seats} requests run at once in a replica, but `concurrency` "
             f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, "
             "or a smaller `concurrency`",

@@ -29,8 +29,8 @@ from gpufleet.formatting import join_names
 from gpufleet.load_test.result import MeasuredRate
 from gpufleet.node.topology import Node
 from gpufleet.planning.stage import Running
+from gpufleet.settings.engine_flags import DEFAULT, SLOT_FLAGS
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.serving_settings import Vllm
 from gpufleet.sizing.startup_memory import batch_defaults
 from gpufleet.versions import numbers
 
@@ -212,11 +212,11 @@ def most_running(
     if not first.arguments:
         return None, False
     engines = _number(flags, "data-parallel-size") or 1
-    if (given := _number(flags, "max-num-seqs")) is not None:
+    engine, version = engine_version(first.release)
+    if (given := _number(flags, SLOT_FLAGS.get(engine, ""))) is not None:
         return (given * engines, False) if given > 0 else (None, False)
     here, node = settings.get(first.node), nodes.get(first.node)
-    engine, version = engine_version(first.release)
-    if here is None or engine != Vllm.engine or not re.match(r"\d+\.\d+", version):
+    if here is None or engine != DEFAULT or not re.match(r"\d+\.\d+", version):
         return None, False
     device: Literal["cuda", "cpu"] = (
         "cpu" if here.servers and here.servers.device == "cpu" else "cuda"

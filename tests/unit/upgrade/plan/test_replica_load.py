@@ -140,6 +140,12 @@ def test_what_the_unit_says_counts_for_each_engine():
     assert slots("--max-num-seqs 8", "--data-parallel-size 4") == (32, False)
 
 
+def test_of_another_engine_only_its_own_flag_counts():
+    sglang = "sglang-0.5.23-1a2b3c4d5e"
+    assert slots("--max-running-requests 6", release=sglang) == (6, False)
+    assert slots("--max-num-seqs 8", release=sglang) == (None, False)
+
+
 def test_what_nobody_wrote_is_vllms_default_for_release_and_gpu():
     """EngineArgs.get_batch_defaults: 1,024 from 70 GiB on, unless it is an A100, else 256."""
     assert slots() == (1024, True)
