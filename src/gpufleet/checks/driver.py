@@ -289,7 +289,8 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     if has >= needs:
         return
     driver = node.known("driver", "version", default="?")
-    said = f"driver {driver} runs CUDA {_dotted(has)}, vLLM's wheels bring {_dotted(needs)}"
+    bring = f"{node.needs.engine}'s wheels bring {_dotted(needs)}"
+    said = f"driver {driver} runs CUDA {_dotted(has)}, {bring}"
     if has[0] != needs[0]:
         yield _too_old(node, said, has, Needs(needs, source))
         return
@@ -311,7 +312,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
         install = Step(Action.CONFIGURE, f"install driver {locked.driver} of gpu_lock: {_INSTALL}")
         return Problem(
             Severity.BLOCK,
-            f"{said}: vLLM ends with `CUDA driver version is insufficient`",
+            f"{said}: {node.needs.engine} ends with `CUDA driver version is insufficient`",
             wanted,
             needs.source,
             (install,),
@@ -327,13 +328,16 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     if forward and _forward_compatible(node):
         return Problem(
             Severity.WARN,
-            f"{said}: vLLM relies on the package {package}, which the probe did not look for",
+            f"{said}: {node.needs.engine} relies on the package {package}, which the probe did not "
+            "look for",
             wanted,
             f"{FORWARD_COMPATIBILITY} in vllm.environment",
             (Step(Action.LOOK, f"`dpkg -l '{package}'` on the node"), upgrade),
         )
     older = Step(
-        Action.CONFIGURE, f"deploy a vLLM whose wheels are built with CUDA {has[0]} (`vllm.lock`)"
+        Action.CONFIGURE,
+        f"deploy a {node.needs.engine} whose wheels are built with CUDA {has[0]} "
+        f"(`{node.needs.key}.lock`)",
     )
     compatible = Step(
         Action.CONFIGURE,
@@ -342,7 +346,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     )
     return Problem(
         Severity.BLOCK,
-        f"{said}: vLLM ends with `CUDA driver version is insufficient`",
+        f"{said}: {node.needs.engine} ends with `CUDA driver version is insufficient`",
         wanted,
         needs.source,
         (older, *((compatible,) if forward else ()), upgrade),
@@ -379,7 +383,8 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
     if (major, minor) < oldest:
         yield Problem(
             Severity.BLOCK,
-            f"{name} has compute capability {major}.{minor}: vLLM ends with `no kernel image is "
+            f"{name} has compute capability {major}.{minor}: {gpu.node.needs.engine} ends with "
+            "`no kernel image is "
             "available for execution on the device`",
             f"{_dotted(oldest)} or newer",
             source,
@@ -400,10 +405,16 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.BLOCK,
             f"{name} has compute capability {major}.{minor}, for which CUDA {_dotted(needs)} of "
-            "vLLM's wheels has no kernels",
+            f"{gpu.node.needs.engine}'s wheels has no kernels",
             f"CUDA {_dotted(first)} or newer",
             source,
-            (Step(Action.CONFIGURE, "deploy a newer vLLM (`vllm.version`, `vllm.lock`)"),),
+            (
+                Step(
+                    Action.CONFIGURE,
+                    f"deploy a newer {gpu.node.needs.engine} (`{gpu.node.needs.key}.version`, "
+                    f"`{gpu.node.needs.key}.lock`)",
+                ),
+            ),
             gpu.index,
         )
 
@@ -433,9 +444,9 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
         Severity.BLOCK if servers is not None else Severity.INFO,
         f"/dev/{UVM} is missing, and "
         + ("its module nvidia_uvm is loaded" if loaded else "its module nvidia_uvm is not loaded")
-        + ": vLLM's units have no permission to create it, so CUDA does not start",
+        + ": units of servers have no permission to create it, so CUDA does not start",
         f"/dev/{UVM}",
-        "CUDA, and NoNewPrivileges in vLLM's units",
+        "CUDA, and NoNewPrivileges in units of servers",
         (
             Step(Action.CONFIGURE, "now: `nvidia-modprobe -c0 -u`; then `ls -l /dev/nvidia-uvm`"),
             Step(

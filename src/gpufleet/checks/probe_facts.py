@@ -92,11 +92,14 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 class Needs:
     """Requirements of the declared software; a field is None if not declared.
 
-    `cuda` is the CUDA release of vLLM's wheels, and `source` the file or setting that states it.
+    `cuda` is the CUDA release of an engine's wheels, and `source` the file or setting that states
+    it. `engine` is the engine's title, and `key` its section in the settings.
     """
 
     cuda: tuple[int, int] | None = None
     source: str = ""
+    engine: str = "vLLM"
+    key: str = "vllm"
 
 
 @dataclass(frozen=True)

@@ -31,6 +31,7 @@ from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import node_from_probe
 from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import vllm_node
+from gpufleet.settings import engine_flags
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
@@ -159,12 +160,16 @@ def _missing_documents(answers: Mapping[str, Mapping[str, Any] | str]) -> list[s
 
 
 def _needs(settings: NodeSettings) -> Needs:
-    """Return a node's requirements from the vLLM release that its settings name."""
-    vllm = settings.vllm
-    if vllm is None or vllm.device != "cuda":
-        return Needs()
-    try:
-        lock = Path(vllm.lock).read_bytes()
-    except OSError:
-        return Needs()  # the role that installs the release says what is wrong with its lock
-    return Needs(release.cuda_release(lock), f"the CUDA runtime in {vllm.lock}")
+    """Return a node's requirements from the releases that its settings name, the newest CUDA."""
+    found = [Needs()]
+    for each in settings.used_engines:
+        if each.device != "cuda":
+            continue
+        try:
+            lock = Path(each.lock).read_bytes()
+        except OSError:
+            continue  # the role that installs the release says what is wrong with its lock
+        title = engine_flags.of(each.engine).title
+        source = f"the CUDA runtime in {each.lock}"
+        found.append(Needs(release.cuda_release(lock), source, title, each.engine))
+    return max(found, key=lambda needs: (needs.cuda or (0, 0), needs.source != ""))

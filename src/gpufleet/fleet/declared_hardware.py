@@ -130,10 +130,13 @@ def _set_address(document: dict[str, Any], number: int, network: IPv4Network) ->
 
 
 def _cuda_needed(settings: NodeSettings) -> int:
-    """Return the CUDA version in the declared vLLM's wheels, in NVML's notation; 0: unknown."""
-    try:
-        lock = Path(settings.vllm.lock).read_bytes() if settings.vllm else b""
-    except OSError:
-        return 0  # the plan continues without it; the deploy reports the problem of the lock
-    major, minor = release.cuda_release(lock) or (0, 0)
-    return major * 1000 + minor * 10
+    """Return the newest CUDA in the declared engines' wheels, in NVML's notation; 0: unknown."""
+    found = [0]
+    for each in settings.used_engines:
+        try:
+            lock = Path(each.lock).read_bytes()
+        except OSError:
+            continue  # the plan continues without it; the deploy reports the problem of the lock
+        major, minor = release.cuda_release(lock) or (0, 0)
+        found.append(major * 1000 + minor * 10)
+    return max(found)
