@@ -48,6 +48,7 @@ class Program:
 PROGRAMS: Mapping[str, Program] = {
     # The oldest C library of the supported distributions: glibc 2.34, RHEL 9.
     "vllm": Program("vllm-{version}.txt", "3.12", "x86_64-manylinux_2_34"),
+    "sglang": Program("sglang-{version}.txt", "3.12", "x86_64-manylinux_2_34"),
     "litellm": Program("litellm-{version}.txt", "3.11", extra="proxy"),
     "uv": Program("uv.txt", "3.10"),
 }

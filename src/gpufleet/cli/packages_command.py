@@ -52,7 +52,7 @@ def lock(
     dry: bool,
 ) -> int:
     """
-    Write the lock of PROGRAM (vllm, litellm, uv) in VERSION, and its SBOM beside it.
+    Write the lock of PROGRAM (vllm, sglang, litellm, uv) in VERSION, and its SBOM beside it.
 
     uv resolves the versions; no node is queried. Pins of an existing lock are kept. The lock has
     hashes of wheels only, because nodes build nothing. The SBOM (CycloneDX 1.5) names every package
@@ -61,6 +61,7 @@ def lock(
     \b
     gpufleet packages lock vllm 0.32.0
     gpufleet packages lock vllm 0.32.0 --also ray==2.60.0
+    gpufleet packages lock sglang 0.5.23
     gpufleet packages lock litellm 1.106.2 --python 3.10
 
     Exit status: 0 written or unchanged, 1 with --dry: it would be written, 2 refused.

@@ -170,6 +170,16 @@ def test_a_package_without_a_wheel_is_refused_by_name_and_nothing_is_written(
     assert list(folder.iterdir()) == []
 
 
+def test_a_lock_of_sglang_has_the_name_that_its_section_gives(
+    index: Index, url: str, tmp_path: Path
+) -> None:
+    index.wheel("sglang", "0.5.23", "alpha", tags=LINUX)
+    folder = tmp_path / "locks"
+    assert run(folder, url, "sglang", "0.5.23").return_value == 0
+    text = (folder / "sglang-0.5.23.txt").read_text()
+    assert [*pins_of(text)] == [("alpha", "1.0"), ("sglang", "0.5.23")]
+
+
 def test_an_unknown_program_and_an_index_that_is_not_there_are_refused(tmp_path: Path) -> None:
     result = run(tmp_path / "locks", "http://127.0.0.1:9/simple", "vlm", "1")
     assert "did you mean 'vllm'?" in str(result.exception)
