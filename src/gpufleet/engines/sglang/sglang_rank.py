@@ -25,7 +25,7 @@ def rank(stage: Stage, _model: Served, sglang: EngineSettings) -> Rank:
         "dist-init-addr": f"[{head}]:{MASTER_PORT}" if ":" in head else f"{head}:{MASTER_PORT}",
     }
     if stage.node_rank:
-        # It has a server that only says that the process lives: nobody is to reach it.
+        # Its server only shows that the process lives: no client is to reach it.
         flags |= {"host": "127.0.0.1", "port": RPC_PORT}
     variables = launch.interface_variables(networks[stage.node], sglang.device)
     return Rank(

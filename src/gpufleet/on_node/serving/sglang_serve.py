@@ -4,7 +4,7 @@
 would, but SGLang takes its keys as arguments only, and writes all of them into its log:
 
 - the API key comes from the unit's credential, and becomes an argument inside of this process. The
-  key of administrative routes is a random one, which nobody knows: they change models and caches;
+  key of administrative routes is a random one, which no client has: they change models and caches;
 - both are replaced in everything that the server and its processes print;
 - GPUs are named by UUID, as an index may be another GPU after a reboot; SGLang reads only numbers;
 - a taken port ends the start at once: SGLang would load the model first, and then stay, unready.
