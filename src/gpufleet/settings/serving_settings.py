@@ -113,7 +113,7 @@ _NOT_WITH_A_SHARE = {
 # The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
 OLDEST_VLLM = (0, 18)
 # The first of the packaged releases with `sglang serve` and all flags of
-# engines/sglang/launch_arguments.py.
+# engines/sglang/sglang_arguments.py.
 OLDEST_SGLANG = (0, 5, 5)
 
 
