@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from gpufleet.errors import FleetError
+from gpufleet.settings.engine_flags import SLOT_FLAGS
 
 # Above this usage vLLM soon preempts requests, also those of others
 # (docs/alerts/vllm-kv-cache-full.md).
@@ -117,8 +118,9 @@ def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
         if isinstance(each, str):
             unknown.append(each)
         elif (limit := each.limit) is None:
+            flags = " or ".join(f"`flags.{flag}`" for flag in SLOT_FLAGS.values())
             unknown.append(f"{each.replica}: its limit of concurrent requests is unknown: set "
-                           "`flags.max-num-seqs`")  # fmt: skip
+                           f"{flags}, as its engine names it")  # fmt: skip
         else:
             free = limit - each.running - each.waiting
             idle += max(0.0, min(free, limit * (1 - each.kv_usage)))

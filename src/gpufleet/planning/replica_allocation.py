@@ -320,11 +320,13 @@ class ModelAllocation:
         best = max(judged, key=lambda each: (each.kind.memory_mib * each.kind.gpus, str(each.kind)))
         last = max(best.candidates, key=_nearest)
         if last.verdict is Verdict.UNKNOWN:
+            other = ""
+            if self.served.engine == DEFAULT:
+                other = ", or remove the setting that is not estimated"
             return (
                 f"serving.{self.name}: it is unknown whether it fits on {nodes}: {last.reason}; "
-                "set "
-                "`tensor_parallel` to the number of GPUs that it needs (the plan does not check "
-                "it), or remove the setting that is not estimated"
+                "set `tensor_parallel` to the number of GPUs that it needs (the plan does not "
+                f"check it){other}"
             )
         ways: tuple[str, ...] = ()
         if self.served.engine != DEFAULT:

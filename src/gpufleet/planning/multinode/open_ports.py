@@ -56,7 +56,7 @@ _USES = {
     "span_nodes": _BETWEEN,
     "prefill": _BETWEEN,
     # torch's rendezvous (TCPStore) of its ranks, also of a single one: docs/develop/sglang.md.
-    "engine": "opens a port on all addresses that has no authentication",
+    "engine": "opens ports on all addresses that have no authentication",
 }
 
 
