@@ -9,10 +9,13 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
+from urllib.parse import urlencode
 
 import openai
 import pytest
 
+from gpufleet.engines import promql
+from gpufleet.engines.engine import Measure
 from lab import provisioning_sources
 from tests.lab.upgrade_fleet import GATEWAY, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import clients, summary
@@ -116,6 +119,21 @@ def test_clients_with_the_key_do_not_administrate_a_server(fleet: UpgradeFleet) 
     command = f"curl -s -o /dev/null -w '%{{http_code}}' -X POST -H @- {shlex.quote(url)}"
     said = fleet.ssh(GATEWAY, command, stdin=f"Authorization: Bearer {fleet.key}\n")
     assert said.strip() == "401"
+
+
+@pytest.mark.parametrize("measure", [Measure.RUNNING, Measure.GENERATED, Measure.E2E])
+def test_prometheus_has_what_alerts_read_of_both_engines(
+    fleet: UpgradeFleet, measure: Measure
+) -> None:
+    deadline = time.monotonic() + 120
+    query = f"count by (model) ({promql.metric(measure)})"
+    url = f"http://127.0.0.1:9090/api/v1/query?{urlencode({'query': query})}"
+    while True:
+        found = json.loads(fleet.ssh(GATEWAY, f"curl -sS --max-time 20 {shlex.quote(url)}"))
+        if {each["metric"].get("model") for each in found["data"]["result"]} == {*ENGINES}:
+            return
+        assert time.monotonic() < deadline, found
+        time.sleep(2)
 
 
 def test_a_second_run_changes_nothing(fleet: UpgradeFleet) -> None:
