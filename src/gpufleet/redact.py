@@ -6,16 +6,18 @@ import re
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-# Words of a name that say what its value is. Not TOKENIZER, not ..._TOKENS.
+# Words of a name that say what its value is. Not TOKENIZER, not ..._TOKENS; SGLang has flags named
+# speculative-token-map and forward-pass-metrics-ipc-name.
 _WORDS = re.compile(
-    r"(?:^|[_.-])(?:KEYS?|PASS|PWD|PAT|CREDENTIALS?|AUTH|AUTHORIZATION|BEARER|COOKIE)(?:[_.-]|$)"
+    r"(?:^|[_.-])(?:KEYS?|(?<!FORWARD_)PASS|PWD|PAT|CREDENTIALS?|AUTH|AUTHORIZATION|BEARER|COOKIE)(?:[_.-]|$)"
     r"|(?:API_?KEYS?|TOKEN|SECRETS?|PASSWORD|PASSWD|PASSPHRASE)(?:[_.-]|$)"
     r"|PRIVATE_?KEY",
     re.IGNORECASE,
 )
 _HUMPS = re.compile(r"(?<=[a-z])(?=[A-Z])")
 _NOT = re.compile(
-    r"(?:FILE|PATH|DIR|THRESHOLD|IDS?(?<!KEY_ID)|(?:BOS|EOS|PAD|UNK|SEP|CLS|MASK|IMAGE|AUDIO|VIDEO)_TOKEN)$",
+    r"(?:FILE|PATH|DIR|THRESHOLD|TOKEN_MAP|IDS?(?<!KEY_ID)"
+    r"|(?:BOS|EOS|PAD|UNK|SEP|CLS|MASK|IMAGE|AUDIO|VIDEO)_TOKEN)$",
     re.IGNORECASE,
 )
 # Forms that only secrets have: Hugging Face, OpenAI and LiteLLM, GitHub, GitLab, Slack, Google,

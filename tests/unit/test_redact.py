@@ -4,7 +4,7 @@ import json
 import re
 
 from gpufleet.on_node.common import linux_facts, unit_journal
-from gpufleet.redact import hide_in_value, hide_secrets
+from gpufleet.redact import hide_in_value, hide_secrets, is_secret_name
 from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
@@ -90,3 +90,11 @@ def test_keys_in_a_config_file_that_is_a_credential_are_secrets(tmp_path, monkey
     assert unit_journal.secret_redactor(known)(f"x {KEY} admin-0123456789") == (
         "x <api-key> <admin-api-key>"
     )
+
+
+def test_flags_of_sglang_that_sound_like_secrets_are_none() -> None:
+    names = ("speculative-token-map", "forward-pass-metrics-ipc-name")
+
+    assert [name for name in names if is_secret_name(name)] == []
+    assert is_secret_name("forward-token")
+    assert is_secret_name("db-pass")

@@ -12,7 +12,7 @@ from contextlib import suppress
 from typing import Any
 
 from gpufleet.settings.base import KeyPath
-from gpufleet.settings.engine_flags import SLOT_FLAGS
+from gpufleet.settings.engine_flags import DEFAULT, SLOT_FLAGS, EngineName
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 
@@ -74,6 +74,8 @@ _HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
 _HUB_VARIABLES = frozenset(
     {"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "VLLM_USE_MODELSCOPE"}
 )
+# SGLang's own templates have names, such as llama-2 (its documentation, Custom Chat Template).
+_TEMPLATE_NAME = re.compile(r"[\w-]+")
 # Text that vLLM reads as a template, not as the name of its file (vllm/entrypoints/chat_utils.py).
 _IS_TEMPLATE = re.compile(r"[{}\n]")
 
@@ -101,6 +103,7 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
             served.model,
             served.flags,
             {*settings.engine_of(name).environment, *served.environment},
+            served.engine,
         ):
             yield (*here, "flags", flag), mistake
         yield from _too_few_at_once(here, served)
@@ -125,10 +128,12 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def flag_mistakes(
-    model: str, flags: Mapping[str, Any], variables: Set[str]
+    model: str, flags: Mapping[str, Any], variables: Set[str], engine: EngineName = DEFAULT
 ) -> Iterator[tuple[str, str]]:
     """Yield each flag that names a file or model which a server cannot open, with the reason."""
     for flag in flags:
+        if engine == "sglang" and flag == TEMPLATE and _TEMPLATE_NAME.fullmatch(str(flags[flag])):
+            continue
         for name in _names(flag, flags[flag]) if flag in _READ else ():
             if mistake := _path_mistake(flag, name, homes=model.startswith(_HOMES)):
                 yield flag, mistake

@@ -172,3 +172,11 @@ def test_a_gateway_may_have_443() -> None:
     gateway = {"port": 443, "listen": "127.0.0.1", "allow_anyone": True}
     found = mistakes({}, gateway=gateway)
     assert not [each for each in found.values() if "1024" in each]
+
+
+@pytest.mark.parametrize(("template", "refused"), [("llama-2", False), ("chat.jinja", True)])
+def test_a_template_of_sglangs_own_has_a_name(template: str, refused: bool) -> None:
+    served = {"engine": "sglang", "flags": {"chat-template": template}}
+    found = mistakes(served, sglang={"version": "0.5.23", "lock": "lock"})
+
+    assert (("serving", "m", "flags", "chat-template") in found) is refused
