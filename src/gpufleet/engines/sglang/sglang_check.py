@@ -72,8 +72,17 @@ def _unparsed(schema: Schema, line: CommandLine, one: Unparsed) -> Problem:
         _written(line, one.at),
         found,
         replacement=replacement,
+        rewritten=(replacement, *one.values)
+        if replacement and _is_spelling(one, replacement)
+        else None,
         at=one.at,
     )
+
+
+def _is_spelling(one: Unparsed, option: str) -> bool:
+    """Return whether an argument can only mean an option: an abbreviation, or underscores in it."""
+    name = one.argument.partition("=")[0]
+    return one.trouble is UnparsedReason.PREFIX or name.replace("_", "-") == option
 
 
 def _unknown(schema: Schema, one: Unparsed) -> tuple[str, str | None]:

@@ -53,12 +53,14 @@ def test_underscores_are_named_with_the_right_spelling():
     found = only("--model-path", "/m", "--tp_size", "2")
 
     assert (found.kind, found.replacement) == (Kind.UNKNOWN, "--tp-size")
+    assert found.rewritten == ("--tp-size", "2")
 
 
 def test_a_flag_of_vllm_is_unknown_and_its_neighbours_are_named():
     found = only("--model-path", "/m", "--max-model-len", "4096")
 
     assert (found.kind, found.by) == (Kind.UNKNOWN, JudgedBy.PARSER)
+    assert found.rewritten is None
 
 
 def test_a_flag_of_a_newer_release_is_named_with_that_release():
@@ -72,6 +74,7 @@ def test_an_abbreviation_is_refused_although_argparse_takes_it():
 
     assert found.kind in {Kind.PREFIX, Kind.AMBIGUOUS}
     assert found.refuses
+    assert only("--model-path", "/m", "--context-len=4").rewritten == ("--context-length", "4")
 
 
 @pytest.mark.parametrize(
