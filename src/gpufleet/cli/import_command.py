@@ -29,6 +29,11 @@ _MOST = 1 << 24
     metavar="VERSION",
     help="vLLM release to write flags for; default: the project's lock.",
 )
+@click.option(
+    "--engine",
+    type=click.Choice(["vllm"]),
+    help="vllm: convert SGLang's servers to settings of vLLM.",
+)
 @click.option("--name", help="Name for a server without one; default: the file's name.")
 @click.option(
     "-o",
@@ -38,7 +43,15 @@ _MOST = 1 << 24
     help="Write the settings to this new file.",
 )
 @click.option("--force", is_flag=True, help="Overwrite OUT if it exists.")
-def import_(file: str, version: str | None, name: str | None, output: str, *, force: bool) -> int:
+def import_(
+    file: str,
+    version: str | None,
+    engine: str | None,
+    name: str | None,
+    output: str,
+    *,
+    force: bool,
+) -> int:
     """
     Convert scripts, manifests and charts to settings.
 
@@ -47,9 +60,10 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,
     LiteLLM's config.yaml, Kubernetes workloads, Helm values of vLLM's production-stack, a recipe of
-    sparkrun, a Dockerfile, or supervisord's programs. An Ansible inventory, YAML or INI, becomes an
-    inventory file. What is dropped, renamed or rewritten, and why, goes to standard error. Keys and
-    tokens are never printed.
+    sparkrun, a Dockerfile, or supervisord's programs. Servers of SGLang become entries with
+    `engine: sglang`; those of TensorRT-LLM and TGI become entries of vLLM. An Ansible inventory,
+    YAML or INI, becomes an inventory file. What is dropped, renamed or rewritten, and why, goes to
+    standard error. Keys and tokens are never printed.
 
     \b
     gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
@@ -63,16 +77,19 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     import yaml
 
     from gpufleet import redact
+    from gpufleet.engines.sglang import sglang_check
     from gpufleet.flags import schema
     from gpufleet.importer.convert import convert
     from gpufleet.importer.detect import read
+    from gpufleet.importer.other_engines import on_vllm
     from gpufleet.sanitize import printable
 
     target = None if output == "-" else _target(output, file, force=force)
     release = version or default_release()
     text = _text(file)
     source = read(text, file, name or _name(file))
-    imported = convert(source.launches, schema.load(release), source.names)
+    launches = tuple(on_vllm(each) if engine else each for each in source.launches)
+    imported = convert(launches, schema.load(release), source.names)
     settings = source.inventory or yaml.safe_dump(
         dict(imported.settings), sort_keys=False, allow_unicode=True, width=100
     )
@@ -85,8 +102,9 @@ def import_(file: str, version: str | None, name: str | None, output: str, *, fo
     for note in everything:
         mark = "to decide: " if note.decide else ""
         click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
-    if source.launches:
-        click.echo(f"flags are written for vLLM {release}", err=True)
+    for each in sorted({launch.engine for launch in launches}, reverse=True):
+        of = f"vLLM {release}" if each == "vllm" else f"SGLang {sglang_check.newest()}"
+        click.echo(f"flags are written for {of}", err=True)
     if target is not None:
         click.echo(f"{output} written", err=True)
     return int(any(note.decide for note in everything))

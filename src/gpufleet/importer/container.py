@@ -9,10 +9,10 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
-from gpufleet.importer.other_engines import as_vllm, find_engine, started_engine
+from gpufleet.importer.other_engines import as_launch, find_engine, started_engine
 from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
@@ -207,33 +207,31 @@ class _Run:
 
 def _launch(name: str, run: _Run, image: str, command: Sequence[str], inside: Inside) -> Launch:
     words = [*run.entrypoint, *command]
-    environment = run.environment
     shell = words[0].rpartition("/")[2] if words else ""
     if shell in {"sh", "bash"} and len(words) > 2 and (inner := inside(words[2])):
-        words = list(inner.argv)
-        environment = {**environment, **inner.environment}
-        own = inner.notes
+        server = replace(inner, environment={**run.environment, **inner.environment})
     else:
-        words, environment, own = as_arguments(image, words, environment, run.port)
-    notes = [*run.notes, *own]
+        server = as_server(image, words, run.environment, run.port)
+    notes = [*run.notes, *server.notes]
     if image:
         notes.insert(0, image_note(image))
     return Launch(
         run.name or name,
-        tuple(words),
-        environment,
+        server.argv,
+        server.environment,
         run.port,
         tuple(run.mounts),
         release_of(image),
         tuple(notes),
+        engine=server.engine,
     )
 
 
-def as_arguments(
+def as_server(
     image: str, words: Sequence[str], environment: Mapping[str, str], port: int | None
-) -> tuple[list[str], dict[str, str], tuple[Note, ...]]:
+) -> Launch:
     """
-    Return vLLM's arguments and variables of a container's command, and notes about them.
+    Return the server of a container's command, without a name.
 
     `port` is the port that the container publishes, or None.
     """
@@ -244,9 +242,8 @@ def as_arguments(
     elif own == [*words] and "vllm" not in image and (named := started_engine(image)):
         engine = named  # the image starts vLLM: the command has only its options
     else:
-        return own, dict(environment), ()
-    argv, variables, notes = as_vllm(engine, words, environment, published=port is not None)
-    return list(argv), variables, notes
+        return Launch("", tuple(own), environment)
+    return as_launch(engine, "", words, environment, published=port is not None)
 
 
 def without_entry(words: Sequence[str]) -> list[str]:
@@ -273,7 +270,7 @@ def image_note(image: str) -> Note:
     """Return the note on an image."""
     version = release_of(image)
     today = f": it runs vLLM {version} today" if version else ""
-    return Note(f"image {image} is dropped, vllm.version sets the release{today}")
+    return Note(f"image {image} is dropped, `version` in settings sets the release{today}")
 
 
 def _words(value: Any) -> list[str]:

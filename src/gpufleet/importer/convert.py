@@ -16,8 +16,10 @@ from typing import Any
 
 from pydantic import TypeAdapter, ValidationError
 
+from gpufleet.flags.command_line import parse
 from gpufleet.flags.schema import Schema
 from gpufleet.importer.findings import Findings
+from gpufleet.importer.flag_rules import FlagRules, sglang_rules, vllm_rules
 from gpufleet.importer.flag_settings import (
     FIRST_PORT,
     FlagSettings,
@@ -29,7 +31,9 @@ from gpufleet.importer.placed import LAST, Placed, placed
 from gpufleet.importer.proxy_names import proxy_settings
 from gpufleet.importer.secret_arguments import without_secrets
 from gpufleet.importer.server import Launch, Note, ProxyName
+from gpufleet.settings import engine_flags
 from gpufleet.settings.adapter_settings import Adapter, AdapterName
+from gpufleet.settings.engine_flags import DEFAULT, EngineName
 from gpufleet.settings.server_sandbox import FIRST_FREE_PORT, flag_mistakes
 
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
@@ -63,29 +67,38 @@ def convert(
     launches: Iterable[Launch], schema: Schema, names: Sequence[ProxyName] = ()
 ) -> Imported:
     """
-    Return the settings of servers for the release of `schema`, and notes in their order.
+    Return the settings of servers, and notes in their order.
 
-    `names` has LiteLLM's names that belong to none of the servers.
+    `schema` has the release of vLLM; of SGLang, it is the newest known one. `names` has LiteLLM's
+    names that belong to none of the servers.
     """
     serving: dict[str, dict[str, Any]] = {}
     notes: list[Note] = []
     shared: dict[str, Any] = {}
     asked: list[tuple[ProxyName, str | None]] = [(name, None) for name in names]
+    launches = tuple(launches)
+    rules = {
+        engine: vllm_rules(schema) if engine == "vllm" else sglang_rules()
+        for engine in {launch.engine for launch in launches}
+    }
+    # Another engine's section takes these settings from `vllm`.
+    section: EngineName = "sglang" if {*rules} == {"sglang"} else "vllm"
     for launch in launches:
-        found = _server(launch, schema, _key(launch.name, serving))
+        found = Findings(_key(launch.name, serving), section)
+        _server(launch, rules[launch.engine], found)
         serving[found.key] = found.ordered()
         shared |= found.shared
         notes += found.sentences()
         asked += [(name, found.key) for name in launch.proxy_names]
     everywhere = _common([served.get("environment", {}) for served in serving.values()])
-    if len(serving) > 1 and everywhere:
+    if len(serving) > 1 and len(rules) == 1 and everywhere:
         for served in serving.values():
             own = {k: v for k, v in served["environment"].items() if k not in everywhere}
             served.pop("environment")
             if own:
                 served["environment"] = own
         shared["environment"] = everywhere
-    settings: dict[str, Any] = {"vllm": shared} if shared else {}
+    settings: dict[str, Any] = {section: shared} if shared else {}
     if serving:
         settings["serving"] = serving
     known = {key: str(served.get("served_name") or key) for key, served in serving.items()}
@@ -93,9 +106,16 @@ def convert(
     if proxy:
         settings["litellm"] = proxy
     notes += told
+    if any(engine_flags.of(engine).opens_ports for engine in rules):
+        notes.append(
+            Note(
+                "servers of SGLang open a port on all addresses: nodes need `firewall` (or "
+                f"`{section}.allow_unguarded_ports: true`)"
+            )
+        )
     notes += [
         Note(f"`{key}` is only partial: merge it into your own")
-        for key in ("vllm", "litellm")
+        for key in (section, "litellm")
         if key in settings
     ]
     return Imported(settings, tuple(notes))
@@ -123,34 +143,37 @@ def _common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
     }
 
 
-def _server(launch: Launch, schema: Schema, key: str) -> Findings:
+def _server(launch: Launch, rules: FlagRules, found: Findings) -> None:
     """Convert one server to settings."""
-    found = Findings(key)
-    if key != launch.name:
-        found.say(f"{launch.name} is renamed to `{key}`: names are part of units and paths")
+    if found.key != launch.name:
+        found.say(f"{launch.name} is renamed to `{found.key}`: names are part of units and paths")
+    if launch.engine != DEFAULT:
+        found.served["engine"] = launch.engine
     for note in launch.notes:
         found.say(note.text, decide=note.decide)
-    model, line = split_model(without_secrets(placed(launch.argv), schema, found), schema)
+    model, line = split_model(without_secrets(placed(launch.argv), rules, found), rules)
     environment, added = take_variables(
         launch.environment,
-        schema,
-        quantization_of(line.words, schema),
+        rules,
+        quantization_of(line.words, rules.schema),
         found,
         launch.secret_variables,
     )
     line = Placed((*line.words, *added), (*line.places, *(LAST for _ in added)))
     written = model
     model, line = _on_the_node(model, line, launch, found)
-    FlagSettings(schema, found, launch.port).take(line)
-    _kind(found, line.words)
-    _adapters(found)
-    _left_behind(launch, schema, found)
+    FlagSettings(rules, found, launch.port).take(line)
+    if launch.engine == "vllm":
+        _kind(found, line.words)
+        _adapters(found)
+    _left_behind(launch, rules, found)
+    _unset(launch, rules, found, line)
     _model(found, model, written)
     if found.flags:
         found.served["flags"] = dict(sorted(found.flags.items()))
     if environment:
         found.served["environment"] = environment
-    for flag, mistake in flag_mistakes(model or "", found.flags, environment.keys()):
+    for flag, mistake in flag_mistakes(model or "", found.flags, environment.keys(), launch.engine):
         found.say(f"`{flag}`: {mistake}", decide=True, at=LAST)
     if launch.replicas is not None:
         found.served["replicas"] = launch.replicas
@@ -168,7 +191,15 @@ def _server(launch: Launch, schema: Schema, key: str) -> Findings:
             decide=True,
             at=LAST,
         )
-    return found
+
+
+def _unset(launch: Launch, rules: FlagRules, found: Findings, line: Placed) -> None:
+    """Set what the engine does without a flag, where gpufleet's default is another."""
+    given = parse(rules.schema, line.words).by_name.keys() | ({"--port"} if launch.port else set())
+    for flag, (name, value) in rules.unset.items():
+        if flag not in given and name not in found.served:
+            found.served[name] = value
+            found.say(f"`{name}: {value}`: it is so without `{flag}`", at=LAST)
 
 
 def _kind(found: Findings, words: Sequence[str]) -> None:
@@ -243,14 +274,14 @@ def _module(word: Any) -> tuple[str, str]:
     return name, path
 
 
-def _left_behind(launch: Launch, schema: Schema, found: Findings) -> None:
+def _left_behind(launch: Launch, rules: FlagRules, found: Findings) -> None:
     """Note the words on separate lines after the server's command."""
-    left = without_secrets(placed(launch.left_behind), schema, found)
+    left = without_secrets(placed(launch.left_behind), rules, found)
     if left.words:
         found.say(
             f"`{' '.join(left.words)}` stands behind the end of the command, on separate lines: "
-            "a shell does not give it to vLLM; dropped: end the line before it in `\\` if it is "
-            "wanted",
+            f"a shell does not give it to {rules.title}; dropped: end the line before it in `\\` "
+            "if it is wanted",
             decide=True,
             at=LAST,
         )

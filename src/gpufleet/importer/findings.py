@@ -10,19 +10,19 @@ from typing import Any
 from gpufleet import redact
 from gpufleet.importer.placed import FIRST
 from gpufleet.importer.server import Note
+from gpufleet.settings.engine_flags import EngineName
 from gpufleet.settings.open_secrets import suggested_file
 
 UNSET = re.compile(r"\$\{?[A-Za-z_0-9@*#(]|`")
 """A reference to a variable that the text does not set."""
 
-API_KEY_FILE = "secrets/vllm-api-key"
-HF_TOKEN_FILE = "secrets/hf-token"  # noqa: S105  # a file's name
-_FILES = {"api_key_file": API_KEY_FILE, "hf_token_file": HF_TOKEN_FILE}
+_FILES = {"api_key_file": "secrets/{section}-api-key", "hf_token_file": "secrets/hf-token"}
 _TO_A_FILE = "write it to a file that git does not track"
 
 _ORDER = (
     "model",
     "revision",
+    "engine",
     "served_name",
     "kind",
     "replicas",
@@ -45,13 +45,18 @@ _ORDER = (
 
 @dataclass
 class Findings:
-    """The findings of one server, whose name in `serving` is `key`."""
+    """
+    The findings of one server, whose name in `serving` is `key`.
+
+    `section` has the settings that all servers share: the name of an engine.
+    """
 
     key: str
+    section: EngineName = "vllm"
     served: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
-    """Settings of `vllm`, which all servers share."""
+    """Settings of the section, which all servers share."""
     notes: list[tuple[int, Note]] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
 
@@ -65,7 +70,9 @@ class Findings:
             self.secrets.append(value)
 
     def secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
-        """Drop a secret; `setting` is the setting of `vllm` that names its file, or None."""
+        """
+        Drop a secret; `setting` is the section's setting for its file, or why it has none, or None.
+        """
         self.hide(value)
         if setting is None:
             self.say(
@@ -75,9 +82,13 @@ class Findings:
                 at=at,
             )
             return
-        self.shared[setting] = _FILES[setting]
+        if setting not in _FILES:
+            self.say(f"{what} is dropped, its value not shown: {setting}", at=at)
+            return
+        self.shared[setting] = _FILES[setting].format(section=self.section)
         self.say(
-            f"{what} is dropped, its value not shown: {_TO_A_FILE}, vllm.{setting} names it",
+            f"{what} is dropped, its value not shown: {_TO_A_FILE}, {self.section}.{setting} names "
+            "it",
             decide=True,
             at=at,
         )

@@ -11,72 +11,31 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from gpufleet.flags import values
-from gpufleet.flags.check import check
 from gpufleet.flags.command_line import CommandLine, GivenFlag, parse
 from gpufleet.flags.problem import Kind, Problem, Severity
 from gpufleet.flags.schema import FlagKind, Schema
 from gpufleet.importer.findings import UNSET, Findings
+from gpufleet.importer.flag_rules import FlagRules
 from gpufleet.importer.nodes import Topology
 from gpufleet.importer.placed import Placed
-from gpufleet.importer.secret_arguments import SECRET_FLAGS
 
 FIRST_PORT = 8000
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODEL = "MODEL"
 _ROUNDS = 60  # limit of rewriting rounds; each removes one problem
 
-_OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: true` allows several)"
-_OWN_ENGINES = "the plan decides where the engines of a replica run"
-_PLAIN = "endpoints are plain HTTP: put TLS in front of them"
-_DROPPED = {
-    "--host": "vllm.listen is the address that all endpoints bind",
-    "--uds": "endpoints are TCP ports",
-    "--config": "its file was not read: import it, too, and put its settings under these",
-    "--download-dir": "files are staged where a deploy can check them",
-    "--nnodes": _OWN_NODES,
-    "--node-rank": _OWN_NODES,
-    "--master-addr": _OWN_NODES,
-    "--master-port": _OWN_NODES,
-    "--headless": _OWN_NODES,
-    "--data-parallel-size-local": _OWN_ENGINES,
-    "--data-parallel-rank": _OWN_ENGINES,
-    "--data-parallel-start-rank": _OWN_ENGINES,
-    "--data-parallel-address": _OWN_ENGINES,
-    "--data-parallel-rpc-port": _OWN_ENGINES,
-    "--data-parallel-backend": _OWN_ENGINES,
-    "--data-parallel-supervisor-port": _OWN_ENGINES,
-    "--ssl-certfile": _PLAIN,
-    "--ssl-keyfile": _PLAIN,
-    "--ssl-ca-certs": _PLAIN,
-    "--ssl-cert-reqs": _PLAIN,
-}
-_DECIDE = {"--config"}
-
-_RENAMED = {
-    "--tensor-parallel-size": "tensor_parallel",
-    "--pipeline-parallel-size": "pipeline_parallel",
-    "--data-parallel-size": "data_parallel",
-    "--enable-expert-parallel": "expert_parallel",
-    "--distributed-executor-backend": "distributed_executor_backend",
-    "--data-parallel-hybrid-lb": "data_parallel_balancing",
-    "--data-parallel-external-lb": "data_parallel_balancing",
-    "--data-parallel-multi-port-external-lb": "data_parallel_balancing",
-    "--served-model-name": "served_name",
-    "--max-model-len": "context",
-    "--port": "port",
-    "--revision": "revision",
-    "--shutdown-timeout": "drain_seconds",
-}
-
 
 class FlagSettings:
     """The flags of one server; the findings have the outcome of each."""
 
-    def __init__(self, schema: Schema, found: Findings, published: int | None) -> None:
+    def __init__(self, rules: FlagRules, found: Findings, published: int | None) -> None:
         """
-        Set the schema, the findings, and the port that the server's container publishes, if any.
+        Set the rules, the findings, and the port that the server's container publishes, if any.
         """
-        self._schema = schema
+        self._rules = rules
+        self._schema = rules.schema
+        self._required = {name for name, _ in rules.unset.values()}
+        self._planned = {**rules.dropped, **rules.unsupported}
         self._found = found
         self._published = published
 
@@ -86,7 +45,7 @@ class FlagSettings:
         nodes = Topology(parse(self._schema, line.words), self._schema)
         line = self._accepted(line)
         self._warn(line)
-        planned = [given for given in self._parse(line).given if given.flag.name in _DROPPED]
+        planned = [given for given in self._parse(line).given if given.flag.name in self._planned]
         for given in planned:
             self._drop(line, given)
         line = line.without(at for given in planned for at in given.at)
@@ -99,7 +58,7 @@ class FlagSettings:
     def _accepted(self, line: Placed) -> Placed:
         """Return the line in the release's form, and note the changes."""
         for _ in range(_ROUNDS):
-            problems = check(self._schema, line.words)
+            problems = self._rules.check(self._schema, line.words)
             refused = [one for one in problems if one.refuses and one.at and 0 not in one.at]
             if not refused:
                 return line
@@ -109,7 +68,7 @@ class FlagSettings:
                 (
                     given
                     for given in self._parse(line).given
-                    if given.flag.name in _DROPPED and set(given.at) & set(first.at)
+                    if given.flag.name in self._planned and set(given.at) & set(first.at)
                 ),
                 None,
             )
@@ -124,16 +83,16 @@ class FlagSettings:
     def _drop(self, line: Placed, given: GivenFlag) -> None:
         said = " ".join(line.words[at] for at in given.at)
         name = given.flag.name
-        self._found.say(
-            f"`{said}` is dropped: {_DROPPED[name]}",
-            decide=name in _DECIDE,
-            at=line.place(given.at),
-        )
+        decide = name in self._rules.unsupported
+        why = self._planned[name]
+        if decide and values.read(self._schema, given) == (given.flag.default, ()):
+            decide, why = False, "it is the default"
+        self._found.say(f"`{said}` is dropped: {why}", decide=decide, at=line.place(given.at))
 
     def _warn(self, line: Placed) -> None:
         given = self._parse(line).given
-        gone = {at for each in given if each.flag.name in _DROPPED for at in each.at}
-        for problem in check(self._schema, line.words):
+        gone = {at for each in given if each.flag.name in self._planned for at in each.at}
+        for problem in self._rules.check(self._schema, line.words):
             planned = bool({*problem.at} & gone)
             if problem.severity is Severity.WARN and problem.kind is not Kind.MODEL and not planned:
                 fate = "left out" if problem.kind is Kind.REPEATED else "kept"
@@ -145,16 +104,16 @@ class FlagSettings:
         for name, uses in self._parse(line).by_name.items():
             given = uses[-1]
             at = line.place(given.at)
-            if name in _RENAMED and self._renamed(given, at):
+            if name in self._rules.renamed and self._renamed(given, at):
                 continue
-            if name in SECRET_FLAGS:  # what another flag was rewritten to
+            if name in self._rules.secrets:  # what another flag was rewritten to
                 for text in given.values:
-                    self._found.secret(f"`{name}`", text, SECRET_FLAGS[name], at)
+                    self._found.secret(f"`{name}`", text, self._rules.secrets[name], at)
                 continue
             value, _ = values.read(self._schema, given)
             said = " ".join(line.words[each] for each in given.at)
             if value is None:
-                self._found.say(f"`{said}` is dropped: it is vLLM's default", at=at)
+                self._found.say(f"`{said}` is dropped: it is {self._rules.title}'s default", at=at)
                 continue
             if given.flag.kind is FlagKind.APPEND and len(uses) > 1:
                 all_values = ", ".join(f"`{text}`" for use in uses for text in use.values)
@@ -174,7 +133,9 @@ class FlagSettings:
 
     def _renamed(self, given: GivenFlag, at: int) -> bool:
         """Convert a flag that has its own setting; return False if it stays a flag."""
-        name = _RENAMED[given.flag.name]
+        name = self._rules.renamed[given.flag.name]
+        if name == "model":
+            return True  # it is taken by `split_model`
         value, faults = values.read(self._schema, given)
         written = f"{given.option} {' '.join(given.values)}".rstrip()
         if any(map(UNSET.search, given.values)):
@@ -207,7 +168,8 @@ class FlagSettings:
         elif name == "data_parallel_balancing":
             self._found.say(f"`{written}` is `data_parallel_balancing: {value}`", at=at)
         else:
-            self._found.say(f"`{given.flag.name}` is `{name}`; without it the plan chooses", at=at)
+            plan = "" if name in self._required else "; without it the plan chooses"
+            self._found.say(f"`{given.flag.name}` is `{name}`{plan}", at=at)
         return True
 
     def _executor(self, value: Any, written: str, at: int) -> bool:
@@ -273,17 +235,18 @@ def _balancing(flag: str, *, on: bool) -> str | None:
     return "hybrid" if flag == "--data-parallel-hybrid-lb" else "external"
 
 
-def split_model(line: Placed, schema: Schema) -> tuple[str | None, Placed]:
-    """Return the model, which is the positional argument or `--model`, and the other arguments."""
+def split_model(line: Placed, rules: FlagRules) -> tuple[str | None, Placed]:
+    """Return the model, which is the first argument or an option's, and the other arguments."""
     words = line.words
     for at, word in enumerate(words):
-        if word == "--model" and at + 1 < len(words):
+        name, equals, value = word.partition("=")
+        if name in rules.model and equals:
+            return value, line.without((at,))
+        if name in rules.model and at + 1 < len(words):
             return words[at + 1], line.without((at, at + 1))
-        if word.startswith("--model="):
-            return word.removeprefix("--model="), line.without((at,))
     if words and not words[0].startswith("-"):
         return words[0], line.without((0,))
-    parsed = parse(schema, words)
+    parsed = parse(rules.schema, words)
     return parsed.model, line.without(parsed.model_at)
 
 

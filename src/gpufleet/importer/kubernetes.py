@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from gpufleet.importer import shell
 from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
-from gpufleet.importer.container import as_arguments, image_note, release_of, starts_server
+from gpufleet.importer.container import as_server, image_note, release_of, starts_server
 from gpufleet.importer.server import Launch, Note, Source
 
 _GROUP = "LeaderWorkerSet"
@@ -135,32 +135,31 @@ class _Container:
         words = [
             self._expanded(w) for w in [*command, *map(scalar_text, items(self.said.get("args")))]
         ]
-        environment = self.environment
+        server = None
         if len(words) > 2 and words[0].rpartition("/")[2] in _SHELLS:
             inner = shell.launches(words[2], name)
             if inner:
-                words = list(inner[0].argv)
-                environment = {**environment, **inner[0].environment}
-                self.notes += inner[0].notes
+                server = replace(inner[0], environment={**self.environment, **inner[0].environment})
         image = scalar_text(self.said.get("image"))
         ports = [mapping(each).get("hostPort") for each in items(self.said.get("ports"))]
         port = next((each for each in ports if isinstance(each, int)), None)
-        words, environment, own = as_arguments(image, words, environment, port)
-        self.notes += own
+        server = server or as_server(image, words, self.environment, port)
+        self.notes += server.notes
         for key in self.said:
             if key not in {"name", "image", "command", "args", "env", "envFrom", "volumeMounts"}:
                 self.notes.append(Note(f"`{key}` is dropped: {_WHY.get(key, _STAGES)}"))
         mounts = tuple(self._mounts())
         return Launch(
             name,
-            tuple(words),
-            environment,
+            server.argv,
+            server.environment,
             port,
             mounts,
             release_of(image),
             (*([image_note(image)] if image else []), *notes, *self.notes),
             replicas=replicas,
             secret_variables=frozenset(self.secrets),
+            engine=server.engine,
         )
 
     def _variable(self, name: str, said: Mapping[str, Any]) -> None:

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Set
 from gpufleet import redact
 from gpufleet.flags.environment import environment_problems
 from gpufleet.flags.problem import Problem, Severity
-from gpufleet.flags.schema import Schema
 from gpufleet.importer.findings import UNSET, Findings
+from gpufleet.importer.flag_rules import FlagRules
 from gpufleet.importer.flag_settings import is_open
 from gpufleet.importer.moe_variables import MOE_VARIABLES, moe_choice
 from gpufleet.importer.secret_arguments import read_json
@@ -58,7 +58,7 @@ _DROPPED = {
 
 def take_variables(
     variables: Mapping[str, str],
-    schema: Schema,
+    rules: FlagRules,
     quantization: str | None,
     found: Findings,
     secrets: Set[str] = frozenset(),
@@ -68,31 +68,12 @@ def take_variables(
 
     `secrets` has the names of variables whose values are stored elsewhere.
     """
-    kept: dict[str, str] = {}
-    for name, value in variables.items():
-        if name in _SECRETS:
-            found.secret(name, value, _SECRETS[name])
-        elif (
-            name in secrets
-            or redact.is_secret_name(name)
-            or redact.is_secret(value)
-            or any(redact.find_secrets(read_json(value)))
-        ):
-            for inner in redact.find_secrets(read_json(value)):
-                found.hide(inner)
-            found.secret_variable(name, value)
-        elif name in _DROPPED:
-            found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
-        elif name == "HF_ENDPOINT":
-            found.shared["hf_endpoint"] = value
-            found.say(f"HF_ENDPOINT={value} is vllm.hf_endpoint")
-        else:
-            kept[name] = value
-            if UNSET.search(value):
-                found.say(f"{name} refers to `{value}`: put the value itself", decide=True)
+    kept = _kept(variables, rules, found, secrets)
+    if rules.engine != "vllm":  # the variables of its releases are not known
+        return kept, ()
     added: list[str] = []
     given = dict(kept)
-    for problem in environment_problems(schema, given):
+    for problem in environment_problems(rules.schema, given):
         name = problem.argument.partition("=")[0]
         if problem.severity is Severity.WARN:
             found.say(f"{problem.argument} is kept: {problem.found}")
@@ -107,6 +88,37 @@ def take_variables(
         added += problem.rewritten or ()
         found.say(f"{problem.argument}: {problem.found}; {_fate(problem)}", decide=is_open(problem))
     return kept, tuple(added)
+
+
+def _kept(
+    variables: Mapping[str, str], rules: FlagRules, found: Findings, secrets: Set[str]
+) -> dict[str, str]:
+    """Return the variables without secrets, and without those that gpufleet sets."""
+    kept: dict[str, str] = {}
+    for name, value in variables.items():
+        if rules.engine != "vllm" and name.startswith("VLLM_"):
+            found.say(f"{name} is dropped: it is a variable of vLLM")
+        elif name in _SECRETS:
+            found.secret(name, value, _SECRETS[name])
+        elif (
+            name in secrets
+            or redact.is_secret_name(name)
+            or redact.is_secret(value)
+            or any(redact.find_secrets(read_json(value)))
+        ):
+            for inner in redact.find_secrets(read_json(value)):
+                found.hide(inner)
+            found.secret_variable(name, value)
+        elif name in _DROPPED:
+            found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
+        elif name == "HF_ENDPOINT":
+            found.shared["hf_endpoint"] = value
+            found.say(f"HF_ENDPOINT={value} is {found.section}.hf_endpoint")
+        else:
+            kept[name] = value
+            if UNSET.search(value):
+                found.say(f"{name} refers to `{value}`: put the value itself", decide=True)
+    return kept
 
 
 def _fate(problem: Problem) -> str:

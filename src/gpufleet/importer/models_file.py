@@ -18,12 +18,14 @@ from gpufleet.importer import shell
 from gpufleet.importer.other_engines import started_engine
 from gpufleet.importer.proxy_names import read_deployment
 from gpufleet.importer.server import Launch, Note, ProxyName
+from gpufleet.settings.engine_flags import DEFAULT
 
 _NAMES = ("name", "model_name", "id")
 _ENVIRONMENT = ("env", "environment")
 _COMMAND = ("command", "cmd", "vllm_command")
 _ARGUMENTS = ("args", "extra_args", "vllm_args", "vllm", "flags")
 _LITELLM = ("litellm", "litellm_params")
+_MODEL = {"--model", "--model-path"}
 _KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "port"}
 
 
@@ -89,6 +91,7 @@ def _launch(
     if started[1:]:
         text = f"its command starts {len(started)} servers: only the first is taken"
         notes.append(Note(f"{text}: give the others different names", decide=True))
+    engine = started[0].engine if started else DEFAULT
     if model.get("model") is not None and not _names_a_model(argv):
         argv.insert(0, str(model["model"]))
     names, told = _litellm(_first(model, _LITELLM))
@@ -108,12 +111,13 @@ def _launch(
         int(port) if port.isdecimal() else None,
         notes=tuple(notes),
         proxy_names=names,
+        engine=engine,
     )
 
 
 def _names_a_model(argv: Sequence[str]) -> bool:
-    """Return whether arguments contain the model, first or after `--model`."""
-    flagged = any(word == "--model" or word.startswith("--model=") for word in argv)
+    """Return whether arguments contain the model, first or behind an option."""
+    flagged = any(word.partition("=")[0] in _MODEL for word in argv)
     return flagged or (bool(argv) and not argv[0].startswith("-"))
 
 

@@ -28,7 +28,7 @@ class Topology:
             found.say(
                 f"`{by}` runs one replica over several nodes: `span_nodes: true` lets the plan do "
                 "so, and the ports between them need `firewall` "
-                "(or `vllm.allow_unguarded_ports: true`)",
+                f"(or `{found.section}.allow_unguarded_ports: true`)",
                 at=LAST,
             )
         elif found.served.get("distributed_executor_backend") == "ray":

@@ -1,5 +1,7 @@
 """Convert command lines of SGLang, TensorRT-LLM and TGI to arguments of `vllm serve`.  Pure.
 
+gpufleet runs SGLang itself: `as_launch` leaves its lines as they are, and `on_vllm` converts them.
+
 Contract: each option becomes vLLM's option with the same meaning, or a note with the reason
 (data/engines.yml). A note shows values only of known options, and never a possible key.
 """
@@ -9,7 +11,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,7 +19,7 @@ from typing import Any
 import yaml
 
 from gpufleet import redact
-from gpufleet.importer.server import Note
+from gpufleet.importer.server import Launch, Note
 
 _DATA = Path(__file__).with_name("data") / "engines.yml"
 VLLM_PORT = 8000
@@ -95,6 +97,37 @@ def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:
         if command == "text-generation-launcher":
             return at, at + 1, engines()["tgi"]
     return None
+
+
+def as_launch(
+    engine: Engine,
+    name: str,
+    words: Sequence[str],
+    environment: Mapping[str, str],
+    *,
+    published: bool = False,
+) -> Launch:
+    """
+    Return the server of another engine's arguments: SGLang's as it is, others as vLLM's.
+
+    `published` means that a container publishes the port for clients.
+    """
+    if engine is engines()["sglang"]:
+        return Launch(name, tuple(words), environment, engine="sglang")
+    argv, kept, notes = as_vllm(engine, words, environment, published=published)
+    return Launch(name, argv, kept, notes=notes)
+
+
+def on_vllm(launch: Launch) -> Launch:
+    """Return a server for vLLM that serves what a server of SGLang serves."""
+    if launch.engine != "sglang":
+        return launch
+    argv, kept, notes = as_vllm(
+        engines()["sglang"], launch.argv, launch.environment, published=launch.port is not None
+    )
+    return replace(
+        launch, argv=argv, environment=kept, notes=(*launch.notes, *notes), engine="vllm"
+    )
 
 
 def as_vllm(

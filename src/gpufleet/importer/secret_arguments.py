@@ -8,32 +8,30 @@ from typing import Any
 from gpufleet import redact
 from gpufleet.flags.schema import Flag, Schema
 from gpufleet.importer.findings import Findings
+from gpufleet.importer.flag_rules import FlagRules
 from gpufleet.importer.placed import Placed
 
-SECRET_FLAGS = {"--api-key": "api_key_file", "--hf-token": "hf_token_file"}
-"""Flags with secret values, and the setting of `vllm` for the secret's file."""
 
-
-def without_secrets(line: Placed, schema: Schema, found: Findings) -> Placed:
+def without_secrets(line: Placed, rules: FlagRules, found: Findings) -> Placed:
     """Return a line without its secrets, and note each one without its value."""
     gone: set[int] = set()
     at = 0
     while at < len(line.words):
-        used = _secret_at(line, at, schema, found)
+        used = _secret_at(line, at, rules, found)
         gone |= used
         at = max(at, *used) + 1 if used else at + 1
     return line.without(gone)
 
 
-def _secret_at(line: Placed, at: int, schema: Schema, found: Findings) -> set[int]:
+def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[int]:
     """Return the indices of the words of a secret that begins at an index, or an empty set."""
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")
-    setting = SECRET_FLAGS.get(plain)
+    setting = rules.secrets.get(plain)
     place = line.places[at]
-    if setting is not None or _hides(plain, schema):
-        values = _values_behind(line, at, schema.flag(plain)) if not equals else ()
+    if setting is not None or _hides(plain, rules.schema):
+        values = _values_behind(line, at, rules.schema.flag(plain)) if not equals else ()
         texts = [value] if equals else [line.words[each] for each in values]
         for text in texts:
             found.secret(f"`{name}`", text, setting, place)

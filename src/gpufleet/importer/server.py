@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from gpufleet.settings.engine_flags import EngineName
+
 
 @dataclass(frozen=True)
 class Note:
@@ -41,11 +43,11 @@ class ProxyName:
 @dataclass(frozen=True)
 class Launch:
     """
-    One `vllm serve`, started in any way.
+    One server of an engine, started in any way.
 
-    `argv` has the original arguments of `vllm serve`. `mounts` has a container's paths (inside, on
-    the node). `version` is the release that it runs now, if stated. `left_behind` has words after
-    the command that a shell does not pass to vLLM.
+    `argv` has the original arguments of `vllm serve` or `sglang serve`. `mounts` has a container's
+    paths (inside, on the node). `version` is the release that it runs now, if stated. `left_behind`
+    has words after the command that a shell does not pass to the engine.
     """
 
     name: str
@@ -60,6 +62,7 @@ class Launch:
     left_behind: tuple[str, ...] = ()
     secret_variables: frozenset[str] = frozenset()
     """Names in `environment` whose values are secrets that are stored elsewhere."""
+    engine: EngineName = "vllm"
 
 
 @dataclass(frozen=True)

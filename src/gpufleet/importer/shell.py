@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 
 from gpufleet.errors import FleetError
 from gpufleet.importer import bash_arrays, container
-from gpufleet.importer.other_engines import as_vllm, find_engine
+from gpufleet.importer.other_engines import as_launch, find_engine
 from gpufleet.importer.script_lines import read_lines
 from gpufleet.importer.server import Launch, Note
 
@@ -187,10 +187,12 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         inner = (_ASSIGNMENT.fullmatch(word) for word in rest[:first])  # env A=b vllm serve ...
         before |= {match[1]: match[2] for match in inner if match}
         argv, environment = tuple(rest[behind:]), {**script.exported, **before}
-        own: tuple[Note, ...] = ()
-        if other := find_engine(rest):
-            argv, environment, own = as_vllm(other[2], argv, environment)
-        launch = Launch(name, argv, environment, notes=own)
+        other = find_engine(rest)
+        launch = (
+            as_launch(other[2], name, argv, environment)
+            if other
+            else Launch(name, argv, environment)
+        )
     notes = [*_front(rest[:first]), *notes]
     if passed:
         text = f"`{passed}` is replaced by the script's own arguments: add them"

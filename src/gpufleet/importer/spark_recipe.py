@@ -18,6 +18,7 @@ from gpufleet.importer import shell
 from gpufleet.importer.bounded_yaml import mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of
 from gpufleet.importer.server import Launch, Note, Source
+from gpufleet.settings.engine_flags import DEFAULT
 
 _RUNTIMES = {"", "vllm", "vllm-distributed", "vllm-ray", "eugr-vllm"}
 _RENAMED = {
@@ -58,11 +59,13 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
              for key in document if key not in _KEYS]  # fmt: skip
     environment = {key: scalar_text(value) for key, value in mapping(document.get("env")).items()}
     argv: list[str] = []
+    engine = DEFAULT
     if command := scalar_text(document.get("command")):
         started = shell.launches(_rendered(command, defaults), name)
         if not started:
             raise FleetError("is a recipe whose `command` has no `vllm serve`")
         argv += started[0].argv
+        engine = started[0].engine
         environment |= started[0].environment
         notes += started[0].notes
         if started[1:]:
@@ -89,7 +92,16 @@ def read_recipe(document: Mapping[str, Any], name: str) -> Source:
     if image:
         notes.insert(0, image_note(image))
     return Source(
-        (Launch(name, tuple(argv), environment, version=release_of(image), notes=tuple(notes)),)
+        (
+            Launch(
+                name,
+                tuple(argv),
+                environment,
+                version=release_of(image),
+                notes=tuple(notes),
+                engine=engine,
+            ),
+        )
     )
 
 

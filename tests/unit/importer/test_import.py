@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from gpufleet import redact
 from gpufleet.cli.import_command import import_
+from gpufleet.engines.sglang import sglang_check
 from gpufleet.errors import FleetError
 from gpufleet.flags import arguments, schema, values
 from gpufleet.flags.check import check
@@ -139,18 +140,23 @@ def told(found: Imported) -> str:
 
 def accepted(found: Mapping[str, Any]) -> NodeSettings:
     """Return the settings with what only the operator knows: a release, its lock, the commits."""
-    vllm = {
-        "version": NEWEST.version,
-        "lock": "locks/vllm.txt",
-        "allow_unauthenticated": True,
-        **found.get("vllm", {}),
+    releases = {"vllm": NEWEST.version, "sglang": sglang_check.newest()}
+    used = {served.get("engine", "vllm") for served in found["serving"].values()}
+    sections = {
+        engine: {
+            "version": releases[engine],
+            "lock": f"locks/{engine}.txt",
+            "allow_unauthenticated": True,
+            **found.get(engine, {}),
+        }
+        for engine in used
     }
     serving = {
         name: {key: COMMIT if key == "revision" and not value else value
                for key, value in model.items()}
         for name, model in found["serving"].items()
     }  # fmt: skip
-    return parse_settings({"vllm": vllm, "serving": serving})
+    return parse_settings({**sections, "serving": serving})
 
 
 # -- the round trip --------------------------------------------------------------------------------

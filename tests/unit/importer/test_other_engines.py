@@ -1,4 +1,4 @@
-"""Command lines of other engines become vLLM's settings, and no option is lost without a word."""
+"""Lines of other engines become vLLM's settings on request, and no option is lost silently."""
 
 from __future__ import annotations
 
@@ -7,16 +7,23 @@ from typing import Any
 import pytest
 
 from gpufleet.importer import other_engines
-from gpufleet.importer.convert import Imported
+from gpufleet.importer.convert import Imported, convert
 from gpufleet.importer.detect import read
-from gpufleet.importer.other_engines import Engine, engines
+from gpufleet.importer.other_engines import Engine, engines, on_vllm
 from tests.support.rows import each_row
-from tests.unit.importer.test_import import KEY, NEWEST, TOKEN, imported
+from tests.unit.importer.test_import import KEY, NEWEST, TOKEN
 
 ENGINES = pytest.mark.parametrize("engine", engines().values(), ids=lambda engine: engine.name)
 SGLANG = "python3 -m sglang.launch_server --model-path /m --port 8000 "
 TENSORRT_LLM = "trtllm-serve /m "
 TGI = "text-generation-launcher --model-id /m --port 8000 "
+
+
+def translated(text: str, file: str) -> Imported:
+    """Return what a text becomes with `--engine vllm`."""
+    source = read(text, file, "model")
+    found = convert(map(on_vllm, source.launches), NEWEST, source.names)
+    return Imported(found.settings, (*source.notes, *found.notes))
 
 
 def entry(found: Imported) -> dict[str, Any]:
@@ -26,11 +33,11 @@ def entry(found: Imported) -> dict[str, Any]:
 
 
 def flags(line: str) -> dict[str, Any]:
-    return dict(entry(imported(line, "-")).get("flags", {}))
+    return dict(entry(translated(line, "-")).get("flags", {}))
 
 
 def told(line: str) -> str:
-    return "\n".join(note.text for note in imported(line, "-").notes)
+    return "\n".join(note.text for note in translated(line, "-").notes)
 
 
 @ENGINES
@@ -148,7 +155,7 @@ SETTINGS = {
 
 @each_row("line, wanted", SETTINGS.items())
 def test_options_become_settings(line: str, wanted: dict[str, Any]) -> None:
-    found = entry(imported(line, "-"))
+    found = entry(translated(line, "-"))
     assert found["model"] == "/m"
     assert {key: found.get(key) for key in wanted} == wanted
 
@@ -164,7 +171,7 @@ PORTS = {
 
 @each_row("line, port", PORTS.items())
 def test_clients_find_the_model_at_the_same_port(line: str, port: int | None) -> None:
-    assert entry(imported(line, "-")).get("port") == port
+    assert entry(translated(line, "-")).get("port") == port
 
 
 DECISIONS = {
@@ -185,7 +192,7 @@ DECISIONS = {
 
 @each_row("line, option", DECISIONS.items())
 def test_what_has_no_counterpart_is_left_to_a_person(line: str, option: str) -> None:
-    open_ones = [note.text for note in imported(line, "-").notes if note.decide]
+    open_ones = [note.text for note in translated(line, "-").notes if note.decide]
     assert any(option in text for text in open_ones), open_ones
 
 
@@ -205,14 +212,14 @@ def test_what_has_no_counterpart_is_left_to_a_person(line: str, option: str) -> 
     ],
 )
 def test_no_key_is_printed(line: str) -> None:
-    found = imported(line, "-")
+    found = translated(line, "-")
     said = str(found.settings) + told(line)
     assert KEY not in said
     assert TOKEN not in said
 
 
 def test_variables_of_the_engine_are_dropped_and_others_stay() -> None:
-    found = imported(f"SGLANG_X=1 NCCL_DEBUG=WARN {SGLANG}", "-")
+    found = translated(f"SGLANG_X=1 NCCL_DEBUG=WARN {SGLANG}", "-")
     assert entry(found)["environment"] == {"NCCL_DEBUG": "WARN"}
     assert "SGLANG_X is dropped" in told(f"SGLANG_X=1 NCCL_DEBUG=WARN {SGLANG}")
 
@@ -231,7 +238,7 @@ def test_hosts_that_are_named_after_an_engine_are_hosts() -> None:
 def test_a_router_of_an_engine_is_no_server() -> None:
     router = "{image: lmsysorg/sglang, command: python3 -m sglang_router.launch_router --port 1}"
     text = COMPOSE.replace("{image: postgres}", router)
-    assert [*imported(text, "c.yml").settings["serving"]] == ["chat"]
+    assert [*translated(text, "c.yml").settings["serving"]] == ["chat"]
     assert "service `db` does not run vLLM: left out" in {
         each.text for each in read(text, "c.yml", "").notes
     }
@@ -267,6 +274,6 @@ spec:
     [(COMPOSE, "c.yml", 8001), (DEPLOYMENT, "d.yml", None), (MODELS, "m.yml", 30000)],
 )
 def test_manifests_of_other_engines_are_read(text: str, file: str, port: int | None) -> None:
-    found = entry(imported(text, file))
+    found = entry(translated(text, file))
     assert (found["model"], found["tensor_parallel"]) == ("/m", 2)
     assert found.get("port") == port
