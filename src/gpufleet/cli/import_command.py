@@ -77,7 +77,6 @@ def import_(
     import yaml
 
     from gpufleet import redact
-    from gpufleet.engines.sglang import sglang_check
     from gpufleet.flags import schema
     from gpufleet.importer.convert import convert
     from gpufleet.importer.detect import read
@@ -102,9 +101,13 @@ def import_(
     for note in everything:
         mark = "to decide: " if note.decide else ""
         click.echo(printable(redact.hide_secrets(f"{mark}{note}", ())), err=True)
-    for each in sorted({launch.engine for launch in launches}, reverse=True):
-        of = f"vLLM {release}" if each == "vllm" else f"SGLang {sglang_check.newest()}"
-        click.echo(f"flags are written for {of}", err=True)
+    engines = {launch.engine for launch in launches}
+    if "vllm" in engines:
+        click.echo(f"flags are written for vLLM {release}", err=True)
+    if "sglang" in engines:
+        from gpufleet.engines.sglang import sglang_check
+
+        click.echo(f"flags are written for SGLang {sglang_check.newest()}", err=True)
     if target is not None:
         click.echo(f"{output} written", err=True)
     return int(any(note.decide for note in everything))

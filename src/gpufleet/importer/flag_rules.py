@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from gpufleet.engines.sglang import sglang_check, sglang_schemas
 from gpufleet.flags.check import check
 from gpufleet.flags.problem import Problem
 from gpufleet.flags.schema import Schema
@@ -126,6 +125,8 @@ _LORA = (
 
 def sglang_rules() -> FlagRules:
     """Return the rules for SGLang's newest known release."""
+    from gpufleet.engines.sglang import sglang_check, sglang_schemas  # slow to load
+
     schema = sglang_schemas.load(sglang_check.newest())
     names = [flag.name for flag in schema.flags]
     return FlagRules(
