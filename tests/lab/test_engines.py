@@ -35,6 +35,8 @@ SGLANG_FLAGS = {
     "mem-fraction-static": 0.05,
     "max-total-tokens": 4096,
     "max-running-requests": 8,
+    # Otherwise an idle scheduler takes a core.
+    "sleep-on-idle": True,
 }
 # What a server of either engine reaches with two others on two cores.
 RATE = 2.0
