@@ -142,6 +142,7 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
         for first, last in looks
         for labels, value in last[Measure.PREEMPTED].items()
     )
+    page = read_page(pairs[-1][-1]["text"])
     return ReplicaSpeed(
         grown(Measure.ITL),
         grown(Measure.TTFT),
@@ -150,7 +151,7 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
         sum(now(Measure.RUNNING)),
         sum(now(Measure.WAITING)),
         max(now(Measure.KV_USE), default=0.0),
-        tuple(expected_name(each) for each in MEASURES if each not in measured),
+        tuple(expected_name(each, page) for each in MEASURES if each not in measured),
         grown(Measure.E2E),
     )
 

@@ -98,7 +98,7 @@ def test_requests_that_were_dropped_at_a_levels_end_are_its_own() -> None:
         ([ServerLoad("tiny-0", 8, 2, 0.1, 8)], PAGE, "2 requests wait for tiny-0"),
         ([ServerLoad("tiny-0", 8, 0, 0.95, 8)], PAGE, "95% of tiny-0's KV cache"),
         (["tiny-0: no answer"], PAGE, "a replica's load is no longer known (tiny-0: no answer)"),
-        ([IDLE], "", "gpu-01:8000: its metrics have no vllm:time_to_first_token_seconds"),
+        ([IDLE], "", "or vllm:time_to_first_token_seconds, by which others' requests are watched"),
         ([IDLE], PAGE.replace(" 15.0", " 3.0"), "gpu-01:8000 was restarted"),
     ],
     ids=["queue", "cache", "silence", "no histogram", "restart"],

@@ -108,6 +108,21 @@ def computed(recordings: Iterable[Recording]) -> Recorded:
     )
 
 
+def of_vllm(expression: str) -> str:
+    """
+    Return an expression that asks for vLLM's series, for one that asks for those of all engines.
+
+    >>> of_vllm('rate({__name__=~"other:a_total|vllm:a_total",model="m"}[5m])')
+    'rate(vllm:a_total{model="m"}[5m])'
+    """
+
+    def own(found: re.Match[str]) -> str:
+        names = found[1].split("|")
+        return next((name for name in names if name.startswith("vllm:")), found[0]) + "{"
+
+    return re.sub(r'\{__name__=~"([^"]+)",?', own, expression).replace("{}", "")
+
+
 def missing(expression: str, recording: Recorded) -> list[str]:
     """
     Return what an expression asks for and the recording has not; [] for an expression that works.
@@ -117,7 +132,7 @@ def missing(expression: str, recording: Recorded) -> list[str]:
     dashboards have to be replaced first.
     """
     found: list[str] = []
-    _labels(promql.parse(expression), recording, found)
+    _labels(promql.parse(of_vllm(expression)), recording, found)
     return list(dict.fromkeys(found))
 
 
@@ -132,7 +147,7 @@ def selectors(expression: str) -> dict[str, str]:
         elif isinstance(node, promql.VectorSelector):
             found.setdefault(node.prettify(), "")
 
-    promql.walk(promql.parse(expression), visit)
+    promql.walk(promql.parse(of_vllm(expression)), visit)
     return found
 
 
@@ -144,7 +159,7 @@ def names(expression: str) -> set[str]:
         if isinstance(node, promql.VectorSelector):
             found.add(node.name or "")
 
-    promql.walk(promql.parse(expression), visit)
+    promql.walk(promql.parse(of_vllm(expression)), visit)
     return found
 
 

@@ -20,6 +20,7 @@ from gpufleet.monitoring.rules import files
 from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.settings.monitoring_settings import Objectives
 from tests.support.rows import each_row
+from tests.unit.monitoring import offline
 from tests.unit.monitoring.example_fleet import STAGES, open_metrics
 from tests.unit.monitoring.panels import fill, may_be_empty, queries
 from tests.unit.monitoring.prometheus import asked, prometheus
@@ -59,7 +60,7 @@ def names(expr: str) -> set[str]:
         for argument in getattr(node, "args", ()) or ():
             visit(argument)
 
-    visit(promql_parser.parse(expr))
+    visit(promql_parser.parse(offline.of_vllm(expr)))
     return found
 
 

@@ -34,6 +34,7 @@ from tests.unit.monitoring.offline import (
     listed,
     missing,
     names,
+    of_vllm,
     recorded,
     selectors,
 )
@@ -185,7 +186,8 @@ def wrong(metrics: Iterable[Metric], series: Recorded, release: Release | None =
 def test_a_rule_that_rots_is_told(right: str, rotten: str, told: str) -> None:
     """Mutation: whatever is replaced in a rule, somebody hears of it."""
     series = served("vllm-0.30.0")
-    touched = [each for each in EXPRESSIONS if right in each and not later(each, (0, 30))]
+    of_one = map(of_vllm, EXPRESSIONS)
+    touched = [each for each in of_one if right in each and not later(each, (0, 30))]
     assert touched
 
     for each in touched:
@@ -224,7 +226,7 @@ def unanswered(series: Recorded, release: Release, folder: Path) -> str:
         f"absent_over_time({selector}{window})" if window else f"absent({selector})"
         for each in expressions
         for selector, window in selectors(each).items()
-    } | {f"absent({each.expr})" for each in RECORDINGS}
+    } | {f"absent({of_vllm(each.expr)})" for each in RECORDINGS}
     used = {name for each in expressions for name in names(each)}
     inputs = [
         {"series": written(sample), "values": values(sample, series)}

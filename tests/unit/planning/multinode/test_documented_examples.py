@@ -225,6 +225,7 @@ def test_every_release_takes_what_an_example_starts(name, version):
                 port=stage.group.cluster_port,
                 same={},
                 programs="/opt/vllm/bin",
+                server=("/opt/vllm/bin/vllm", "serve"),
                 serve=[line for _, line in lines(stage, model, vllm)],
             )
             for word in line
