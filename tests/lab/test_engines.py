@@ -245,7 +245,7 @@ def test_a_replica_of_sglang_spans_nodes_and_ends_and_serves_again_as_one(
 
 
 def completed(fleet: UpgradeFleet) -> str:
-    """Return what the model of `other` says directly; "" where nobody answers."""
+    """Return an answer of the model `other`, without the gateway; "" if there is none."""
     url = f"http://{fleet.address(NODES[0])}:{port('other')}/v1"
     with openai.OpenAI(base_url=url, api_key=fleet.key, timeout=30, max_retries=0) as client:
         try:

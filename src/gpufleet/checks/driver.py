@@ -289,7 +289,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     if has >= needs:
         return
     driver = node.known("driver", "version", default="?")
-    bring = f"{node.needs.engine}'s wheels bring {_dotted(needs)}"
+    bring = f"{node.needs.title}'s wheels bring {_dotted(needs)}"
     said = f"driver {driver} runs CUDA {_dotted(has)}, {bring}"
     if has[0] != needs[0]:
         yield _too_old(node, said, has, Needs(needs, source))
@@ -312,7 +312,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
         install = Step(Action.CONFIGURE, f"install driver {locked.driver} of gpu_lock: {_INSTALL}")
         return Problem(
             Severity.BLOCK,
-            f"{said}: {node.needs.engine} ends with `CUDA driver version is insufficient`",
+            f"{said}: {node.needs.title} ends with `CUDA driver version is insufficient`",
             wanted,
             needs.source,
             (install,),
@@ -328,7 +328,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     if forward and _forward_compatible(node):
         return Problem(
             Severity.WARN,
-            f"{said}: {node.needs.engine} relies on the package {package}, which the probe did not "
+            f"{said}: {node.needs.title} relies on the package {package}, which the probe did not "
             "look for",
             wanted,
             f"{FORWARD_COMPATIBILITY} in vllm.environment",
@@ -336,8 +336,8 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
         )
     older = Step(
         Action.CONFIGURE,
-        f"deploy a {node.needs.engine} whose wheels are built with CUDA {has[0]} "
-        f"(`{node.needs.key}.lock`)",
+        f"deploy a {node.needs.title} whose wheels are built with CUDA {has[0]} "
+        f"(`{node.needs.engine}.lock`)",
     )
     compatible = Step(
         Action.CONFIGURE,
@@ -346,7 +346,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     )
     return Problem(
         Severity.BLOCK,
-        f"{said}: {node.needs.engine} ends with `CUDA driver version is insufficient`",
+        f"{said}: {node.needs.title} ends with `CUDA driver version is insufficient`",
         wanted,
         needs.source,
         (older, *((compatible,) if forward else ()), upgrade),
@@ -383,7 +383,7 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
     if (major, minor) < oldest:
         yield Problem(
             Severity.BLOCK,
-            f"{name} has compute capability {major}.{minor}: {gpu.node.needs.engine} ends with "
+            f"{name} has compute capability {major}.{minor}: {gpu.node.needs.title} ends with "
             "`no kernel image is "
             "available for execution on the device`",
             f"{_dotted(oldest)} or newer",
@@ -405,14 +405,14 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.BLOCK,
             f"{name} has compute capability {major}.{minor}, for which CUDA {_dotted(needs)} of "
-            f"{gpu.node.needs.engine}'s wheels has no kernels",
+            f"{gpu.node.needs.title}'s wheels has no kernels",
             f"CUDA {_dotted(first)} or newer",
             source,
             (
                 Step(
                     Action.CONFIGURE,
-                    f"deploy a newer {gpu.node.needs.engine} (`{gpu.node.needs.key}.version`, "
-                    f"`{gpu.node.needs.key}.lock`)",
+                    f"deploy a newer {gpu.node.needs.title} (`{gpu.node.needs.engine}.version`, "
+                    f"`{gpu.node.needs.engine}.lock`)",
                 ),
             ),
             gpu.index,

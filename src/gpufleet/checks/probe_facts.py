@@ -14,6 +14,8 @@ from functools import cached_property, wraps
 from typing import Any, TypeVar
 
 from gpufleet.checks.finding import GpuId
+from gpufleet.settings import engine_flags
+from gpufleet.settings.engine_flags import DEFAULT, EngineName
 from gpufleet.settings.node_settings import NodeSettings
 
 _RAISE = object()
@@ -93,13 +95,17 @@ class Needs:
     """Requirements of the declared software; a field is None if not declared.
 
     `cuda` is the CUDA release of an engine's wheels, and `source` the file or setting that states
-    it. `engine` is the engine's title, and `key` its section in the settings.
+    it. `engine` is the engine, as its section in the settings is named.
     """
 
     cuda: tuple[int, int] | None = None
     source: str = ""
-    engine: str = "vLLM"
-    key: str = "vllm"
+    engine: EngineName = DEFAULT
+
+    @property
+    def title(self) -> str:
+        """Return the engine's name in messages."""
+        return engine_flags.of(self.engine).title
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,8 @@ from __future__ import annotations
 
 from gpufleet.engines.engine import HISTOGRAMS, Measure, engines
 
-JOBS = (
-    f'job="{engines()[0].name}"'
-    if len(engines()) == 1
-    else f'job=~"{"|".join(each.name for each in engines())}"'
-)
-"""The label matcher for server targets; their `job` is the engine's name."""
+JOBS = 'job="vllm"'
+"""The label matcher for server targets of every engine (monitoring/metrics/metric.py, Job.VLLM)."""
 
 
 def metric(measure: Measure, labels: str = "", *, part: str = "") -> str:

@@ -31,7 +31,6 @@ from gpufleet.node.nic_affinity import nearest_nics
 from gpufleet.node.topology import node_from_probe
 from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.serving import vllm_node
-from gpufleet.settings import engine_flags
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
@@ -169,7 +168,6 @@ def _needs(settings: NodeSettings) -> Needs:
             lock = Path(each.lock).read_bytes()
         except OSError:
             continue  # the role that installs the release says what is wrong with its lock
-        title = engine_flags.of(each.engine).title
         source = f"the CUDA runtime in {each.lock}"
-        found.append(Needs(release.cuda_release(lock), source, title, each.engine))
+        found.append(Needs(release.cuda_release(lock), source, each.engine))
     return max(found, key=lambda needs: (needs.cuda or (0, 0), needs.source != ""))

@@ -95,12 +95,13 @@ def render_unit(
         raise ValueError(f"{stage.id} should have {missing}, but their hashes are missing")
     directory, files = f"{RELEASES}/{release}", model_directory(model)
     own = stage.group is None or server.launcher.of_ranks
+    guarded = node_paths.GUARD in variables.get("PYTHONPATH", "")
     started_with: dict[str, str | bytes] = {
         "release": release,
         "launcher": server.launcher.content(templates),
         **({"rank": payload.archive("rank/rank")} if stage.group else {}),
         **({"variables": read_template("vllm/vllm-variables.sh", templates)} if secret else {}),
-        **({"guard": payload.source("serving/guard")} if settings.api_key_file else {}),
+        **({"guard": payload.source("serving/guard")} if guarded else {}),
         **({"turn": payload.archive(GPU_TURN_PROGRAM)} if stage.gpu_share is not None else {}),
         **{f"credential {name}": digest for name, digest in hashes.items()},
     }

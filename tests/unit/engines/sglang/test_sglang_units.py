@@ -168,7 +168,7 @@ def test_ranks_of_a_replica_are_started_by_the_ranks_program_and_meet_at_the_hea
 
 
 def test_only_the_head_has_an_endpoint() -> None:
-    """A worker's server says that its process lives; nobody reaches it."""
+    """A worker's server only shows that its process runs, so it is on loopback."""
     head, worker = (
         unit_command.serve(unit_command.command(unit_of(each))) for each in (HEAD, WORKER)
     )

@@ -79,3 +79,25 @@ def test_partners_in_prefill_and_decode_are_nodes_that_talk(spanning: list[Stage
     assert judge([decode], {alone.node: WORDS[0], "other": WORDS[1]}, prefill="p") == []
     here = replace(alone, handover=Handover(((alone.node, network),), 5600))
     assert judge([here], {}, prefill="p") == []
+
+
+@pytest.mark.parametrize("section", ["vllm", "sglang"])
+def test_sglang_on_one_node_without_a_firewall_is_refused_for_its_rendezvous(section: str) -> None:
+    """torch's rendezvous listens on all addresses, also for one GPU."""
+    sglang = {"version": "0.5.23", "lock": "lock", "listen": "127.0.0.1"}
+    sections = {"vllm": VLLM, "sglang": sglang} if section == "vllm" else {"sglang": sglang}
+    serving = {"m": {"model": "/srv/m", "engine": "sglang"}}
+    stage = Stage("m", 0, "gpu-01", (0,), ("GPU-a",), 8000, 1, engine="sglang")
+
+    def refusals(**more: Any) -> tuple[str, ...]:
+        here = NodeSettings.model_validate({**sections, "serving": serving, **more})
+        try:
+            require_guarded_ports([stage], {"gpu-01": here}, {})
+        except FleetError as error:
+            return error.problems
+        return ()
+
+    (said,) = refusals()
+    assert said.startswith("serving.m.engine: m-0 opens ports on all addresses")
+    assert f"`allow_unguarded_ports: true` under `{section}`" in said
+    assert refusals(firewall={}) == ()
