@@ -9,6 +9,8 @@ import json
 import shlex
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from typing import Any
 from urllib.parse import urlencode
 
 import openai
@@ -17,8 +19,9 @@ import pytest
 from gpufleet.engines import promql
 from gpufleet.engines.engine import Measure
 from lab import provisioning_sources
-from tests.lab.upgrade_fleet import GATEWAY, UpgradeFleet, upgrade_fleet
-from tests.lab.upgrade_load import clients, summary
+from tests.lab.gateway_pair import until
+from tests.lab.upgrade_fleet import FLAGS, GATEWAY, UpgradeFleet, upgrade_fleet
+from tests.lab.upgrade_load import Clients, clients, summary
 from tests.support.checkout import own_lab
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(3600)]
@@ -38,6 +41,13 @@ SGLANG_FLAGS = {
     # Otherwise an idle scheduler takes a core.
     "sleep-on-idle": True,
 }
+# What of a model's settings is its engine's: FLAGS has vLLM's context.
+OF_ENGINE: dict[str, dict[str, Any]] = {
+    "vllm": {"flags": dict(FLAGS)},
+    "sglang": {"context": 512, "flags": SGLANG_FLAGS},
+}
+RUNNING = {"vllm": "vllm:num_requests_running", "sglang": "sglang:num_running_reqs"}
+"""Each engine's own name of the requests that are under way."""
 # What a server of either engine reaches with two others on two cores.
 RATE = 2.0
 
@@ -51,13 +61,7 @@ def fleet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[UpgradeFleet]:
             sglang=provisioning_sources.sglang_settings(found.state, print),
             serving={
                 **found.wanted["serving"],
-                "other": {
-                    **found.wanted["serving"]["tiny"],
-                    "engine": "sglang",
-                    "port": 8100,
-                    "context": 512,
-                    "flags": SGLANG_FLAGS,
-                },
+                "other": {**of_engine(found.wanted["serving"]["tiny"], "sglang"), "port": 8100},
             },
         )
         found.deploy()
@@ -175,23 +179,43 @@ def test_a_flag_that_a_release_refuses_stops_a_deploy_before_its_first_operation
     assert "Starting operation" not in run.output
 
 
+def test_a_drained_node_finishes_its_requests_and_gets_no_others(
+    fleet: UpgradeFleet, model: str
+) -> None:
+    """SGLang accepts requests while it drains: only the gateway keeps them away."""
+    node = NODES[0]
+    out = fleet.project / f"drained-{model}.jsonl"
+    with clients(fleet.url, fleet.key_of_clients, out, together=4, model=model) as asking:
+        until(lambda: running(fleet, node, model) > 0, "the node works", 120)
+        run = fleet.gpufleet(
+            "drain", fleet.inventory, node, "--why", "a fan", "--json", seconds=300
+        )
+        try:
+            assert run.status == 0, run.output
+            drained = time.time()
+            assert running(fleet, node, model) == 0
+            until(lambda: len(asking.requests(since=drained)) >= 8, "the other one answers", 300)
+            assert running(fleet, node, model) == 0
+        finally:
+            back = fleet.gpufleet("undrain", fleet.inventory, node)
+        assert back.status == 0, back.output
+        until(lambda: running(fleet, node, model) > 0, "the node works again", 120)
+        asking.stop()
+        assert summary(asking.requests()).failures == {}
+
+
 def test_a_model_moves_to_the_other_engine_and_back_and_no_request_is_lost(
-    fleet: UpgradeFleet,
+    fleet: UpgradeFleet, model: str
 ) -> None:
     """In waves, with gates, while clients ask for both models; back without a network."""
-    before = fleet.wanted["serving"]["tiny"]
+    before = fleet.wanted["serving"]
+    moved = of_engine(before[model], other_engine(model))
     fleet.declare(upgrade={"canary": 1, "waves": [1]})
-    out = fleet.project / "other.jsonl"
-    with (
-        fleet.load("moved", RATE) as tiny,
-        clients(fleet.url, fleet.key_of_clients, out, rate=RATE, model="other") as other,
-    ):
-        while min(len(tiny.requests()), len(other.requests())) < 3 * RATE:
-            time.sleep(0.5)
-        fleet.declare_model(engine="sglang", context=512, flags=SGLANG_FLAGS)
+    with asking_for_both(fleet, f"{model}-moves") as asking:
+        fleet.declare(serving={model: moved})
         done = fleet.upgrade()
         assert done.returncode == 0, done.stdout
-        assert program_of(fleet) == dict.fromkeys(NODES, "sglang")
+        assert programs(fleet, model) == dict.fromkeys(NODES, moved["engine"])
 
         fleet.stop_mirror()
         try:
@@ -199,67 +223,99 @@ def test_a_model_moves_to_the_other_engine_and_back_and_no_request_is_lost(
             assert back.wait(timeout=1800) == 0, fleet.said()
         finally:
             fleet.start_mirror()
-        assert program_of(fleet) == dict.fromkeys(NODES, "vllm")
-        tiny.stop()
-        other.stop()
-        for seen in (summary(tiny.requests()), summary(other.requests())):
-            assert seen.failed == 0, seen.failures
-    fleet.declare(serving={**fleet.wanted["serving"], "tiny": before})
+        assert programs(fleet, model) == dict.fromkeys(NODES, ENGINES[model])
+    found = [summary(each.requests()) for each in asking]
+    print(f"requests while {model} moved: {[each.requests for each in found]}")
+    assert [each.failures for each in found] == [{}, {}]
+    fleet.declare(serving=before)
     fleet.changes_nothing()
 
 
-def test_a_replica_of_sglang_spans_nodes_and_ends_and_serves_again_as_one(
-    fleet: UpgradeFleet,
+def test_a_replica_spans_nodes_and_ends_and_serves_again_as_one(
+    fleet: UpgradeFleet, model: str
 ) -> None:
-    """Two ranks on two nodes; one of them is killed while the other works."""
-    wide = {
-        **fleet.wanted["serving"]["other"],
-        "tensor_parallel": 2,
-        "span_nodes": True,
-        "replicas": 1,
-    }
+    """Two ranks on two nodes; one of them is killed."""
     kept = fleet.wanted["serving"]
+    wide = {**kept[model], "tensor_parallel": 2, "span_nodes": True, "replicas": 1}
     # One GPU a node: a replica of two has to span both.
-    fleet.declare(gpus={"reserved": [1]}, serving={"other": wide})
-    fleet.wanted["serving"] = {"other": wide}
+    fleet.declare(gpus={"reserved": [1]})
+    fleet.wanted["serving"] = {model: wide}
     fleet.declare()
     run = fleet.pyinfra("-y", seconds=1800)
     assert run.status == 0, run.output
-    assert completed(fleet)
+    assert completed(fleet, model)
+    unit = f"vllm-{model}-0.service"
     for node in NODES:
-        state = fleet.ssh(node, "cat /run/vllm/other-0/rank.json")
-        assert json.loads(state)["replica"] == "other-0"
+        state = json.loads(fleet.ssh(node, f"cat /run/vllm/{model}-0/rank.json"))
+        assert state["replica"] == f"{model}-0"
 
-    fleet.ssh(NODES[1], "kill -9 $(systemctl show -P MainPID vllm-other-0.service)")
-    deadline = time.monotonic() + 600
-    while not (again := completed(fleet)):
-        assert time.monotonic() < deadline, again
-        time.sleep(2)
-    for node in NODES:
-        restarts = fleet.ssh(node, "systemctl show -P NRestarts vllm-other-0.service")
-        assert int(restarts) >= 1
+    fleet.ssh(NODES[1], f"kill -9 $(systemctl show -P MainPID {unit})")
+    until(lambda: all(restarts(fleet, node, unit) for node in NODES), "both ranks end", 300)
+    until(lambda: bool(completed(fleet, model)), "it answers again", 600)
     run = fleet.pyinfra("-y", "--json", seconds=900)
     assert run.status == 0, run.output
     assert run.changed == {}
-    fleet.declare(gpus={"reserved": []}, serving=kept)
+    fleet.wanted["serving"] = kept
+    fleet.declare(gpus={"reserved": []})
 
 
-def completed(fleet: UpgradeFleet) -> str:
-    """Return an answer of the model `other`, without the gateway; "" if there is none."""
-    url = f"http://{fleet.address(NODES[0])}:{port('other')}/v1"
+def restarts(fleet: UpgradeFleet, node: str, unit: str) -> int:
+    return int(fleet.ssh(node, f"systemctl show -P NRestarts {unit}"))
+
+
+def other_engine(model: str) -> str:
+    """Return the engine that a model does not have."""
+    return next(engine for engine in ENGINES.values() if engine != ENGINES[model])
+
+
+def of_engine(declared: dict[str, Any], engine: str) -> dict[str, Any]:
+    """Return a model's settings with an engine and what belongs to it."""
+    kept = {key: value for key, value in declared.items() if key not in {"context", "flags"}}
+    return {**kept, "engine": engine, **OF_ENGINE[engine]}
+
+
+@contextmanager
+def asking_for_both(fleet: UpgradeFleet, name: str) -> Iterator[list[Clients]]:
+    """Have clients ask for both models; once all are answered, do what follows; stop them."""
+    with ExitStack() as stack:
+        asking = []
+        for model in ENGINES:
+            out = fleet.project / f"{name}-{model}.jsonl"
+            load = clients(fleet.url, fleet.key_of_clients, out, rate=RATE, model=model)
+            asking.append(stack.enter_context(load))
+        until(lambda: min(len(each.requests()) for each in asking) > 3 * RATE, "answers", 120)
+        yield asking
+        for each in asking:
+            each.stop()
+
+
+def running(fleet: UpgradeFleet, node: str, model: str) -> float:
+    """Return the requests under way on a node, by its server's own metrics."""
+    url = f"http://{fleet.address(node)}:{port(model)}/metrics"
+    key = f"Authorization: Bearer {fleet.key}\n"
+    said = fleet.ssh(GATEWAY, f"curl -sS --max-time 20 -H @- {url}", stdin=key)
+    name = RUNNING[ENGINES[model]]
+    found = [line.split()[-1] for line in said.splitlines() if line.startswith(f"{name}{{")]
+    assert found, said[:2000]
+    return sum(map(float, found))
+
+
+def completed(fleet: UpgradeFleet, model: str) -> str:
+    """Return an answer of a replica's server, without the gateway; "" if there is none."""
+    url = f"http://{fleet.address(NODES[0])}:{port(model)}/v1"
     with openai.OpenAI(base_url=url, api_key=fleet.key, timeout=30, max_retries=0) as client:
         try:
-            said = client.completions.create(model="other", prompt="Hello", max_tokens=8)
+            said = client.completions.create(model=model, prompt="Hello", max_tokens=8)
         except openai.OpenAIError:
             return ""
     return said.choices[0].text
 
 
-def program_of(fleet: UpgradeFleet) -> dict[str, str]:
-    """Return the program that serves `tiny` on each node."""
+def programs(fleet: UpgradeFleet, model: str) -> dict[str, str]:
+    """Return the program that serves a model on each node."""
     found = {}
     for node in NODES:
-        pid = "$(systemctl show -P MainPID 'vllm-tiny-*')"
+        pid = f"$(systemctl show -P MainPID 'vllm-{model}-*')"
         words = fleet.ssh(node, f"tr '\\0' '\\n' < /proc/{pid}/cmdline").split("\n")
         found[node] = words[words.index("serve") - 1].rpartition("/")[2]
     return found

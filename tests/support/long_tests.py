@@ -64,6 +64,8 @@ PARTS = {
     "tests/lab/test_model_kinds.py": "model-kinds",
     "tests/lab/test_shared_gpus.py": "shared-gpus",
     "tests/lab/test_first_hour.py": "first-hour",
+    "tests/lab/test_engines.py::test_a_model_moves": "engines-upgrades",
+    "tests/lab/test_engines.py::test_a_replica_spans": "engines-over-nodes",
     "tests/lab/test_engines.py": "engines",
     "tests/lab/test_environment_faults.py": "environment-faults",
     "tests/lab/test_faults_of_sources.py": "environment-faults",
