@@ -16,6 +16,7 @@ from typing import Any, TypeAlias
 
 import yaml
 
+from gpufleet.engines.engine import engines
 from gpufleet.monitoring.exporters import file_of_node
 from gpufleet.monitoring.metrics.metric import Job
 from gpufleet.serving.servers import Server
@@ -296,4 +297,22 @@ def _scrape_config(wanted: Scrape) -> dict[str, Any]:
             "password_file": next(file for file in files if file.endswith(".password")),
         }
     config["file_sd_configs"] = [{"files": [wanted.file, f"own-targets/{wanted.name}.json"]}]
+    if wanted.job is Job.VLLM:
+        config["metric_relabel_configs"] = list(_engines_own_names())
     return config
+
+
+def _engines_own_names() -> Iterator[dict[str, Any]]:
+    """
+    Yield the relabelings that give servers' metrics their names with a colon.
+
+    Prometheus before 3 asks for OpenMetrics, and SGLang's client library (prometheus_client 0.26)
+    then writes `_` for each `:` (measured with SGLang 0.5.23 and Prometheus 2.42).
+    """
+    for engine in engines():
+        yield {
+            "source_labels": ["__name__"],
+            "regex": f"{engine.prefix.rstrip(':')}_(.+)",
+            "target_label": "__name__",
+            "replacement": f"{engine.prefix}${{1}}",
+        }
