@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -24,6 +24,8 @@ from gpufleet.cli.common_options import (
 from gpufleet.cli.fleet_inputs import select_limit, use_gevent
 from gpufleet.errors import FleetError
 from gpufleet.sanitize import printable
+from gpufleet.settings import engine_flags
+from gpufleet.settings.engine_flags import EngineName
 
 if TYPE_CHECKING:
     from gpufleet.cli.interrupt_keys import InterruptKeys
@@ -66,10 +68,22 @@ _unknown = click.option(
     help="Treat this model's replicas as fully loaded.",
 )
 
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def _versions(command: Command) -> Command:
+    """Add an option for each engine, by its name."""
+    for name in reversed(engine_flags.NAMES):
+        title = engine_flags.of(name).title
+        command = click.option(
+            f"--{name}", metavar="VERSION", help=f"First set this version of {title} in group_vars."
+        )(command)
+    return command
+
 
 @fleet_command()
 @inventory_argument
-@click.option("--vllm", "version", metavar="VERSION", help="First set this version in group_vars.")
+@_versions
 @limit_option
 @_dry
 @_yes
@@ -92,7 +106,6 @@ _unknown = click.option(
 def upgrade(
     inventory_file: str,
     *,
-    version: str | None,
     limit: tuple[str, ...],
     dry: bool,
     yes: bool,
@@ -105,6 +118,7 @@ def upgrade(
     shown: str | None,
     html: Path | None,
     as_json: bool,
+    **engines: str | None,
 ) -> int:
     """
     Apply the declaration to a serving fleet, in waves.
@@ -121,10 +135,12 @@ def upgrade(
 
     Exit status: 0 done, 1 stopped, rolled back or paused, 2 error, 130 interrupted.
     """
-    if sum((resume, abort, dry, bool(shown))) > 1 or (version and (resume or abort or shown)):
+    versions = {name: each for name in engine_flags.NAMES if (each := engines[name])}
+    if sum((resume, abort, dry, bool(shown))) > 1 or (versions and (resume or abort or shown)):
+        options = " and ".join(f"--{name}" for name in engine_flags.NAMES)
         raise click.UsageError(
-            "Give only one of --resume, --abort, --dry and --report. --vllm starts an upgrade: "
-            "give it alone or with --dry."
+            f"Give only one of --resume, --abort, --dry and --report. {options} start an upgrade: "
+            "give them without these, or with --dry."
         )
     if shown:
         return _show_report(inventory_file, folder, shown, html, as_json=as_json)
@@ -140,22 +156,17 @@ def upgrade(
     wanted = _build_request(
         inventory_file, declared, names, steal, accept_outage, accept_unknown_load
     )
-    if version:
-        from gpufleet.upgrade.plan import declare_version
-
-        edits = declare_version.version_edits(declared, version, names)
-        wanted = replace(
-            wanted, declared=declare_version.apply_edits(declared, version, names), edits=edits
-        )
+    if versions:
+        wanted = _with_versions(wanted, versions)
     command = _UpgradeCommand(
-        wanted, _journal_folder(declared, folder), yes=yes, as_json=as_json, version=version
+        wanted, _journal_folder(declared, folder), yes=yes, as_json=as_json, versions=versions
     )
     if dry:
         return command.show_plan()
     if resume or abort:
         return command.resume(abort=abort)
-    what = f"vLLM {version}" if version else "what is declared"
-    return command.begin("upgrade", what)
+    titles = [f"{engine_flags.of(name).title} {each}" for name, each in versions.items()]
+    return command.begin("upgrade", " and ".join(titles) or "what is declared")
 
 
 @fleet_command()
@@ -214,10 +225,10 @@ class _UpgradeCommand:
         *,
         yes: bool,
         as_json: bool,
-        version: str | None = None,
+        versions: Mapping[EngineName, str] | None = None,
     ) -> None:
         self.wanted, self.folder, self.yes, self.as_json = wanted, folder, yes, as_json
-        self.version = version
+        self.versions = versions or {}
         self.keys: InterruptKeys | None = None
 
     def show_plan(self) -> int:
@@ -263,15 +274,18 @@ class _UpgradeCommand:
                     f"{path}: is about {state.inventory}, not about {self.wanted.inventory}"
                 )
             self.wanted = replace(self.wanted, of=state.of, limit=state.limit)
-            if version := found.entries[0].said.get("version"):
-                self._restore_declaration(found, str(version))
+            said = found.entries[0].said
+            # Releases up to 0.2 wrote the version of vLLM alone.
+            if said.get("versions") or said.get("version"):
+                versions = said.get("versions") or {engine_flags.DEFAULT: said["version"]}
+                self._restore_declaration(found, versions)
             found.append("resumed", by=self.wanted.by)
             if abort:
                 found.append("aborting", why=f"{self.wanted.by} asked for it")
             return self._execute(nodes, found)
 
-    def _restore_declaration(self, journal: Journal, version: str) -> None:
-        """Finish a `--vllm` that was interrupted before or while its lines were written."""
+    def _restore_declaration(self, journal: Journal, versions: Mapping[EngineName, str]) -> None:
+        """Finish a change of versions that was interrupted before or while it wrote its lines."""
         from gpufleet.inventory.loader import read
         from gpufleet.upgrade.plan import declare_version
 
@@ -283,12 +297,7 @@ class _UpgradeCommand:
             declare_version.write_down(self.wanted.declared.root, edits)
             self.wanted = replace(self.wanted, declared=read(self.wanted.inventory))
             return
-        declared, limit = self.wanted.declared, self.wanted.limit
-        self.wanted = replace(
-            self.wanted,
-            edits=declare_version.version_edits(declared, version, limit),
-            declared=declare_version.apply_edits(declared, version, limit),
-        )
+        self.wanted = _with_versions(self.wanted, versions)
 
     def roll_back(self, *, dry: bool) -> int:
         """Restore the units that the last upgrade replaced."""
@@ -332,7 +341,7 @@ class _UpgradeCommand:
             what=what,
             of=self.wanted.of,
             limit=self.wanted.limit,
-            version=self.version,
+            versions=self.versions,
         )
         return self._execute(nodes, journal)
 
@@ -606,6 +615,18 @@ def _build_request(  # noqa: PLR0917  # each is an option of both commands
         steal=steal,
         accept_outage=accept_outage,
         accept_unknown_load=accept_unknown_load,
+    )
+
+
+def _with_versions(wanted: UpgradeRequest, versions: Mapping[EngineName, str]) -> UpgradeRequest:
+    """Return the request with these versions declared, and the edits that declare them."""
+    from gpufleet.upgrade.plan import declare_version
+
+    given = (wanted.declared, versions, wanted.limit)
+    return replace(
+        wanted,
+        edits=declare_version.version_edits(*given),
+        declared=declare_version.apply_edits(*given),
     )
 
 

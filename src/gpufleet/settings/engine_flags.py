@@ -136,6 +136,8 @@ _ENGINES: dict[EngineName, EngineFlags] = {
     ),
 }
 
+NAMES: tuple[EngineName, ...] = tuple(_ENGINES)
+"""The engines, the default first."""
 
 LENGTH_FLAGS: Mapping[str, str] = {name: rules.length for name, rules in _ENGINES.items()}
 """The flag for the maximum context, by engine."""

@@ -7,7 +7,6 @@ sizes contain the unit.
 from __future__ import annotations
 
 import json
-import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
 
@@ -32,6 +31,7 @@ from gpufleet.settings.base import (
 from gpufleet.settings.engine_flags import EngineName
 from gpufleet.settings.monitoring_settings import Objectives, Watchdog
 from gpufleet.settings.upgrade_settings import Golden
+from gpufleet.versions import numbers
 
 
 def _as_json_has_it(value: Any) -> Any:
@@ -246,9 +246,7 @@ class EngineSettings(Setting):
             )
         if mistakes := _environment_mistakes(self.environment, self.environment_files):
             raise ValueError("; ".join(mistakes))
-        if wrong := self._release_mistake(
-            tuple(int(part) for part in re.findall(r"\d+", self.version)[:3])
-        ):
+        if wrong := self.release_mistake(self.version):
             raise ValueError(wrong)
         if self.no_index and not self.find_links:
             raise ValueError(
@@ -258,8 +256,9 @@ class EngineSettings(Setting):
             raise ValueError("`no_index` and `index_url` exclude each other: remove one")
         return self
 
-    def _release_mistake(self, version: tuple[int, ...]) -> str | None:  # noqa: ARG002
-        """Return why gpufleet cannot run this release, or None."""
+    @classmethod
+    def release_mistake(cls, version: str) -> str | None:  # noqa: ARG003
+        """Return why gpufleet cannot run a release of this engine, or None."""
         return None
 
 
@@ -268,11 +267,13 @@ class Vllm(EngineSettings):
 
     engine: ClassVar[EngineName] = "vllm"
 
-    def _release_mistake(self, version: tuple[int, ...]) -> str | None:
-        if version[:2] >= OLDEST_VLLM:
+    @classmethod
+    def release_mistake(cls, version: str) -> str | None:
+        """Return why gpufleet cannot run a release of vLLM, or None."""
+        if numbers(version)[:2] >= OLDEST_VLLM:
             return None
         return (
-            f"vLLM {self.version} has no --shutdown-timeout, without which a restart cuts off "
+            f"vLLM {version} has no --shutdown-timeout, without which a restart cuts off "
             f"running requests: use {'.'.join(map(str, OLDEST_VLLM))}.0 or newer"
         )
 
@@ -282,11 +283,13 @@ class Sglang(EngineSettings):
 
     engine: ClassVar[EngineName] = "sglang"
 
-    def _release_mistake(self, version: tuple[int, ...]) -> str | None:
-        if version >= OLDEST_SGLANG:
+    @classmethod
+    def release_mistake(cls, version: str) -> str | None:
+        """Return why gpufleet cannot run a release of SGLang, or None."""
+        if numbers(version) >= OLDEST_SGLANG:
             return None
         return (
-            f"SGLang {self.version} has no `sglang serve`: use "
+            f"SGLang {version} has no `sglang serve`: use "
             f"{'.'.join(map(str, OLDEST_SGLANG))} or newer"
         )
 

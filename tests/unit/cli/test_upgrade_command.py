@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from gpufleet.settings import engine_flags
 from gpufleet.upgrade.run.upgrade_journal import FOLDER, Journal
 from tests.support import warm_command
 
@@ -65,7 +67,38 @@ def test_one_that_is_not_at_its_end_is_named(inventory: Path) -> None:
 
 def test_options_that_exclude_each_other_are_said(inventory: Path) -> None:
     """What is resumed has said already what it is about."""
-    assert gpufleet("upgrade", inventory, "--resume", "--vllm", "0.32.0")[0] == 2
+    for engine in engine_flags.NAMES:
+        status, said = gpufleet("upgrade", inventory, "--resume", f"--{engine}", "0.32.0")
+        assert status == 2
+        assert "--vllm and --sglang start an upgrade" in said
+
+
+@pytest.mark.parametrize("engine", engine_flags.NAMES)
+def test_each_engine_has_an_option_for_its_version(inventory: Path, engine: str) -> None:
+    status, said = gpufleet("upgrade", inventory, f"--{engine}", "1.0.0", "--dry")
+    assert status == 2
+    assert f"--{engine} 1.0.0: none of the nodes has `{engine}` in its group_vars" in said
+
+
+@pytest.mark.parametrize(
+    ("written", "says"),
+    [
+        ({"versions": {"sglang": "1.0.0"}}, "--sglang 1.0.0: none of the nodes"),
+        # Release 0.2.
+        ({"version": "1.0.0"}, "--vllm 1.0.0: none of the nodes"),
+    ],
+)
+def test_a_resumed_upgrade_declares_the_versions_that_it_was_begun_with(
+    inventory: Path, written: dict[str, Any], says: str
+) -> None:
+    with Journal.create(inventory.parents[1] / FOLDER, UPGRADE) as journal:
+        journal.append("started", id=UPGRADE, inventory=str(inventory), **written)
+        journal.append("owner", by="ann@laptop")
+        journal.append("locking", nodes=["gpu-01"])
+    status, said = gpufleet("upgrade", inventory, "--resume", "--yes")
+
+    assert status == 2
+    assert says in said
 
 
 def test_a_report_needs_an_upgrade(inventory: Path) -> None:

@@ -1,4 +1,4 @@
-"""`--vllm VERSION`: write the version and its lock where they are declared.
+"""`--vllm VERSION`, `--sglang VERSION`: write a version and its lock where they are declared.
 
 The declaration and the running fleet must agree, so a version on the command line is first written
 into group_vars, at the lines that set it now. Only unambiguous lines are changed; for the others a
@@ -17,8 +17,9 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.formatting import join_names
 from gpufleet.gpu_software.lock_file import SUFFIX
 from gpufleet.paths import shipped_lock, write_whole
+from gpufleet.settings.engine_flags import DEFAULT, EngineName, of
 from gpufleet.settings.operator_paths import from_root
-from gpufleet.settings.serving_settings import Vllm
+from gpufleet.settings.serving_settings import EngineSettings
 from gpufleet.settings.variables import Origin
 from gpufleet.upgrade.json_value import JsonValue
 from gpufleet.versions import RELEASE
@@ -44,10 +45,11 @@ class Edit(JsonValue):
     key: str
     before: str
     after: str
+    engine: EngineName = DEFAULT
 
     def __str__(self) -> str:
         """Format the edit as one line."""
-        return f"{self.file}:{self.line}: vllm.{self.key}: {self.before} -> {self.after}"
+        return f"{self.file}:{self.line}: {self.engine}.{self.key}: {self.before} -> {self.after}"
 
     @property
     def inverse(self) -> Edit:
@@ -55,39 +57,60 @@ class Edit(JsonValue):
         return replace(self, before=self.after, after=self.before)
 
 
-def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> tuple[Edit, ...]:
+def version_edits(
+    declared: Fleet, versions: Mapping[EngineName, str], nodes: Collection[str] = ()
+) -> tuple[Edit, ...]:
     """
-    Return the edits that declare this version for `nodes`; an empty `nodes` means all.
+    Return the edits that declare these versions of engines for `nodes`; an empty `nodes` means all.
 
     Raises `FleetError` with every line for which the edit is ambiguous.
     """
+    found: list[Edit] = []
+    problems: list[str] = []
+    for engine, version in versions.items():
+        try:
+            found += _engine_edits(declared, engine, version, nodes)
+        except FleetError as error:
+            problems += error.problems
+    if problems:
+        raise FleetError(*dict.fromkeys(problems))
+    return tuple(sorted(found, key=lambda each: (each.file, each.line)))
+
+
+def _engine_edits(
+    declared: Fleet, engine: EngineName, version: str, nodes: Collection[str]
+) -> Collection[Edit]:
     if not RELEASE.fullmatch(version):
-        raise FleetError(f"--vllm {version}: a version has three numbers, as 0.32.0")
+        raise FleetError(f"--{engine} {version}: a version has three numbers, as 0.32.0")
     wanted = {
-        name: each
+        name: (each, each.settings.engines[engine])
         for name, each in declared.gpu_nodes.items()
-        if each.settings.vllm and (not nodes or name in nodes)
+        if engine in each.settings.engines and (not nodes or name in nodes)
     }
     if not wanted:
-        raise FleetError(f"--vllm {version}: none of the nodes has `vllm` in its group_vars")
+        raise FleetError(
+            f"--{engine} {version}: none of the nodes has `{engine}` in its group_vars"
+        )
+    _, first = next(iter(wanted.values()))
+    if wrong := first.release_mistake(version):
+        raise FleetError(f"--{engine} {version}: {wrong}")
     found: dict[tuple[str, int], Edit] = {}
     problems: list[str] = []
-    for name, each in sorted(wanted.items()):
-        vllm = each.settings.vllm
-        if vllm is None or vllm.version == version:
+    for name, (each, section) in sorted(wanted.items()):
+        if section.version == version:
             continue
-        vllm = vllm.model_copy(update={"lock": _written_lock(each) or vllm.lock})
+        present = _written_lock(each, section)
+        lock = _lock(section, present, version)
         for key, before, after in (
-            ("version", vllm.version, version),
-            ("lock", vllm.lock, _lock(vllm, version)),
+            ("version", section.version, version),
+            ("lock", present, lock),
         ):
             try:
-                edit = _edit(declared.root, _origin(each.origins, key), key, before, after)
+                edit = _edit(declared.root, each, engine, key, before=before, after=after)
             except FleetError as error:
                 problems += error.problems
                 continue
             found[edit.file, edit.line] = edit
-        lock = _lock(vllm, version)
         if lock is not None and not ((declared.root / lock).is_file() or shipped_lock(lock)):
             problems.append(
                 f"{lock}: does not exist: create it with `gpufleet packages lock` "
@@ -95,22 +118,25 @@ def version_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) ->
             )
     problems += _others(declared, wanted, found.values())
     if problems:
-        raise FleetError(*dict.fromkeys(problems))
-    return tuple(sorted(found.values(), key=lambda each: (each.file, each.line)))
+        raise FleetError(*problems)
+    return found.values()
 
 
-def apply_edits(declared: Fleet, version: str, nodes: Collection[str] = ()) -> Fleet:
+def apply_edits(
+    declared: Fleet, versions: Mapping[EngineName, str], nodes: Collection[str] = ()
+) -> Fleet:
     """Return the declaration as it will be after the edits."""
     changed = {}
     for name, each in declared.nodes.items():
-        vllm = each.settings.vllm
-        if not each.settings.gpu_node or vllm is None or (nodes and name not in nodes):
+        if not each.settings.gpu_node or (nodes and name not in nodes):
             continue
-        written = vllm.model_copy(update={"lock": _written_lock(each) or vllm.lock})
-        lock = _lock(written, version) or vllm.lock
-        new = vllm.model_copy(update={"version": version, "lock": lock})
-        new = from_root(new, declared.root, name)
-        changed[name] = replace(each, settings=each.settings.model_copy(update={"vllm": new}))
+        sections: dict[str, EngineSettings] = {}
+        for engine, section in each.settings.engines.items():
+            if version := versions.get(engine):
+                lock = _lock(section, _written_lock(each, section), version) or section.lock
+                new = section.model_copy(update={"version": version, "lock": lock})
+                sections[engine] = from_root(new, declared.root, name)
+        changed[name] = replace(each, settings=each.settings.model_copy(update=sections))
     return replace(declared, nodes={**declared.nodes, **changed})
 
 
@@ -145,57 +171,62 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
         write_whole(path, "".join(lines))
 
 
-def _lock(vllm: Vllm, version: str) -> str | None:
+def _lock(section: EngineSettings, present: str, version: str) -> str | None:
     """
     Return the lock of a version, named like the present lock; None: its name contains no version.
     """
-    folder, slash, name = vllm.lock.rpartition("/")
-    if vllm.version not in name:
+    folder, slash, name = present.rpartition("/")
+    if section.version not in name:
         return None
-    return f"{folder}{slash}{name.replace(vllm.version, version)}"
+    return f"{folder}{slash}{name.replace(section.version, version)}"
 
 
-def _written_lock(node: NodeVars) -> str | None:
+def _written_lock(node: NodeVars, section: EngineSettings) -> str:
     """
     Return the lock's path as written in the variables, possibly relative to the project's root.
     """
-    found = node.values.get("vllm", {}).get("lock")
-    return found if isinstance(found, str) else None
+    found = node.values.get(section.engine, {}).get("lock")
+    return found if isinstance(found, str) else section.lock
 
 
-def _origin(origins: Mapping[str, Origin], key: str) -> Origin:
-    found = origins.get("vllm")
+def _origin(node: NodeVars, engine: EngineName, key: str) -> Origin:
+    found = node.origins.get(engine)
     if found is None:
-        raise FleetError(f"vllm.{key} is not set in a file that can be edited")
-    if key == "version" and ("version",) not in found.inner and (lock := origins.get("gpu_lock")):
+        raise FleetError(f"{engine}.{key} is not set in a file that can be edited")
+    locked = node.values.get("gpu_lock") or {}
+    if key == "version" and ("version",) not in found.inner and engine in locked:
+        place = node.origins["gpu_lock"].place_of(engine, "version")
         raise FleetError(
-            f"{lock.place_of('vllm', 'version')}: `gpu_lock` sets the vLLM of these nodes: write "
-            "a new lock (`gpufleet lock`), and remove --vllm"
+            f"{place}: `gpu_lock` sets the {of(engine).title} of these nodes: write a new lock "
+            f"(`gpufleet lock`), and remove --{engine}"
         )
     return found.place_of(key)
 
 
-def _edit(root: Path, origin: Origin, key: str, before: str, after: str | None) -> Edit:
+def _edit(
+    root: Path, node: NodeVars, engine: EngineName, key: str, *, before: str, after: str | None
+) -> Edit:
+    origin = _origin(node, engine, key)
     path = root / origin.file
     if after is None:
         raise FleetError(
-            f"{origin}: vllm.lock is {before}, whose name does not contain the version, so the "
-            "file for another version is unknown: write `vllm.version` and `vllm.lock` yourself, "
-            "and remove --vllm"
+            f"{origin}: {engine}.lock is {before}, whose name does not contain the version, so the "
+            f"file for another version is unknown: write `{engine}.version` and `{engine}.lock` "
+            f"yourself, and remove --{engine}"
         )
     if not origin.line or path.suffix not in {".yml", ".yaml"} or origin.file.endswith(SUFFIX):
         raise FleetError(
-            f"{origin}: sets vllm.{key}, and is not a file in group_vars or host_vars: write "
-            f"{after} there yourself, and remove --vllm"
+            f"{origin}: sets {engine}.{key}, and is not a file in group_vars or host_vars: write "
+            f"{after} there yourself, and remove --{engine}"
         )
     line = _without_end(_lines(path)[origin.line - 1])
     found = _LINE.match(line)
     if not found or found["key"] != key or found["value"] != before:
         raise FleetError(
             f"{origin}: `{line.strip()}` is not simply `{key}: {before}`: write {after} there "
-            "yourself, and remove --vllm"
+            f"yourself, and remove --{engine}"
         )
-    return Edit(origin.file, origin.line, key, before, after)
+    return Edit(origin.file, origin.line, key, before, after, engine)
 
 
 def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> list[str]:
@@ -206,12 +237,12 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
             name
             for name, each in declared.gpu_nodes.items()
             if name not in wanted
-            and (origin := each.origins.get("vllm"))
+            and (origin := each.origins.get(edit.engine))
             and (origin.file, origin.place_of(edit.key).line) == (edit.file, edit.line)
         ]
         if others:
             problems.append(
-                f"{edit.file}:{edit.line}: vllm.{edit.key} also applies to "
+                f"{edit.file}:{edit.line}: {edit.engine}.{edit.key} also applies to "
                 f"{join_names(sorted(others))}, which --limit excludes: set it for them in their "
                 "own group_vars or host_vars, or remove --limit"
             )

@@ -273,10 +273,9 @@ def report(entries: Iterable[Entry]) -> Report:
         notes=tuple(_notes(found)),
         resumed=tuple(each.at for each in found if each.what == "resumed"),
         declared=tuple(
-            f"{each.get('file')}:{each.get('line')}: {each.get('key')}: {each.get('before')} -> "
-            f"{each.get('after')}"
-            for each in state.declared
-            if f"put back: {Edit.from_json(each).inverse}" not in put_back
+            str(each)
+            for each in map(Edit.from_json, state.declared)
+            if f"put back: {each.inverse}" not in put_back
         ),
     )
 

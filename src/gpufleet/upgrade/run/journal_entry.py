@@ -14,9 +14,9 @@ WORDS: Mapping[str, str] = MappingProxyType(
         # Events of the whole upgrade. Those that end in -ing come before their step, the others
         # after it.
         "started": "id, schema, kind (upgrade|rollback), inventory, what, of (kind rollback: the "
-        "upgrade that is undone), limit",
+        "upgrade that is undone), limit, versions (to declare, by engine)",
         "owner": "by (user@host), pid",
-        "declared": "files: [{file, line, key, before, after}], before it writes them",
+        "declared": "files: [{file, line, key, before, after, engine}], before it writes them",
         "locking": "nodes, steal (why, or null)",
         "locked": "nodes",
         "planned": "waves: [{number, canary, groups: [Group]}], settings (of Upgrade), needs, "

@@ -1,4 +1,4 @@
-"""`--vllm VERSION` changes the lines that declare it, and no other byte; or says what to write."""
+"""`--vllm VERSION` and `--sglang VERSION` change the lines that declare it, and no other byte."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import yaml
 from gpufleet.errors import FleetError
 from gpufleet.inventory import loader
 from gpufleet.inventory.loader import Fleet
+from gpufleet.settings.engine_flags import EngineName
 from gpufleet.upgrade.plan import declare_version
 from tests.support.checkout import ROOT
 
+TO: dict[EngineName, str] = {"vllm": "0.32.0"}
 GPU = """\
 # What all GPU nodes run.
 vllm:
@@ -50,7 +52,7 @@ def test_only_the_two_lines_change(project: Path) -> None:
     """Quotes and comments stay; read anew, all nodes have the version and its lock."""
     before = (project / "group_vars/gpu.yml").read_text().splitlines()
     declared = read(project)
-    edits = declare_version.version_edits(declared, "0.32.0")
+    edits = declare_version.version_edits(declared, TO)
     declare_version.write_down(declared.root, edits)
 
     after = (project / "group_vars/gpu.yml").read_text().splitlines()
@@ -68,17 +70,52 @@ def test_only_the_two_lines_change(project: Path) -> None:
         "0.32.0"
     }
     # What is planned before anything is written is what is declared afterwards.
-    early = declare_version.apply_edits(declared, "0.32.0")
+    early = declare_version.apply_edits(declared, TO)
     assert {n: each.settings for n, each in early.nodes.items()} == {
         n: each.settings for n, each in again.nodes.items()
     }
+
+
+def test_each_engine_has_its_own_lines(project: Path) -> None:
+    path = project / "group_vars/gpu.yml"
+    section = f"sglang:\n  version: 0.5.22\n  lock: {project}/locks/sglang-0.5.22.txt\n"
+    path.write_text(path.read_text() + section)
+    for version in ("0.5.22", "0.5.23"):
+        (project / f"locks/sglang-{version}.txt").write_text("")
+    before = path.read_text()
+    declared = read(project)
+    only, both = {"sglang": "0.5.23"}, {"vllm": "0.32.0", "sglang": "0.5.23"}
+
+    edits = declare_version.version_edits(declared, only)  # type: ignore[arg-type]
+    assert str(edits[0]) == "group_vars/gpu.yml:8: sglang.version: 0.5.22 -> 0.5.23"
+    assert [str(each) for each in declare_version.version_edits(declared, both)[2:]] == [  # type: ignore[arg-type]
+        str(each) for each in edits
+    ]
+    declare_version.write_down(project, edits)
+    assert path.read_text() == before.replace("0.5.22", "0.5.23")
+    early = declare_version.apply_edits(declared, only)  # type: ignore[arg-type]
+    again = read(project)
+    assert {n: each.settings for n, each in early.nodes.items()} == {
+        n: each.settings for n, each in again.nodes.items()
+    }
+
+
+def test_an_engine_that_no_node_has_is_refused(project: Path) -> None:
+    with pytest.raises(FleetError, match="none of the nodes has `sglang` in its group_vars"):
+        declare_version.version_edits(read(project), {"sglang": "0.5.23"})
+
+
+def test_a_release_that_settings_refuse_is_refused_before_it_is_written(project: Path) -> None:
+    (project / "locks/vllm-0.17.0.txt").write_text("")
+    with pytest.raises(FleetError, match=r"--vllm 0.17.0: vLLM 0.17.0 has no --shutdown-timeout"):
+        declare_version.version_edits(read(project), {"vllm": "0.17.0"})
 
 
 def test_it_is_undone_byte_by_byte(project: Path) -> None:
     """And written twice, it is written once."""
     path = project / "group_vars/gpu.yml"
     before = path.read_bytes()
-    edits = declare_version.version_edits(read(project), "0.32.0")
+    edits = declare_version.version_edits(read(project), TO)
     declare_version.write_down(project, edits)
     declare_version.write_down(project, edits)
     assert path.read_bytes() != before
@@ -89,7 +126,7 @@ def test_it_is_undone_byte_by_byte(project: Path) -> None:
 
 def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> None:
     """No line is to be written."""
-    assert declare_version.version_edits(read(project), "0.31.1") == ()
+    assert declare_version.version_edits(read(project), {"vllm": "0.31.1"}) == ()
 
 
 @pytest.mark.parametrize(
@@ -121,19 +158,19 @@ def test_what_is_not_certain_is_for_a_person_to_write(
     before = yaml.safe_load((project / "group_vars/gpu.yml").read_text())
 
     with pytest.raises(FleetError, match=problem):
-        declare_version.version_edits(read(project), "0.32.0")
+        declare_version.version_edits(read(project), TO)
     assert yaml.safe_load((project / "group_vars/gpu.yml").read_text()) == before
 
 
 def test_lines_that_other_nodes_have_too_are_not_written(project: Path) -> None:
     """--limit names one node, and the line is that of all three."""
     with pytest.raises(FleetError, match=r"vllm.version also applies to gpu-02(,| and) gpu-03"):
-        declare_version.version_edits(read(project), "0.32.0", ["gpu-01"])
+        declare_version.version_edits(read(project), TO, ["gpu-01"])
 
 
 def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None:
     """The file is left as it is, whole."""
-    edits = declare_version.version_edits(read(project), "0.32.0")
+    edits = declare_version.version_edits(read(project), TO)
     path = project / "group_vars/gpu.yml"
     path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
     before = path.read_text()
@@ -156,7 +193,7 @@ def test_a_lock_is_found_from_the_project_wherever_the_command_is_typed(
     assert vllm.lock == str(project / "locks/vllm-0.31.1.txt")
     # One that is not in the project is the one that gpufleet ships.
     assert vllm.uv_lock == str(ROOT / "locks/uv.txt")
-    edits = declare_version.version_edits(declared, "0.32.0")
+    edits = declare_version.version_edits(declared, TO)
     assert edits[1].after == "locks/vllm-0.32.0.txt"
     monkeypatch.chdir(project)
     assert read(project).nodes["gpu-01"].settings.vllm.lock == "locks/vllm-0.31.1.txt"  # type: ignore[union-attr]
@@ -172,7 +209,7 @@ def test_links_modes_and_line_ends_stay(project: Path) -> None:
     file.symlink_to("../shared.yml")
 
     declared = read(project)
-    declare_version.write_down(declared.root, declare_version.version_edits(declared, "0.32.0"))
+    declare_version.write_down(declared.root, declare_version.version_edits(declared, TO))
 
     assert file.is_symlink()
     assert stat.S_IMODE(elsewhere.stat().st_mode) == 0o600

@@ -405,4 +405,4 @@ def test_lines_that_were_put_back_are_not_declared() -> None:
     assert len(report(begun).declared) == 2
     back = entry(5, "noted", text=f"put back: {edits[0].inverse}")
     (left,) = report((*begun, back)).declared
-    assert "group_vars/gpu.yml:4: lock" in left
+    assert "group_vars/gpu.yml:4: vllm.lock" in left
