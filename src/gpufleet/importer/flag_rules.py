@@ -150,7 +150,17 @@ def sglang_rules() -> FlagRules:
             "--enable-metrics": "gpufleet always sets it",
             "--model-type": "gpufleet serves language models",
             "--download-dir": _OWN_FILES,
-            "--grpc-port": engine_flags.of("sglang").refused["grpc-port"],
+            **{
+                f"--{name}": engine_flags.of("sglang").refused[name]
+                for name in (
+                    "checkpoint-engine-wait-weights-before-ready",
+                    "debug-tensor-dump-input-file",
+                    "delete-ckpt-after-loading",
+                    "gated-launch-port",
+                    "grpc-port",
+                    "tokenizer-worker-num",
+                )
+            },
             "--base-gpu-id": _OWN_GPUS,
             "--gpu-id-step": _OWN_GPUS,
             "--enable-ssl-refresh": _PLAIN,

@@ -14,6 +14,7 @@ from gpufleet.importer.flag_rules import FlagRules
 from gpufleet.importer.flag_settings import is_open
 from gpufleet.importer.moe_variables import MOE_VARIABLES, moe_choice
 from gpufleet.importer.secret_arguments import read_json
+from gpufleet.settings import engine_flags
 
 _SECRETS = {
     "VLLM_API_KEY": "api_key_file",
@@ -109,6 +110,8 @@ def _kept(
             for inner in redact.find_secrets(read_json(value)):
                 found.hide(inner)
             found.secret_variable(name, value)
+        elif why := engine_flags.of(rules.engine).refused_variables.get(name):
+            found.say(f"{name}={value} is dropped: {why}")
         elif name in _DROPPED:
             found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
         elif name == "HF_ENDPOINT":

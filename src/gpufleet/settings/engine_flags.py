@@ -28,6 +28,7 @@ class EngineFlags:
         slots: the flag for the most requests that a server runs at once.
         planned: the flags that gpufleet sets: an operator's value would contradict the plan.
         refused: flags that operators cannot set, with the reason.
+        refused_variables: environment variables that operators cannot set, with the reason.
         accepted: the values that gpufleet supports for settings that it has for another engine.
         opens_ports: whether a server on one node opens ports to other nodes.
     """
@@ -38,15 +39,32 @@ class EngineFlags:
     slots: str
     planned: frozenset[str]
     refused: Mapping[str, str]
+    refused_variables: Mapping[str, str]
     accepted: Mapping[str, tuple[Any, ...]]
     opens_ports: bool = False
 
 
 _PLAIN_HTTP = "endpoints are plain HTTP: put TLS in front of them"
 _CONFIG = "its file could override the plan: write the flags here"
+_NO_KEY = "it opens a listener that does not check the API key"
+_NO_HTTP = "it starts a gRPC server instead of the HTTP server"
+_NO_TEXT = "a server with it completes no text"
+_NOT_READY = "the server would never be ready: it waits for a request that gpufleet does not send"
+_HEALTH = "`/health` would answer 200 without a test of the engine"
 
-# `refused` has flags that would make a secret world-readable on the node, or that move the endpoint
-# to where gpufleet does not find it.
+# SGLang 0.5.23 (srt/environ.py), without their prefix. It reads most of them with SGL_ too.
+_SGLANG_VARIABLES = {
+    "BLOCK_NONZERO_RANK_CHILDREN": "ranks of other nodes would end as soon as they are ready",
+    "DIAG_BYPASS_HEALTH_GENERATE": _HEALTH,
+    "ENABLE_HEALTH_ENDPOINT_GENERATION": _HEALTH,
+    "FORCE_SHUTDOWN": "each stop would cut off running requests",
+    "GRPC_PORT": _NO_KEY,
+    "LOGGING_CONFIG_PATH": "its log files could contain the keys, which SGLang logs",
+    "RUST_SERVER": _NO_KEY,
+}
+
+# `refused` has flags that would make a secret world-readable on the node, that move the endpoint
+# to where gpufleet does not find it, or that break starts and stops.
 _ENGINES: dict[EngineName, EngineFlags] = {
     "vllm": EngineFlags(
         title="vLLM",
@@ -79,6 +97,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "ssl-keyfile": _PLAIN_HTTP,
             "uds": "endpoints are TCP ports",
         },
+        refused_variables={},  # those of settings/server_routes.py have conditions
         accepted={},
     ),
     # SGLang 0.5.23; options with several names: the first is in use, the others are spellings of
@@ -92,11 +111,13 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             {
                 "admin-api-key",
                 "api-key",
+                "base-gpu-id",
                 "data-parallel-size",
                 "device",
                 "dist-init-addr",
                 "dp-size",
                 "enable-metrics",
+                "gpu-id-step",
                 "host",
                 "model",
                 "model-path",
@@ -114,12 +135,29 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             }
         ),
         refused={
+            "checkpoint-engine-wait-weights-before-ready": _NOT_READY,
             "config": _CONFIG,
-            "grpc-port": "this listener does not check the API key",
+            "debug-tensor-dump-input-file": "the server ends as soon as it is ready",
+            "delete-ckpt-after-loading": "restarts and other replicas need the model's files",
+            "disaggregation-mode": _NO_TEXT,
+            "encoder-only": _NO_TEXT,
+            "gated-launch-port": _NOT_READY,
+            "grpc-mode": _NO_HTTP,
+            "grpc-port": _NO_KEY,
+            "is-embedding": _NO_TEXT,
+            "smg-grpc-mode": _NO_HTTP,
             "ssl-certfile": _PLAIN_HTTP,
             "ssl-keyfile": _PLAIN_HTTP,
             "ssl-keyfile-password": _PLAIN_HTTP,
             "ssl-ca-certs": _PLAIN_HTTP,
+            # http_server.py of 0.5.23: the check of both keys needs a single one.
+            "tokenizer-worker-num": "a server with several does not check the API key",
+            "use-ray": "gpufleet starts the ranks",
+        },
+        refused_variables={
+            prefix + name: why
+            for name, why in _SGLANG_VARIABLES.items()
+            for prefix in ("SGLANG_", "SGL_")
         },
         accepted={
             "kind": (None, "generate"),

@@ -1,5 +1,7 @@
 """Refuse settings that add control routes to a server, or that bypass gpufleet's guard.  Pure.
 
+Also variables that an engine's rules refuse (`settings/engine_flags.py`).
+
 The guard (`on_node/serving/guard.py`) requires the API key on every path. A client with the key may
 use the models; these routes allow more: `/collective_rpc` calls any method of the workers,
 `/update_weights` changes the model, `/pause` stops it. The routes of each setting come from
@@ -12,6 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from gpufleet.settings.base import KeyPath
+from gpufleet.settings.engine_flags import of
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Vllm
 
@@ -41,10 +44,8 @@ _NO = {"", "0", "false"}
 
 
 def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """
-    Yield each setting that adds control routes or bypasses the guard, as (path of the key,
-    problem).
-    """
+    """Yield each setting that is refused, as (path of the key, problem)."""
+    yield from _refused_variables(settings)
     vllm = settings.vllm
     if vllm is None:
         return
@@ -70,6 +71,22 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
                 "which requires the API key on every path (`vllm.api_key_file`): remove it "
                 f"({value!r})",
             )
+
+
+def _refused_variables(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
+    for engine, section in settings.engines.items():
+        given: dict[KeyPath, Mapping[str, str]] = {
+            (engine, "environment"): section.environment,
+            (engine, "environment_files"): section.environment_files,
+        }
+        for model, served in settings.serving.items():
+            if served.engine == engine:
+                given["serving", model, "environment"] = served.environment
+                given["serving", model, "environment_files"] = served.environment_files
+        for name, why in of(engine).refused_variables.items():
+            for at, names in given.items():
+                if name in names:
+                    yield (*at, name), f"{why}: remove it"
 
 
 def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:

@@ -167,6 +167,13 @@ def test_no_flag_that_settings_refuse_is_imported() -> None:
     assert taken - {flag.name for flag in RULES.schema.flags} == set()
 
 
+def test_no_variable_that_settings_refuse_is_imported() -> None:
+    for name, why in engine_flags.of("sglang").refused_variables.items():
+        found = imported(f"{name}=1 SGLANG_X=1 {LINE}", "-")
+        assert entry(found)["environment"] == {"SGLANG_X": "1"}
+        assert f"{name}=1 is dropped: {why}" in told(found)
+
+
 def test_every_option_of_the_release_is_a_setting_or_in_a_note() -> None:
     """All of them in one line; the settings are valid."""
     elsewhere = {"--model-path", "--port", "--served-model-name"}

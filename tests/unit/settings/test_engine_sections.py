@@ -93,12 +93,52 @@ def test_what_gpufleet_has_for_vllm_alone_is_refused(changes: dict[str, Any], ke
         ("enable-metrics", "which the plan decides"),
         ("config", "could override the plan"),
         ("grpc-port", "does not check the API key"),
+        ("grpc-mode", "instead of the HTTP server"),
+        ("smg-grpc-mode", "instead of the HTTP server"),
+        ("encoder-only", "completes no text"),
+        ("is-embedding", "completes no text"),
+        ("disaggregation-mode", "completes no text"),
+        ("tokenizer-worker-num", "does not check the API key"),
+        ("use-ray", "gpufleet starts the ranks"),
+        ("base-gpu-id", "which the plan decides"),
+        ("gpu-id-step", "which the plan decides"),
+        ("gated-launch-port", "would never be ready"),
+        ("checkpoint-engine-wait-weights-before-ready", "would never be ready"),
+        ("debug-tensor-dump-input-file", "ends as soon as it is ready"),
+        ("delete-ckpt-after-loading", "restarts and other replicas"),
         ("context_length", "as `sglang serve` names them"),
     ],
 )
 def test_flags_are_judged_by_their_engine(flag: str, says: str) -> None:
     (said,) = problems(sglang={**SGLANG, "listen": "127.0.0.1"}, serving=entry(flags={flag: 1}))
     assert says in said
+
+
+VARIABLES = {
+    "BLOCK_NONZERO_RANK_CHILDREN": "ranks of other nodes would end as soon as they are ready",
+    "DIAG_BYPASS_HEALTH_GENERATE": "`/health` would answer 200 without a test of the engine",
+    "ENABLE_HEALTH_ENDPOINT_GENERATION": "`/health` would answer 200 without a test of the engine",
+    "FORCE_SHUTDOWN": "each stop would cut off running requests",
+    "GRPC_PORT": "it opens a listener that does not check the API key",
+    "LOGGING_CONFIG_PATH": "its log files could contain the keys, which SGLang logs",
+    "RUST_SERVER": "it opens a listener that does not check the API key",
+}
+
+
+@pytest.mark.parametrize("key", ["environment", "environment_files"])
+@pytest.mark.parametrize("prefix", ["SGLANG_", "SGL_"])
+@pytest.mark.parametrize(("name", "says"), VARIABLES.items())
+def test_variables_that_break_what_gpufleet_promises_are_refused(
+    name: str, says: str, prefix: str, key: str
+) -> None:
+    """For all servers of the engine, and for those of an entry; another engine may have them."""
+    given = {key: {prefix + name: "1"}}
+    section = {**SGLANG, "listen": "127.0.0.1"}
+    (all_servers,) = problems(sglang={**section, **given}, serving=entry())
+    (one_entry,) = problems(sglang=section, serving=entry(**given))
+    assert all_servers == f"sglang.{key}.{prefix}{name}: {says}: remove it"
+    assert one_entry == f"serving.tiny.{key}.{prefix}{name}: {says}: remove it"
+    assert parse_settings({"vllm": {**VLLM, **given}}).vllm
 
 
 def test_the_context_and_its_flag_are_the_engines() -> None:
