@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 EngineName: TypeAlias = Literal["vllm", "sglang"]
-"""The name of an engine in settings."""
+"""The name of an engine in settings. They cannot ask `engines/` for it, which imports them."""
 DEFAULT: EngineName = "vllm"
 """The engine of an entry without `engine`."""
 

@@ -25,7 +25,7 @@ from gpufleet.catalog.checks import CHECKS
 from gpufleet.formatting import suggestion
 from gpufleet.settings.base import Setting
 from gpufleet.settings.cuda_settings import Cuda, Dcgm
-from gpufleet.settings.engine_flags import EngineName
+from gpufleet.settings.engine_flags import NAMES, EngineName
 from gpufleet.settings.firewall_settings import Firewall
 from gpufleet.settings.gateway_settings import Balancer, Gateway
 from gpufleet.settings.gpu_lock import GpuLock
@@ -258,8 +258,8 @@ class NodeSettings(Setting):
     @property
     def engines(self) -> dict[EngineName, EngineSettings]:
         """Return the sections of the engines that are set, by the engine's name."""
-        found = (self.vllm, self.sglang)
-        return {each.engine: each for each in found if each is not None}
+        found = {name: getattr(self, name) for name in NAMES}
+        return {name: section for name, section in found.items() if section is not None}
 
     @property
     def used_engines(self) -> tuple[EngineSettings, ...]:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 
+from gpufleet.engines.engine import engines
+from gpufleet.settings import engine_flags
 from gpufleet.settings.parse import SettingsError, parse_settings, with_key
 
 VLLM = {"version": "0.32.0", "lock": "vllm.txt", "listen": "127.0.0.1", "user": "llm"}
@@ -21,6 +23,18 @@ def problems(**given: Any) -> list[str]:
 
 def entry(**changes: Any) -> dict[str, Any]:
     return {"tiny": {**ENTRY, "engine": "sglang", **changes}}
+
+
+def test_settings_know_each_engine_by_the_name_that_it_has() -> None:
+    """Settings cannot ask the engines: these import settings."""
+    names = [each.name for each in engines()]
+    assert sorted(engine_flags.NAMES) == sorted(get_args(engine_flags.EngineName)) == names
+    assert [engine_flags.of(each.name).title for each in engines()] == [  # type: ignore[arg-type]
+        each.title for each in engines()
+    ]
+    sections = parse_settings({name: {**SGLANG, **VLLM} for name in names}).engines
+    assert sorted(sections) == names
+    assert [each.engine for each in sections.values()] == [*sections]
 
 
 def test_a_section_beside_vllm_has_its_values_but_for_release_and_variables() -> None:
