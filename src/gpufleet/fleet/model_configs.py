@@ -72,7 +72,7 @@ def probe_paths(declared: Mapping[str, NodeVars]) -> dict[str, ProbePaths]:
                     {
                         path
                         for each in node.settings.serving.values()
-                        for _, path in absolute_paths(each.flags)
+                        for _, path in absolute_paths(each)
                     }
                 )
             ),

@@ -12,9 +12,10 @@ from gpufleet.on_node.common.model_folder import MARK
 from gpufleet.planning.stage import Stage
 from gpufleet.sanitize import printable
 from gpufleet.serving.flag_check import Origins
+from gpufleet.settings import engine_flags
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.node_settings import NodeSettings
-from gpufleet.settings.server_sandbox import OF_THE_SERVER, ONE_FILE, absolute_paths
+from gpufleet.settings.server_sandbox import absolute_paths
 from gpufleet.settings.serving_settings import Served
 
 
@@ -71,8 +72,9 @@ def _looked_for(
                 key = (*here, "adapters", name, "source")
                 yield key, adapter.source, models.get(adapter.source)
     if isinstance(files, Mapping):
-        for flag, path in absolute_paths(served.flags):
-            if stage.node_rank == 0 or flag not in OF_THE_SERVER:
+        of_the_server = engine_flags.of(served.engine).files.of_the_server
+        for flag, path in absolute_paths(served):
+            if stage.node_rank == 0 or flag not in of_the_server:
                 yield (*here, "flags", flag), path, files.get(path)
 
 
@@ -88,7 +90,7 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
     """
     Return a path's problem, or "", and its remedy, which is "" if the path could not be checked.
     """
-    if said == "folder" and key[-1] in ONE_FILE:
+    if said == "folder" and key[-1] in engine_flags.of(served.engine).files.one_file:
         return "is a directory, not a file", _PUT_IT_THERE
     if not isinstance(said, Mapping):
         return "", ""

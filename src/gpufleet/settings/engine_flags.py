@@ -17,6 +17,29 @@ DEFAULT: EngineName = "vllm"
 
 
 @dataclass(frozen=True)
+class FileFlags:
+    """
+    The flags of an engine that name files or models, which its servers read at their start.
+
+    Attributes:
+        read: all of them.
+        hub: those that also accept a name on the Hub.
+        adapters: those of `hub` that name LoRA adapters.
+        one_file: those that name a file. A relative value of these is certainly a path; that of a
+            tokenizer may be a name on the Hub.
+        of_the_server: those that only the rank reads that answers requests.
+        not_paths: patterns of values that are no paths, by flag.
+    """
+
+    read: frozenset[str]
+    hub: frozenset[str]
+    adapters: frozenset[str]
+    one_file: frozenset[str]
+    of_the_server: frozenset[str]
+    not_paths: Mapping[str, str]
+
+
+@dataclass(frozen=True)
 class EngineFlags:
     """
     The rules for an entry of `serving` with this engine.
@@ -30,6 +53,7 @@ class EngineFlags:
         refused: flags that operators cannot set, with the reason.
         refused_variables: environment variables that operators cannot set, with the reason.
         accepted: the values that gpufleet supports for settings that it has for another engine.
+        files: the flags that name files.
         opens_ports: whether a server on one node opens ports to other nodes.
     """
 
@@ -41,6 +65,7 @@ class EngineFlags:
     refused: Mapping[str, str]
     refused_variables: Mapping[str, str]
     accepted: Mapping[str, tuple[Any, ...]]
+    files: FileFlags
     opens_ports: bool = False
 
 
@@ -99,6 +124,49 @@ _ENGINES: dict[EngineName, EngineFlags] = {
         },
         refused_variables={},  # those of settings/server_routes.py have conditions
         accepted={},
+        files=FileFlags(
+            read=frozenset(
+                {
+                    "allowed-local-media-path",
+                    "chat-template",
+                    "default-mm-loras",
+                    "generation-config",
+                    "hf-config-path",
+                    "lora-modules",
+                    "reasoning-parser-plugin",
+                    "speculative-config",
+                    "tokenizer",
+                    "tool-parser-plugin",
+                }
+            ),
+            hub=frozenset(
+                {
+                    "default-mm-loras",
+                    "generation-config",
+                    "hf-config-path",
+                    "lora-modules",
+                    "speculative-config",
+                    "tokenizer",
+                }
+            ),
+            adapters=frozenset({"default-mm-loras", "lora-modules"}),
+            one_file=frozenset({"chat-template", "reasoning-parser-plugin", "tool-parser-plugin"}),
+            of_the_server=frozenset(
+                {
+                    "allowed-local-media-path",
+                    "chat-template",
+                    "reasoning-parser-plugin",
+                    "tool-parser-plugin",
+                }
+            ),
+            # entrypoints/chat_utils.py: text with these characters is the template itself;
+            # config/model.py, config/speculative.py.
+            not_paths={
+                "chat-template": r"(?s).*[{}\n].*",
+                "generation-config": "auto|vllm",
+                "speculative-config": r"ngram|\[ngram\]|ngram_gpu|suffix",
+            },
+        ),
     ),
     # SGLang 0.5.23; options with several names: the first is in use, the others are spellings of
     # it (engines/sglang/data).
@@ -170,6 +238,53 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "prefill": (None,),
             "adapters": ({},),
         },
+        files=FileFlags(
+            read=frozenset(
+                {
+                    "chat-template",
+                    "completion-template",
+                    "decrypted-config-file",
+                    "decrypted-draft-config-file",
+                    "dllm-algorithm-config",
+                    "flexkv-config-file",
+                    "kt-weight-path",
+                    "lmcache-config-file",
+                    "lora-paths",
+                    "modelopt-checkpoint-restore-path",
+                    "pdmux-config-path",
+                    "quantization-param-path",
+                    "rl-quant-profile",
+                    "speculative-adaptive-config",
+                    "speculative-draft-model",
+                    "speculative-draft-model-path",
+                    "speculative-dspark-confidence-sts-path",
+                    "speculative-dspark-sps-table-path",
+                    "speculative-ngram-external-corpus-path",
+                    "speculative-token-map",
+                    "tokenizer-path",
+                }
+            ),
+            hub=frozenset(
+                {
+                    "lora-paths",
+                    "speculative-draft-model",
+                    "speculative-draft-model-path",
+                    "tokenizer-path",
+                }
+            ),
+            adapters=frozenset({"lora-paths"}),
+            one_file=frozenset(
+                {
+                    "chat-template",
+                    "completion-template",
+                    "quantization-param-path",
+                    "speculative-token-map",
+                }
+            ),
+            of_the_server=frozenset({"chat-template", "completion-template"}),
+            # Its own templates have names, such as llama-2 (managers/template_manager.py).
+            not_paths={"chat-template": r"[\w-]+", "completion-template": r"[\w-]+"},
+        ),
         opens_ports=True,
     ),
 }

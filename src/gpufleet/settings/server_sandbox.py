@@ -11,8 +11,9 @@ from collections.abc import Iterator, Mapping, Set
 from contextlib import suppress
 from typing import Any
 
+from gpufleet.settings import engine_flags
 from gpufleet.settings.base import KeyPath
-from gpufleet.settings.engine_flags import DEFAULT, SLOT_FLAGS, EngineName
+from gpufleet.settings.engine_flags import DEFAULT, SLOT_FLAGS, EngineName, FileFlags
 from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 
@@ -31,53 +32,18 @@ _HIDDEN = {
 }
 """Paths that servers cannot see, each with the reason."""
 
-TEMPLATE = "chat-template"
-# Flags of `vllm serve` that name files which it reads.
-_READ = frozenset(
-    {
-        "allowed-local-media-path",
-        TEMPLATE,
-        "default-mm-loras",
-        "generation-config",
-        "hf-config-path",
-        "lora-modules",
-        "reasoning-parser-plugin",
-        "speculative-config",
-        "tokenizer",
-        "tool-parser-plugin",
-    }
-)
-# A relative value of these is certainly a path; that of a tokenizer or an adapter may be a name on
-# the Hub. Only the rank that answers requests reads these files.
-ONE_FILE = frozenset({TEMPLATE, "reasoning-parser-plugin", "tool-parser-plugin"})
-OF_THE_SERVER = ONE_FILE | {"allowed-local-media-path"}
-# vLLM also accepts names on the Hub for these, but servers cannot query the Hub:
-# `offline_variables`.
-_OF_THE_HUB = frozenset(
-    {
-        "default-mm-loras",
-        "generation-config",
-        "hf-config-path",
-        "lora-modules",
-        "speculative-config",
-        "tokenizer",
-    }
-)
-_ADAPTERS = frozenset({"default-mm-loras", "lora-modules"})
-# Words that vLLM does not read as a path (config/model.py, config/speculative.py).
-_WORDS = {
-    "generation-config": {"auto", "vllm"},
-    "speculative-config": {"ngram", "[ngram]", "ngram_gpu", "suffix"},
-}
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
 _HUB_VARIABLES = frozenset(
-    {"HF_HUB_OFFLINE", "HF_HOME", "HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "VLLM_USE_MODELSCOPE"}
+    {
+        "HF_HUB_OFFLINE",
+        "HF_HOME",
+        "HF_HUB_CACHE",
+        "HUGGINGFACE_HUB_CACHE",
+        "SGLANG_USE_MODELSCOPE",
+        "VLLM_USE_MODELSCOPE",
+    }
 )
-# SGLang's own templates have names, such as llama-2 (its documentation, Custom Chat Template).
-_TEMPLATE_NAME = re.compile(r"[\w-]+")
-# Text that vLLM reads as a template, not as the name of its file (vllm/entrypoints/chat_utils.py).
-_IS_TEMPLATE = re.compile(r"[{}\n]")
 
 
 def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
@@ -131,58 +97,57 @@ def flag_mistakes(
     model: str, flags: Mapping[str, Any], variables: Set[str], engine: EngineName = DEFAULT
 ) -> Iterator[tuple[str, str]]:
     """Yield each flag that names a file or model which a server cannot open, with the reason."""
-    for flag in flags:
-        if engine == "sglang" and flag == TEMPLATE and _TEMPLATE_NAME.fullmatch(str(flags[flag])):
-            continue
-        for name in _names(flag, flags[flag]) if flag in _READ else ():
-            if mistake := _path_mistake(flag, name, homes=model.startswith(_HOMES)):
-                yield flag, mistake
+    files = engine_flags.of(engine).files
+    for flag, name in _named(files, flags):
+        if mistake := _path_mistake(files, flag, name, homes=model.startswith(_HOMES)):
+            yield flag, mistake
     if variables & _HUB_VARIABLES or "download-dir" in flags:
         return
-    for flag in sorted(_OF_THE_HUB & flags.keys()):
-        for name in _names(flag, flags[flag]):
-            if _HUB_NAME.fullmatch(name):
-                also = ", or list it under `adapters`" if flag in _ADAPTERS else ""
-                path = " or a relative path" if flag in _ADAPTERS else ""
-                neither = "neither see that path nor query the Hub" if path else "start without it"
-                yield (
-                    flag,
-                    f"{name} is a name on the Hub{path}, and servers {neither} "
-                    "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
-                    f"their absolute path, as /srv/models/{name.rpartition('/')[2]}{also}",
-                )
-            elif _HUB_WORD.fullmatch(name):
-                yield flag, _relative(flag, name)
+    # `adapters` are of the engine that has a setting for them.
+    listed = "adapters" not in engine_flags.of(engine).accepted
+    for flag, name in sorted(_named(files, flags)):
+        if flag in files.hub and _HUB_NAME.fullmatch(name):
+            adapter = flag in files.adapters
+            also = ", or list it under `adapters`" if adapter and listed else ""
+            path = " or a relative path" if adapter else ""
+            neither = "neither see that path nor query the Hub" if path else "start without it"
+            yield (
+                flag,
+                f"{name} is a name on the Hub{path}, and servers {neither} "
+                "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
+                f"their absolute path, as /srv/models/{name.rpartition('/')[2]}{also}",
+            )
+        elif flag in files.hub and _HUB_WORD.fullmatch(name):
+            yield flag, _relative(files, flag, name)
 
 
-def absolute_paths(flags: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def absolute_paths(served: Served) -> Iterator[tuple[str, str]]:
     """Yield each flag that names a file or a directory of the node, with its path."""
-    for flag, value in flags.items():
-        for name in _names(flag, value) if flag in _READ else ():
-            if name.startswith("/") and not (flag == TEMPLATE and _IS_TEMPLATE.search(name)):
-                yield flag, name
+    for flag, name in _named(engine_flags.of(served.engine).files, served.flags):
+        if name.startswith("/"):
+            yield flag, name
 
 
-def _path_mistake(flag: str, path: str, *, homes: bool) -> str | None:
+def _path_mistake(files: FileFlags, flag: str, path: str, *, homes: bool) -> str | None:
     """Return why a server cannot open a path; None if it can, or if the value is not a path."""
     if place := _hidden(path, homes=homes):
         return (
             f"{path} is under {place}, which servers cannot see: {_why(place)}; move it, as to "
             "/srv/models, on every node that serves this"
         )
-    if not path or path.startswith("/") or (flag == TEMPLATE and _IS_TEMPLATE.search(path)):
+    if not path or path.startswith("/"):
         return None
-    if flag in _OF_THE_HUB and (_HUB_NAME.fullmatch(path) or _HUB_WORD.fullmatch(path)):
+    if flag in files.hub and (_HUB_NAME.fullmatch(path) or _HUB_WORD.fullmatch(path)):
         return None
-    return _relative(flag, path)
+    return _relative(files, flag, path)
 
 
-def _relative(flag: str, path: str) -> str:
+def _relative(files: FileFlags, flag: str, path: str) -> str:
     """Return the message for a path that is not absolute."""
-    files = "file" if flag in OF_THE_SERVER else "files"
+    what = "file" if flag in files.one_file else "files"
     return (
         f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
-        f"{files} to every node that serves this and write the absolute path, as "
+        f"{what} to every node that serves this and write the absolute path, as "
         f"/srv/models/{path.rstrip('/').rpartition('/')[2] or flag}"
     )
 
@@ -221,16 +186,22 @@ def _why(place: str) -> str:
     return _HIDDEN[f"{place}/"]
 
 
+def _named(files: FileFlags, flags: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield each flag that names files or models, with each path or Hub name in its value."""
+    for flag, value in flags.items():
+        for name in _names(flag, value) if flag in files.read else ():
+            if not re.fullmatch(files.not_paths.get(flag, r"(?!)"), name):
+                yield flag, name
+
+
 def _names(flag: str, value: Any) -> Iterator[str]:
-    """Yield the paths and Hub names in a flag's value."""
+    """Yield the paths and names in a flag's value."""
     if flag == "default-mm-loras" and isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
     if flag == "default-mm-loras" and isinstance(value, Mapping):
         value = [each for each in value.values() if isinstance(each, str)]
-    for name in _texts(value):
-        if name not in _WORDS.get(flag, ()):
-            yield name
+    yield from _texts(value)
 
 
 def _texts(value: Any) -> Iterator[str]:
@@ -242,7 +213,7 @@ def _texts(value: Any) -> Iterator[str]:
         name, equals, path = value.partition("=")
         yield path if equals and re.fullmatch(r"[\w.-][\w./:-]*", name) else value
     elif isinstance(value, Mapping):
-        for key in ("path", "model", "tokenizer"):
+        for key in ("path", "lora_path", "model", "tokenizer"):
             yield from _texts(value.get(key))
     elif isinstance(value, list):
         for each in value:

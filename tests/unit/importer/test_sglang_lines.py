@@ -194,7 +194,7 @@ def _value(flag: Flag) -> str:
     base = flag.type.base if flag.type else ""
     if flag.choices:
         return str(flag.choices[-1])
-    return {"json": "'{}'", "str": "/x"}.get(base, "7")
+    return {"json": "'{}'", "str": "/x", "nullable_str": "/x"}.get(base, "7")
 
 
 FORMS = {

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 
+from gpufleet.engines.sglang import sglang_schemas
+from gpufleet.settings import engine_flags
 from gpufleet.settings.base import KeyPath
 from gpufleet.settings.parse import SettingsError, parse_settings
 from tests.support.rows import each_row
@@ -174,9 +176,60 @@ def test_a_gateway_may_have_443() -> None:
     assert not [each for each in found.values() if "1024" in each]
 
 
-@pytest.mark.parametrize(("template", "refused"), [("llama-2", False), ("chat.jinja", True)])
-def test_a_template_of_sglangs_own_has_a_name(template: str, refused: bool) -> None:
-    served = {"engine": "sglang", "flags": {"chat-template": template}}
-    found = mistakes(served, sglang={"version": "0.5.23", "lock": "lock"})
+def of_sglang(flags: dict[str, Any], **more: Any) -> dict[KeyPath, str]:
+    served = {"engine": "sglang", "flags": flags, **more}
+    return mistakes(served, sglang={"version": "0.5.23", "lock": "lock"})
 
-    assert (("serving", "m", "flags", "chat-template") in found) is refused
+
+REFUSED_OF_SGLANG: list[tuple[dict[str, Any], str]] = [
+    ({"chat-template": "chat.jinja"}, "/srv/models/chat.jinja"),
+    ({"chat-template": "User: {{ messages }}"}, NOT_ABSOLUTE),
+    ({"completion-template": "/tmp/c.json"}, "/tmp/c.json is under /tmp"),
+    ({"tokenizer-path": "org/name"}, "org/name is a name on the Hub, and servers start without it"),
+    ({"tokenizer-path": "/root/tokenizer"}, "is under /root"),
+    ({"speculative-draft-model-path": "org/draft"}, "as /srv/models/draft"),
+    ({"speculative-draft-model": "org/draft"}, "is a name on the Hub"),
+    ({"speculative-draft-model-path": "draft"}, NOT_ABSOLUTE),
+    ({"speculative-token-map": "org/draft/freq.pt"}, NOT_ABSOLUTE),
+    ({"quantization-param-path": "scales.json"}, NOT_ABSOLUTE),
+    ({"lora-paths": ["a=/srv/a", "b=/root/b"]}, "/root/b is under /root"),
+    ({"lora-paths": ["a=adapters/x/a"]}, NOT_ABSOLUTE),
+    ({"lora-paths": ['{"lora_name": "a", "lora_path": "/tmp/a"}']}, "/tmp/a is under /tmp"),
+    ({"lora-paths": ["a=org/a"]}, "org/a is a name on the Hub or a relative path"),
+]
+
+
+@each_row(("flags", "said"), REFUSED_OF_SGLANG)
+def test_files_of_sglang_are_named_so_that_its_unit_finds_them(
+    flags: dict[str, Any], said: str
+) -> None:
+    ((where, what),) = of_sglang(flags).items()
+    assert where == ("serving", "m", "flags", *flags)
+    assert said in what
+    assert "list it under `adapters`" not in what  # gpufleet loads them with vLLM only
+
+
+TAKEN_OF_SGLANG: list[dict[str, Any]] = [
+    {"chat-template": "llama-2"},
+    {"completion-template": "deepseek_coder"},
+    {"tokenizer-path": "/srv/tokenizer", "lora-paths": ["/srv/a", "b=/srv/b"]},
+    {"tokenizer-path": "org/name", "download-dir": "/srv/hub"},
+    {"tokenizer": "org/name"},  # a flag of vLLM: its check names it
+]
+
+
+@each_row("flags", TAKEN_OF_SGLANG)
+def test_names_that_sglang_knows_and_absolute_paths_are_taken(flags: dict[str, Any]) -> None:
+    assert of_sglang(flags) == {}
+
+
+def test_the_file_flags_of_sglang_are_options_of_its_releases() -> None:
+    known = {name for each in sglang_schemas.versions() for name in _options(each)}
+    files = engine_flags.of("sglang").files
+
+    assert {f"--{name}" for name in files.read} - known == set()
+    assert files.hub | files.one_file | files.of_the_server | files.not_paths.keys() <= files.read
+
+
+def _options(version: str) -> set[str]:
+    return {*sglang_schemas.load(version).by_option}
