@@ -97,6 +97,17 @@ def test_what_rules_name_exists() -> None:
     assert wrong == []
 
 
+def test_a_fix_by_another_release_has_the_version_as_its_setting() -> None:
+    """Doctor prints the setting after the fix."""
+    wrong = [
+        rule.id
+        for rule in RULES.values()
+        for advice in (rule.advice, *(tell.advice for tell in rule.tells))
+        if ".version`" in advice.fix and not advice.setting.endswith(".version")
+    ]
+    assert wrong == []
+
+
 def test_an_xid_that_takes_a_gpu_out_of_service_is_a_failure_and_a_harmless_one_is_not() -> None:
     wrong = []
     for number, kind in xid_table.KINDS.items():
