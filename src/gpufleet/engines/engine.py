@@ -50,8 +50,8 @@ class Measure(StrEnum):
     """Histogram over requests, seconds."""
     GENERATED_TOKENS = "generated tokens of a request"
     """Histogram over requests."""
-    STEPS = "tokens of a step"
-    """Histogram over the engine's steps that produced tokens."""
+    PROGRESS = "work on requests that are still running"
+    """Counter that grows while a request runs, not only when it ends."""
     WAITING_BY_REASON = "waiting requests by reason"
     """Gauge, by the label `reason`."""
     REJECTED = "requests turned away"
@@ -74,7 +74,6 @@ HISTOGRAMS = frozenset(
         Measure.E2E,
         Measure.QUEUE_TIME,
         Measure.GENERATED_TOKENS,
-        Measure.STEPS,
     }
 )
 
@@ -99,6 +98,29 @@ class ProgressMetrics:
     engine_label: str
     deferred: tuple[str, str, str] | None = None
     awake: tuple[str, str, str] | None = None
+
+
+@dataclass(frozen=True)
+class ResponseCounter:
+    """
+    The counter of a server's HTTP responses.
+
+    Attributes:
+        name: the metric. It has no series of a path and status before their first response.
+        path: the label of the path.
+        status: the label of the status, such as `503`, or of its class, such as `5xx`.
+        instrumented: a metric that a server which counts responses has from its start.
+    """
+
+    name: str
+    path: str
+    status: str
+    instrumented: str
+
+    @property
+    def families(self) -> tuple[str, str]:
+        """The beginnings of the lines of a server's page that are read."""
+        return f"{self.name}{{", self.instrumented
 
 
 @dataclass(frozen=True)
@@ -147,6 +169,7 @@ class Engine:
         prefix: the prefix of the names of all its own metrics.
         metrics: metric names by measure, the newest name first, a histogram's without `_bucket`.
             Measures that the engine does not export are missing.
+        responses: the counter of HTTP responses.
         progress: the metrics that the watchdog reads.
         program: the command that starts a server, relative to the folder of a release.
         launcher: the program that runs it.
@@ -165,6 +188,7 @@ class Engine:
     title: str
     prefix: str
     metrics: Mapping[Measure, tuple[str, ...]]
+    responses: ResponseCounter
     progress: ProgressMetrics
     program: str
     launcher: Launcher

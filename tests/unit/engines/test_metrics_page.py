@@ -29,7 +29,14 @@ from tests.support.program_parameters import parameters
 STAND_IN = '''
 """An engine of tests."""
 
-from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
+from gpufleet.engines.engine import (
+    Engine,
+    FlagRules,
+    Launcher,
+    Measure,
+    ProgressMetrics,
+    ResponseCounter,
+)
 
 ENGINE = Engine(
     name="standin",
@@ -44,6 +51,7 @@ ENGINE = Engine(
         Measure.ITL: ("standin:pause_seconds",),
         Measure.E2E: ("standin:whole_seconds",),
     },
+    responses=ResponseCounter("standin:answers_total", "route", "code", "standin:active"),
     progress=ProgressMetrics(
         marks=("standin:active", "standin:done_total"),
         work=("standin:active",),
@@ -70,6 +78,10 @@ def buckets(name: str, late: int) -> str:
 PAGE = (
     'standin:active{rank="0"} 2\nstandin:active{rank="1"} 1\n'
     'standin:queued{rank="0"} 4\nstandin:cache{rank="0"} 0.5\nstandin:done_total{rank="0"} 90\n'
+    'standin:answers_total{route="/v1/completions",code="200"} 88\n'
+    'standin:answers_total{route="/v1/completions",code="500"} 1\n'
+    'standin:answers_total{route="/v1/completions",code="503"} 1\n'
+    'standin:answers_total{route="/health",code="200"} 9\n'
     + buckets("standin:first_seconds", late=1)
     + buckets("standin:pause_seconds", late=2)
     + buckets("standin:whole_seconds", late=3)
@@ -97,7 +109,8 @@ def test_every_reader_of_metrics_understands_an_engine_that_is_one_folder_more(
 
     counters = baseline.counters(PAGE)
     assert counters.latencies[baseline.TTFT] == {0.5: 89, float("inf"): 90}
-    assert counters.finished == {"": 90}
+    assert counters.finished is None, "it exports no reasons"
+    assert counters.answered == {"2xx": 88, "5xx": 2}
 
     seen = read_counts(PAGE, Contract(ttft_seconds=0.5, itl_seconds=0.5, e2e_seconds=0.5))
     assert isinstance(seen, dict)

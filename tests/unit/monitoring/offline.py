@@ -14,6 +14,8 @@ from pathlib import Path
 import promql_parser as promql
 from prometheus_client.parser import text_string_to_metric_families
 
+from gpufleet.engines.engine import engine as engine_of_name
+from gpufleet.engines.engine import engines
 from gpufleet.monitoring.metrics.metric import Job, Metric
 from gpufleet.monitoring.metrics.prometheus_metrics import MADE
 from gpufleet.monitoring.rules.rule import Recording
@@ -108,22 +110,34 @@ def computed(recordings: Iterable[Recording]) -> Recorded:
     )
 
 
-def of_vllm(expression: str) -> str:
+def of_engine(expression: str, name: str = "vllm") -> str:
     """
-    Return an expression that asks for vLLM's series, for one that asks for those of all engines.
+    Return an expression that asks for one engine's series, for one that asks for those of all.
 
-    >>> of_vllm('rate({__name__=~"other:a_total|vllm:a_total",model="m"}[5m])')
+    What only others have stays.
+
+    >>> of_engine('rate({__name__=~"sglang:a_total|vllm:a_total",model="m"}[5m])')
     'rate(vllm:a_total{model="m"}[5m])'
     """
+    engine = engine_of_name(name)
+    prefixes = engine.prefix, engine.responses.name
 
     def own(found: re.Match[str]) -> str:
-        names = found[1].split("|")
-        return next((name for name in names if name.startswith("vllm:")), found[0]) + "{"
+        names = [each for each in found[1].split("|") if each.startswith(prefixes)]
+        return f"{names[0]}{{" if names else found[0]
 
-    return re.sub(r'\{__name__=~"([^"]+)",?', own, expression).replace("{}", "")
+    expression = re.sub(r'\{__name__=~"([^"]+)",?', own, expression).replace("{}", "")
+    # Series lack the labels of other engines, which the empty alternative matches.
+    counters = {each.responses for each in engines()}
+    others = {label for each in counters for label in (each.path, each.status)} - {
+        engine.responses.path,
+        engine.responses.status,
+    }
+    expression = re.sub(rf',({"|".join(others)})(=~"\||!~")[^"]*"', "", expression)
+    return expression.replace('=~"|', '=~"')
 
 
-def missing(expression: str, recording: Recorded) -> list[str]:
+def missing(expression: str, recording: Recorded, engine: str = "vllm") -> list[str]:
     """
     Return what an expression asks for and the recording has not; [] for an expression that works.
 
@@ -132,7 +146,7 @@ def missing(expression: str, recording: Recorded) -> list[str]:
     dashboards have to be replaced first.
     """
     found: list[str] = []
-    _labels(promql.parse(of_vllm(expression)), recording, found)
+    _labels(promql.parse(of_engine(expression, engine)), recording, found)
     return list(dict.fromkeys(found))
 
 
@@ -147,7 +161,7 @@ def selectors(expression: str) -> dict[str, str]:
         elif isinstance(node, promql.VectorSelector):
             found.setdefault(node.prettify(), "")
 
-    promql.walk(promql.parse(of_vllm(expression)), visit)
+    promql.walk(promql.parse(of_engine(expression)), visit)
     return found
 
 
@@ -159,7 +173,7 @@ def names(expression: str) -> set[str]:
         if isinstance(node, promql.VectorSelector):
             found.add(node.name or "")
 
-    promql.walk(promql.parse(of_vllm(expression)), visit)
+    promql.walk(promql.parse(of_engine(expression)), visit)
     return found
 
 

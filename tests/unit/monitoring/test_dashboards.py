@@ -60,7 +60,7 @@ def names(expr: str) -> set[str]:
         for argument in getattr(node, "args", ()) or ():
             visit(argument)
 
-    visit(promql_parser.parse(offline.of_vllm(expr)))
+    visit(promql_parser.parse(offline.of_engine(expr)))
     return found
 
 

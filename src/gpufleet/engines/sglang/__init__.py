@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from gpufleet import node_paths
-from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
+from gpufleet.engines.engine import (
+    Engine,
+    FlagRules,
+    Launcher,
+    Measure,
+    ProgressMetrics,
+    ResponseCounter,
+)
 from gpufleet.engines.sglang import (
     sglang_arguments,
     sglang_check,
@@ -46,10 +53,14 @@ ENGINE = Engine(
         Measure.E2E: ("sglang:e2e_request_latency_seconds",),
         Measure.QUEUE_TIME: ("sglang:queue_time_seconds",),
         Measure.GENERATED_TOKENS: ("sglang:generation_tokens_histogram",),
+        Measure.PROGRESS: ("sglang:realtime_tokens_total",),
         Measure.PROMPT_TOKENS_TOTAL: ("sglang:prompt_tokens_total",),
         Measure.GENERATED: ("sglang:generation_tokens_total",),
         Measure.PREFIX_HITS: ("sglang:cached_tokens_total",),
     },
+    responses=ResponseCounter(
+        "sglang:http_responses_total", "endpoint", "status_code", "sglang:num_running_reqs"
+    ),
     # Counters of tokens grow when a request ends; `realtime_tokens_total` while it runs, every
     # 40 steps of decoding, as the gauges do.
     progress=ProgressMetrics(

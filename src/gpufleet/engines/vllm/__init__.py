@@ -3,7 +3,14 @@
 from __future__ import annotations
 
 from gpufleet import node_paths
-from gpufleet.engines.engine import Engine, FlagRules, Launcher, Measure, ProgressMetrics
+from gpufleet.engines.engine import (
+    Engine,
+    FlagRules,
+    Launcher,
+    Measure,
+    ProgressMetrics,
+    ResponseCounter,
+)
 from gpufleet.engines.vllm import launch_arguments, launch_environment
 from gpufleet.flags import check, schema
 from gpufleet.templates import read_template
@@ -39,7 +46,7 @@ ENGINE = Engine(
         Measure.E2E: ("vllm:e2e_request_latency_seconds",),
         Measure.QUEUE_TIME: ("vllm:request_queue_time_seconds",),
         Measure.GENERATED_TOKENS: ("vllm:request_generation_tokens",),
-        Measure.STEPS: ("vllm:iteration_tokens_total",),
+        Measure.PROGRESS: ("vllm:iteration_tokens_total_count",),
         Measure.WAITING_BY_REASON: ("vllm:num_requests_waiting_by_reason",),
         Measure.REJECTED: ("vllm:admission_rejections_total",),
         Measure.PROMPT_TOKENS_TOTAL: ("vllm:prompt_tokens_total",),
@@ -47,6 +54,10 @@ ENGINE = Engine(
         Measure.PREFIX_QUERIES: ("vllm:prefix_cache_queries_total",),
         Measure.PREFIX_HITS: ("vllm:prefix_cache_hits_total",),
     },
+    # prometheus-fastapi-instrumentator, which every release from 0.4.2 to 0.33 uses.
+    responses=ResponseCounter(
+        "http_requests_total", "handler", "status", "http_request_duration_highr_seconds_count"
+    ),
     # Tokens of a prompt count when all of it was computed, and so do iterations: while a long one
     # is computed in parts, only the KV cache grows (vllm/v1/engine/async_llm.py of 0.32: no
     # iteration statistics without outputs). Names of all releases from 0.4.2 to 0.33.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from gpufleet.engines.engine import Measure
-from gpufleet.engines.promql import JOBS, metric
+from gpufleet.engines.promql import JOBS, metric, responses, with_status
 from gpufleet.monitoring.dashboards.common import (
     ANY_IS_BAD,
     ANY_IS_TO_LOOK_AT,
@@ -27,10 +27,11 @@ from gpufleet.monitoring.dashboards.panel import (
     Step,
     Unit,
 )
-from gpufleet.monitoring.metrics.vllm_metrics import ASKED
 
 _OF = 'model="$model",stage=~"$stage"'
-_ASKED = f"{_OF},{ASKED}"
+_ANSWERS = responses(_OF)
+_ERRORS = responses(_OF, only="5..")
+_NOT_2XX = responses(_OF, but="2..")
 _RATE = "[$__rate_interval]"
 # The share of an objective at which its alert fires, and a share near it.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
@@ -120,8 +121,7 @@ NOW = Row(
         ),
         stat(
             "Server errors",
-            f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}[5m])) or vector(0))'
-            f" / sum(rate(http_requests_total{{{_ASKED}}}[5m]))",
+            f"(sum(rate({_ERRORS}[5m])) or vector(0)) / sum(rate({_ANSWERS}[5m]))",
             "Read the unit's journal for the traceback.",
             unit=Unit.RATIO,
             steps=(Step(None, Colour.GOOD), Step(0.001, Colour.LOOK), Step(0.01, Colour.BAD)),
@@ -300,7 +300,7 @@ ERRORS = Row(
             Unit.REQUESTS_PER_SECOND,
             (
                 Query(
-                    f'sum by (stage, status) (rate(http_requests_total{{{_ASKED},status!="2xx"}}{_RATE}))',
+                    f"sum by (stage, status) ({with_status(f'rate({_NOT_2XX}{_RATE})')})",
                     "{{stage}} {{status}}",
                 ),
             ),
@@ -314,8 +314,8 @@ ERRORS = Row(
             Unit.RATIO,
             (
                 Query(
-                    f'(sum(rate(http_requests_total{{{_ASKED},status="5xx"}}{_RATE})) or vector(0))'
-                    f" / (sum(rate(http_requests_total{{{_ASKED}}}{_RATE})) > 0)",
+                    f"(sum(rate({_ERRORS}{_RATE})) or vector(0))"
+                    f" / (sum(rate({_ANSWERS}{_RATE})) > 0)",
                     "errors",
                 ),
                 Query('max(model:objective_error_ratio{model="$model"})', "promised", limit=True),

@@ -123,10 +123,6 @@ SETUP = (
     ),
 )
 
-# What clients ask of a server, as its handlers are labelled. Health probes, scrapes and lists of
-# models would thin errors out.
-ASKED = 'handler=~"/v[12]/.+|/(classify|pooling|rerank|score)", method="POST"'
-
 HTTP = (
     Metric(
         name="http_requests_total",

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from gpufleet.engines.engine import Measure
-from gpufleet.engines.promql import JOBS, metric
-from gpufleet.monitoring.metrics.vllm_metrics import ASKED
+from gpufleet.engines.promql import JOBS, metric, responses
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
-_ASKED = f"{JOBS}, {ASKED}"
+_ANSWERS = responses(JOBS)
+_ERRORS = responses(JOBS, only="5..")
 _BROKEN = metric(Measure.FINISHED, 'finished_reason="error"')
 # A p99 of fewer requests is the slowest one of them.
 REQUESTS_FOR_P99 = 100
@@ -117,8 +117,7 @@ MODELS = (
     ),
     Recording(
         "model:http_errors:ratio_10m",
-        f'sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
-        f" / sum by (model) (increase(http_requests_total{{{_ASKED}}}[10m]))",
+        f"sum by (model) (increase({_ERRORS}[10m])) / sum by (model) (increase({_ANSWERS}[10m]))",
         "share of requests that were answered with 5xx, over 10 minutes",
         ("model",),
     ),
@@ -186,7 +185,7 @@ _HELD = (
         Alert(
             "VllmErrors",
             "(model:http_errors:ratio_10m > on (model) model:objective_error_ratio and on (model)"
-            f' sum by (model) (increase(http_requests_total{{{_ASKED}, status=~"5.."}}[10m]))'
+            f" sum by (model) (increase({_ERRORS}[10m]))"
             f" >= {ERRORS_AT_LEAST})"
             " or (model:broken_requests:ratio_10m > on (model) model:objective_error_ratio"
             " and on (model) sum by (model)"

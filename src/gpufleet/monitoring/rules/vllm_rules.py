@@ -106,7 +106,7 @@ def _nothing_moved() -> str:
     # does not complete text only prompts move. A counter that restarts has moved as well.
     others = (
         metric(Measure.PROMPT_TOKENS_TOTAL),
-        metric(Measure.STEPS, part="_count"),
+        metric(Measure.PROGRESS),
         metric(Measure.PREEMPTED),
         metric(Measure.KV_USE),
         metric(Measure.RUNNING),

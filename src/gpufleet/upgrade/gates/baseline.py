@@ -16,7 +16,7 @@ from typing import Annotated, Any, TypeAlias
 from pydantic import BeforeValidator, FiniteFloat, PlainSerializer
 
 from gpufleet.checks.finding import Report, Severity
-from gpufleet.engines.engine import Measure, engines, line_beginnings
+from gpufleet.engines.engine import Measure, ResponseCounter, engines, line_beginnings
 from gpufleet.engines.metrics_page import Samples, read_page
 from gpufleet.formatting import join_names
 from gpufleet.remote import payload
@@ -26,10 +26,7 @@ from gpufleet.upgrade.json_value import JsonValue
 TTFT, ITL = "ttft", "itl"
 LATENCIES = {TTFT: "time to first token", ITL: "time between tokens"}
 _MEASURES = {TTFT: Measure.TTFT, ITL: Measure.ITL}
-ANSWERED = "http_requests_total"
 STARTED = "process_start_time_seconds"
-# A metric of the same instrumentation as `ANSWERED` that exists from the start, without labels.
-INSTRUMENTED = "http_request_duration_highr_seconds_count"
 # Paths of clients' requests. Probes, /metrics and other paths are not counted.
 API = ("/v1/", "/v2/", "/rerank", "/score", "/classify", "/pooling")
 
@@ -252,7 +249,8 @@ def program(
     if not wanted and alertmanager is None:
         return None
     measures = line_beginnings(*_MEASURES.values(), Measure.FINISHED)
-    families = [*measures, ANSWERED, STARTED, INSTRUMENTED]
+    counters = [each.responses for each in engines()]
+    families = [*measures, STARTED, *(name for each in counters for name in each.families)]
     return payload.program(
         "serving/replica_answers",
         replicas=wanted,
@@ -376,8 +374,8 @@ def counters(text: str) -> Counters:
     return Counters(
         started[0] if len(started) == 1 else None,
         {key: _histogram(rows) for key, rows in found.items() if rows},
-        _by(page.measured(Measure.FINISHED) or None, "finished_reason"),
-        _answered(page.samples),
+        _by_reason(page.measured(Measure.FINISHED)),
+        _answered(page.engine.responses, page.samples),
     )
 
 
@@ -391,24 +389,23 @@ def _histogram(rows: Samples) -> dict[float, float]:
     return dict(sorted(found.items()))
 
 
-def _by(
-    rows: Iterable[tuple[Mapping[str, str], float]] | None, label: str
-) -> dict[str, float] | None:
-    if rows is None:
-        return None
+def _by_reason(rows: Samples) -> dict[str, float] | None:
+    """Return finished requests by finish reason; None if the engine does not export reasons."""
     found: dict[str, float] = defaultdict(float)
     for labels, value in rows:
-        found[labels.get(label, "")] += value
-    return dict(found)
+        if reason := labels.get("finished_reason"):
+            found[reason] += value
+    return dict(found) or None
 
 
-def _answered(series: Mapping[str, Samples]) -> dict[str, float] | None:
-    """Return API requests by status class. A class has no series before its first response."""
-    rows = series.get(ANSWERED)
-    if rows is None:
-        # If the server counts requests at all, there were none yet.
-        return {} if INSTRUMENTED in series else None
-    return _by([row for row in rows if row[0].get("handler", "").startswith(API)], "status")
+def _answered(counter: ResponseCounter, series: Mapping[str, Samples]) -> dict[str, float] | None:
+    """Return API requests by class of status, such as `5xx`; None if they are not counted."""
+    found: dict[str, float] = defaultdict(float)
+    for labels, value in series.get(counter.name, ()):
+        is_request = labels.get("method", "POST") == "POST"  # no list of models
+        if is_request and labels.get(counter.path, "").startswith(API):
+            found[f"{labels.get(counter.status, '')[:1]}xx"] += value
+    return dict(found) if counter.name in series or counter.instrumented in series else None
 
 
 def _has_restarted(before: Counters, after: Counters) -> bool:

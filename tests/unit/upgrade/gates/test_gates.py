@@ -136,6 +136,15 @@ def test_the_counters_of_a_real_server_are_found(release: str) -> None:
     assert found.answered == {"2xx": 11.0, "4xx": 2.0, "5xx": 3.0}
 
 
+def test_the_counters_of_a_real_sglang_are_found() -> None:
+    found = baseline.counters((RECORDED / "sglang-0.5.23.txt").read_text())
+
+    assert found.finished is None, "it counts finished requests without their reasons"
+    assert found.answered == {"2xx": 23.0, "4xx": 2.0}, "what is no request of clients is left out"
+    assert found.latencies[TTFT][INF] > 0
+    assert found.latencies[ITL][INF] > 0
+
+
 def test_an_older_release_has_the_time_between_tokens_under_its_old_name() -> None:
     text = (RECORDED / "vllm-0.32.0.txt").read_text()
     older = text.replace("inter_token_latency_seconds", "time_per_output_token_seconds")
