@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from gpufleet.engines.engine import engines
+from gpufleet.settings import engine_flags
 from tests import conftest
 from tests.support.checkout import ROOT
 
@@ -77,6 +79,39 @@ def test_what_runs_on_a_node_needs_only_the_standard_library() -> None:
                 if name.split(".")[0] not in {*sys.stdlib_module_names, "pynvml"}
                 and not name.startswith("gpufleet.on_node")
             }
+    assert outside == set()
+
+
+# Where an operator's or a release's own words are read or written: settings, lines of other tools,
+# parsers of releases, logs, programs and locks.
+READS_NAMES = (
+    "settings", "importer", "flags", "failures", "artifacts", "cli", "on_node/flags",
+    "on_node/serving/sglang_serve.py", "node_paths.py", "serving/readiness.py",
+)  # fmt: skip
+# The list of vLLM's metrics in the reference, and which of them a release's parser has.
+LISTS_METRICS = ("monitoring/metrics/vllm_metrics.py", "on_node/flags/metrics.py")
+
+
+def test_names_and_metrics_of_an_engine_stand_in_its_room() -> None:
+    """But for vLLM's own name, which units, folders and sections of settings have for all."""
+    outside = set()
+    others = [each.name for each in engines() if each.name != engine_flags.DEFAULT]
+    for path in SOURCE.rglob("*.py"):
+        inside = str(path.relative_to(SOURCE))
+        tree = ast.parse(path.read_text())
+        docs = {id(each.value) for each in ast.walk(tree) if isinstance(each, ast.Expr)}
+        words = [
+            each.value
+            for each in ast.walk(tree)
+            if isinstance(each, ast.Constant) and isinstance(each.value, str)
+            if id(each) not in docs
+        ]
+        for engine in engines():
+            if not inside.startswith((f"engines/{engine.name}/", *LISTS_METRICS)):
+                metric = re.compile(rf"\b{engine.prefix}(\w|$)")
+                outside |= {(inside, each) for each in words if metric.search(each)}
+        if not inside.startswith((*READS_NAMES, *(f"engines/{each}/" for each in others))):
+            outside |= {(inside, each) for each in words for name in others if name in each.lower()}
     assert outside == set()
 
 
