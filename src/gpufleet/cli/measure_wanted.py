@@ -109,8 +109,8 @@ class MeasureOptions:
         before, comma, after = self.lengths.partition(",")
         if not comma:
             raise FleetError(
-                f"--lengths {self.lengths}: write tokens of prompts and answers, as 1000,200; with "
-                "a picture words, tokens and pixels, as 32,100,512"
+                f"--lengths {self.lengths}: write PROMPT_TOKENS,ANSWER_TOKENS, as 1000,200; for "
+                "questions about a picture WORDS,ANSWER_TOKENS,PIXELS, as 32,100,512"
             )
         return workloads.Workload(
             "lengths",

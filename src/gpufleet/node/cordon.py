@@ -1,4 +1,4 @@
-"""Read a node's cordon, which excludes new replicas and keeps running ones. Pure.
+"""Read a node's cordon: no new replica is placed there, replicas that run there stay. Pure.
 
 An operator sets the mark (`gpufleet cordon`), or an upgrade during its change of the node. An
 upgrade's mark is temporary: a plan that respected it would move replicas that the upgrade is about

@@ -354,8 +354,8 @@ class ModelAllocation:
         if self.share:
             return (
                 f"{start}whether it fits into `gpu_share: {self.served.gpu_share:g}` is not known: "
-                "set `tensor_parallel: 1` beside it, and the plan does not check it, or remove "
-                "`gpu_share`"
+                "remove `gpu_share`, or set `tensor_parallel: 1` beside it to place it without "
+                "this check"
             )
         return f"{start}the number of GPUs cannot be planned: set `tensor_parallel` to that number"
 

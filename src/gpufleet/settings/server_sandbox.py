@@ -153,7 +153,7 @@ def _relative(files: FileFlags, flag: str, path: str) -> str:
 
 
 def _in_a_home(served: Served) -> bool:
-    """Return whether a server's model is under /home, so that the server can see /home."""
+    """Return whether a server's model is under /home; the sandbox of such a server shows /home."""
     return served.model.startswith(_HOMES)
 
 

@@ -179,7 +179,7 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ("generate", {"lengths": "8,4,0"}, "a picture of 0 pixels a side: write 1 to 4096"),
         ("generate", {"lengths": "8,4,x"}, "a picture of 0 pixels"),
         ("generate", {"lengths": "8,4,5000"}, "a picture of 5000 pixels"),
-        ("generate", {"lengths": "8"}, "with a picture words, tokens and pixels, as 32,100,512"),
+        ("generate", {"lengths": "8"}, "a picture WORDS,ANSWER_TOKENS,PIXELS, as 32,100,512"),
         ("generate", {"lengths": "8,4,40,1"}, "is not a length"),
     ],
 )

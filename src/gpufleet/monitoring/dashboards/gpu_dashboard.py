@@ -45,7 +45,7 @@ NOW = Row(
             "GPUs missing",
             'max(gpufleet_gpus{state="expected",instance="$instance"})'
             ' - max(gpufleet_gpus{state="present",instance="$instance"})',
-            "Run `gpufleet check`; a reboot brings it back, or nothing does.",
+            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
             steps=ANY_IS_BAD,
             empty="not a GPU node",
         ),

@@ -62,7 +62,7 @@ def fingerprint(content: str) -> Optional[str]:
     return found.group(1) if found else None
 
 
-def start_record(unit: str) -> Optional[str]:
+def started_fingerprint(unit: str) -> Optional[str]:
     """Return the fingerprint with which a unit's process was started, or None if not recorded."""
     content = change_files.read(STARTED + "/" + unit)
     return None if content is None else content.decode("ascii", "replace").strip()
@@ -132,7 +132,7 @@ def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
         "active": state.get("ActiveState", ""),
         "sub": state.get("SubState", ""),
         "since": active_since(state),
-        "started": start_record(unit),
+        "started": started_fingerprint(unit),
         "fingerprint": fingerprint(content),
         "release": release.group(1) if release else "",
         "restarts": int(state.get("NRestarts") or 0),

@@ -306,7 +306,7 @@ def carry_out(target: Target, seconds: float, found: Progress, metrics: Sequence
     present = {unit: systemd.text(unit) for unit in names}
     # Asked here and not before: a rank comes back by itself when its group's others are restarted,
     # with its new file once systemd has read that, and another start would end the new group.
-    started = {unit: systemd.start_record(unit) for unit in names}
+    started = {unit: systemd.started_fingerprint(unit) for unit in names}
     found_due = judge_units(target.units, present, started, states)
     found.unchanged += found_due.unchanged
     moving = found_due.restart + found_due.remove

@@ -184,7 +184,8 @@ def look(server: Server) -> Dict[str, Any]:
     """Return the state of a unit and its server, in the form of on_node/serving/endpoints.py."""
     if server.url is None:
         properties = endpoints.unit_state(server.unit)
-        return {"unit": properties, "started": systemd.start_record(server.unit), "journal": []}
+        started = systemd.started_fingerprint(server.unit)
+        return {"unit": properties, "started": started, "journal": []}
     return endpoints.stage(
         {
             "unit": server.unit,

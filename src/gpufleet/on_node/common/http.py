@@ -109,7 +109,7 @@ class Exchange:
                 return
             self._got += piece
             if len(self._got) > ANSWER_BYTES:
-                self._fail("an answer without end")
+                self._fail("an answer above %d MiB" % (ANSWER_BYTES >> 20))
                 return
         # A server may keep the connection open although it was asked not to.
         self._take(ended=False)

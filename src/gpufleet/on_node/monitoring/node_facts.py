@@ -335,7 +335,7 @@ def samples() -> Iterator[Sample]:
         facts.end()
     found = facts.answers
     failed.update({name: is_missing(answer) for name, answer in found.items()})
-    made = list(node(found, about, gpu_node)) + list(stage_facts(found["stages"]))
+    made = list(node_samples(found, about, gpu_node)) + list(stage_facts(found["stages"]))
     if "nvml" in found:
         made += gpu_facts(found, failed)
     yield "facts_timestamp_seconds", {}, round(began_at, 3)
@@ -387,7 +387,7 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
     facts.wait(*parts)
 
 
-def node(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterator[Sample]:
+def node_samples(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -> Iterator[Sample]:
     """Yield the samples about the node itself."""
     host = found["host"]
     versions = {

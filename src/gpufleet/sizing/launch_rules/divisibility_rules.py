@@ -32,7 +32,7 @@ def check_attention_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fa
 
 
 def check_kv_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find KV heads that the size does not divide and is not a multiple of."""
+    """Find KV heads that the tensor-parallel size neither divides nor is a multiple of."""
     counts = {
         cache.kv_heads
         for cache in shape_of(case.architecture).caches
@@ -59,7 +59,7 @@ _NEVER_COPIED = {"GptOssForCausalLM"}
 
 
 def check_vocabulary(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find a padded vocabulary that the size does not divide."""
+    """Find a padded vocabulary that the tensor-parallel size does not divide."""
     for part in case.architecture.parts:
         for weight in part.weights:
             if weight.split is not Split.VOCABULARY:
@@ -77,7 +77,7 @@ def check_vocabulary(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
 
 
 def check_state_heads(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find states of linear-attention layers that the size does not divide."""
+    """Find states of linear-attention layers that the tensor-parallel size does not divide."""
     for cache in shape_of(case.architecture).caches:
         if not isinstance(cache, StateCache):
             continue
@@ -110,7 +110,7 @@ _OF_HEADS = {"mamba2", "gdn", "kda"}
 
 
 def check_layer_sizes(case: LaunchCase, tensor: int, _: bool) -> Iterator[Fault]:
-    """Find matrices of the layers that the size does not divide."""
+    """Find matrices of the layers that the tensor-parallel size does not divide."""
     heads = case.architecture.heads
     found: dict[int, str] = {}
     for weight, _layers in shape_of(case.architecture).linear:
