@@ -93,7 +93,7 @@ UNJUDGED: dict[str, str] = {
     "seconds": "how long the probe took, which depends on the load of the node and its disks",
     "system.hugepages": "set aside on purpose; host-memory names them where memory is short",
     "system.iommu.groups": "how many devices there are; iommu-acs judges their types",
-    "system.iommu.types.identity": "passed through, as it should be",
+    "system.iommu.types.identity": "number of groups in passthrough mode, as it should be",
     "system.uptime_seconds": "when a node was booted is the operator's choice",
     "user.uid": "who probed",
 }

@@ -46,8 +46,8 @@ _ALLOCATOR = (
         re.DOTALL,
     ),
     Severity.WARN,
-    "does not begin with an option of PyTorch's allocator, as expandable_segments:True, and a "
-    "start ends on an option that its PyTorch does not know",
+    "does not begin with an option of PyTorch's allocator, as expandable_segments:True; a server "
+    "does not start with an option that its PyTorch does not know",
 )
 _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
     "PYTORCH_CUDA_ALLOC_CONF": _ALLOCATOR,

@@ -35,7 +35,7 @@ from gpufleet.gpu_software import lock_check, lock_file
 from gpufleet.inventory import invocation
 from gpufleet.inventory.exposure import exposure_remarks
 from gpufleet.inventory.refusal import Refusal
-from gpufleet.remote.ssh import nodelay_transport, open_files
+from gpufleet.remote.ssh import nodelay_transport, raise_open_files_limit
 from gpufleet.settings import node_variables, variables
 from gpufleet.settings.node_groups import Groups, resolve_groups
 from gpufleet.settings.node_variables import NodeVars
@@ -133,7 +133,7 @@ def load(
     inventory's directory. Raises InventoryError with every mistake of every node.
     """
     invocation.check_invocation()
-    open_files()
+    raise_open_files_limit()
     typed = invocation.current()
     path = Path(inventory_file).resolve()
     directories = (path.parent.parent, *map(Path, also))

@@ -57,7 +57,9 @@ class LoadSpec:
     certificate: str | None = field(default=None, repr=False)
     """PEM of the certificate authority for https; None uses the system's authorities."""
     drain_seconds: float | None = None
-    """Seconds after a decision until requests in flight are dropped; None without a limit."""
+    """
+    Seconds that requests in flight get once `decide` ends the level; None for `give_up_seconds`.
+    """
     connections: int = CONNECTIONS
 
     def __post_init__(self) -> None:
@@ -218,8 +220,8 @@ class LevelLoop:
         """
         Start the clients, and run until all have ended.
 
-        After a decision, requests in flight get `drain` seconds. Raises `ClientError` if a client
-        ends early, or has not ended after `seconds`.
+        Once `decide` ends the level, requests in flight get `drain` seconds. Raises `ClientError`
+        if a client ends early, or has not ended after `seconds`.
         """
         for client in self._clients:
             client.say(f"start {START_SECONDS}")

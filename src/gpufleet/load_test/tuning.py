@@ -269,8 +269,8 @@ def choose_replica(
 
     The replica is the named one, else one left by a killed run, else the last of several. After a
     killed run, it may not run as declared. `marks` are the marks of drained replicas. Raises
-    `FleetError` for a replica that is the only one without being named, that spans nodes, or that
-    gets no requests.
+    `FleetError` for an only replica that is not named, for a replica that spans nodes, and for one
+    that gets no requests.
     """
     ranks = list(_ranks(model, declared))
     left = {name: mark for name, mark in marks.items() if mark.why.startswith(WHY)}

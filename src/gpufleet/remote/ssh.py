@@ -37,7 +37,7 @@ OPEN_FILES = 4096
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
 
 
-def open_files() -> None:
+def raise_open_files_limit() -> None:
     """Raise the limit of open files to `OPEN_FILES`, or to the hard limit if that is lower."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = OPEN_FILES if hard == resource.RLIM_INFINITY else min(OPEN_FILES, hard)

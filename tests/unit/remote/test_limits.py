@@ -44,8 +44,8 @@ def test_open_files_are_as_many_as_a_fleet_needs_and_the_hard_limit_allows(
 ) -> None:
     """And never fewer than the operator has given. In a process of its own: limits stay."""
     program = (
-        "import resource; from gpufleet.remote.ssh import open_files; "
-        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); open_files(); "
+        "import resource; from gpufleet.remote.ssh import raise_open_files_limit; "
+        f"resource.setrlimit(resource.RLIMIT_NOFILE, ({soft}, {hard})); raise_open_files_limit(); "
         "print(*resource.getrlimit(resource.RLIMIT_NOFILE))"
     )
     done = subprocess.run(

@@ -84,7 +84,7 @@ def first_of(*questions: Ask) -> Ask:
 
 
 def text(question: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a question for a text, also if it is not UTF-8, where the binding would fail."""
+    """Return a question for text that returns bytes if they are not UTF-8; the binding raises."""
 
     def ask(*arguments: Any) -> Any:
         try:

@@ -159,7 +159,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
         if not first & 0x80:
             raise ValueError("no packet")
         if first & 0x40:
-            tag, (size, head) = first & 0x3F, new_length(data, at + 1)
+            tag, (size, head) = first & 0x3F, new_format_length(data, at + 1)
         else:
             width = 1 << (first & 3)
             if width == 8:  # until the end
@@ -176,7 +176,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
         at += size
 
 
-def new_length(data: bytes, at: int) -> Tuple[int, int]:
+def new_format_length(data: bytes, at: int) -> Tuple[int, int]:
     """Return the body length and the size of the length field (RFC 4880, 4.2.2)."""
     first = data[at]
     if first < 192:

@@ -18,7 +18,8 @@ def check_bfloat16(case: LaunchCase) -> Iterator[Refused]:
         if case.vllm >= (0, 10, 0)
         else "vllm/v1/worker/gpu_worker.py: _check_if_gpu_supports_dtype"
     )
-    yield _refuse_dtype(case, "bfloat16", f"{case.gpu} has no bfloat16, which needs 8.0", where)
+    found = f"{case.gpu} has no bfloat16, which needs compute capability 8.0"
+    yield _refuse_dtype(case, "bfloat16", found, where)
 
 
 def check_float16(case: LaunchCase) -> Iterator[Refused]:
