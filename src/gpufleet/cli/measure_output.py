@@ -15,7 +15,7 @@ from gpufleet.load_test.level_runs import LevelObserver
 from gpufleet.load_test.load_target import Target
 from gpufleet.load_test.rate_search import bend_sentences
 from gpufleet.load_test.result import Measurement, Searched
-from gpufleet.load_test.tuning import Tuning, data_of
+from gpufleet.load_test.tuning import Tuning, deploy_data
 from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
@@ -155,7 +155,7 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
     declared = tuning.trials[0]
     return [
         f"proposed: more requests per GPU, beyond noise ({best.measured.found.why}):",
-        *(f"  {name}: {value}" for name, value in data_of(model, best.settings).items()),
+        *(f"  {name}: {value}" for name, value in deploy_data(model, best.settings).items()),
         f"compare them: gpufleet measure --compare {declared.file} {best.file}",
     ]
 

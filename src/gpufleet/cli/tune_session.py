@@ -132,7 +132,7 @@ class TuneSession:
         """Deploy the node; see `TrialActions`."""
         seconds = self.served.start_seconds + self.served.drain_seconds + DEPLOY_SECONDS
         deploy = Deploy(self.session.inventory, self.project.root / LOGS)
-        data = tuning.data_of(self.running.model, settings)
+        data = tuning.deploy_data(self.running.model, settings)
         # A replica of another tensor parallel size is not placed on a cordoned node.
         self._divided = self._divided or TENSOR in settings
         if self._divided:

@@ -184,11 +184,11 @@ def describe(settings: Mapping[str, int]) -> str:
     return ", ".join(f"{name} {value}" for name, value in settings.items()) or "as declared"
 
 
-def data_of(model: str, settings: Mapping[str, int]) -> dict[str, int]:
+def deploy_data(model: str, settings: Mapping[str, int]) -> dict[str, int]:
     """
     Return settings by dotted names, for `gpufleet deploy --data`.
 
-    >>> data_of("llama", {"max-num-seqs": 256, "tensor_parallel": 2})
+    >>> deploy_data("llama", {"max-num-seqs": 256, "tensor_parallel": 2})
     {'serving.llama.flags.max-num-seqs': 256, 'serving.llama.tensor_parallel': 2}
     """
     return {

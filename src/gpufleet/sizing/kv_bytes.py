@@ -373,7 +373,9 @@ def _page(
     shape: tuple[object, ...] = (max(1, cache.kv_heads // layout.tensor), cache.head_dim)
     if isinstance(cache, CrossCache):
         if layout.vllm < (0, 11):
-            raise NotKnownError("encoders beside a decoder are known from vLLM 0.11 on")
+            raise NotKnownError(
+                "the KV cache of encoder-decoder models is not known before vLLM 0.11"
+            )
         return Page(Kind.CROSS, block, block * token, shape)
     if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before
         return Page(Kind.CHUNK, block, block * token, shape, cache.chunk)

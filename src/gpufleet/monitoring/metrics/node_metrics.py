@@ -161,12 +161,12 @@ SERVICES = (
         "systemd_unit_state",
         "1 for the state that a unit is in (active, activating, deactivating, failed, inactive)",
         *("name", "state", "type"),
-        only="nodes with the collector systemd, of the units that it includes",
+        only="nodes with the systemd collector, for the units that it includes",
     ),
     _gauge(
         "systemd_system_running",
         "Whether systemd has no failed unit",
-        only="nodes with the collector systemd",
+        only="nodes with the systemd collector",
     ),
 )
 

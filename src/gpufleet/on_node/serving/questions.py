@@ -1,10 +1,11 @@
 """RUNS ON THE NODE: the request for each kind of model, and the verdict on its answer.
 
     kind         asked                           a good answer
-    generate     POST /v1/completions            a text; one that sees pictures, also of one, by
-                                                 /v1/chat/completions
-    embed        POST /v1/embeddings             finite numbers, as many as the model's files say,
-                                                 of length 1 if they normalise it
+    generate     POST /v1/completions            a text
+    picture      POST /v1/chat/completions       a text; asked in addition if a model of kind
+                                                 generate accepts images
+    embed        POST /v1/embeddings             finite numbers, as many as the model's files state;
+                                                 a vector of length 1 if they normalise it
     rerank       POST /rerank                    a finite score for each document, and the one
                                                  that answers the query above the other
     classify     POST /classify                  finite probabilities, and a label of config.json
@@ -13,8 +14,9 @@
 
 The kind is from the unit's file, so that a running server gets the right request. The default is
 `generate`. Answers are compared with the model's files on the node, and properties that the files
-do not state are not judged. A reranker's order is judged for the query and the documents in this
-file. Golden prompts compare the order of other documents. Python 3.8, standard library.
+do not state are not judged. A reranker's order is judged only for the query and the documents in
+this file; the order of your own documents is compared by golden prompts. Python 3.8, standard
+library.
 """
 
 from __future__ import annotations

@@ -288,7 +288,7 @@ def _samples(
     stages: Sequence[Running], pages: Mapping[tuple[str, int], tuple[str, ...] | str]
 ) -> list[Sample] | str:
     """
-    Return a replica's samples, one for each moment; a sentence: why they are unknown.
+    Return a replica's samples, one for each moment, or a sentence why they are unknown.
 
     Requests are summed and KV usage is averaged over its servers. If servers have different numbers
     of pages, their peaks count.
