@@ -181,9 +181,9 @@ class BatchRun:
             )
         now = time.monotonic()
         if verdict.holds:
-            self._throttle.failed(asked_at, now, reply.retry_after)
+            self._throttle.record_failure(asked_at, now, reply.retry_after)
         else:
-            self._throttle.succeeded()
+            self._throttle.record_success()
         if verdict.kind != "answer":
             tries = each.tries[verdict.kind] = each.tries.get(verdict.kind, 0) + 1
             if tries < MOST_TRIES[verdict.kind]:

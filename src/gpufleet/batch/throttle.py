@@ -38,11 +38,11 @@ class Throttle:
         self._allowed = min(wanted, max(1, 2 * self._allowed))
         self._why = found.why
 
-    def succeeded(self) -> None:
+    def record_success(self) -> None:
         """Record an answer. After a hold, it lifts the limit of one line."""
         self._failures = 0
 
-    def failed(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
+    def record_failure(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
         """Record a failed line that makes other lines wait."""
         if asked_at < self._held_at:
             return  # it was asked before the others failed: one event

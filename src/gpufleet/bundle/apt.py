@@ -54,7 +54,7 @@ class Source:
         return f"{self.url}/dists/{suite}"
 
 
-def needed_tools() -> None:
+def require_tools() -> None:
     """Raise FleetError if this machine lacks apt's tools."""
     if missing := sorted({name for tool, name in TOOLS.items() if not shutil.which(tool)}):
         raise FleetError(

@@ -75,7 +75,7 @@ def bundle(
     for remark in wanted.remarks:
         click.echo(f"note: {remark}", err=True)
     if wanted.packages:
-        apt.needed_tools()
+        apt.require_tools()
     with open_folder(Path(output).resolve()) as folder:
         done = collect.collect(folder, wanted, click.echo)
         old = collect.stale_files(folder, done.paths)

@@ -24,17 +24,17 @@ class InterruptKeys:
         self._handler: Any = None
 
     def __enter__(self) -> InterruptKeys:
-        self.heed()
+        self.install_handler()
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.restore_handler()
 
-    def heed(self) -> None:
+    def install_handler(self) -> None:
         """Handle Ctrl-C in a separate greenlet, so that no journal write is interrupted."""
         self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
 
-    def leave(self) -> None:
+    def restore_handler(self) -> None:
         """Return Ctrl-C to Python, because no greenlet runs while a question waits."""
         if self._handler is not None:
             self._handler.cancel()

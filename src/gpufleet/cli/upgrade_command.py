@@ -394,10 +394,10 @@ class _UpgradeCommand:
         if not _is_interactive():
             return None
         if self.keys:
-            self.keys.leave()
+            self.keys.restore_handler()
         said = click.confirm(question, err=True)
         if self.keys:
-            self.keys.heed()
+            self.keys.install_handler()
         return self.wanted.by if said else None
 
     def _require_confirmation(self) -> None:

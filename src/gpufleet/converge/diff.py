@@ -174,7 +174,7 @@ class _Work:
         self.problems: list[str] = []
         self.rewritten: list[File] = []
 
-    def unknown(self, what: str, reason: str) -> None:
+    def report_unknown(self, what: str, reason: str) -> None:
         self.problems.append(
             f"{what} could not be read on the node ({reason}): nothing was changed; if permission "
             "is missing, connect as root or set `_sudo: true`"
@@ -198,7 +198,7 @@ def _packages(wanted: DesiredState, snapshot: Snapshot) -> Part:
     work = _Work(f"{len(wanted.values_of(Package))} packages are up to date")
     work.changes += found.changes
     for what, reason in found.unknown:
-        work.unknown(what, reason)
+        work.report_unknown(what, reason)
     work.problems += found.problems
     if found.plan:
         work.commands.append(Transaction(found.plan))
@@ -214,14 +214,14 @@ def _accounts(wanted: DesiredState, snapshot: Snapshot) -> Part:
     for group in groups:
         number = snapshot.groups.get(group.name, Unknown(snapshot.missed))
         if isinstance(number, Unknown):
-            work.unknown(f"group {group.name}", number.reason)
+            work.report_unknown(f"group {group.name}", number.reason)
         elif number is None:
             work.changes.append(f"create group {group.name}")
             work.run("groupadd", *(("--system",) if group.system else ()), "--", group.name)
     for user in users:
         found = snapshot.users.get(user.name, Unknown(snapshot.missed))
         if isinstance(found, Unknown):
-            work.unknown(f"user {user.name}", found.reason)
+            work.report_unknown(f"user {user.name}", found.reason)
         elif found is None:
             work.changes.append(f"create user {user.name}")
             work.run("useradd", *_new_user(user), "--", user.name)
@@ -265,7 +265,7 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     for value in sorted(values, key=lambda v: (0, v.path) if isinstance(v, Directory) else (1, "")):
         found = snapshot.file(value.path)
         if found.kind == "unknown":
-            work.unknown(value.path, found.error)
+            work.report_unknown(value.path, found.error)
         elif problem := _in_the_way(value, found):
             work.problems.append(problem)
         elif reason := _why_place(value, found):
@@ -277,13 +277,13 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     for pattern in wanted.values_of(NoOtherFiles):
         matches = snapshot.files_like.get(pattern.pattern, Unknown(snapshot.missed))
         if isinstance(matches, Unknown):
-            work.unknown(pattern.pattern, matches.reason)
+            work.report_unknown(pattern.pattern, matches.reason)
             continue
         for path in sorted(matches - named):
             work.changes.append(f"remove {path}: nothing wants it")
             entries.append({"kind": "absent", "path": path})
     if isinstance(snapshot.leftovers, Unknown):
-        work.unknown("the journal of placed files", snapshot.leftovers.reason)
+        work.report_unknown("the journal of placed files", snapshot.leftovers.reason)
     elif snapshot.leftovers and values:
         work.changes.append("clean up after a run that was interrupted while placing files")
     if work.changes:
@@ -358,7 +358,7 @@ def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
     for value in values:
         have = snapshot.lines.get(value.path, Unknown(snapshot.missed))
         if isinstance(have, Unknown):
-            work.unknown(value.path, have.reason)
+            work.report_unknown(value.path, have.reason)
         elif value.line not in have:
             work.changes.append(f"append to {value.path}: {value.line}")
             entries.append({"kind": "line", "path": value.path, "line": value.line})
@@ -378,7 +378,7 @@ def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
     for name in dict.fromkeys([*(unit.name for unit in units), *(unit.name for unit in gone)]):
         found = snapshot.unit(name)
         if isinstance(found, Unknown):
-            work.unknown(name, found.reason)
+            work.report_unknown(name, found.reason)
         else:
             seen[name] = found
     # First: what is not wanted holds GPUs and ports that the others need.
@@ -401,7 +401,7 @@ def _gone(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> Iterator[Uni
     for pattern in wanted.values_of(NoOtherUnits):
         found = snapshot.units_like.get(pattern.pattern, Unknown(snapshot.missed))
         if isinstance(found, Unknown):
-            work.unknown(f"units {pattern.pattern}", found.reason)
+            work.report_unknown(f"units {pattern.pattern}", found.reason)
             continue
         for name in sorted(found - named):
             named.add(name)

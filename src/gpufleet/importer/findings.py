@@ -69,7 +69,7 @@ class Findings:
         if not UNSET.match(value):  # else it is a variable's name
             self.secrets.append(value)
 
-    def secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
+    def drop_secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
         """
         Drop a secret; `setting` is the section's setting for its file, or why it has none, or None.
         """
@@ -93,7 +93,7 @@ class Findings:
             at=at,
         )
 
-    def secret_variable(self, name: str, value: str) -> None:
+    def drop_secret_variable(self, name: str, value: str) -> None:
         """Drop a secret variable; `environment_files` names a file for it."""
         self.hide(value)
         file = suggested_file(name, self.key)

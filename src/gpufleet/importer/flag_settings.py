@@ -108,7 +108,7 @@ class FlagSettings:
                 continue
             if name in self._rules.secrets:  # what another flag was rewritten to
                 for text in given.values:
-                    self._found.secret(f"`{name}`", text, self._rules.secrets[name], at)
+                    self._found.drop_secret(f"`{name}`", text, self._rules.secrets[name], at)
                 continue
             value, _ = values.read(self._schema, given)
             said = " ".join(line.words[each] for each in given.at)

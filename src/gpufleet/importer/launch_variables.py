@@ -100,7 +100,7 @@ def _kept(
         if rules.engine != "vllm" and name.startswith("VLLM_"):
             found.say(f"{name} is dropped: it is a variable of vLLM")
         elif name in _SECRETS:
-            found.secret(name, value, _SECRETS[name])
+            found.drop_secret(name, value, _SECRETS[name])
         elif (
             name in secrets
             or redact.is_secret_name(name)
@@ -109,7 +109,7 @@ def _kept(
         ):
             for inner in redact.find_secrets(read_json(value)):
                 found.hide(inner)
-            found.secret_variable(name, value)
+            found.drop_secret_variable(name, value)
         elif why := engine_flags.of(rules.engine).refused_variables.get(name):
             found.say(f"{name}={value} is dropped: {why}")
         elif name in _DROPPED:

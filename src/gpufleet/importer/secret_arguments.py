@@ -34,7 +34,7 @@ def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[
         values = _values_behind(line, at, rules.schema.flag(plain)) if not equals else ()
         texts = [value] if equals else [line.words[each] for each in values]
         for text in texts:
-            found.secret(f"`{name}`", text, setting, place)
+            found.drop_secret(f"`{name}`", text, setting, place)
         if not texts:
             found.say(f"`{name}` is dropped: it has no value", at=place)
         return {at, *values}
@@ -47,7 +47,7 @@ def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[
     for each in inner or (text,):
         found.hide(each)
     what = f"`{flag}`" if flag else "JSON with a secret" if inner else "a key"
-    found.secret(what, inner[0] if inner else text, None, place)
+    found.drop_secret(what, inner[0] if inner else text, None, place)
     return {at} if before is None else {at, before}
 
 

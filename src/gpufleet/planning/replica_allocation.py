@@ -36,7 +36,7 @@ _NODES_NAMED = 4
 
 class UnsizedModel(str):
     """
-    The problem of a model that cannot be planned because the Hub, with its size, does not answer.
+    The problem of a model that cannot be planned: its size is on the Hub, which does not answer.
     """
 
     model: str

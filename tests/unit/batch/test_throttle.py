@@ -55,7 +55,7 @@ def ready() -> Throttle:
 def test_all_lines_that_fail_at_once_are_one_event() -> None:
     throttle = ready()
     for number in range(16):
-        throttle.failed(0.0, 10 + number / 100)
+        throttle.record_failure(0.0, 10 + number / 100)
 
     assert throttle.limit(10.9) == 0
     assert throttle.limit(11.0) == 1
@@ -64,7 +64,7 @@ def test_all_lines_that_fail_at_once_are_one_event() -> None:
 def test_a_fleet_that_goes_on_failing_is_asked_at_longer_and_longer_times() -> None:
     throttle, now, holds = ready(), 1.0, []
     for _ in range(8):
-        throttle.failed(now, now)
+        throttle.record_failure(now, now)
         begin = now
         while not throttle.limit(now):
             now += 0.5
@@ -76,8 +76,8 @@ def test_a_fleet_that_goes_on_failing_is_asked_at_longer_and_longer_times() -> N
 
 def test_an_answer_ends_the_series() -> None:
     throttle = ready()
-    throttle.failed(1.0, 1.0)
-    throttle.succeeded()
+    throttle.record_failure(1.0, 1.0)
+    throttle.record_success()
 
     assert throttle.limit(1.5) == 0
     assert throttle.limit(2.0) == 16
@@ -86,5 +86,5 @@ def test_an_answer_ends_the_series() -> None:
 def test_the_fleet_says_how_long_to_wait_up_to_a_minute() -> None:
     for asked, held in ((5.0, 5.0), (86400.0, 60.0)):
         throttle = ready()
-        throttle.failed(0.0, 0.0, asked)
+        throttle.record_failure(0.0, 0.0, asked)
         assert (throttle.limit(held - 0.1), throttle.limit(held)) == (0, 1)

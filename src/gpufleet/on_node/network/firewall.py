@@ -85,7 +85,7 @@ def canonical(wanted: str) -> str:
     return run("unshare", "--net", "sh", "-c", script, text=wanted)
 
 
-def users(wanted: str) -> bool:
+def all_users_exist(wanted: str) -> bool:
     """Return whether all users in a table exist."""
     for name in re.findall(r'skuid != "([^"]+)"', wanted):
         try:
@@ -128,7 +128,7 @@ def write(path: str, text: str, mode: int) -> None:
 
 def look(wanted: str) -> dict[str, Any]:
     """Return the loaded rules, the wanted rules in nft's format, and the rules for a reboot."""
-    installed, known = is_installed("nft"), users(wanted)
+    installed, known = is_installed("nft"), all_users_exist(wanted)
     return {
         "installed": installed,
         "user": known,

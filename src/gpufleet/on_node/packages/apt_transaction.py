@@ -284,7 +284,7 @@ class Apt:
                 if output.status:
                     raise RefusedError("%s failed: %s" % (self.steps[name]["argv"][0], output.last))
 
-    def mark_again(self, held: List[str]) -> None:
+    def renew_holds(self, held: List[str]) -> None:
         """Restore the holds that apt removed."""
         if held:
             again = {"argv": ["apt-mark", "-c", self.root + HOME + "/apt.conf", "hold", "--"]}

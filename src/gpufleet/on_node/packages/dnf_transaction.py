@@ -182,7 +182,7 @@ class Dnf:
                         % output.last
                     )
 
-    def mark_again(self, held: List[str]) -> None:
+    def renew_holds(self, held: List[str]) -> None:
         """Update the locks of changed packages to their new versions."""
         if held:
             step = next(self.steps[name] for name in ("install", "simulate") if name in self.steps)

@@ -141,7 +141,7 @@ def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Ch
     if output.status or broken_packages(manager, asked):
         raise RefusedError(restore(manager, changes, output, held))
     left = manager.installed()
-    manager.mark_again([name for name in held if name in left and name not in asked["release"]])
+    manager.renew_holds([name for name in held if name in left and name not in asked["release"]])
     manager.mark()
     manager.clean()
     return changes
@@ -213,7 +213,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
             "%s. It could not be restored (%s): %s in the state after the failure; the next run "
             "begins by completing it" % (said, back.last, ", ".join(sorted(wrong)))
         )
-    manager.mark_again(held)
+    manager.renew_holds(held)
     return "%s. Restored: every package is as it was before (%s)" % (
         said,
         ", ".join("%s %s" % (one.name, one.before or "not installed") for one in changes),
