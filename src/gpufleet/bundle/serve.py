@@ -72,7 +72,7 @@ class FileHandler(BaseHTTPRequestHandler):
             stat = os.fstat(file.fileno())
             headers = {"Last-Modified": formatdate(stat.st_mtime, usegmt=True), **headers}
             if self._has_it(stat.st_mtime):
-                self.send_head(HTTPStatus.NOT_MODIFIED, headers)
+                self.begin_answer(HTTPStatus.NOT_MODIFIED, headers)
                 return
             first = self._first_byte(stat.st_size)
             headers["Accept-Ranges"] = "bytes"
@@ -80,14 +80,14 @@ class FileHandler(BaseHTTPRequestHandler):
             if first:
                 headers["Content-Range"] = f"bytes {first}-{stat.st_size - 1}/{stat.st_size}"
                 file.seek(first)
-            self.send_head(HTTPStatus.PARTIAL_CONTENT if first else status, headers)
+            self.begin_answer(HTTPStatus.PARTIAL_CONTENT if first else status, headers)
             if self.command != "HEAD" and rate is None:
                 shutil.copyfileobj(file, self.wfile, 1 << 20)
             while rate and self.command != "HEAD" and (block := file.read(rate)):
                 self.wfile.write(block)
                 time.sleep(1)
 
-    def send_head(self, status: HTTPStatus, headers: dict[str, str]) -> None:
+    def begin_answer(self, status: HTTPStatus, headers: dict[str, str]) -> None:
         """Send the status line and the headers."""
         self.send_response(status)
         for name, value in headers.items():
@@ -128,7 +128,7 @@ class _Handler(FileHandler):
         if not path.is_relative_to(self.root) or _is_hidden(path.relative_to(self.root)):
             path = self.root  # as what is not there
         if not path.is_file():
-            self.send_head(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
+            self.begin_answer(HTTPStatus.NOT_FOUND, {"Content-Length": "0"})
             return
         stat = path.stat()
         headers = {"ETag": f'"{stat.st_mtime_ns:x}-{stat.st_size:x}"', "Content-Type": _type(asked)}

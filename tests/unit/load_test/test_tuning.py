@@ -20,7 +20,7 @@ from gpufleet.load_test.tuning import (
     TrialRun,
     Tuning,
     choose_replica,
-    data_of,
+    deploy_data,
     fields_of,
     parse_values,
     usual_values,
@@ -297,7 +297,7 @@ def test_settings_are_deployed_and_planned_alike() -> None:
         "flags": {"max-num-seqs": 16, "enforce-eager": True},
         "tensor_parallel": 2,
     }
-    assert data_of("tiny", settings) == {
+    assert deploy_data("tiny", settings) == {
         "serving.tiny.flags.max-num-seqs": 16,
         "serving.tiny.tensor_parallel": 2,
     }
