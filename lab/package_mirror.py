@@ -77,7 +77,9 @@ class _Handler(FileHandler):
 
     def _answer(self, answer: fake_hub.Answer, *, slowly: bool = False) -> None:
         if answer.path is None:
-            self.head(answer.status, {**answer.headers, "Content-Length": str(len(answer.body))})
+            self.begin_answer(
+                answer.status, {**answer.headers, "Content-Length": str(len(answer.body))}
+            )
             if self.command != "HEAD":
                 self.wfile.write(answer.body)
             return
