@@ -112,7 +112,7 @@ OF_GPUS = (
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 15",
     ),
     Fault(
-        "gpu-lost-999", "a GPU fell off the bus; the driver has no word for it",
+        "gpu-lost-999", "a GPU fell off the bus; the driver reports an unknown error",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 999",
     ),
     Fault(

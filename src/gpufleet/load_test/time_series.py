@@ -47,7 +47,7 @@ class TimeSeries:
     """Seconds from the intended arrival to the first token."""
     ttft_p95: tuple[float | None, ...]
     itl_p50: tuple[float | None, ...]
-    """Mean seconds between the tokens of an answer."""
+    """Percentile over requests of the mean seconds between an answer's tokens."""
     itl_p95: tuple[float | None, ...]
 
 

@@ -272,7 +272,7 @@ DECLARED = (
         own("drift_timestamp_seconds", "", "0x240"),
         step=3600,
         at=9 * DAY,
-        fires=(Firing(ON, "gpu-01 was last compared with what is declared 9d 0h 0m 0s ago"),),
+        fires=(Firing(ON, "gpu-01: the last comparison with its declaration was 9d 0h 0m 0s ago"),),
     ),
     Case(
         "DriftStale",

@@ -33,7 +33,7 @@ RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:drift_age_seconds",
         "time() - max by (instance) (gpufleet_drift_timestamp_seconds)",
-        "How long ago a node was compared with what is declared, in seconds",
+        "Seconds since a node was last compared with its declaration",
         ("instance",),
     ),
 )
@@ -168,7 +168,7 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"node:drift_age_seconds > {7 * _DAY}",
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # a run that is late
-        summary=f"{_ON} was last compared with what is declared {{{{ $value | humanizeDuration }}}} ago",
+        summary=f"{_ON}: the last comparison with its declaration was {{{{ $value | humanizeDuration }}}} ago",
         action="Run `gpufleet drift --record`: does whatever runs it weekly still run?",
     ),
     Alert(
