@@ -79,7 +79,7 @@ def parser_of_options() -> argparse.ArgumentParser:
         metavar="NAME=ADDRESS",
         help="once for each rank, in their order",
     )
-    add("--port", type=int, default=29500, help="of the head; the 15 ports after it are used too")
+    add("--port", type=int, default=29500, help="of the head's tether, the first of 16")
     add(
         "--same",
         action="append",
