@@ -53,7 +53,7 @@ class Measure(StrEnum):
     PROGRESS = "work on requests that are still running"
     """Counter that grows while a request runs, not only when it ends."""
     WAITING_BY_REASON = "waiting requests by reason"
-    """Gauge, by the label `reason`."""
+    """Gauge, by the label `reason`; without it, of requests that wait for room."""
     REJECTED = "requests turned away"
     """Counter of requests that the server rejected because its queue was full."""
     PROMPT_TOKENS_TOTAL = "prompt tokens"

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
+from gpufleet.engines.engine import engine
 from gpufleet.monitoring.rules import vllm_rules
 from gpufleet.monitoring.rules.files import RuleSettings, rule_files
 from gpufleet.network import haproxy
@@ -84,7 +86,7 @@ def latencies(name: str, fast: int, slow: int, **labels: str) -> dict[str, str]:
 ENGINE = {**STAGE, "engine": "0"}
 STUCK = Firing(
     ENGINE,
-    "gpu-01: stage tiny-0, engine 0 has 3 requests, and nothing has moved for 5 minutes",
+    "gpu-01: stage tiny-0 has 3 requests, and nothing has moved for 5 minutes",
 )
 
 RUNS = (
@@ -793,6 +795,55 @@ def test_alerts_on_vllm_fire_where_they_must_and_nowhere_else(tmp_path: Path) ->
     declared = RuleSettings(objectives=OBJECTIVES, settings=frozenset({"watchdog"}))
     files = rule_files(declared)
     run(CASES, {"vllm.rules.yml": files["vllm.rules.yml"]}, alerts, tmp_path)
+
+
+# Series that SGLang lacks, or has in another sense.
+NOT_OF_SGLANG = {"VllmTurnsRequestsAway"}
+
+
+def test_alerts_fire_for_sglang_where_they_do_for_vllm(tmp_path: Path) -> None:
+    """The same cases, with the names and labels of its series."""
+    _, alerts = vllm_rules.rules(OBJECTIVES)
+    declared = RuleSettings(objectives=OBJECTIVES, settings=frozenset({"watchdog"}))
+    files = rule_files(declared)
+    cases = [of_sglang(each) for each in _ALL if each.alert not in NOT_OF_SGLANG]
+    own = [each for each in cases if any("sglang:" in series for series in each.series)]
+    assert {each.alert for each in own if each.fires} > {"VllmNoProgress", "VllmErrors"}
+    run(own, {"vllm.rules.yml": files["vllm.rules.yml"]}, alerts, tmp_path)
+
+
+def of_sglang(case: Case) -> Case:
+    """Return a case with the series that SGLang would have in it."""
+    series = {renamed: each for name, each in case.series.items() if (renamed := of_sglangs(name))}
+    fires = [
+        Firing({key: value for key, value in each.labels.items() if key != "engine"}, each.summary)
+        for each in case.fires
+    ]
+    return replace(case, series=series, fires=tuple(fires))
+
+
+def of_sglangs(series: str) -> str:
+    """Return a series by SGLang's name and labels; "" if it has none of that measure."""
+    name, brace, labels = series.partition("{")
+    of_vllm, of_other = engine("vllm"), engine("sglang")
+    counted = {of_vllm.responses.name: of_other.responses.name}
+    for measure, names in of_vllm.metrics.items():
+        for part in ("", "_bucket", "_count"):
+            other = of_other.metrics.get(measure)
+            counted |= {f"{each}{part}": f"{other[0]}{part}" if other else "" for each in names}
+    if name not in counted:
+        return series
+    if 'reason="deferred"' in labels:
+        return ""
+    for old, new in (
+        (",handler=", ",endpoint="),
+        (',status="5xx"', ',status_code="503"'),
+        (',status="2xx"', ',status_code="200"'),
+        (',engine="0"', ',pp_rank="0"'),
+        (',reason="capacity"', ""),
+    ):
+        labels = labels.replace(old, new)
+    return f"{counted[name]}{brace}{labels}" if counted[name] else ""
 
 
 def test_every_alert_on_vllm_has_cases_both_ways() -> None:

@@ -44,6 +44,8 @@ ENGINE = Engine(
     metrics={
         Measure.RUNNING: ("sglang:num_running_reqs",),
         Measure.WAITING: ("sglang:num_queue_reqs",),
+        # Those that wait for a grammar are counted elsewhere (num_grammar_queue_reqs).
+        Measure.WAITING_BY_REASON: ("sglang:num_queue_reqs",),
         Measure.KV_USE: ("sglang:token_usage",),
         Measure.PREEMPTED: ("sglang:num_retracted_requests_total",),
         Measure.FINISHED: ("sglang:num_requests_total",),

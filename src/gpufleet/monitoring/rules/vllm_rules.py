@@ -20,7 +20,7 @@ from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import Objectives
 
-_FOR_ROOM = metric(Measure.WAITING_BY_REASON, 'reason="capacity"')
+_FOR_ROOM = metric(Measure.WAITING_BY_REASON, 'reason=~"|capacity"')
 
 STAGE = ("instance", "stage", "model")
 _BY_STAGE = f"by ({', '.join(STAGE)})"
@@ -166,7 +166,7 @@ ALERTS = (
         f" or sum {_BY_ENGINE} ({_FOR_ROOM}) > 0)" + _nothing_moved(),
         AlertSeverity.PAGE,
         STILL_SECONDS,
-        "{{ $labels.instance }}: stage {{ $labels.stage }}, engine {{ $labels.engine }} has "
+        "{{ $labels.instance }}: stage {{ $labels.stage }} has "
         "{{ $value }} requests, and nothing has moved for 5 minutes",
         _STALL_ACTION,
     ),
