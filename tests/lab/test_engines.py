@@ -20,7 +20,7 @@ from gpufleet.engines import promql
 from gpufleet.engines.engine import Measure
 from lab import provisioning_sources
 from tests.lab.gateway_pair import until
-from tests.lab.upgrade_fleet import FLAGS, GATEWAY, UpgradeFleet, upgrade_fleet
+from tests.lab.upgrade_fleet import FLAGS, GATES, GATEWAY, UpgradeFleet, upgrade_fleet
 from tests.lab.upgrade_load import Clients, clients, summary
 from tests.lab.walk import UNI, UNI_FLAGS
 from tests.support.checkout import own_lab
@@ -212,7 +212,9 @@ def test_a_model_moves_to_the_other_engine_and_back_and_no_request_is_lost(
     """In waves, with gates, while clients ask for both models; back without a network."""
     before = fleet.wanted["serving"]
     moved = of_engine(before[model], other_engine(model))
-    fleet.declare(upgrade={"canary": 1, "waves": [1]})
+    # Engines differ in speed, and on two cores all latencies do.
+    gates = {**GATES, "latency_ratio": 100.0}
+    fleet.declare(upgrade={"canary": 1, "waves": [1], "gates": gates})
     with asking_for_both(fleet, f"{model}-moves") as asking:
         fleet.declare(serving={model: moved})
         done = fleet.upgrade()
