@@ -27,7 +27,7 @@ def nvidia_driver(node: BareNode) -> None:
     """
     settings = Converge(DesiredState(*driver_files(node)), watch=(INITRAMFS,))
     settings.files(name="settings of its modules")
-    if node.machine.nouveau:
+    if node.machine.has_nouveau:
         rebuild_initramfs(settings, name="initramfs without nouveau", _timeout=INITRAMFS_SECONDS)
     guard_unchecked_node()
     packages = Converge(desired_driver(node))

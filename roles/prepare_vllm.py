@@ -13,10 +13,10 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.fleet.run import NodePlan
 from gpufleet.operations.accept_flags import Proof, accept_flags, require_all_accepted
 from gpufleet.operations.artifact import model_artifact
-from gpufleet.operations.build_release import have_release
+from gpufleet.operations.build_release import provide_release
 from gpufleet.operations.check_reachability import check_reachability
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.stage_model import chown_models, copy_adapter, have_model
+from gpufleet.operations.stage_model import chown_models, copy_adapter, provide_model
 from gpufleet.planning.stage import Stage
 from gpufleet.serving import vllm_node
 from gpufleet.serving.unit import UnitFile
@@ -85,11 +85,11 @@ def prepare_node(here: NodePlan, wanted: EngineSettings, *, apart: bool = False)
     chown_models(ground, wanted, name="models belong to root")
     ground.files(name="directories, locks and credentials")
     for build in host.loop(list(builds.values())):
-        have_release(ground, build)
+        provide_release(ground, build)
     # The release whose client of the Hub downloads.
     first = here.settings.used_engines[0]
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
-        have_model(ground, found, first, model_artifact(found, here.everyone))
+        provide_model(ground, found, first, model_artifact(found, here.everyone))
     for copied in host.loop(sorted(copies, key=lambda each: each.directory)):
         copy_adapter(ground, copied, name=f"copy the adapter {copied.source}")
 

@@ -5,9 +5,9 @@ from gpufleet.artifacts.operator_files import release_of
 from gpufleet.converge.desired import DesiredState, Package
 from gpufleet.fleet.run import node_plan, refusals
 from gpufleet.operations.artifact import Artifact, model_artifact
-from gpufleet.operations.build_release import have_release
+from gpufleet.operations.build_release import provide_release
 from gpufleet.operations.converge import Converge
-from gpufleet.operations.stage_model import chown_models, have_model
+from gpufleet.operations.stage_model import chown_models, provide_model
 from gpufleet.serving import vllm_node
 
 MODEL = Checkpoint("lab/odd", "0" * 40, "/var/lib/vllm/models/lab--odd")
@@ -24,9 +24,9 @@ with refusals():
     ground.accounts(name="service account")
     chown_models(ground, wanted, name="models belong to root")
     ground.files(name="directories and locks")
-    have_release(ground, build)
+    provide_release(ground, build)
     # Planned for no node, for its config is on no hub: every node is to have it.
     nobody = model_artifact(MODEL, ())
     everyone = tuple(sorted(nobody.sharing))
     artifact = Artifact(**{**vars(nobody), "wanting": everyone})
-    have_model(ground, MODEL, wanted, artifact)
+    provide_model(ground, MODEL, wanted, artifact)

@@ -94,7 +94,7 @@ converge._read = lambda asked: (reads.append(asked), read(asked))[1]
 
 @operation()
 def asked(node):
-    node.asks()
+    node.mark_read_only()
     yield StringCommand("true")
 
 @operation()

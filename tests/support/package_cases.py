@@ -91,7 +91,7 @@ def wanted(case: Case) -> DesiredState:
     machine = on(case.system, case.machine)
     repository = Repository(
         url=f"{VENDOR}/{repository_path(case.system)}",
-        keyring="D42D0685.pub" if case.system.red_hat else "cuda-keyring_1.1-1_all.deb",
+        keyring="D42D0685.pub" if case.system.is_red_hat else "cuda-keyring_1.1-1_all.deb",
         keyring_sha256=vendor_repository(case.system).keyring_sha256 or "0" * 64,
     )
     found = driver_packages(case.system, case.lock, machine).wanted
@@ -101,12 +101,12 @@ def wanted(case: Case) -> DesiredState:
 
 def has(system: System, driver: GpuLock, machine: Machine = H100) -> dict[str, str]:
     """The packages of a node that runs a lock, with the revisions that the vendor gives them."""
-    if system.red_hat:
+    if system.is_red_hat:
         revision = f"1.el{system.major}"
     else:
         branched = int(driver.branch) < 590
         revision = {"debian": "1", "ubuntu": "0ubuntu1" if branched else "1ubuntu1"}[system.id]
-    epoch = "3:" if system.red_hat else ""
+    epoch = "3:" if system.is_red_hat else ""
     names = [
         each
         for each in driver_packages(system, driver, on(system, machine)).wanted
@@ -135,7 +135,7 @@ def snapshot(case: Case) -> Snapshot:
         for pattern in patterns
     }  # fmt: skip
     return Snapshot(
-        package_manager="dnf" if case.system.red_hat else "apt",
+        package_manager="dnf" if case.system.is_red_hat else "apt",
         packages={
             name: PackageState(case.installed[name], installed=True, held=case.held)
             if name in case.installed

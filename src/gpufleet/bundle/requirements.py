@@ -101,7 +101,7 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
     for node in nodes:
         if "packages" not in kinds:
             pass
-        elif node.system.red_hat:
+        elif node.system.is_red_hat:
             remarks[
                 f"packages of {node.system} are not bundled: mirror its repositories with "
                 "`dnf reposync`, and NVIDIA's to `mirror.vendor`"
@@ -176,7 +176,7 @@ def _target(node: NodeNeeds) -> Target:
     Its Python is the lock's, if the lock states one, because the probe ran under the system's
     Python.
     """
-    system = "rhel" if node.system.red_hat else node.system.id
+    system = "rhel" if node.system.is_red_hat else node.system.id
     glibc = GLIBC.get((system, node.system.major))
     lock = node.settings.gpu_lock
     python = lock.vllm.python if lock and lock.vllm else node.python

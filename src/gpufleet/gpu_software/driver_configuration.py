@@ -44,7 +44,7 @@ def driver_files(node: BareNode) -> tuple[Value, ...]:
         File(LOADED_AT_BOOT, loaded.encode()),
         # dnf-automatic heeds the version locks that hold the packages.
         Absent(UNATTENDED)
-        if node.system.red_hat
+        if node.system.is_red_hat
         else File(UNATTENDED, unattended_upgrades_file(node).encode()),
     )
 

@@ -85,7 +85,7 @@ def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     On Debian and Ubuntu the headers' metapackage of a flavour is added if its kernel metapackage is
     installed, because without it a kernel from an upgrade gets no module.
     """
-    if system.red_hat:
+    if system.is_red_hat:
         # Several versions of one package are installed side by side, named with their version.
         releases = (kernel.release.removesuffix(f".{system.arch}") for kernel in machine.kernels)
         return tuple(f"kernel-devel-{release}" for release in releases)
@@ -111,7 +111,7 @@ def _reasons(
         yield "no fabric manager: the node manages no NVSwitch, so it would fail"
     if machine.nvlink5:
         yield "nvlsm, infiniband-diags: the fabric manager needs them for NVLink 5 switches"
-    if system.red_hat:
+    if system.is_red_hat:
         yield "dkms comes from EPEL, which must be one of the node's repositories"
     if lock.kernel == "held":
         yield f"kernels held: {', '.join(machine.kernel_packages) or 'none is installed'}"

@@ -66,7 +66,7 @@ def fabric_name(name: str, system: System, lock: GpuLock) -> str:
     """
     if int(lock.branch) >= FABRIC_UNBRANCHED_SINCE:
         return name
-    if system.red_hat and name == "nvidia-fabricmanager":
+    if system.is_red_hat and name == "nvidia-fabricmanager":
         return "nvidia-fabric-manager"
     return f"{name}-{lock.branch}"
 

@@ -70,10 +70,10 @@ class System:
         """
         Return the version for which packages are built: the major version for Red Hat's family.
         """
-        return self.version.partition(".")[0] if self.red_hat else self.version
+        return self.version.partition(".")[0] if self.is_red_hat else self.version
 
     @property
-    def red_hat(self) -> bool:
+    def is_red_hat(self) -> bool:
         """Return whether the system is RHEL or a rebuild, which use rpm and dnf."""
         return self.id in {"rhel", "rocky", "almalinux"}
 
@@ -132,7 +132,7 @@ class Machine:
         return frozenset(filter(None, map(generation, self.gpus)))
 
     @property
-    def nouveau(self) -> bool:
+    def has_nouveau(self) -> bool:
         """Return whether nouveau is loaded, which excludes NVIDIA's driver."""
         return "nouveau" in (self.modules or ())
 

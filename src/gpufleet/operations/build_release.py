@@ -15,7 +15,7 @@ from gpufleet.operations.converge import Converge, announce
 from gpufleet.operations.distribute import copy, is_copied, note_build
 
 
-def have_release(ground: Converge, build: Release) -> None:
+def provide_release(ground: Converge, build: Release) -> None:
     """
     Provide the release on the node.
 

@@ -34,5 +34,5 @@ def check_exporter_flags(
         return
     if not ctx_state.get().is_executing:
         log_dry_run(f"ask {program(wanted)} for its flags")
-    node.asks()
+    node.mark_read_only()
     yield StringCommand("sh", "-c", QuoteString(flag_check_script(wanted, access)))

@@ -115,7 +115,7 @@ class Converge:
         """Discard the node's snapshot, after a change outside pyinfra's operations."""
         _host_memory().forget()
 
-    def asks(self) -> None:
+    def mark_read_only(self) -> None:
         """Mark the current operation as read-only, so that the snapshot stays valid."""
         if ctx_state.get().is_executing:
             _host_memory().asking += 1

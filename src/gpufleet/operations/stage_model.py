@@ -40,7 +40,7 @@ class Download:
     files: Files | None
 
 
-def have_model(
+def provide_model(
     ground: Converge, wanted: Checkpoint, servers: EngineSettings, artifact: Artifact | None
 ) -> None:
     """

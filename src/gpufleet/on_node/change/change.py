@@ -1,12 +1,12 @@
 """RUNS ON THE NODE, as root: everything that a change of the fleet under load does on a node.
 
 Takes (`PARAMETERS`): `do`, and its own parameters (`upgrade/run/node_questions.py` lists them):
-  look                     everything that concerns a change; changes nothing
+  look                     report the state that concerns a change; change nothing
   lock, unlock             reserve this node for one upgrade: compare and set
-  cordon, uncordon         nothing new is placed here: a mark
-  drain, undrain           replicas are out of the balancers: marks
+  cordon, uncordon         mark the node: no new replica is placed here
+  drain, undrain           mark replicas as removed from the load balancers
   quiet                    wait until servers have no request
-  stop                     units
+  stop                     stop units
   switch                   units run what `next/` says; their previous state is kept
   restore                  units run their previous state again
   ready                    wait until servers complete a prompt

@@ -1,14 +1,14 @@
 """RUNS ON THE NODE, as root: lock the node for a deploy while its connection lives.
 
 Takes (`PARAMETERS`):
-  id, owner, origin, what, process   who deploys: its run, person, directory, files, process there
+  id, owner, origin, what, process   of the deploy: its run, person, directory, files, process there
   upgrade   the id of the upgrade that runs this deploy, or null
-  pid       the deploy's own process where it runs on this very machine; null: it came by SSH
-  look      take nothing, say who has it
+  pid       the deploy's own process if it runs on this machine; null: it came by SSH
+  look      do not lock; report who holds the node
   sysroot   prefix of every path here: "" is the real machine
 Prints one JSON document {"schema": 1, "problem": null or a sentence, "held": bool, "lock": the
-upgrade's that is in the way or null, "deploy": the deploy's or null, "why": why a node that is free
-is not held, or null}.
+conflicting lock of an upgrade, or null, "deploy": the record of the deploy that holds the node, or
+null, "why": why a free node could not be locked, or null}.
 
 Locking again by the same run changes nothing. There is no unlock: `common/deploy_mark.py` describes
 how the end of a deploy is detected. Python 3.8, standard library.

@@ -8,7 +8,7 @@
       next/manifest.json             put here by deploys/prepare.py (upgrade/run/staged_units.py)
       next/<unit>, next/files/...    the unit files, and what units read when they start
       kept/<upgrade>/manifest.json   {"id", "at", "units": {unit: fingerprint or null}, ...}
-      kept/<upgrade>/<unit>          the unit files of before
+      kept/<upgrade>/<unit>          the previous unit files
       kept/<upgrade>/files/...       and what units read
 
 Files are replaced atomically, and are on disk when `write` returns: a kill leaves the old file or

@@ -2,19 +2,19 @@
 
 Takes (JSON header `PARAMETERS`):
   stage    id of the stage: llama-0
-  lines    at most so many, the last ones
+  lines    the most lines to return, the last ones
   ago      seconds: only lines that are younger; or
   at       seconds since 1970: only lines from then on; and of those
   cursor   only lines after this one
 Prints one JSON document:
   schema   1
   here     ids of the stages that have a unit on this node
-  rank     of this node in the stage; null: no unit here says so
+  rank     of this node in the stage; null: no unit here has it
   clock    the node's time, in microseconds since 1970
   lines    [[microseconds since 1970, PID, priority, message], ...], oldest first
-  more     whether there were lines before these that were asked for and did not fit
+  more     whether earlier lines were requested too, but exceed the limit
   cursor   of the last line; null: there is none
-  clocks   {node: milliseconds that its clock is ahead}, of the other ranks as this one measured it
+  clocks   {node: milliseconds that its clock is ahead} of the other ranks, as measured by this one
 or `lines` as {"missing": reason}.
 
 The unit's own output and systemd's messages. Read-only. The unit's secrets never leave the node: in

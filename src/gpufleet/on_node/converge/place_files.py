@@ -1,18 +1,18 @@
-"""RUNS ON THE NODE, as root: puts files, directories, links and lines in place.
+"""RUNS ON THE NODE, as root: put files, directories, links and lines in place.
 
 Takes (`PARAMETERS`):
   entries   in the order of work, each {"kind", "path", ...}:
             directory: user, group, mode; file: user, group, mode, content (base64);
             link: target; absent; line: line
-Prints one JSON document {"schema": 1, "placed": N}; on a problem it says one sentence on stderr
-and exits with status 1, with everything before that entry in place.
+Prints one JSON document {"schema": 1, "placed": N}; on a problem it prints one sentence on stderr
+and exits with status 1; the entries before that one are in place.
 
 Promises:
-  * a file appears under its name at once and whole, with its final owner and mode, and is on disk
-    when we end; at no instant is its content open to more users than its mode says;
+  * a file appears under its name complete, with its final owner and mode, and is on disk when the
+    program ends; its content is never readable by more users than its mode allows;
   * nothing is left behind: temporary files are listed in a journal before the first is made, and
-    the next run removes whatever a killed one left;
-  * one at a time on a node: a lock, which a killed process loses by itself.
+    the next run removes those of a killed run;
+  * a lock admits one run at a time on a node; the kernel releases it if the process is killed.
 Python 3.8, standard library.
 """
 
@@ -122,7 +122,7 @@ def sync_directory(path: str) -> None:
 def place_directory(entry: dict[str, Any]) -> None:
     """Create a directory, or set the owner and mode of an existing one."""
     path = entry["path"]
-    parents(path)
+    make_parents(path)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
     # O_NOFOLLOW: a link in this place would have us change what it points to.
@@ -136,11 +136,11 @@ def place_directory(entry: dict[str, Any]) -> None:
     sync_directory(os.path.dirname(path))
 
 
-def parents(path: str) -> None:
+def make_parents(path: str) -> None:
     """Make the missing directories above a path, with mode 0755 and owned by root."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
-        parents(directory)
+        make_parents(directory)
         os.mkdir(directory)
         os.chmod(directory, 0o755)
 
@@ -161,7 +161,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 def place_file(entry: dict[str, Any]) -> None:
     """Write a new file and rename it into place, regardless of the old one's state."""
-    parents(entry["path"])
+    make_parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 
 
@@ -188,7 +188,7 @@ def place_link(entry: dict[str, Any]) -> None:
     path, new = entry["path"], temporary(entry["path"])
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError("a directory is in its place: move it away")
-    parents(path)
+    make_parents(path)
     remove(new)
     os.symlink(entry["target"], new)
     os.replace(new, path)
@@ -211,7 +211,7 @@ def place_line(entry: dict[str, Any]) -> None:
             content = file.read()
             status = os.fstat(file.fileno())
     except FileNotFoundError:
-        parents(path)
+        make_parents(path)
         replace(path, line + b"\n", (0, 0), 0o644)
         return
     if line in content.split(b"\n"):

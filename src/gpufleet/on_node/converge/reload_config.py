@@ -1,14 +1,14 @@
 """RUNS ON THE NODE: check whether a server has loaded its configuration on disk, or reload it.
 
 Takes (`PARAMETERS`):
-  action   look; reload: have the unit read it again, and wait until it has
-  unit     its unit
+  action   look; reload: reload the unit, and wait until the server has loaded its configuration
+  unit     the server's unit
   url      of its metrics
-  server   what its metrics begin with: prometheus, alertmanager
-  watched  patterns of files and directories of which its configuration consists
+  server   prefix of its metrics: prometheus, alertmanager
+  watched  patterns of the files and directories of its configuration
   seconds  how long to wait for its answer, and for the reload
 Prints one JSON document {"error": null or a sentence, "active": bool, "in_force": bool}; the last
-is true when what was last read well is not older than the files.
+is true if the last successful load is not older than the files.
 
 Python 3.8, standard library.
 """

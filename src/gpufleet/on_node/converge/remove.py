@@ -2,17 +2,17 @@
 
 Takes (`PARAMETERS`):
   action    "look": change nothing; "remove"
-  marks     shell patterns of paths: where none of them is there, nothing is looked at
+  marks     shell patterns of paths: if no path matches, nothing is listed or removed
   units     shell patterns of unit names; their files in /etc/systemd/system go too
   packages  shell patterns of package names
   tables    tables of nftables: "inet gpufleet"
-  paths     shell patterns of files, links and folders; folders go with all that is in them
-  empty     folders that go when nothing is in them
+  paths     shell patterns of files, links and folders; folders with all that they contain
+  empty     folders to remove if they are empty
   keep      paths that stay, with the folders above them
-  accounts  users, who go with the group of their name
-  purge     False: packages leave their settings and data
+  accounts  users to remove, with the group of the same name
+  purge     False: the packages' settings and data stay
 Prints one JSON document {"schema": 1, "error": "", "found": {"units": [...], "packages": [...],
-"tables": [...], "paths": [...], "accounts": [...]}}: what is there, after a removal what is left.
+"tables": [...], "paths": [...], "accounts": [...]}}: what exists, after a removal what is left.
 Python 3.8, standard library.
 """
 

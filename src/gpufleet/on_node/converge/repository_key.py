@@ -1,15 +1,15 @@
-"""RUNS ON THE NODE, as root: fetches the public key of a vendor's repository, and keeps it.
+"""RUNS ON THE NODE, as root: download the public key of a vendor's repository.
 
 Takes (`PARAMETERS`):
   url          of a keyring package (.deb), or of the key's own file
   sha256       of that file; null: only the fingerprint decides
   fingerprint  of the key, 40 hexadecimal digits; null: only the hash decides
-  key          path that gets the key, for apt or dnf to be told of
-  kept         path that gets the fetched file: with `key`, the sign that all of this was done
-  setting      the settings' key that says so, for messages
+  key          path for the key, for the configuration of apt or dnf
+  kept         path for the downloaded file; if it and `key` exist, all of this was done
+  setting      the settings' key with these values, for messages
   sysroot      "" on a real machine
-Prints one JSON document {"schema": 1, "fingerprint": of the key that is there now}; on a problem it
-says one sentence on stderr, ends with status 1, and the key that was there stays.
+Prints one JSON document {"schema": 1, "fingerprint": of the key at `key`}; on a problem it prints
+one sentence on stderr, exits with status 1, and leaves the previous key in place.
 
 A keyring package is never installed: it would add the vendor's repository with a pin above the
 distribution's packages. Only the key is extracted. Python 3.8, standard library.

@@ -5,8 +5,7 @@ Takes (`PARAMETERS`):
           group NAME; package NAME; packages like PATTERN; stream MODULE; unit NAME;
           units like PATTERN; files like PATTERN; listing PATH
 Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.converge.snapshot. null
-stands for "there is none", {"error": reason} for "it could not be read"; never is one given for
-the other.
+means that it does not exist, {"error": reason} that it could not be read.
 
 Read-only. Python 3.8, standard library.
 """

@@ -1,14 +1,14 @@
 """RUNS ON THE NODE: read or set sysctl values, and find the files that set them last at boot.
 
 Takes (`PARAMETERS`):
-  wanted    {name: [value, least]}: least: a larger value is as good
+  wanted    {name: [value, least]}: least: whether a larger value is as good
   file      gpufleet's file that sets them at boot
   apply     true: set what differs, as root
-  sysroot   where the machine's files lie; "" on a real one
+  sysroot   prefix of every path: "" is the real machine
 Prints one JSON document {"schema": 1, "applied": bool, "settings": {name: ...}}, of each setting
-  {"value": N, "later": {"file", "value"} or null}   later: a file that is read after ours says so
-  {"absent": true}                                   this kernel has none of that name
-  {"error": reason}                                  it could not be read, or not be set
+  {"value": N, "later": {"file", "value"} or null}   later: a file that is read after `file` sets it
+  {"absent": true}                                   this kernel has no setting of that name
+  {"error": reason}                                  it could not be read or set
 Python 3.8, standard library.
 """
 

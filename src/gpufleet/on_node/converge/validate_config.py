@@ -3,9 +3,9 @@
 Takes (`PARAMETERS`):
   files    {path below the configuration's directory: its content in base64}
   argv     the program that checks, and its arguments; it runs in that directory
-  hidden   secrets in base64: none of them is in what is printed
+  hidden   secrets in base64, which are removed from the output
   seconds  how long the check may take
-Prints one JSON document {"error": null, or what the program said}.
+Prints one JSON document {"error": null, or the program's output}.
 
 The files are in a root-only directory in memory, and are removed afterwards. Python 3.8, standard
 library.

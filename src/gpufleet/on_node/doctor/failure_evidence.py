@@ -2,11 +2,11 @@
 
 Takes (JSON header `PARAMETERS`):
   stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
-  lines    at most so many of each, the last ones
+  lines    the most lines of each to return, the last ones
   seconds  how far back to look
   models   {id: the folder of its model that a deploy has placed}, of some of the stages
-  ranks    ids of stages whose rank is to connect to rank 0 of its replica, and hang up
-  places   {name: [address, port]} to connect to likewise, as a gateway's servers
+  ranks    ids of stages whose rank is to connect to rank 0 of its replica, and to disconnect
+  places   {name: [address, port]} to connect to in the same way, such as a gateway's servers
 Prints one JSON document:
   schema   1
   clock    the node's time, in seconds since 1970
@@ -16,13 +16,13 @@ Prints one JSON document:
            unit's file was changed since systemd read it, "signal": what ended its main process
            last, as KILL; "" if it ended by itself; null: not known}}
   models   {id: {"directory", "complete": whether it is marked so, "missing": [files], "changed":
-           [files that were written after it was complete]}}, of the parameter's
-  kernel   the same as stages of the kernel's log: warnings and worse, and what is about GPUs
+           [files that were written after it was complete]}} of the parameter `models`
+  kernel   lines as in `stages`, of the kernel's log: warnings and worse, and lines about GPUs
   changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
            installed, upgraded or removed; equal times and packages of one moment are one entry
   certificates   [[path, use, end in seconds since 1970], ...] of those that gpufleet placed here
-  connections    {id or name: {"address", "port", "error": why none came about; null: it did}}, of
-           `ranks` and `places`; none for a rank that has no rank 0 elsewhere
+  connections    {id or name: {"address", "port", "error": why it failed, or null}}, of `ranks` and
+           `places`; none for a rank whose rank 0 is on this node
 Each of `boot`, a stage, a unit, a model, `kernel`, `changes` and `certificates` is {"missing":
 reason} if it cannot be read.
 

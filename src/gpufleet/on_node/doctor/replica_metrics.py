@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: each replica's counters, read twice some seconds apart.
 
 Takes (JSON header `PARAMETERS`):
-  families  beginnings of the names of metrics to bring back
+  families  prefixes of the names of metrics to return
   apart     seconds between the two looks
 Prints one JSON document {"schema": 1, "replicas": {id: ...}}, or `replicas` as {"missing": reason}.
 Of a replica:

@@ -1,34 +1,35 @@
-"""RUNS ON THE NODE, as root: unloads NVIDIA's driver and loads the one on the disk, as one act.
+"""RUNS ON THE NODE, as root: replace the loaded NVIDIA driver with the one on disk, in one step.
 
 Takes (`PARAMETERS`):
   action        look, mark, fail, reload, start, reboot or clear
   reason        of mark and fail: why the node is unchecked
-  version       of reload: of the module that has to be loaded in the end
-  order         unload: modules, a user before what it uses; services: the driver's own units, as
-                they stop
-  load          of reload: modules, in their order
+  version       of reload: the version of the module that must be loaded afterwards
+  order         unload: the modules, each before those that it uses; services: the driver's own
+                units, in the order in which they are stopped
+  load          of reload: the modules to load, in order
   stop_seconds  how long the slowest stage may take to stop
-  sysroot       where the machine's files lie; "" on a real one
+  sysroot       prefix of every path: "" is the real machine
 Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
   look    `driver`, `system`, `kernel` and `boot_id` as the probe has them, and
-          holders  who has the device files open
-          used_by  modules that use nvidia's
-          active   units that we would stop: gpufleet's stages, and the driver's own
+          holders  processes that have the device files open
+          used_by  modules that use the module nvidia
+          active   units that a reload would stop: gpufleet's stages, and the driver's own
           kept     {"units", "modules"} that an earlier run stopped and that were not started again
           barred   stages that systemd did not start because of the mark, at boot or after a crash
           mark     the mark's text, null if there is none
-  mark    sets the mark, on disk when it is answered; one that is there stays as it is. Writes down
-          which of the driver's own units run
-  fail    gives the mark that is there another text
-  reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: by whom, or
-          `busy`: the kernel itself holds the module
-  start   loads and starts what a reload has left to do, but stages; `started`
-  reboot  writes down what runs, stops the stages, has systemd reboot
-  clear   removes the mark, then starts everything that was stopped or barred; `started`
-What runs is written down before the first unit is stopped, and forgotten when it runs again: who is
-killed anywhere leaves the next run all that it needs. If the driver cannot be unloaded, the
-driver's own units are started again; stages wait for the node's check. The program survives the end
-of its connection. One at a time on a node: a lock. Python 3.8, standard library.
+  mark    writes the mark to disk; an existing mark keeps its text. Records which of the driver's
+          own units run
+  fail    replaces the mark's text by the reason
+  reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: the processes
+          that use the driver, or `busy`: the kernel itself holds the module
+  start   loads the modules and starts the driver's own units that a reload has left; `started`
+  reboot  records the running units, stops the stages, and has systemd reboot
+  clear   removes the mark, then starts every unit that was stopped or barred; `started`
+Running units are recorded before the first is stopped, and removed from the record when they run
+again, so that the next run can continue after a kill at any point. If the driver cannot be
+unloaded, the driver's own units are started again; stages wait for the node's check. The program
+survives the end of its connection. A lock admits one program at a time on a node. Python 3.8,
+standard library.
 """
 
 from __future__ import annotations

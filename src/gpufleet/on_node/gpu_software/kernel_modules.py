@@ -2,16 +2,16 @@
 
 Takes (`PARAMETERS`):
   action   look or build
-  kernels  of build: releases, as `uname -r` says them
-  version  of build: of the driver, or its branch; the newest sources of it are built
+  kernels  of build: kernel releases, as `uname -r` prints them
+  version  of build: the driver's version or branch; its newest sources are built
   sysroot  "" on a real machine
 Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
   kernels      [{"kernel", "running", "newest", "nvidia": version, "signer"}], of every kernel
   secure_boot  whether firmware lets only signed modules load
-  enrolled     whether firmware knows the key that DKMS signs with
-  said         of build: {kernel: the last lines of DKMS, where it failed}
-A package's maintainer script may end well although DKMS has built nothing (no headers) and badly
-although all is there: what lies on the disk is what counts. Python 3.8, standard library.
+  enrolled     whether the key that DKMS signs with is enrolled in the firmware
+  said         of build: {kernel: the last lines of DKMS}, of kernels for which it failed
+A package's maintainer script may succeed although DKMS has built nothing (no headers), and fail
+although all modules exist. So only the modules on disk count. Python 3.8, standard library.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: a server that computes nothing, to measure a load client's own limit.
 
-Takes (`PARAMETERS`): tokens, of each answer; answer: a document that is all of it, null: it is a
-stream of tokens. Prints {"port": N}, a port on loopback, and ends with its input.
+Takes (`PARAMETERS`): tokens: how many each answer has; answer: a document that is the whole
+answer, null: answers are streams of tokens. Prints {"port": N}, a port on loopback, and ends with
+its input.
 
 It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
 costs the client as much as with vLLM: one read for each request, and one wake-up for all requests

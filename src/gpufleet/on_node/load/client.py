@@ -8,17 +8,17 @@ Takes (`PARAMETERS`):
                 system's
   arrivals      {"rate": a second}: a Poisson process; {"schedule": [[due, prompt tokens, tokens,
                 [blocks]], ...]}: a trace; {"concurrency": n, "spread": seconds}: a closed loop of n
-                places that begin within that time; one of the first two with a concurrency: what is
-                due waits until one of n places is free
+                places that begin within that time; one of the first two with a concurrency: a
+                request that is due waits until one of n places is free
   seed          of arrivals and lengths
   requests      {"kind": "written", or one of `DRAWN`, ...}: the form that request_draws or
                 media_requests takes
   process, processes  the number of this client, and how many there are
-  seconds       after so long none is sent
-  give_up_seconds  a request that is not done so long after it was due has failed
-  connections   at most
+  seconds       how long requests are sent
+  give_up_seconds  a request that is not done after this time, counted from when it was due, fails
+  connections   the most connections to open
 
-Prints JSON lines: {"ready": 1, "connections": at most}; after the line `start SECONDS` on its input
+Prints JSON lines: {"ready": 1, "connections": N}; after the line `start SECONDS` on its input
 (when the load begins) each request as it ends, as a list [due, sent, first, done, prompt tokens,
 tokens, [microseconds between events], error]; once a second {"now", "in_flight": [due, ...],
 "lag_p99", "cpu_share", "connections"}, where every request due until `now` has been printed or is
@@ -27,8 +27,8 @@ SECONDS` ends the sending, and after that time the requests in flight. The end o
 at once. Times are seconds from the start of the load. Of an answer it prints only numbers and, on
 failure, a word of failure_reasons.
 
-What is due is sent up to 1 ms later: epoll's time-outs are whole milliseconds. Latencies count from
-`due` all the same. Python 3.8, standard library.
+A request is sent up to 1 ms after it is due, because epoll's timeouts are whole milliseconds.
+Latencies still count from `due`. Python 3.8, standard library.
 """
 
 from __future__ import annotations
@@ -155,12 +155,12 @@ class Load:
         self._began = self._last_beat = (self.loop.time(), time.process_time())
         if self._arrivals is not None:
             rate = self.given["arrivals"].get("rate", 1.0)
-            self._requests.rest(round(rate * RESTING_SECONDS))
+            self._requests.stagger(round(rate * RESTING_SECONDS))
             self._next = next(self._arrivals, self._next)
             self._dispatch()
         else:
             places = self._places or 1
-            self._requests.rest(places)
+            self._requests.stagger(places)
             spread = self.given["arrivals"]["spread"]
             for place in range(places):
                 begin = self.zero + spread * place / places

@@ -2,12 +2,12 @@
 
 Takes (`PARAMETERS`):
   loader          Python that reads a program from its standard input and runs it
-  silent_seconds  after so long without a byte from the controller it ends
+  silent_seconds  the group ends after this time without a byte from the controller
 
 sshd allows ten sessions of a connection (`MaxSessions`), and a level has up to 64 clients: they
-share one. Each message in either direction is a line `WORD NUMBER LENGTH` and LENGTH bytes:
+share one session. Each message in either direction is a line `WORD NUMBER LENGTH` and LENGTH bytes:
 
-  open N   program of client N, which is started; its input stays open
+  open N   program of client N, which this starts; its input stays open
   say N    more of its input
   end N    end of its input; it is killed if it has not ended ENDS_SECONDS later
   alive 0  nothing; the controller sends it every few seconds
@@ -19,8 +19,8 @@ and to the controller, after the line GREETING:
   over N   {"status": of the process, "said": last line of its errors}; the last message of N
 
 A program passes from pipe to pipe: it is in no argument, environment or file. When the controller
-ends, however that comes, its connection closes and so does the input here: all clients are killed,
-and this process ends. A controller that lost power closes no connection, so silence also ends this
+ends for any reason, its connection and the input here close: all clients are killed, and this
+process ends. A controller that lost power closes no connection, so silence also ends this
 process. If this process is killed, the clients' inputs end with it, and so do they. Python 3.8,
 standard library.
 """

@@ -51,7 +51,7 @@ class PictureRequests:
         self._inputs = lengths(form["input"], "%s/input" % (seed,))
         self._outputs = lengths(form["output"], "%s/output" % (seed,))
 
-    def rest(self, count: int) -> None:
+    def stagger(self, count: int) -> None:
         """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:
@@ -96,7 +96,7 @@ class SoundRequests:
         self._inputs = lengths(form["input"], "%s/input" % (seed,))
         self._judge = judge_of("transcribe", questions.Question(questions.SPEECH, b""))
 
-    def rest(self, count: int) -> None:
+    def stagger(self, count: int) -> None:
         """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:

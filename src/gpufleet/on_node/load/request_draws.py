@@ -3,12 +3,12 @@
 Prompts are token ids, so that lengths are exact and no tokenizer is needed. A server with a prefix
 cache must not find by accident what it has computed before: each prompt has a number of its own in
 its first tokens, behind the prefix that it is meant to share, and a salt that differs from run to
-run. The rest is cut from one pool of random ids, which costs a request a copy and no draw for each
-token; the same ids at another place are no hit, for a block's hash covers all blocks before it
-(vLLM, v1/core/kv_cache_utils.py).
+run. The rest is cut from one pool of random ids, which costs one copy a request instead of one draw
+a token. The same ids in another position are no cache hit, because a block's hash covers all blocks
+before it (vLLM, v1/core/kv_cache_utils.py).
 
 For models that generate no text, `on_node/serving/questions.py` builds requests and judges answers.
-A reranker takes texts only: words stand for tokens there.
+A reranker takes only texts, in which words replace tokens.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class TokenRequests:
         self._affinity = form.get("session_header") or ""
         self._head, self._tail = token_frame(form["model"])
 
-    def rest(self, count: int) -> None:
+    def stagger(self, count: int) -> None:
         """
         Start conversations at different turns, because otherwise all would be in the same turn.
         """
@@ -289,7 +289,7 @@ class PooledRequests:
         self._parts = body.split(json.dumps(_MARK).encode())
         self._judge = judge_of(kind, put)
 
-    def rest(self, count: int) -> None:
+    def stagger(self, count: int) -> None:
         """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:
@@ -333,7 +333,7 @@ class WrittenRequests:
         ]
         self._number = 0
 
-    def rest(self, count: int) -> None:
+    def stagger(self, count: int) -> None:
         """Do nothing: requests are independent of each other."""
 
     def next(self) -> Prepared:

@@ -1,13 +1,13 @@
 """RUNS ON THE NODE, as root, every minute: write gpufleet's facts about it for the node exporter.
 
-Started by gpufleet-facts.timer. Reads /etc/gpufleet/facts.json, which the deploy writes: what it
-knows of the node and the node does not.
+Started by gpufleet-facts.timer. Reads /etc/gpufleet/facts.json, in which the deploy writes facts
+that the node itself cannot know.
   schema    1
-  gpu_node  false: nothing of GPUs is asked
-  dcgm      whether DCGM measures the GPUs; if not, NVML is asked here
+  gpu_node  false: no fact about GPUs is read
+  dcgm      whether DCGM measures the GPUs; if not, NVML is queried here
   gpus      how many GPUs the node is to have
-  lock      which lock the driver is of, "" for none
-  release   which vLLM release the node is to serve, "" for none
+  lock      the lock that has the driver, "" for none
+  release   the vLLM release that the node is to serve, "" for none
 Writes /var/lib/gpufleet/textfile/facts.prom, docs/reference/node-metrics.md describes it.
 
 Every part is read in its own process with a deadline (forked.py), and a failed part affects only
@@ -196,14 +196,14 @@ def driver_gpus(known: Any) -> Dict[str, Any]:
     before = known or {}
     return {
         bus_id: {
-            "answers": answers(bus_id),
+            "answers": is_answering(bus_id),
             "uuid": uuid_of(bus_id) or before.get(bus_id, {}).get("uuid", ""),
         }
         for bus_id in found
     }
 
 
-def answers(bus_id: str) -> bool:
+def is_answering(bus_id: str) -> bool:
     """
     Return whether a PCI function answers; a lost function reads as ones (`system.raise_lost`).
     """

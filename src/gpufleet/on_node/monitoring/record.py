@@ -3,7 +3,7 @@
 Takes (`PARAMETERS`):
   files    {"check.prom": [[name, labels, value], ...]}: metrics, as on_node/common/textfile.py has
            them
-  deploy   the name of a deploy that came to its end just now; "" or left out: none did
+  deploy   the name of the deploy that has just ended; "" or absent: none has
   sysroot  "" on a real machine
 Prints one JSON document {"schema": 1, "error": sentence or "", "recorded": [file, ...]}. A node
 without the directory has no node facts yet: nothing is written there. Python 3.8, standard library.

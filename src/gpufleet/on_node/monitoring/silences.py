@@ -5,7 +5,7 @@ Takes (`PARAMETERS`):
   open   silences to open, as its API takes them
   close  ids of silences to end
 Prints one JSON document {"error": null or a sentence, "opened": [id, ...], "silences": [...]}: all
-that it has afterwards, as its API lists them. Python 3.8, standard library.
+silences afterwards, as its API lists them. Python 3.8, standard library.
 """
 
 from __future__ import annotations

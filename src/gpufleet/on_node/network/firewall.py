@@ -3,14 +3,14 @@
 Takes (JSON header `PARAMETERS`):
   action   look, apply, confirm or revert
   wanted   the table's text, as nft reads it
-  seconds  of apply: after so long the rules before come back by themselves
+  seconds  of apply: without a confirmation the previous rules are restored after this time
   rules    the file that is loaded at boot
   service  the unit that loads it
 Prints one JSON document {"schema": 1, "error": sentence or "", ...}; after `look` and `confirm`:
-  installed  whether there is nft
-  user       whether the user that the table names is there
+  installed  whether nft is installed
+  user       whether the user that the table names exists
   loaded     the table as nft lists it, null if there is none
-  canonical  the wanted one as nft lists it: loaded in an empty network namespace
+  canonical  the wanted table as nft lists it after loading it in an empty network namespace
   saved      whether the file is the wanted text
   pending    whether rules wait for their confirmation
   service    the unit's ActiveState

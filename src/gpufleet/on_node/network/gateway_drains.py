@@ -1,18 +1,18 @@
 """RUNS ON THE NODE: show or change the drained servers of this gateway.
 
 Takes (`PARAMETERS`):
-  do       show; drain: these servers get no new request, from now on and over every restart;
-           ready: they get requests again; it waits some seconds for their checks, and what they
-           are then is in the answer; load: reload `unit` until HAProxy has loaded the
-           configuration with `fingerprint`, for at most `seconds`
-  servers  ["<backend>/<server>", ...]: those that are meant
-  home, run, state  directories: its configuration, its sockets, what it keeps; the gateway's own
-           unless they are said
+  do       show; drain: the servers get no new request, also after a restart; ready: they get
+           requests again, and the answer has their state after some seconds of checks; load:
+           reload `unit` until HAProxy has loaded the configuration with `fingerprint`, for at
+           most `seconds`
+  servers  ["<backend>/<server>", ...] to drain or to make ready
+  home, run, state  directories of the configuration, the sockets and the kept state; default: those
+           of gpufleet's gateway
 Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
-"fingerprint": of what HAProxy has loaded, "servers": [{backend, server, status, sessions, queued,
-drained}], "drained": [those kept drained], "unknown": [named, and not in the configuration],
-"configured": {server: [address, port]}, "models": [backends], "keys": {backend: SHA-256 of the key
-that its servers are sent}}. No key leaves the node.
+"fingerprint": of the loaded configuration, "servers": [{backend, server, status, sessions, queued,
+drained}], "drained": [servers that stay drained], "unknown": [requested servers that are not in the
+configuration], "configured": {server: [address, port]}, "models": [backends], "keys": {backend:
+SHA-256 of the key that HAProxy sends to its servers}}. No key leaves the node.
 
 Installed as a program it is started by the gateway's unit: `gateway-state start HOME RUN STATE`
 before HAProxy, `gateway-state reload ...` before each reload; it never fails them.

@@ -2,16 +2,16 @@
 
 Takes (`PARAMETERS`): what gpufleet.converge.package_commands.parameters() returns.
 Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]};
-on a problem it says so on stderr and exits with status 1.
+on a problem it prints a sentence on stderr and exits with status 1.
 
 Promises:
   * it waits for other package managers, and names them when that takes too long;
-  * nothing is touched before a simulation was read: what was not requested to be removed,
-    downgraded or moved from a hold, packages that would no longer match, a disk without room, a
-    source that cannot be reached or is not signed by its key refuse it;
-  * afterwards versions, holds and configuration are read from the database, not believed;
-  * what a package's own script breaks is put back as it was, where the former versions are to be
-    had; what a power cut or a kill breaks, the next run finishes first.
+  * it simulates first, and refuses a transaction with an unrequested removal, downgrade or release
+    of a hold, with packages that would no longer match, without enough disk space, or with a source
+    that cannot be reached or is not signed by its key;
+  * afterwards it reads versions, holds and configuration from the database;
+  * if a package's own script fails, the previous versions are installed again, if they can be
+    downloaded; after a power cut or a kill, the next run first completes the transaction.
 Python 3.8, standard library.
 """
 

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: report the progress of a running package transaction.
 
 Takes (`PARAMETERS`): `root`, "" for the node itself. Prints one JSON document: {"schema": 1,
-"step": what it does, "bytes": int or None, "total": int or None, "line": the last line of its
-package manager}; `step` is None if no transaction runs.
+"step": what the transaction does, "bytes": int or None, "total": int or None, "line": the last line
+of its package manager}; `step` is None if no transaction runs.
 
 It reads what `transaction.py` writes into STEP, and touches nothing that a package manager locks.
 Python 3.8, standard library.

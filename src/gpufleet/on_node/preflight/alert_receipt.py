@@ -2,10 +2,10 @@
 
 Takes (JSON header `PARAMETERS`):
   url      of Alertmanager on this node
-  alert    as its API takes one
+  alert    the alert, in the form of its API
   seconds  to wait for a delivery
 Prints one JSON document {"schema": 1, "error": null or a sentence, "before": text, "after": text}:
-Alertmanager's /metrics before the alert, and when a notification was counted or the time was over.
+Alertmanager's /metrics before the alert, and after it counted a notification or the time was over.
 Python 3.8, standard library.
 """
 

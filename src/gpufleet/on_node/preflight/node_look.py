@@ -2,11 +2,11 @@
 
 Takes (JSON header `PARAMETERS`):
   names    host names to resolve
-  pages    {id: {"url", "body": whether a 200's body is wanted}}, asked without any credential
+  pages    {id: {"url", "body": whether to return the body of a 200}}, fetched without credentials
   tls      {id: {"host", "port", "authorities": PEM, null: the system's, "name": whether the
            certificate has to name the host}}
   models   {directory: {file: [algorithm, digest]}, null: no lock names its files}
-  folders  directories whose bytes are counted
+  folders  directories whose sizes are measured
 Prints one JSON document; what could not be read is {"missing": reason}:
   schema    1
   began, clock   the node's time when this began and when it ended, in seconds since 1970
@@ -76,7 +76,7 @@ def main() -> None:
         questions["models", folder] = (partial(model, folder, files), FILES_SECONDS)
     for folder in given["folders"]:
         questions["folders", folder] = (partial(folder_bytes, folder), FILES_SECONDS)
-    questions["firewall", ""] = (firewall, FIREWALL_SECONDS)
+    questions["firewall", ""] = (has_firewall_table, FIREWALL_SECONDS)
     for each, (function, seconds) in questions.items():
         watch.ask(each, function, seconds)
     answers = watch.answers(*questions)
@@ -203,7 +203,7 @@ def folder_bytes(folder: str) -> int:
     return folder_size.size(folder)
 
 
-def firewall() -> bool:
+def has_firewall_table() -> bool:
     """Return whether gpufleet's nftables table is loaded."""
     output = run("nft", "list", "table", "inet", "gpufleet", seconds=FIREWALL_SECONDS - 1)
     return output.status == 0

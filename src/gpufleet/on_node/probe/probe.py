@@ -2,11 +2,12 @@
 
 Takes (global `PARAMETERS`, all optional):
   sysroot  prefix of every file read and of every program run: "" is the real machine
-  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines,
-  docs/reference/probe.md disks    paths whose free space is asked: ["/"]
+  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines
+           (docs/reference/probe.md)
+  disks    paths whose free space is read: ["/"]
   models   directories of models whose descriptions are read: []
-  files    paths that are looked for, as flags of servers name them: []
-  answers  of another machine: what system calls would say there (tests and recordings)
+  files    paths, from flags of servers, whose existence is read: []
+  answers  results of system calls on another machine (tests and recordings)
 Prints one JSON document, described in docs/reference/probe.md. Every value that could not be read
 is {"missing": reason, ...}; none is left out.
 

@@ -276,7 +276,7 @@ class Head(Rank):
             )
         elif pause > 0:
             short = self.state.document["short_lives"]
-            self.state.phase(
+            self.state.set_phase(
                 "pausing", "%d short runs in a row: waits %d s more" % (short, pause + 1)
             )
             self.say("%d short runs in a row: waits before the next start" % short)
@@ -328,7 +328,7 @@ class Head(Rank):
         if self.mesh:
             self.mesh.pin()
         self.state.begin_incarnation(self.incarnation)
-        self.state.phase("starting", "forms the group")
+        self.state.set_phase("starting", "forms the group")
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         for rank, link in self.ranks.items():
             if link.clock_offset is not None and abs(link.clock_offset) > CLOCK_SECONDS:
@@ -348,7 +348,7 @@ class Head(Rank):
         if not self.ready():
             return
         self.step = "workers"
-        self.state.phase("starting", "the workers start")
+        self.state.set_phase("starting", "the workers start")
         for link in self.ranks.values():
             link.send("start")
 
@@ -360,7 +360,7 @@ class Head(Rank):
                 self.start(program)
         if self.ending is None:
             self.step = "running"
-            self.state.phase("running")
+            self.state.set_phase("running")
             self.say("all %d ranks run" % len(self.nodes))
 
     # The end

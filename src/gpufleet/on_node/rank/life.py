@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: the common part of head and worker: loop, programs, shutdown.
 
-An end has up to three steps, each with a limit:
-  drain   only after a stop that was asked for: the head's server may finish its requests
+An end has up to three steps, each with a time limit:
+  drain   only after a requested stop: the head's server may finish its requests
   SIGTERM to the programs themselves, for `--grace-seconds`
-  SIGKILL to all that descends from us, for KILL_SECONDS; then we exit, and systemd kills the rest
+  SIGKILL to all descendants, for KILL_SECONDS; then this process exits, and systemd kills the rest
 """
 
 from __future__ import annotations
@@ -149,7 +149,7 @@ class Rank:
             signal.signal(number, lambda *_: None)
         while self.status is None:
             self._turn()
-        self.state.phase("ended", self.state.document["why"])
+        self.state.set_phase("ended", self.state.document["why"])
         self.state.write(float("inf"))
         self._part()
         return self.status
@@ -157,7 +157,7 @@ class Rank:
     def _part(self) -> None:
         """Shut down the links so that their last messages arrive; closing at once may drop them."""
         for link in self.links:
-            link.last_words()
+            link.finish_sending()
         until = time.monotonic() + PART_SECONDS
         while self.links and time.monotonic() < until:
             for link in select.select(self.links, [], [], 0.05)[0]:
@@ -300,7 +300,7 @@ class Rank:
         port = int(fill_ports(self.options.ready_port, self.values))
         if is_listening(port):
             return True
-        self.state.phase("starting", "%s is to listen on port %d" % (self.me.name, port))
+        self.state.set_phase("starting", "%s is to listen on port %d" % (self.me.name, port))
         if now > self._start_until:
             limits = (self.rank_name(self.rank), port, self.options.start_seconds)
             self.end("%s: no program listened on port %d within %g s" % limits, self.rank)
@@ -321,7 +321,7 @@ class Rank:
         now = time.monotonic()
         until = now + (self.options.grace_seconds if self.children.running else 0)
         self.ending = Ending(why, rank, stopped, status, "terminate", until)
-        self.state.phase("ending", why)
+        self.state.set_phase("ending", why)
         for link in list(self.links):
             if link.known:
                 self._attempt(
@@ -339,7 +339,7 @@ class Rank:
         self.say("stops: " + why)
         until = time.monotonic() + self.options.drain_seconds
         self.ending = Ending(why, rank, True, 0, "drain", until)
-        self.state.phase("draining", why)
+        self.state.set_phase("draining", why)
 
     def _end_on(self, now: float) -> None:
         ending = self.ending
@@ -387,7 +387,7 @@ class Rank:
 
     def wait_with(self, phase: str, why: str) -> None:
         """Record the phase and its reason, and log the reason."""
-        self.state.phase(phase, why)
+        self.state.set_phase(phase, why)
         self.say(why)
 
     def _notify(self, now: float) -> None:

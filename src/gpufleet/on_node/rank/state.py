@@ -5,8 +5,8 @@ The file is a JSON object; times are seconds since 1970:
   replica, rank, node
   phase         waiting | refused | pausing | starting | running | draining | ending | ended
   since         of the phase
-  why           a sentence where the phase has one: whom it waits for, what was refused
-  at            when this was written; every few seconds, so an old one means a program that hangs
+  why           a sentence, for some phases: which node it waits for, what was refused
+  at            when this was written: every few seconds, so an old time means that the rank hangs
   incarnation   null | {id, counter, since, master_port, rpc_port}
   peers         {node: {rank, address, connected, round_trip_ms, clock_offset_ms, boot_id}}
   last_end      null | {when, lived, why, rank, node}: of the last incarnation, `lived` in seconds
@@ -85,7 +85,7 @@ class State:
             end["when"] = int(now)
         return max(0.0, self.pause_seconds() - (now - number(end.get("when"))))
 
-    def phase(self, phase: str, why: str = "") -> None:
+    def set_phase(self, phase: str, why: str = "") -> None:
         """Record the phase; `since` does not change if only `why` changes."""
         if phase != self.document["phase"]:
             self.document["since"] = int(time.time())

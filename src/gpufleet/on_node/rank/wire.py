@@ -158,7 +158,7 @@ class Link:
         self._next_beat = now + self._beat_seconds
         self.send("beat", number=self._beat)
 
-    def last_words(self) -> None:
+    def finish_sending(self) -> None:
         """Send the queue, then shut down the sending side."""
         with contextlib.suppress(LostError, OSError):
             self.flush()

@@ -149,7 +149,7 @@ class Worker(Rank):
             link.send("got")
             link.send("large", pad=message.get("pad"))
         elif kind == "waiting" and self.incarnation is None:
-            self.state.phase("waiting", str(message.get("why")))
+            self.state.set_phase("waiting", str(message.get("why")))
             self.say("%s has accepted us" % self.nodes[0].name)
         elif kind == "refused":
             self.wait_with("refused", str(message.get("why")))
@@ -162,7 +162,7 @@ class Worker(Rank):
             self._start()
         elif kind == "draining":
             self.draining = True
-            self.state.phase("draining", str(message.get("why")))
+            self.state.set_phase("draining", str(message.get("why")))
             if self.options.serves and self.children.pids:
                 self.children.terminate(self.children.pids[-1])
         elif kind == "over":
@@ -185,7 +185,7 @@ class Worker(Rank):
         if self.mesh:
             self.mesh.pin()
         self.state.begin_incarnation(self.incarnation)
-        self.state.phase("starting", "%s has to start first" % self.nodes[0].name)
+        self.state.set_phase("starting", "%s has to start first" % self.nodes[0].name)
         self.say("incarnation %(counter)d, %(id)s, master port %(master_port)d" % self.incarnation)
         link.send("formed")
 
@@ -202,7 +202,7 @@ class Worker(Rank):
         if self.starting and self.ending is None and self.ready():
             self.starting = False
             link.send("started")
-            self.state.phase("running")
+            self.state.set_phase("running")
 
     def link_lost(self, link: Link, why: str) -> None:
         if not link.known and "closed" in why:

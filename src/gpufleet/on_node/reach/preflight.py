@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: check a node of a multi-node replica before it contacts the others.
 
 Takes (`PARAMETERS`):
-  address, interface   of the network that was chosen for it
-  ports                those that the replica has between its nodes, the first is its ranks' own
-  samples              [[first, last]] of ports of which one stands for all
+  address, interface   of the replica's network on this node
+  ports                the replica's ports between its nodes; the first is its ranks' own
+  samples              [[first, last], ...]: ranges of ports, of each of which one is tested
   peers                {node: address} of the others
   release              the directory of the release that is to start
   model, user          the model's directory, and the account that loads it
@@ -11,11 +11,11 @@ Prints one JSON document; what could not be read is {"missing": reason}:
   schema      1
   address     null, or why nothing can listen on the address
   mtu         of the interface, in bytes
-  routes      {node: interface by which it is sent to}
+  routes      {node: interface of the route to it}
   free        TCP ports that can be listened on
-  used        {port: {"program", "pid", "unit"}} of those that cannot; null where it is not known
-  udp         the first of the ports that takes datagrams, the ranks' own if it is free; null: none
-  udp_user    who has the ranks' own for datagrams, as in `used`; null: none, or unknown
+  used        {port: {"program", "pid", "unit"}}: which process has a port; null: not known
+  udp         the first of the ports that is free for UDP, if possible the ranks' own; null: none
+  udp_user    which process has the ranks' own port for UDP, as in `used`; null: none, or unknown
   spares      free ports: one ephemeral port, one of each of `samples`
   release     {"whole": bool, "vllm": version or null, "ray": version or null}
   files       as on_node/reach/model_identity.py says

@@ -5,23 +5,24 @@ sends datagrams to each other, small ones and full-size ones that may not be fra
 what arrives: this shows the direction of a one-way fault.
 
 Takes (`PARAMETERS`):
-  token        of this proof; clients without it get no answer
+  token        of this test; clients without it get no answer
   node, address
   ports        to listen on for connections
   udp          the port for datagrams; null: none
-  mtu          of the interface that has the address
+  mtu          of the interface with the address
   peers        {node: {"address", "ports", "udp", "mtu"}} of the others
   seconds      after which it ends, whatever is missing
 Prints one JSON document:
   schema       1
-  unbound      {port: why} of those that could not be listened on; "udp" for the datagrams
+  unbound      {port: why} of the ports that could not be opened; "udp": the one for datagrams
   connected    {node: {port: null, or why not}}
   clocks       {node: {"ahead", "within"}} in seconds: how far that node's clock is ahead of this
-               one's, which is known within so much
-  heard        {node: {"bytes", "datagrams", "of", "address"}}: the largest packet that came,
-               how many small ones came, of how many since the first that came, and from where
-  seconds      that it took
-It ends as soon as everything has come about here and at the others.
+               one's, and the error of that value
+  heard        {node: {"bytes", "datagrams", "of", "address"}}: the largest packet received; the
+               number of small ones received, and sent from the first to the last received; their
+               source
+  seconds      how long the test took
+It ends as soon as every connection and datagram has arrived, here and on the other nodes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,14 @@
 """RUNS ON THE NODE: query each endpoint and its unit.
 
 Takes (JSON header `PARAMETERS`):
-  stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}]; of a
-             server that is guarded every path but a few asks for the key, not /v1 alone;
-             `completion`: it is asked the question for its kind of model, as questions.py has it,
-             and by the names of its LoRA `adapters`, if there are some, too
+  stages   [{id, unit, url, served_name, key_file or null, guarded: bool, completion: bool}];
+             `guarded`: the server requires the key on every path but a few, not on /v1 alone;
+             `completion`: send the request for its kind of model (questions.py), also by the names
+             of its LoRA `adapters`, if it has any
   metrics  [{id, unit, url, families: [name, ...], certificate_sha256, username, password,
              loopback_port}], the last four null where they have no meaning
-  journal  lines of each unit's journal to bring back, from the unit's present start only, where not
-           all is well: the output of a server that answers is not read
+  journal  the most lines of a unit's journal to return, from its present start only, and only if
+           something is wrong: the output of a server that answers is not read
 Prints one JSON document {"schema": 1, "stages": {id: ...}, "metrics": {id: ...}}.
 
 Read-only. The API key is read here, from the node's own root-only file, so that it never travels.

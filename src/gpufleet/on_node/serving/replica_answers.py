@@ -1,13 +1,13 @@
 """RUNS ON THE NODE: answers of replicas here to prompts, their counters, and firing alerts.
 
 Takes (JSON header `PARAMETERS`):
-  replicas      [{replica, prompts, query, max_tokens, times, seconds, again}]: each prompt is put
+  replicas      [{replica, prompts, query, max_tokens, times, seconds, again}]: each prompt is sent
                 `times` times to each server of the replica's unit here; all of it takes at most
                 `seconds`. With `again` the first prompt without an answer is sent once more. A
                 reranker gets the prompts as documents for `query`
   seconds       deadline of one prompt
-  families      beginnings of the names of metrics to bring back
-  alertmanager  address of the Alertmanager here; null: none is asked
+  families      prefixes of the names of metrics to return
+  alertmanager  address of the Alertmanager here; null: no alerts are read
 Prints one JSON document {"schema": 1, "replicas": {id: ...}, "alerts": ...}. Of a replica:
   servers       {url: {"golden": [[answer, ...] of each prompt], "metrics": {"text"} or {"error"}}};
                 none for a rank that has no server
@@ -17,7 +17,7 @@ model that does not complete text also has its `kind` and its `numbers`: a vecto
 is a label, a rank (from 1), or a transcript.
   alerts        {"error": null or a sentence, "at": this node's clock in seconds since 1970,
                 "alerts": [{labels, annotations, startsAt, status}]},
-                also those that are silenced; null
+                also silenced ones; or null
 
 A replica's address, name and key are read from its unit, so that the running configuration is
 judged. It changes nothing; the API key is read here and never leaves the node. Every replica is

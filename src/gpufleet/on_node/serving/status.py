@@ -1,30 +1,31 @@
 """RUNS ON THE NODE: report the state of each stage with a unit here.
 
 Takes (JSON header `PARAMETERS`):
-  completion   whether each endpoint is also asked the question for its kind of model
+  completion   whether each endpoint also gets the request for its kind of model
 Prints one JSON document:
   schema       1
   boot_id      of the node's present boot
   clock        the node's time, in seconds since 1970
   gpus         {UUID: NVML's index}, or {"missing": reason}
-  change       {"lock", "cordon", "drained"}: whose the node is while it is changed, and what is out
-               of service, as on_node/common/change_files.py says; each null or {} if there is none
+  change       {"lock", "cordon", "drained"}: the node's lock, its cordon and its drained replicas,
+               in the form of on_node/common/change_files.py; each null or {} if there is none
   stages       [{...}] by name of unit, each as below, or {"unit": name, "missing": reason}, or
                {"unit": name, "foreign": true}; all of it {"missing": reason} if unreadable
 Of one stage:
   unit, model, replica, rank, port, gpus, release   as its unit has them
   kind         of the model, as its unit has it: generate | embed | ..., see questions.py
-  nodes        of a replica over nodes: their names by rank; empty: this one alone
-  served_name  what clients ask for; "" where the unit starts no server that answers on a port
-  url          of the endpoint, as the node reaches it; null: it has none (a headless rank)
-  keyed        whether the endpoint wants a key
-  fingerprint  what the unit's file would be started with
+  nodes        of a multi-node replica: their names by rank; empty: this node alone
+  served_name  the model's name for clients; "" if the unit starts no server that listens on a port
+  url          of the endpoint, as this node reaches it; null: it has none (a headless rank)
+  keyed        whether the endpoint requires a key
+  fingerprint  that of the unit's file, with which the next start would run
   seen         the result of on_node/serving/endpoints.py for unit and endpoint
   engines      {url: /health's answer} of the node's other engines that have servers of their own
-  since        seconds since 1970: when the unit came to the state it is in; null: not known
-  state        rank.json, as on_node/rank/state.py says; {"missing": "absent"} for a replica of one
+  since        seconds since 1970: when the unit entered its state; null: not known
+  state        rank.json, in the form of on_node/rank/state.py; {"missing": "absent"} for a replica
+               on one node
   events       [{at, boot, life, what, ...}] of the last starts and ends, oldest first
-  before       the last lines that the life before this one wrote, oldest first
+  before       the last lines of the unit's previous run, oldest first
 
 Read-only. The API key is read here and never leaves the node. Every stage is read by its own
 process, with a deadline.

@@ -1,9 +1,10 @@
 """RUNS ON THE NODE: report the progress of a release's running build.
 
-Takes (`PARAMETERS`): `said`, the file that has what uv and then compile_bytecode.py say
+Takes (`PARAMETERS`): `said`, the file with the output of uv and then of compile_bytecode.py
 (release.build_script).
-Prints one JSON document: {"schema": 1, "step": what it does, "bytes": int, "total": int, "left":
-[names]}: of the large downloads that have begun. `step` is None while uv has said nothing.
+Prints one JSON document: {"schema": 1, "step": what the build does, "bytes": int, "total": int,
+"left": [names]}; the last three are of the large downloads that have begun. `step` is None before
+uv's first output.
 
 uv prints a large download with its size at its beginning and with its name at its end, and does not
 print small downloads. uv does not report partial downloads, so no rate is shown: a rate would be

@@ -1,6 +1,6 @@
 """RUNS ON THE NODE: report a folder's present and expected bytes.
 
-Takes (`PARAMETERS`): `folder`; `tree`, the address at which a Hub lists a model's files with their
+Takes (`PARAMETERS`): `folder`; `tree`, the URL at which a Hub lists a model's files with their
 sizes, None: not queried; `token_file`, which holds the token for it, or None.
 Prints one JSON document {"schema": 1, "bytes": int, "total": int or None}.
 

@@ -1,10 +1,10 @@
 """RUNS ON THE NODE: exchange pieces of a tree over TCP, serving pieces during the download.
 
     server: <nonce>\\n                  client: <name> <HMAC-SHA256 of nonce and name>\\n
-    client: P <number>\\n               server: = <bytes>\\n and the piece, once it is there
+    client: P <number>\\n               server: = <bytes>\\n and the piece, once it has it
     client: M\\n                        server: the same with the manifest
                                        server: +\\n now and then, while the client has to wait
-    client: D <half>\\n                 it has all of this half, and needs this server no more
+    client: D <half>\\n                 the client has this half, and will request nothing more
 
 Clients without the run's token get no answer, and the token is never sent. Transfers are not
 encrypted. Data is verified by its SHA-256, independent of its sender.

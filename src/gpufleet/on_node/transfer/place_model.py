@@ -3,22 +3,22 @@
 An adapter at a path of the node is handled in the same way.
 
 Takes (`PARAMETERS`) an `action`:
-  begin   make the folder for a download; finish a placing that was interrupted
-  place   put what was downloaded into its place, and mark it whole
-  copy    copy an adapter's two files, whose weights must have a hash, and mark the copy whole
-  own     give a folder of models that belonged to the service user, and all in it, to root
+  begin   make the folder for a download; complete a move that was interrupted
+  place   move the downloaded model into place, and mark it as complete
+  copy    copy an adapter's two files, check the weights' hash, and mark the copy as complete
+  own     change the owner of a folder of models, and of all in it, from the service user to root
 and
   directory   the model; of `own`: the folder of all models
   mark        of `begin` and `place`: the file in it that marks it as complete
-  user        of `begin`: who downloads
+  user        of `begin`: the user that downloads
   source, sha256   of `copy`: the folder with the adapter, and the hash of its weights
-  files       of `begin` and `place`: the hashes that its files must have
+  files       of `begin` and `place`: the hashes that the model's files must have
               (gpufleet.artifacts.model_lock); null: any
 Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
 
     <parent>/<name>/                      root's, world-readable
-    <parent>/.gpufleet-download-<name>/   0700, of who downloads
-      files/, home/                       the model; what the Hub's client needs a home for
+    <parent>/.gpufleet-download-<name>/   0700, of the user that downloads
+      files/, home/                       the model; the home directory of the Hub's client
     <parent>/<name>.boot                  the boot since which the download runs
 
 The parent is root's. The download's folder may be hostile: root takes ownership before reading its

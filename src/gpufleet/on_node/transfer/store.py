@@ -105,14 +105,14 @@ class IncomingTree:
             elif each.kind == "f" and not each.size:
                 os.close(os.open(each.path, _NEW, 0o600, dir_fd=self.root))
 
-    def recall(self, found: Callable[[int], None]) -> None:
+    def find_kept_pieces(self, found: Callable[[int], None]) -> None:
         """Report the number of each complete piece of an earlier run."""
         noted = {int(each) for each in os.pread(self._have, 1 << 26, 0).split() if each.isdigit()}
         for number in sorted(noted):
             if number < len(self.tree.pieces) and self.files.holds(number):
                 found(number)
 
-    def room(self, have: Set[int]) -> None:
+    def require_space(self, have: Set[int]) -> None:
         """Raise `RefusedError` if the file system lacks room for the missing pieces."""
         missing = sum(
             self.tree.size(number) for number in range(len(self.tree.pieces)) if number not in have

@@ -1,37 +1,38 @@
 """RUNS ON THE NODE: serve a finished directory tree to other nodes, or download it from them.
 
 Takes (`PARAMETERS`) an `action`:
-  look      is the tree here, and what kind of node is this?
-  describe  read the tree; its manifest stays here, and its name, a SHA-256, is answered
-  serve     hand it out until those who were expected have it
-  fetch     bring it, hand out what has come meanwhile, put it in place, hand it out until the end
+  look      report whether the tree is complete here, and the kind of this node
+  describe  read the tree, keep its manifest here, and report its name, a SHA-256
+  serve     serve the tree until all expected nodes have it
+  fetch     download the tree, serve its pieces meanwhile, move it into place, and serve it until
+            the end
 and
   directory, mark      the tree, and the file in it that marks it as complete
-  manifests            a directory for what was read of trees; of `look`: "": none
+  manifests            a directory for the manifests of trees; of `look`: "": none
   leave_out            names at the tree's top that are this node's own, and no part of it
   python               of `look` and `describe`: the interpreter that a tree of this kind is made
                        for; "": any
   lock                 a file that is held so that no build or removal runs meanwhile; "": none
-  own, token           who we are, and what all nodes of this run know
-  address, port        to listen at
-  rate_mbit            of all that is sent from here; null: without limit
-  expected             who has which half from here: "gpu-02/1"
+  own, token           this node's name, and the secret that all nodes of this run know
+  address, port        to listen on
+  rate_mbit            limit of everything that is sent from here; null: without limit
+  expected             which node gets which half from here: "gpu-02/1"
   digest               of `serve` and `fetch`: the manifest's name
   halves               of `fetch`: for pieces of even and of odd number, [name, host, port] of its
                        sources, best first
-  remove               of `fetch`: files that go when the tree is there
+  remove               of `fetch`: files to remove once the tree is complete
   files                of `fetch`: the hashes that a model's files must have; null: any
   seconds              after which it ends, whatever is missing
 Prints one JSON document:
   schema    1
-  error     why not; "": all is well
+  error     why it failed; "": it did not
   look:     whole, kind (what must be alike for one tree to work on two nodes), digest ("": the tree
-            was not read since it is whole)
+            was not read since it was completed)
   describe: digest, bytes, files, kind
   serve:    sent
   fetch:    bytes, found (here from an earlier run), sent, seconds, port (where it listened; 0: not
             at all), remarks, from {name: bytes}
-While it works it says `<bytes> <of bytes>` on standard error; without a reader it ends.
+While it works it prints `<bytes> <of bytes>` on standard error; without a reader it ends.
 """
 
 from __future__ import annotations
@@ -188,9 +189,9 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
             port = server.port
         except RefusedError as error:  # those who were to have it from here go elsewhere
             fetching.remarks.append(str(error))
-        coming.recall(holding.add)
+        coming.find_kept_pieces(holding.add)
         kept = holding.bytes
-        coming.room(holding.have)
+        coming.require_space(holding.have)
         tell = Progress()
         tell.follow(lambda: (holding.bytes, made.bytes))
         fetching.run(holding, coming)

@@ -1,11 +1,12 @@
 """RUNS ON THE NODE: answer HAProxy's agent checks with the state of stages.
 
 A connection brings one line, the name of a stage, and gets one line:
-  up            nothing is known against it
-  down #stalled it is stalled (without the blank HAProxy takes it for a word that it does not know)
-  (empty)       nothing is known: the gateway keeps to what it was told last
-These are operational words. Those by which an agent changes what an administrator has set (`ready`,
-`drain`, `maint`) are never said: a drain is the gateway's own (HAProxy's manual, `agent-check`).
+  up            the stage runs and is not known to be stalled
+  down #stalled it is stalled (without the space HAProxy would read one unknown word)
+  (empty)       its state is unknown: HAProxy keeps the state of the last answer
+These words set the operational state. The agent never sends the words that change the
+administrative state (`ready`, `drain`, `maint`): only the gateway drains (HAProxy's manual,
+`agent-check`).
 
 Nothing here blocks. A client has `CALLER_SECONDS`. There are limits to concurrent clients, to
 connections a second, and to the bytes read from each client. Clients above a limit wait in the

@@ -3,12 +3,12 @@
 Nothing may depend on a dump: a separate process writes it and is killed at its deadline, and the
 files written until then stay. The most important files are written first.
 
-    stall.json          what was seen, of which run of which unit
-    metrics.txt         what /metrics last said
+    stall.json          the observations, the unit, and its run
+    metrics.txt         the last answer of /metrics
     processes/PID.txt   command line (secrets hidden), status, and of each thread where the kernel
                         has it (wchan, stack); number of open descriptors and sockets
     processes/PID.python.txt   Python's stacks by py-spy, without local variables: those are prompts
-    gpus.txt            which processes have which GPU, as nvidia-smi says
+    gpus.txt            the processes of each GPU, by nvidia-smi
     journal.txt         the last lines of this run, secrets hidden
 
 The environment of a process is never read: keys are in it. Modes are 0700 and 0600, of root.

@@ -1,13 +1,13 @@
 """RUNS ON THE NODE: watch the servers of one stage, and act on a stall.
 
-What is done goes in steps, each with a limit, none of which waits:
-  check   systemd is asked whether the unit runs, as the same life, and is not being stopped; of
-          a replica over nodes, whether its group runs. What cannot be confirmed is no stall
-  warn    it is said and counted; in mode `warn` that is all
-  dump    a process of its own writes down how the unit's processes stand
-  hold    of a replica over nodes rank 0 acts first; its end is every rank's end
-  again   the same check, for a dump takes time, and a server that moves again is left alone
-  kill    the whole unit gets SIGKILL: a stop would drain, which a frozen server never ends
+It acts in steps; each has a time limit, and none blocks:
+  check   ask systemd whether the unit still runs, was not restarted and is not being stopped; in a
+          multi-node replica also whether the group runs. Otherwise it is no stall
+  warn    log and count the stall; in mode `warn` this is the last step
+  dump    a separate process records the state of the unit's processes
+  hold    in a multi-node replica the other ranks wait: rank 0 acts first, and its end ends them too
+  again   repeat the check, because a dump takes time; a server with progress is left alone
+  kill    the whole unit gets SIGKILL: a stop would drain, which never ends on a frozen server
 """
 
 from __future__ import annotations

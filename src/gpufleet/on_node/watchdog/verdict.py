@@ -5,10 +5,10 @@ time. The difference is progress of any kind: tokens, iterations, blocks of KV c
 `observe` is called every second with new observations, and returns the state.
 
 Three things are a stall, each after `seconds` in which nothing of that engine moved:
-  work       an engine has requests that run, or wait for room
-  a canary   an engine was asked for one token and has not answered: that finds one that froze
-             while it was idle, for then its numbers are old and say that there is no work
-  silence    /metrics has not answered, of a server that has been ready: its front is frozen
+  work       an engine has requests that run, or that wait for capacity
+  a canary   an engine has not answered a request for one token: this detects an engine that froze
+             while idle, whose old metrics show no work
+  silence    /metrics of a server that was ready does not answer: its API server is frozen
 
 An engine with progress is alive, regardless of its queue. After a gap (the watchdog was stopped,
 the machine suspended) that time is unknown, and counting restarts.

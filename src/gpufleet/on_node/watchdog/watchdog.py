@@ -7,13 +7,13 @@ The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"addre
   stage, unit   llama-0, vllm-llama-0.service
   mode          off | warn | act
   seconds       without any progress, until it counts as stalled
-  idle_seconds  an idle engine is asked for one token so often; 0: never
+  idle_seconds  interval of the requests for one token to an idle engine; 0: none
   servers       ["http://127.0.0.1:8000", ...]; none: this rank has no server
-  served_name   the model that is asked for
-  key_file      where the API key lies on this node; null: there is none
-  group, rank   whether it is a rank of a replica over nodes, and which
+  served_name   the model's name in requests
+  key_file      the path of the API key on this node; null: there is none
+  group, rank   whether it is a rank of a multi-node replica, and which
   pins          whether its release honours X-data-parallel-rank
-  py_spy        where a py-spy may be
+  py_spy        paths where py-spy may be
 
 Its metrics are in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; its state is in
 its state directory. Both are written atomically.
