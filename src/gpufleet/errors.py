@@ -58,7 +58,7 @@ _JSON = {
     "Illegal trailing comma": "the `,` there must be removed",
     "Extra data": "the JSON value ends before that place, and more text follows",
     "Unterminated string": "the text that begins there has no closing quote",
-    "Invalid control character": "a text has a character there that is written as `\\n` or such",
+    "Invalid control character": "a text has a control character there: write an escape, as `\\n`",
     "Invalid \\": "`\\` precedes a character that JSON cannot escape",
 }
 

@@ -214,12 +214,12 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
         raise LineError(f"its `model` is {what}: write {json.dumps(rules.model)}")
     if asked := [key for key in _NOT_WHOLE if body.get(key)]:
         what = _NOT_WHOLE[asked[0]]
-        raise LineError(f"asks for {what}, and answers are whole lines: remove `{asked[0]}`")
+        raise LineError(f"asks for {what}, but each answer is one whole line: remove `{asked[0]}`")
     try:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         data = text.encode()
     except UnicodeEncodeError:
-        raise LineError("has half of a surrogate pair (`\\ud800` to `\\udfff`) alone") from None
+        raise LineError("has an unpaired surrogate (`\\ud800` to `\\udfff`)") from None
     except ValueError:
         raise LineError("has a number that is too large: write a smaller one") from None
     if len(data) > rules.body_bytes:

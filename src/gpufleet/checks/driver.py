@@ -115,7 +115,7 @@ _NO_DEVICE_FILES = (
 _NO_DEVICES = (
     Step(Action.LOOK, "is it the right machine? `lspci -d 10de:` shows nothing"),
     Step(Action.POWER_CYCLE, "over the BMC: a reboot does not bring back a lost device"),
-    Step(Action.SERVICE, "have the GPUs' seats and power cables looked at"),
+    Step(Action.SERVICE, "have the GPUs' seating and power cables inspected"),
 )
 _NOUVEAU = (
     Step(

@@ -143,7 +143,7 @@ _MATES_AND_TWINS = (Reference.MATES, Reference.TWINS)
 _LESS = (Step(WARN),)
 _OTHER = (Step(INFO),)
 _EXACT = "equal for all boards of one product; no tolerance"
-_BOARD = "part of a board's design; no tolerance; boards of another part number are compared apart"
+_BOARD = "part of a board's design; no tolerance; compared within one part number"
 # A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
 # differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
 _MEMORY = "drivers of two branches report totals within 2 % of each other"

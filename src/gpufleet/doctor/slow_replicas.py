@@ -112,8 +112,8 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     if not alike or (own := speed.itl.mean) < STRAGGLES * (theirs := median(alike)):
         return ""
     return (
-        f"a token takes {_time(own)}, on its siblings under a like load {_time(theirs)} (median; "
-        f"they run between half and twice as many requests)"
+        f"a token takes {_time(own)}, on its siblings under a similar load {_time(theirs)} "
+        f"(median; they run between half and twice as many requests)"
     )
 
 
@@ -136,8 +136,8 @@ def _problem(
     if behind and not because:
         causes.append(
             (
-                "it is slower than siblings under a like load, and no check of its node says why: "
-                "its GPUs, its PCIe or network path, or another program may be the cause",
+                "it is slower than siblings under a similar load, and no check of its node says "
+                "why: its GPUs, its PCIe or network path, or another program may be the cause",
                 f"`gpufleet check {inventory} --limit {nodes[0]}`; compare clocks and power with a "
                 "sibling's node (`nvidia-smi -q -d CLOCK,POWER`)",
             )

@@ -119,7 +119,7 @@ def _in_small_letters(name: str, value: str) -> Problem:
         Severity.WARN,
         JudgedBy.ADVICE,
         f"{name}={value}",
-        f"no program reads {name}: names of variables differ by capital letters",
+        f"no program reads {name}: names of variables are case-sensitive",
         replacement=name.upper(),
     )
 

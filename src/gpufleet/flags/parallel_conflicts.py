@@ -137,7 +137,7 @@ PARALLEL: tuple[Conflict, ...] = (
         (_PORTS, "--uds", "--grpc"),
         "0.22.0",
         lambda s: s.on(_PORTS) and (s.value("--uds") is not None or s.on("--grpc")),
-        "`--data-parallel-multi-port-external-lb` serves neither on a socket file nor gRPC",
+        "`--data-parallel-multi-port-external-lb` supports neither a socket file nor gRPC",
         "entrypoints/launchers/dp_supervisor.py validate_multi_port_external_lb_args",
     ),
     Conflict(

@@ -170,7 +170,7 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
     if left_out:
         found += (
             f"whether {join_names(sorted(left_out))} can be placed is not known yet: it depends "
-            f"on what {join_names(sorted(hidden))} will use once that is fixed",
+            f"on what {join_names(sorted(hidden))} will use once this is fixed",
         )
     return tuple(dict.fromkeys(found))
 

@@ -269,7 +269,7 @@ def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
         for name, said in sorted(answers.items()):
             if isinstance(said, str):
                 logger.warning(
-                    "    %s: %s; it keeps %s if it still has it: repeat this run",
+                    "    %s: %s; if it still has %s, that stays: repeat this run",
                     *(name, said, setting),
                 )
         nodes = frozenset(

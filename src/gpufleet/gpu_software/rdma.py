@@ -95,8 +95,8 @@ def _has_apt(distribution: str) -> bool:
 
 _WRITTEN = "# Written by gpufleet; the next deploy overwrites what is changed here.\n"
 _LIMITS = f"""\
-{_WRITTEN}# Adapters pin what they read. This is for logins, that is for tests by hand;
-# a unit of systemd reads nothing here and has its own LimitMEMLOCK=.
+{_WRITTEN}# Adapters pin the memory that they read. These limits are for logins (tests by hand);
+# systemd's units do not use this file: they have their own LimitMEMLOCK=.
 * soft memlock unlimited
 * hard memlock unlimited
 root soft memlock unlimited

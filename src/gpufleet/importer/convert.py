@@ -279,7 +279,7 @@ def _left_behind(launch: Launch, rules: FlagRules, found: Findings) -> None:
     left = without_secrets(placed(launch.left_behind), rules, found)
     if left.words:
         found.say(
-            f"`{' '.join(left.words)}` stands behind the end of the command, on separate lines: "
+            f"`{' '.join(left.words)}` follows the end of the command, on separate lines: "
             f"a shell does not give it to {rules.title}; dropped: end the line before it in `\\` "
             "if it is wanted",
             decide=True,

@@ -274,7 +274,9 @@ def _tensor_parallel(given: Given) -> _Words:
     if groups == 1 or size is None:
         yield from ("--tensor-parallel-size", *given.values)
     elif not groups or size % groups:
-        yield given.dropped("attention's groups do not divide it: set both sizes", decide=True)
+        yield given.dropped(
+            "it is not a multiple of the attention groups: set both sizes", decide=True
+        )
     else:
         yield from ("--tensor-parallel-size", str(size // groups))
         yield Note(
@@ -287,7 +289,9 @@ def _attention_groups(given: Given) -> _Words:
     if given.number(*_DP, otherwise=1) == 1:
         yield from ("--data-parallel-size", *given.values)
     else:
-        yield given.dropped("the line has whole copies beside it: set `data_parallel`", decide=True)
+        yield given.dropped(
+            "the line also has copies of the whole model: set `data_parallel`", decide=True
+        )
 
 
 def _experts(given: Given) -> _Words:

@@ -60,13 +60,13 @@ _LOOPS_NOTE = (
     "arrivals down and hides itself. Users do not wait for each other: size by the open loop."
 )
 _TIME_NOTE = (
-    "By the time at which requests were due. Dotted lines: a level begins. Running, waiting and KV "
-    "cache are what vLLM said, requests of others included; ITL is the mean of each answer."
+    "The time is when requests were due. Dotted lines: a level begins. Running, waiting and KV "
+    "cache are vLLM's values, for all clients; ITL is the mean of each answer."
 )
 _MOST_SECONDS = 600.0
 """The length in seconds above which a run's axis is in minutes."""
 _SHARE_NOTE = (
-    "Whiskers: Wilson's interval for the number of independent requests that the level is worth. "
+    "Whiskers: Wilson's interval for the level's effective number of independent requests. "
     "A level is kept or missed only where its whole interval lies on one side of the line."
 )
 

@@ -188,9 +188,9 @@ def judge_share(
         interval = wilson(share * worth, worth, confidence, degrees)
     verdict, doubt = _verdict(contract, interval, steady)
     why = (
-        f"{kept} of {len(counted)} requests kept the contract; they prove as much as {worth:.0f} "
-        f"independent ones, {interval.low:.1%} to {interval.high:.1%}, where "
-        f"{contract.share:.4g} of them must{doubt}"
+        f"{kept} of {len(counted)} requests kept the contract; as evidence these equal {worth:.0f} "
+        f"independent requests: a share of {interval.low:.1%} to {interval.high:.1%}, where "
+        f"{contract.share:.1%} is required{doubt}"
     )
     return Judgement(verdict, start, end, len(counted), kept, interval, why)
 

@@ -552,7 +552,7 @@ class ModelAllocation:
         for kind in self.apart:
             nodes = join_names(self.considered[kind].names)
             width = self.divisions[kind].width_reason
-            yield f"none on {nodes}, where the network would cut {width}"
+            yield f"none on {nodes}, where {width} would span the network"
 
     def _chosen_divisions(self) -> Iterator[str]:
         for kind, each in self.considered.items():

@@ -235,9 +235,9 @@ def _serving(given: Any, model: FirstModel | None, nodes: int) -> str:
     lines = text.splitlines()
     lines.insert(3, "    revision: COMMIT")
     return (
-        "# The Hub did not report the commit that the model is at: put all 40 digits of it in "
-        "COMMIT's\n"
-        "# place (the model's page, `Files`, `History`), and take the marks away.\n"
+        "# The Hub did not report the model's current commit: write its 40 digits in place of "
+        "COMMIT\n"
+        "# (the model's page, `Files`, `History`), and uncomment these lines.\n"
         + "".join(f"# {line}\n" for line in lines)
     )
 

@@ -72,7 +72,7 @@ def test_a_line_is_asked_where_a_gateway_and_a_server_have_its_route(tmp_path: P
         (line(body={"background": True}), "remove `background`"),
         (line(body={"prompt": "x" * (1 << 20)}), "its `body` is larger than 1 MiB"),
         (line(body={"prompt": "x" * (9 << 20)}), "is larger than 1 MiB"),
-        (line().replace(SECRET, "\\ud800"), "half of a surrogate pair"),
+        (line().replace(SECRET, "\\ud800"), "unpaired surrogate"),
         (line(body={"top_p": 7}).replace("7", "1e999"), "a number that is too large"),
         (line(body={"top_p": 7}).replace("7", "7" * 5000), "a number with too many digits"),
     ],

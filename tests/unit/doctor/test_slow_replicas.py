@@ -157,7 +157,9 @@ def test_one_that_is_slower_than_its_siblings_under_a_like_load_is_named():
     known = speeds(tiny_0=text(SLOW_ITL), tiny_1=good, tiny_2=good)
     (one,) = problems(known, objectives=Objectives()).problems
     assert one.subject == "tiny-0 (slow)"
-    assert "slower than siblings under a like load, and no check of its node says why" in one.cause
+    assert (
+        "slower than siblings under a similar load, and no check of its node says why" in one.cause
+    )
     busier = speeds(tiny_0=text(SLOW_ITL, running=40), tiny_1=good, tiny_2=good)
     assert problems(busier, objectives=Objectives()).problems == ()
 

@@ -192,12 +192,12 @@ DRIVER = (
     ),
     Case(
         "NodeUnchecked",
-        "an hour after its driver was touched",
+        "an hour after its driver was changed",
         own("node_unchecked", "", "1x90"),
         at=3600,
         fires=(
             Firing(
-                ON, "gpu-01: its driver was touched and no check has passed: nothing starts there"
+                ON, "gpu-01: its driver was changed and no check has passed: nothing starts there"
             ),
         ),
     ),

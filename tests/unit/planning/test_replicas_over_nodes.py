@@ -147,7 +147,7 @@ def test_nodes_that_hold_a_group_are_not_joined_by_slower_ones():
     found = planned(mixed, tensor_parallel=8)
 
     assert parts(found) == {"m-0": ["gpu-01"]}
-    assert "none on gpu-02, gpu-03, where the network would cut TP 8" in found.reasons[0]
+    assert "none on gpu-02, gpu-03, where TP 8 would span the network" in found.reasons[0]
     assert "lower `replicas` to 1" in refused(mixed, tensor_parallel=8, replicas=2)
 
 

@@ -61,7 +61,7 @@ NOW = Row(
         stat(
             "GPUs missing",
             f'sum(gpufleet_gpus{{state="expected",{_ON}}}) - sum(gpufleet_gpus{{state="present",{_ON}}})',
-            "A reboot brings a lost GPU back, or nothing does: run `gpufleet check`.",
+            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
             steps=ANY_IS_BAD,
         ),
         stat(

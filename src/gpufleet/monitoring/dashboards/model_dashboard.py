@@ -202,7 +202,7 @@ LOAD = Row(
             "KV cache in use",
             Unit.RATIO,
             (Query(f"max by (stage) ({metric(Measure.KV_USE, _OF)})", "{{stage}}"),),
-            "Beyond 85 % for long: add a replica, or promise less context.",
+            "Beyond 85 % for long: add a replica, or lower the context.",
             width=6,
             steps=KV_STEPS,
             maximum=1,

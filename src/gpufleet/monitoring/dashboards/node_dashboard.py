@@ -55,7 +55,7 @@ NOW = Row(
         stat(
             "GPUs missing",
             f'max(gpufleet_gpus{{state="expected",{_ON}}}) - max(gpufleet_gpus{{state="present",{_ON}}})',
-            "Run `gpufleet check`; a reboot brings the GPU back, or nothing does.",
+            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
             steps=ANY_IS_BAD,
             empty="not a GPU node",
         ),
@@ -70,7 +70,7 @@ NOW = Row(
         stat(
             "Not checked",
             f"max(gpufleet_node_unchecked{{{_ON}}})",
-            "Its driver was touched: its units do not start until a check has passed.",
+            "Its driver was changed: its units do not start until a check has passed.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
         ),

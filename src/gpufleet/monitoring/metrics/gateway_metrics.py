@@ -38,7 +38,7 @@ METRICS: tuple[Metric, ...] = (
     _metric(
         "gauge",
         "backend_current_queue",
-        "Requests that wait for a server of the backend, whichever",
+        "Requests that wait for any server of the backend",
         *BACKEND,
     ),
     _metric("gauge", "backend_current_sessions", "Requests in a backend now", *BACKEND),

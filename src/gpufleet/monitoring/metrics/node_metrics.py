@@ -63,12 +63,12 @@ MACHINE = (
 
 MEMORY = (
     _gauge("memory_MemTotal_bytes", "Memory of the node, in bytes"),
-    _gauge("memory_MemAvailable_bytes", "Memory that programs can still have, in bytes"),
+    _gauge("memory_MemAvailable_bytes", "Memory that is available to programs, in bytes"),
     _gauge("memory_MemFree_bytes", "Memory that holds nothing, in bytes"),
     _gauge("memory_Shmem_bytes", "Memory in /dev/shm and shared between processes, in bytes"),
     _gauge("memory_SwapTotal_bytes", "Swap of the node, in bytes"),
     _gauge("memory_SwapFree_bytes", "Swap that is free, in bytes"),
-    _counter("vmstat_oom_kill", "Processes that the kernel killed for want of memory"),
+    _counter("vmstat_oom_kill", "Processes that the kernel killed for lack of memory"),
     _counter("vmstat_pgmajfault", "Pages that had to be read from a disk"),
     _counter("pressure_cpu_waiting_seconds_total", "Time in which something waited for a CPU"),
     _counter("pressure_io_waiting_seconds_total", "Time in which something waited for a disk"),

@@ -81,11 +81,11 @@ LOAD = (
 )
 
 THROUGHPUT = (
-    _counter("prompt_tokens_total", "Prompt tokens, counted when a prompt is through"),
+    _counter("prompt_tokens_total", "Prompt tokens, counted when the whole prompt is computed"),
     _counter("generation_tokens_total", "Tokens generated"),
     _counter(
         "prompt_tokens_cached_total",
-        "Prompt tokens that were not computed, for a cache had them",
+        "Prompt tokens that were not computed, because a cache had them",
     ),
     _counter("prefix_cache_queries_total", "Tokens that were looked up in the prefix cache"),
     _counter("prefix_cache_hits_total", "Tokens that the prefix cache had"),

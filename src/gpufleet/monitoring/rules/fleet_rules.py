@@ -60,7 +60,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=300,  # a restart after an upgrade, with DCGM's own start of a minute
         summary=f"{_ON}: the {{{{ $labels.job }}}} exporter does not answer, the node does",
-        action="`systemctl status` of the exporter; its alerts are blind until it is back.",
+        action="`systemctl status` of the exporter; its alerts cannot fire until it is back.",
     ),
     Alert(
         name="DcgmWithoutSeries",
@@ -95,7 +95,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # a part that is slow for once
         summary=f"{_ON}: the facts about {{{{ $labels.part }}}} cannot be read",
-        action="`journalctl -u gpufleet-facts` says why; alerts over this part are blind.",
+        action="`journalctl -u gpufleet-facts` says why; alerts about this part cannot fire.",
     ),
     Alert(
         name="DriverLibraryMismatch",
@@ -127,7 +127,7 @@ ALERTS: tuple[Alert, ...] = (
         expr="max by (instance) (gpufleet_node_unchecked) == 1",
         severity=AlertSeverity.TICKET,
         for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
-        summary=f"{_ON}: its driver was touched and no check has passed: nothing starts there",
+        summary=f"{_ON}: its driver was changed and no check has passed: nothing starts there",
         action="Run `gpufleet check` on the node, and fix the findings that block.",
     ),
     Alert(

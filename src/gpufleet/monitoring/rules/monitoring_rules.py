@@ -86,7 +86,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         600,  # a join can fail in the minute in which a target changes its name
         "{{ $labels.instance }}: rules of {{ $labels.rule_group }} cannot be evaluated",
-        "Prometheus' page /rules shows the rule and its error; its alert is blind.",
+        "Prometheus' page /rules shows the rule and its error; its alert cannot fire.",
     ),
     Alert(
         "PrometheusRulesLate",

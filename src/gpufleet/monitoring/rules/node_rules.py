@@ -223,7 +223,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # a collector that times out under load, now and then
         summary=f"{_ON}: the node exporter cannot read {{{{ $labels.collector }}}}",
-        action="`journalctl -u` of the node exporter says why; alerts over it are blind.",
+        action="`journalctl -u` of the node exporter says why; alerts about it cannot fire.",
         keep_seconds=_MISSED_SECONDS,
     ),
     Alert(

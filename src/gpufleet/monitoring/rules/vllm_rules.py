@@ -258,8 +258,8 @@ ALERTS = (
         f" > 0.1 * sum {_BY_STAGE} (increase({metric(Measure.FINISHED)}[15m]))",
         AlertSeverity.TICKET,
         900,
-        "{{ $labels.instance }}: stage {{ $labels.stage }} threw {{ $value | humanize }} requests "
-        "out of the KV cache in 15 minutes",
+        "{{ $labels.instance }}: stage {{ $labels.stage }} preempted {{ $value | humanize }} "
+        "requests in 15 minutes",
         "Lower max-num-seqs or give the KV cache more memory.",
     ),
     Alert(

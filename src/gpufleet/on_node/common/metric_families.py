@@ -19,7 +19,7 @@ _FAMILIES = {
     "facts_failed": (
         GAUGE, "Whether a part of the facts could not be read: its series are missing then"),
     "deploy_timestamp_seconds": (
-        GAUGE, "When a deploy last came to its end on the node, in seconds since 1970"),
+        GAUGE, "When a deploy last ended on the node, in seconds since 1970"),
     "node_info": (
         GAUGE, "Always 1; its labels say what the node runs; an empty label: none"),
     "driver_mismatch": (
@@ -27,7 +27,7 @@ _FAMILIES = {
     "reboot_pending": (
         GAUGE, "Whether the node waits for a reboot, by reason"),
     "node_unchecked": (
-        GAUGE, "Whether the driver was touched and no check has passed since: nothing starts"),
+        GAUGE, "Whether the driver was changed and no check has passed since: nothing starts"),
     "gpus": (
         GAUGE, "How many GPUs the node should have (expected) and has (present)"),
     "stage_info": (

@@ -457,7 +457,7 @@ class Stage:
             self._until = 0.0
             left = dump.members(self._group)
             self._say(
-                "%s: after %d s there are still processes %s; one that hangs in the kernel, in a "
-                "driver say, cannot be killed" % (self.name, GONE_SECONDS, left),
+                "%s: after %d s there are still processes %s; one that hangs in the kernel, "
+                "for example in a driver, cannot be killed" % (self.name, GONE_SECONDS, left),
                 3,
             )

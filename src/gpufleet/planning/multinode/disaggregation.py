@@ -448,8 +448,8 @@ def _division_problems(
         if there > most:
             yield (
                 f"serving.{prefill}.tensor_parallel: {there}, and {decode} has {here}: "
-                f"{description.architecture.name} has {count_of(heads, 'KV head')}, of which the "
-                "prefill ranks then hold copies, and fewer decode ranks cannot read these: write "
+                f"{description.architecture.name} has {count_of(heads, 'KV head')}, so the "
+                "prefill ranks hold copies, which fewer decode ranks cannot read: write "
                 f"{max(here, most)} for {prefill}, or {there} for {decode}"
             )
 
@@ -477,7 +477,7 @@ def _context_problems(
         )
     elif tensors != {size}:
         every = " and ".join(map(str, sorted(tensors)))
-        yield f"{given}hands over what all ranks divide, here {every}, or none: write that, or 1"
+        yield f"{given}takes only the tensor parallel size, here {every}, or 1: write one of these"
 
 
 def _router_sentence(decode: str, prefill: str, by_model: Mapping[str, list[Stage]]) -> str:

@@ -76,7 +76,7 @@ def _whisper(config: Mapping[str, Any]) -> Architecture:
         intermediate_size=inner,
         pipeline=False,
         prefix=f"{decoder}layers.",
-        notes=("what its encoder's own run takes at the start is not counted",),
+        notes=("the memory of its encoder's own run at the start is not counted",),
     )
 
 

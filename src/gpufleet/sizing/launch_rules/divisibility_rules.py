@@ -152,8 +152,8 @@ def check_expert_size(case: LaunchCase, tensor: int, expert: bool) -> Iterator[F
         if size % ranks:
             yield Fault(
                 "expert-size",
-                f"{ranks_flag(case, tensor, ranks)} does not divide the {size} inner numbers of "
-                f"{case.model}'s experts",
+                f"{ranks_flag(case, tensor, ranks)} does not divide the intermediate size {size} "
+                f"of {case.model}'s experts",
                 "vllm/model_executor/layers/fused_moe: FusedMoEConfig, assert on intermediate_size",
             )
 

@@ -97,7 +97,7 @@ def check_fp8_expert_blocks(case: LaunchCase, tensor: int, expert: bool) -> Iter
             continue
         yield Fault(
             "fp8-expert-block",
-            f"{ranks_flag(case, tensor, ranks)} leaves {size} inner numbers of each of "
+            f"{ranks_flag(case, tensor, ranks)} leaves an intermediate size of {size} of each of "
             f"{case.model}'s experts on a GPU, no multiple of their FP8 block of {rows}",
             "vllm/model_executor/layers/quantization/utils/fp8_utils.py: "
             "validate_fp8_block_shape_moe"
@@ -159,7 +159,7 @@ def check_expert_groups(case: LaunchCase, tensor: int, expert: bool) -> Iterator
             continue
         yield Fault(
             "expert-group",
-            f"{ranks_flag(case, tensor, ranks)} leaves {size} inner numbers of each of "
+            f"{ranks_flag(case, tensor, ranks)} leaves an intermediate size of {size} of each of "
             f"{case.model}'s experts on a GPU, no whole number of quantization groups of {group}",
             f"vllm/model_executor/layers/quantization/{rule}",
         )

@@ -367,7 +367,7 @@ def judged(sides, release, model, contexts=()):
     ("size", "release", "model", "refused"),
     [
         (8, "0.33.0", DEEPSEEK, "nothing is refused"),
-        (4, "0.33.0", DEEPSEEK, "hands over what all ranks divide, here 8, or none"),
+        (4, "0.33.0", DEEPSEEK, "takes only the tensor parallel size, here 8, or 1"),
         (8, "0.28.0", DEEPSEEK, "of vLLM 0.28.0 hands over only whole contexts: remove it"),
         (2, "0.33.0", LLAMA, "hands over divided contexts only for latent attention: remove it"),
     ],
