@@ -93,7 +93,7 @@ def stopping(report: dict[str, Any]) -> set[tuple[str, str, int | None]]:
     return {
         (each["check"], each["node"], each["gpu"] and each["gpu"]["index"])
         for each in report["findings"]
-        if each["severity"] in {"block", "unknown"} and not each["found"].startswith("not asked")
+        if each["severity"] in {"block", "unknown"} and not each["found"].startswith("not queried")
     }
 
 

@@ -67,7 +67,7 @@ def stands(node: BareNode) -> str:
 
 def described(found: Triple) -> str:
     if found.is_one:
-        return f"{found.module} whole" if found.module else "no driver"
+        return f"{found.module} in all parts" if found.module else "no driver"
     parts = (found.module, found.library, found.fabric_manager)
     return "module {}, library {}, fabric manager {}".format(*(part or "none" for part in parts))
 

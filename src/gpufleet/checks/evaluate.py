@@ -245,7 +245,7 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
 def _not_asked(
     check: str, node: Reading, why: str, cause: str, gpu: GpuId | None = None
 ) -> Finding:
-    found = f"not asked: {why}"
+    found = f"not queried: {why}"
     return Finding(check, node.name, Severity.UNKNOWN, found, gpu=gpu, cause=cause)
 
 

@@ -2,7 +2,7 @@
 
 With `--record`, the findings are written to the nodes, for their exporters. Commands that change a
 node are named after the change (`upgrade`, `rollback`, `cordon`); all other commands only read.
-Thin: reads files, calls other rooms, prints. Mistakes of the operator are printed on stderr, one
+Thin: reads files, calls other packages, prints. Mistakes of the operator are printed on stderr, one
 `error:` line each, with status 2 and without a traceback. Ctrl-C gives status 130.
 """
 

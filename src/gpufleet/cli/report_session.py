@@ -149,7 +149,7 @@ class _Reading:
                 ids = [one for (node, _), one in sorted(releases.items()) if node == name]
                 yield gpu_node(name, each, self.answers[name], found, ids)
             else:
-                said = looks.get(name, "it was not asked")
+                said = looks.get(name, "it was not queried")
                 silent = said if isinstance(said, str) else ""
                 yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
 

@@ -31,7 +31,7 @@ def _silent(observed: FleetObservations) -> Iterator[Problem]:
     for node, why in sorted(observed.status.silent.items()):
         yield Problem(
             node,
-            f"{node} cannot be asked: {why}",
+            f"{node} cannot be queried: {why}",
             Impact.RISK,
             do=f"`ssh {node}`; if it does not answer, its BMC shows whether it has power",
             page="docs/alerts/node-down.md",

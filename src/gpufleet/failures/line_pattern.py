@@ -59,7 +59,7 @@ def parse(written: str) -> LinePattern:
         raise ValueError(f"{written} is not a regular expression: {error}") from None
     if (steps := _steps(text)) > MOST_STEPS:
         raise ValueError(
-            f"{written} may divide a line in {steps} ways, more than {MOST_STEPS}: use smaller "
+            f"{written} may match a line in {steps} ways, more than {MOST_STEPS}: use smaller "
             "bounds"
         )
     needle = max(_plain_runs(text), key=len, default="")

@@ -248,7 +248,7 @@ def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Ma
 
     Raises `FleetError` if no node could.
     """
-    why = "no node was asked"
+    why = "no node was queried"
     for document in documents:
         models = value_or(document.get("models"))
         found = models.get(path) if isinstance(models, Mapping) else None

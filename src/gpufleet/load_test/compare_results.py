@@ -98,7 +98,9 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     if a.closed and b.closed:
         shown = _rates(a.closed.found, b.closed.found, "concurrent requests")
         (differences if shown else same).append(
-            f"in a closed loop: {shown}" if shown else "the concurrency that a closed loop keeps"
+            f"in a closed loop: {shown}"
+            if shown
+            else "the concurrency of a closed loop that keeps the contract"
         )
     unlike = tuple(_unequal_counts(a, b))
     if unlike:

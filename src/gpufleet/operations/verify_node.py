@@ -60,7 +60,7 @@ def endpoint_problems(
     for exporter in metrics:
         answer = seen.get("metrics", {}).get(exporter.id)
         if answer is None:
-            found.append(f"{exporter.id}: could not be asked")
+            found.append(f"{exporter.id}: could not be queried")
         elif (state := (answer.get("unit") or {}).get("ActiveState")) != "active":
             found.append(f"{exporter.unit} is {state or 'unknown'}")
         else:

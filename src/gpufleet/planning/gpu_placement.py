@@ -123,7 +123,7 @@ class Layout:
         """
         Return the group that leaves room for the most further groups.
 
-        This is `found` if it does, else the first such group.
+        This is `found` if it leaves that much room, else the first such group.
         """
         most = self.most_groups(size, free)
         if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):

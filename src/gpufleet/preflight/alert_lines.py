@@ -144,7 +144,7 @@ def alert_lines(
         remedy = "send a test alert to it: amtool alert add preflight severity=page"
         yield unknown("alerts", why, remedy)
     for node, wanted in watched.items():
-        look = looks.get(node, "it was not asked")
+        look = looks.get(node, "it was not queried")
         yield Line("alerts", node, _alerts(look, wanted, receipts.get(node), inventory))
 
 
@@ -235,7 +235,7 @@ def _history(
 def _body(page: Any) -> tuple[bool, str]:
     """Return whether the page could be fetched, and its text or the reason."""
     if not isinstance(page, Mapping):
-        return False, "it was not asked"
+        return False, "it was not queried"
     if "missing" in page:
         return False, reason(page)
     if page.get("status") != 200 or "body" not in page:

@@ -272,14 +272,14 @@ def source_lines(
     if found:
         return by_node("sources", found)
     if not looks:
-        return (unknown("sources", "no node was asked", f"gpufleet validate {inventory}"),)
+        return (unknown("sources", "no node was queried", f"gpufleet validate {inventory}"),)
     proof = "no node downloads: models lie at paths of the nodes, packages in their directories"
     return (Line("sources", node_ranges(looks), Verdict(Status.OK, "none is needed", proof)),)
 
 
 def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
     """Return whether a server was reached, and its status or the reason."""
-    page = look["pages"].get(key) or {"error": "it was not asked"}
+    page = look["pages"].get(key) or {"error": "it was not queried"}
     if "missing" in page:
         return False, reason(page)
     status = page.get("status")

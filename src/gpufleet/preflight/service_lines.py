@@ -93,7 +93,7 @@ def service_lines(
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():
-        look = looks.get(node, "it was not asked")
+        look = looks.get(node, "it was not queried")
         if isinstance(look, str):
             found[node] = Verdict(Status.UNKNOWN, "is not known", look, see)
         else:
@@ -142,7 +142,7 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
 def _status(page: Any) -> tuple[int | None, str]:
     """Return a page's HTTP status, or None and the reason."""
     if not isinstance(page, Mapping):
-        return None, "it was not asked"
+        return None, "it was not queried"
     if "missing" in page:
         return None, reason(page)
     status = page.get("status")

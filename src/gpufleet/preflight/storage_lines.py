@@ -37,7 +37,7 @@ def model_lines(
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
         found = {
-            node: _model(looks.get(node, "it was not asked"), each, inventory)
+            node: _model(looks.get(node, "it was not queried"), each, inventory)
             for node, models in wanted.items()
             for each in models
             if each.model == model
@@ -64,7 +64,9 @@ def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
     deploy = f"gpufleet deploy vllm {inventory}"
     if isinstance(look, str):
         return Verdict(Status.UNKNOWN, "is not known", look, deploy)
-    said: Mapping[str, Any] = look["models"].get(wanted.directory, {"missing": "it was not asked"})
+    said: Mapping[str, Any] = look["models"].get(
+        wanted.directory, {"missing": "it was not queried"}
+    )
     where = wanted.directory
     put = deploy if wanted.from_hub else f"put the model's files into {where}"
     if said.get("missing") == "absent" or isinstance(said.get("missing"), str):
@@ -117,8 +119,8 @@ def disk_lines(
     """
     found = {
         node: _disk(
-            answers.get(node, "it was not asked"),
-            looks.get(node, "it was not asked"),
+            answers.get(node, "it was not queried"),
+            looks.get(node, "it was not queried"),
             tuple(each for each in models.get(node, ()) if each.from_hub),
             release,
             inventory,
@@ -141,7 +143,7 @@ def _disk(
     assert not isinstance(look, str)  # noqa: S101
     disks: Mapping[str, Any] = probe["system"]["disks"]
     needs: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    size = look["folders"].get(release, {"missing": "it was not asked"})
+    size = look["folders"].get(release, {"missing": "it was not queried"})
     if isinstance(size, Mapping):
         said = "the release is not installed" if size["missing"] == "absent" else reason(size)
         proof = f"the size of the next release is unknown: {said}"
@@ -173,10 +175,10 @@ def _disk(
         if parts[0][0] == RELEASE and free < parts[0][1]:
             bare = mount
     if bare:
-        remedy = f"free or add space at {bare}; `vllm.keep_releases` keeps fewer"
+        remedy = f"free or add space at {bare}, or lower `vllm.keep_releases`"
         what = "has no room for another release: no update can be installed"
         return Verdict(Status.FAIL, what, "; ".join(shown), remedy)
     if short:
-        remedy = "free or add space there; `vllm.keep_releases` keeps fewer"
+        remedy = "free or add space there, or lower `vllm.keep_releases`"
         return Verdict(Status.WARN, "has no room for the next upgrade", "; ".join(shown), remedy)
     return Verdict(Status.OK, "has room for the next upgrade", "; ".join(shown))

@@ -62,7 +62,7 @@ def tls_lines(
     for key in sorted({each.key for each in servers}):
         mine = {each.node: each for each in servers if each.key == key}
         found = {
-            node: certificate_verdict(each, looks.get(each.asked_from, "it was not asked"), now)
+            node: certificate_verdict(each, looks.get(each.asked_from, "it was not queried"), now)
             for node, each in mine.items()
         }
         lines += [
@@ -99,7 +99,7 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
     remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
     if isinstance(look, str):
         return Verdict(Status.UNKNOWN, "is not known", f"{server.asked_from}: {look}", remedy)
-    said = look["tls"].get(server.id, {"missing": "it was not asked"})
+    said = look["tls"].get(server.id, {"missing": "it was not queried"})
     if "missing" in said:
         return Verdict(Status.UNKNOWN, "is not known", reason(said), remedy)
     end, names = read_certificate(said["certificate"])

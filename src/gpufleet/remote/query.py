@@ -218,7 +218,7 @@ def _ask(
     # What a node sends passes through code of others (paramiko's reader of packets, codecs) that
     # may raise anything; it must not cost the other nodes their answer.
     except Exception as problem:  # noqa: BLE001
-        return f"cannot be asked: {type(problem).__name__}: {printable(str(problem))}"
+        return f"cannot be queried: {type(problem).__name__}: {printable(str(problem))}"
 
 
 def _run(

@@ -249,11 +249,11 @@ def certificates(
 ) -> Iterator[Certificate]:
     """Yield each server's certificate, as received by the node that connects to it."""
     for each in sorted(servers, key=lambda one: one.id):
-        look = looks.get(each.asked_from, "it was not asked")
+        look = looks.get(each.asked_from, "it was not queried")
         verdict = certificate_verdict(each, look, now)
         ends = None
         if not isinstance(look, str):
-            said = look["tls"].get(each.id, {"missing": "not asked"})
+            said = look["tls"].get(each.id, {"missing": "not queried"})
             if "missing" not in said:
                 ends, _ = read_certificate(said["certificate"])
         yield Certificate(

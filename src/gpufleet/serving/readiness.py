@@ -203,7 +203,7 @@ def _adapter_verdict(
         )
     answers = seen.get("adapters", {})
     for name in sorted(adapters) if "completion" in seen else ():
-        answer = answers.get(name, {"error": "it was not asked"})
+        answer = answers.get(name, {"error": "it was not queried"})
         if answer.get("status") == _OK:
             continue
         late = "timed out" in str(answer.get("error", ""))

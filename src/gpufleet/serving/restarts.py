@@ -17,7 +17,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import EngineSettings
 
 NO_ARGUMENT = "its environment or start program"
-"""The change of a process whose arguments are unchanged."""
+"""What a restart changes if no argument of the process changes."""
 # Tells that something else differs; alone, that it is no argument.
 _FINGERPRINT = "--same fingerprint="
 

@@ -49,7 +49,7 @@ def configuration(
     port: int | None = None,
 ) -> str:
     """
-    Return the configuration of a node's watchdog. `address` is the node's own address of its
+    Return the configuration of a node's watchdog. `address` is where the node reaches its own
     servers, `releases` has their release by engine. Gateways query the
     watchdog at `listen` and `port`; without a port, there is no listener.
     """

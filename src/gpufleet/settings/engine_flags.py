@@ -27,7 +27,7 @@ class FileFlags:
         adapters: those of `hub` that name LoRA adapters.
         one_file: those that name a file. A relative value of these is certainly a path; that of a
             tokenizer may be a name on the Hub.
-        of_the_server: those that only the rank reads that answers requests.
+        of_the_server: those that are read only by the rank that answers requests.
         not_paths: patterns of values that are no paths, by flag.
     """
 

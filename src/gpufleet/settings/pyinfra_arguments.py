@@ -1,7 +1,7 @@
 """pyinfra's own variables of a node: global arguments and connector keys.
 
-A separate module, because importing pyinfra takes 0.25 s, and inventories without these variables
-do not need it.
+It is a separate module, because importing pyinfra takes 0.25 s, and inventories without these
+variables do not need it.
 """
 
 from __future__ import annotations

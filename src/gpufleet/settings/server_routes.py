@@ -1,6 +1,6 @@
 """Refuse settings that add control routes to a server, or that bypass gpufleet's guard.  Pure.
 
-Also variables that an engine's rules refuse (`settings/engine_flags.py`).
+It also refuses variables by an engine's rules (`settings/engine_flags.py`).
 
 The guard (`on_node/serving/guard.py`) requires the API key on every path. A client with the key may
 use the models; these routes allow more: `/collective_rpc` calls any method of the workers,

@@ -1,4 +1,4 @@
-"""Read an adapter's `adapter_config.json`, which PEFT writes, like vLLM. Pure.
+"""Read PEFT's `adapter_config.json` of an adapter, in the same way as vLLM. Pure.
 
 Source: PEFTHelper of vllm/lora/peft_helper.py of 0.32.0, which reads the same keys and refuses the
 same features when a server starts.

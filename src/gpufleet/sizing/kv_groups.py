@@ -277,7 +277,7 @@ def _split_tuples(group: Layers, tuples: int) -> list[Layers]:
 
 def _least_padding(counts: list[int], least: int) -> int:
     """
-    Return the number, at least `least`, with the least padding if the counts are its multiples.
+    Return the group size, at least `least`, to whose multiples the counts need the least padding.
     """
     best = least
     fewest = None

@@ -202,7 +202,10 @@ multiply), up to 0.28 and from then on. 0.94, 1.05 and 2.05 of it in three start
 0.65 of it captured in one; -0.17 GiB in one: it is the difference of two measurements, and may be
 none. Two of 0.29 and 0.31 captured 0.35 of it."""
 _GRAPHS_BESIDE = int(0.45 * GIB)
-"""At most this beside it, even for few graphs: 0.22 to 0.43 in seven starts of up to ten."""
+"""
+Maximum bytes of graphs in addition to that share, even for few graphs: 0.22 to 0.43 in seven starts
+of up to ten.
+"""
 
 
 def _cuda_graphs(architecture: Architecture, run: DummyRun) -> Estimate:

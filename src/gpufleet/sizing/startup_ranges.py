@@ -77,8 +77,8 @@ process: the CUDA context (counted before 0.9.1 only, vllm/v1/worker/gpu_worker.
 block tables, cuBLAS workspaces, from 0.20 what compiling and FlashInfer's sampler leave. images:
 the encoder's own run over as many tokens as `_is_long_encoder_run` says. links: NCCL's buffers, and
 NVLS's and custom all-reduce's over NVLink. pipeline: what a stage holds of its neighbours'
-activations. unified memory: the node's processes have it too, and what they take during the start
-counts as the start's. sparse attention: its index and its kernels' working memory.
+activations. unified memory: the node's processes use it too, and their allocations during the start
+count as the server's. sparse attention: its index and its kernels' working memory.
 """
 
 RANGES: Ranges = {
@@ -106,8 +106,7 @@ the method.
 AT_ONCE = 0.73
 """
 The largest distance of a start's memory from the middle of the summed ranges, as a share of the
-ranges. It is for starts in laboratories whose starts were not used for the fit, from the same
-program.
+ranges. The same program measured it on starts of laboratories that were left out of the fit.
 """
 
 _ENCODER = 2.5 * GIB

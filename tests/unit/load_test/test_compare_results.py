@@ -94,7 +94,7 @@ def test_what_two_closed_loops_keep_is_compared_too() -> None:
 
     assert any("in a closed loop: it carries more: 8 to 12" in e for e in found.differences)
     same = compare(measurement(closed=CLOSED), measurement(closed=CLOSED))
-    assert "the concurrency that a closed loop keeps" in same.same
+    assert "the concurrency of a closed loop that keeps the contract" in same.same
 
 
 def test_shares_differ_where_their_intervals_do_not_overlap() -> None:

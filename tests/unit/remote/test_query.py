@@ -439,5 +439,5 @@ def test_doctor_names_dead_nodes_of_fourteen_and_looks_at_the_others(
     said = {each["subject"]: each["what"] for each in json.loads(run.stdout)["problems"]}
     # Of the 20 s that it waits for answers, 6 are for connections.
     assert {name: said[name] for name in names if name in said} == {
-        name: f"{name} cannot be asked: not reached: no answer within 6 s" for name in gone
+        name: f"{name} cannot be queried: not reached: no answer within 6 s" for name in gone
     }

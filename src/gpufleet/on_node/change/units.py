@@ -86,7 +86,7 @@ def judge_units(
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Switch units to `next/`, and keep their previous state."""
     found = Progress()
-    with my_turn(asked):
+    with units_lock(asked):
         try:
             target = read_next(asked.get("units"))
             keep(change_files.must_be_name(asked["id"]), target)
@@ -99,7 +99,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
 def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Switch units back to their kept state."""
     found = Progress()
-    with my_turn(asked):
+    with units_lock(asked):
         try:
             target, unkept = kept_units(change_files.must_be_name(asked["id"]), asked.get("units"))
             found.unchanged += unkept
@@ -112,7 +112,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
 def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
     """Stop units, all at once, and return the steps."""
     found = Progress()
-    with my_turn(asked):
+    with units_lock(asked):
         try:
             units = [change_files.must_be_name(unit) for unit in asked["units"]]
             states = systemd.states(units)
@@ -125,12 +125,12 @@ def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
     return found.document()
 
 
-def my_turn(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
+def units_lock(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
     """
-    Wait until no other change of units goes on here.
+    Wait for the lock of changes of units on this node, and hold it.
 
-    That may be a program whose controller was lost while it stops a unit: it finishes, and little
-    is left to do. Or another replica's of the same wave.
+    Its holder may be another replica's change of the same wave, or a program that lost its
+    controller while it stops a unit, and that completes the stop.
     """
     return change_files.exclusive_lock(
         change_files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS

@@ -13,7 +13,7 @@ from typing import Any, Callable, Dict, Iterator, List, Optional
 
 from gpufleet.on_node.flags import document
 from gpufleet.on_node.flags.partial_import import Modules
-from gpufleet.on_node.flags.placeholder import Decisions
+from gpufleet.on_node.flags.placeholder import TruthTests
 
 _TABLES = ("environment_variables", "env_variables")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{3,}")
@@ -112,10 +112,10 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
     """Return the function's default, or {"$runtime": ...} if it varies or needs other packages."""
-    before = Decisions.count
+    before = TruthTests.count
     first, second = (document.to_json_types(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
-    constant = first == second and not made and Decisions.count == before
+    constant = first == second and not made and TruthTests.count == before
     return first if constant else {"$runtime": declared}
 
 

@@ -13,7 +13,7 @@ import types
 from typing import Any
 
 
-class Decisions:
+class TruthTests:
     """Counter of truth tests of placeholders, after which code may have taken a wrong branch."""
 
     count = 0
@@ -66,7 +66,7 @@ class AbsentType(abc.ABCMeta):
         return 0
 
     def __bool__(cls) -> bool:
-        Decisions.count += 1
+        TruthTests.count += 1
         return False
 
     def __index__(cls) -> int:
@@ -75,7 +75,7 @@ class AbsentType(abc.ABCMeta):
     __int__ = __index__
 
     def _no(cls, _other: Any) -> bool:
-        Decisions.count += 1
+        TruthTests.count += 1
         return False
 
     __contains__ = __lt__ = __le__ = __gt__ = __ge__ = _no

@@ -11,7 +11,7 @@ from typing import Any, Dict
 
 from gpufleet.on_node.flags.document import to_json_types
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
-from gpufleet.on_node.flags.placeholder import Decisions, is_absent
+from gpufleet.on_node.flags.placeholder import TruthTests, is_absent
 
 _MODULE = "sglang.srt.environ"
 # What the classes of declarations read.
@@ -58,11 +58,11 @@ def _variable(field: Any) -> Dict[str, Any]:
 
 def _default(field: Any) -> Any:
     """Return a variable's default, or {"$runtime": ...} if the machine or a package decides it."""
-    before = Decisions.count
+    before = TruthTests.count
     try:
         value = field.default() if callable(field.default) else field.default
     except Exception:
         return {"$runtime": getattr(field.default, "__name__", None)}
-    if Decisions.count != before:
+    if TruthTests.count != before:
         return {"$runtime": getattr(field.default, "__name__", None)}
     return to_json_types(value)

@@ -331,7 +331,7 @@ class Stage:
             with open(path, encoding="utf-8") as file:
                 phase = json.loads(file.read(STATE_BYTES)).get("phase")
         except (OSError, ValueError, AttributeError) as error:
-            return "its rank says nothing: %s" % error
+            return "its rank's state cannot be read: %s" % error
         return "" if phase == "running" else "its group is %s" % phase
 
     def _on_check(self, worst: Server, now: float) -> None:

@@ -92,8 +92,8 @@ def _deepseek_v4(
     """
     Return DeepSeek V4's quantization: fp8, and routed experts of four bits if stated.
 
-    By `expert_dtype`, experts have four bits, also by default; a scale is then one byte. Source:
-    DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
+    Experts have four bits unless `expert_dtype` is another format; a scale is then one byte.
+    Source: DeepseekV4FP8Config in vllm/models/deepseek_v4/quant_config.py.
     """
     if not str(config.get("model_type", "")).startswith("deepseek_v4"):
         return found

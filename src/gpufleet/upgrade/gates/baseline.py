@@ -309,7 +309,7 @@ def read_answers(
         servers: dict[str, Counters | str] = {}
         for node in question.nodes:
             try:
-                _read_node(node, said.get(node, "was not asked"), question, found, servers)
+                _read_node(node, said.get(node, "was not queried"), question, found, servers)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
                 why = f"its answer is invalid ({type(problem).__name__}: {problem})"
                 _mark_unknown(node, why, question, found, servers)
@@ -498,7 +498,7 @@ def _alerts(
     problems = []
     asked_at = []
     for home in sorted(homes):
-        document = said.get(home, "was not asked")
+        document = said.get(home, "was not queried")
         try:
             problem = document if isinstance(document, str) else document["alerts"]["error"]
             for each in (

@@ -417,7 +417,7 @@ def _seconds(value: float) -> str:
 
 def findings(before: Findings, after: Findings) -> Verdict:
     """
-    Judge the node check's findings: a problem that is new since the change fails.
+    Judge the node check's findings: a problem that is new since the change fails the gate.
 
     Earlier findings stay allowed. A check that worked before and now could not run is unknown.
     """
@@ -448,7 +448,7 @@ def alerts(
     before: Alerts, after: Alerts, nodes: Collection[str], holds: Mapping[str, float] | None = None
 ) -> Verdict:
     """
-    Judge the alerts about `nodes`: an alert that is new since the change fails.
+    Judge the alerts about `nodes`: an alert that is new since the change fails the gate.
 
     `holds` maps an alert's name to the seconds for which its condition holds before it fires. An
     alert whose condition began before the first reading is only remarked: the change did not cause

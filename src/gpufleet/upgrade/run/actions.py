@@ -53,7 +53,7 @@ from gpufleet.upgrade.run.node_answers import (
     SwitchAnswer,
 )
 from gpufleet.upgrade.run.node_questions import NodeQuestion
-from gpufleet.upgrade.run.state_machine import LostError, has_to_go_back
+from gpufleet.upgrade.run.state_machine import LostError, must_roll_back
 from gpufleet.upgrade.run.traffic import Frontends
 from gpufleet.upgrade.run.upgrade_journal import Journal
 
@@ -533,7 +533,7 @@ class FleetActions:
         asked = observe.questions(self._replicas_after(group), settings, 0)
         first = self._observe(asked)
         end = time.monotonic() + self.rules.gates.soak_seconds
-        while time.monotonic() < end and not has_to_go_back(self.journal.state):
+        while time.monotonic() < end and not must_roll_back(self.journal.state):
             gevent.sleep(min(1.0, max(end - time.monotonic(), 0)))
         last = self._observe(asked)
         return {

@@ -122,7 +122,7 @@ def decide(state: State) -> Decision:
     """Return the next action of an upgrade whose fleet is prepared."""
     if state.finished or state.stopped:
         return Decision("over")
-    going_back = has_to_go_back(state)
+    going_back = must_roll_back(state)
     working = tuple(
         name
         for name, each in state.groups.items()
@@ -145,7 +145,7 @@ def decide(state: State) -> Decision:
     return Decision("begin", wave=following)
 
 
-def has_to_go_back(state: State) -> bool:
+def must_roll_back(state: State) -> bool:
     """Return whether more groups failed than allowed, or a rollback was requested."""
     return state.aborting or state.failures > int(state.settings.get("failures") or 0)
 
@@ -153,12 +153,12 @@ def has_to_go_back(state: State) -> bool:
 def next_step(state: State, name: str) -> Step | None:
     """Return the next action on a group; None: there is none now."""
     each = state.groups[name]
-    if each.phase == "waiting" and (has_to_go_back(state) or state.paused):
+    if each.phase == "waiting" and (must_roll_back(state) or state.paused):
         return None
     if each.phase in {"returned", "stuck"}:
         return None
     if not each.undoing:
-        if has_to_go_back(state) and each.wave == state.wave:
+        if must_roll_back(state) and each.wave == state.wave:
             others = [n for n, other in state.groups.items() if other.alone and n != name]
             why = (
                 f"{join_names(others)} failed, so the whole wave is rolled back"

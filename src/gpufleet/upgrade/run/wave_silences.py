@@ -139,7 +139,7 @@ def _ask(
     said = ask(program, SECONDS + longest, "the query of silences")
     found, problems = {}, []
     for home in where:
-        answer = said.get(home, "was not asked")
+        answer = said.get(home, "was not queried")
         try:
             found[home] = silences.read_answer(home, answer)
         except FleetError as error:

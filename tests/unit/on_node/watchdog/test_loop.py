@@ -315,7 +315,7 @@ def test_a_group_that_ends_or_drains_is_no_stall(
 ) -> None:
     watchdog = watched(server.url, group=True)
     freeze(watchdog, server)
-    until(watchdog, lambda: "its rank says nothing" in capfd.readouterr().err)
+    until(watchdog, lambda: "its rank's state cannot be read" in capfd.readouterr().err)
     for phase in ("draining", "ending", "waiting"):
         (node.root / "run/vllm/tiny-0/rank.json").write_text(json.dumps({"phase": phase}))
         until(watchdog, lambda phase=phase: f"is {phase}" in capfd.readouterr().err)  # type: ignore[misc]
