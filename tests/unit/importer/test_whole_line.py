@@ -128,13 +128,13 @@ def test_flags_in_lines_of_their_own_are_in_a_note(text: str) -> None:
     found = imported(text)
 
     assert found.settings["serving"]["model"]["flags"] == {"seed": 3}
-    assert any("`--max-num-seqs 4` stands behind" in n.text for n in found.notes if n.decide)
+    assert any("`--max-num-seqs 4` follows the end" in n.text for n in found.notes if n.decide)
 
 
 def test_a_secret_in_a_line_of_its_own_is_not_shown() -> None:
     found = imported("vllm serve /m\n  --api-key mellon123 --seed 7\n")
 
-    assert "`--seed 7` stands behind" in told(found)
+    assert "`--seed 7` follows the end" in told(found)
     assert "mellon123" not in told(found)
 
 

@@ -482,7 +482,7 @@ FULL = (
         fires=(
             Firing(
                 STAGE,
-                "gpu-01: stage tiny-0 threw 15 requests out of the KV cache in 15 minutes",
+                "gpu-01: stage tiny-0 preempted 15 requests in 15 minutes",
             ),
         ),
     ),

@@ -114,13 +114,8 @@ ERRORS = (
     _gauge("DEV_ROW_REMAP_PENDING", "Whether rows are remapped at the next reset", REMAPPING),
     _gauge("DEV_ROW_REMAP_FAILURE", "Whether a row could not be remapped", REMAPPING),
     _counter("DEV_PCIE_REPLAY_COUNTER", "PCIe packets that had to be sent again"),
-    _counter(
-        "DEV_POWER_VIOLATION",
-        "Time below the requested clock because of a power limit in nanoseconds",
-    ),
-    _counter(
-        "DEV_THERMAL_VIOLATION", "Time below the requested clock because of heat in nanoseconds"
-    ),
+    _counter("DEV_POWER_VIOLATION", "Time below the wanted clock for power in nanoseconds"),
+    _counter("DEV_THERMAL_VIOLATION", "Time below the wanted clock for heat in nanoseconds"),
 )
 
 NVLINK = (

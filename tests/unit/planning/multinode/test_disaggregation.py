@@ -336,7 +336,7 @@ def test_a_cpu_hands_nothing_over(lock):
         (4, 8, "0.33.0", "Qwen--Qwen3-235B-A22B", "nothing is refused"),
         (3, 4, "0.33.0", LLAMA, "must be a multiple of the other"),
         (8, 4, "0.33.0", DEEPSEEK, "nothing is refused"),  # every rank has all of it
-        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, of which the prefill ranks then hold copies"),
+        (8, 4, "0.20.0", DEEPSEEK, "has 1 KV head, so the prefill ranks hold copies"),
     ],
 )
 def test_ranks_read_whole_parts(prefill, decode, release, model, refused):
@@ -387,7 +387,7 @@ def test_every_replica_of_a_side_divides_its_context_over_all_of_its_ranks():
         ("p", "0.33.0"): (),
     }
 
-    with pytest.raises(FleetError, match="here 4 and 8, or none"):
+    with pytest.raises(FleetError, match="here 4 and 8, or 1"):
         check_divisions(found, Pairs({"d": "p"}), layers, {"d": described(DEEPSEEK)})
 
 
