@@ -86,7 +86,8 @@ class ProgressMetrics:
     Attributes:
         marks: metrics whose change is progress. Each release has some of them.
         work: the gauges in `marks` that count running or waiting requests.
-        engine_label: the label that identifies an engine of a server with several.
+        engine_label: the label that identifies an engine of a server with several; "" if a server
+            has only one.
         deferred: metric, label and value of a gauge of requests that do not wait for the engine;
             they do not count as work. None if the engine has no such gauge.
         awake: metric, label and value of a gauge that is 0 while the engine sleeps. None if the

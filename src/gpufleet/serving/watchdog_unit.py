@@ -11,7 +11,7 @@ from dataclasses import asdict
 
 from gpufleet import node_paths
 from gpufleet.artifacts.release import VLLM, Release
-from gpufleet.engines.engine import engine
+from gpufleet.engines.engine import engines
 from gpufleet.on_node.common import textfile
 from gpufleet.planning.stage import Stage, served_name
 from gpufleet.remote import payload
@@ -62,7 +62,8 @@ def configuration(
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
             "kind": stage.kind,
-            "progress": asdict(engine(stage.engine).progress),
+            # Of all: an upgrade or a rollback may move a stage to another engine.
+            "progress": [asdict(each.progress) for each in engines()],
             "served_name": served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,

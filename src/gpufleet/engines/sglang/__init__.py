@@ -76,7 +76,7 @@ ENGINE = Engine(
             "sglang:token_usage",
         ),
         work=("sglang:num_running_reqs", "sglang:num_queue_reqs"),
-        # The scheduler's rank; with one server a replica it is 0.
-        engine_label="pp_rank",
+        # Counters of the server have no rank, those of its scheduler have one.
+        engine_label="",
     ),
 )

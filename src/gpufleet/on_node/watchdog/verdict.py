@@ -17,7 +17,7 @@ the machine suspended) that time is unknown, and counting restarts.
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Mapping, NamedTuple, Optional, Tuple
+from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 
 _SAMPLE = r"^(%s)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+)"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
@@ -187,13 +187,17 @@ def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, 
     )
 
 
-def engines(text: str, names: Mapping[str, Any]) -> Mapping[str, Engine]:
+def engines(text: str, known: Sequence[Mapping[str, Any]]) -> Mapping[str, Engine]:
     """
     Parse /metrics by engine; the result is empty without engines' metrics.
 
-    `names` are the fields of ProgressMetrics (engines/engine.py). An engine without the label has
-    the name "".
+    `known` has the fields of ProgressMetrics (engines/engine.py) of each program that may serve. An
+    engine without the label has the name "".
     """
+    return next(filter(None, (_engines(text, names) for names in known)), {})
+
+
+def _engines(text: str, names: Mapping[str, Any]) -> Mapping[str, Engine]:
     put_off, awake = names["deferred"] or ("", "", ""), names["awake"] or ("", "", "")
     wanted = filter(None, (*names["marks"], put_off[0], awake[0]))
     sample = re.compile(_SAMPLE % "|".join(map(re.escape, wanted)), re.MULTILINE)

@@ -91,7 +91,7 @@ class Node:
             "group": False,
             "rank": 0,
             "pins": True,
-            "progress": asdict(vllm.ENGINE.progress),
+            "progress": [asdict(vllm.ENGINE.progress)],
             "py_spy": [],
         }
 

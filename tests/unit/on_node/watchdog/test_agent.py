@@ -49,7 +49,7 @@ def stage(name: str, **other: Any) -> dict[str, Any]:
         "group": False,
         "rank": 0,
         "pins": True,
-        "progress": asdict(vllm.ENGINE.progress),
+        "progress": [asdict(vllm.ENGINE.progress)],
         "py_spy": [],
     }
     return told | other

@@ -198,7 +198,7 @@ def watched(*servers: str, **other: Any) -> Watchdog:
         "group": False,
         "rank": 0,
         "pins": True,
-        "progress": asdict(vllm.ENGINE.progress),
+        "progress": [asdict(vllm.ENGINE.progress)],
         "py_spy": ["/no/py-spy"],
     }
     return Watchdog({"schema": 1, "stages": [stage | other]})

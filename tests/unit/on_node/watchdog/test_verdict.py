@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gpufleet.engines import vllm
+from gpufleet.engines.engine import engines as programs
 from gpufleet.on_node.watchdog.verdict import (
     PAUSE_SECONDS,
     Engine,
@@ -25,8 +25,9 @@ from tests.support.checkout import ROOT
 from tests.support.rows import each_row
 
 SECONDS = 30.0
-PROGRESS = asdict(vllm.ENGINE.progress)
+PROGRESS = [asdict(each.progress) for each in programs()]
 RECORDED = ROOT / "tests/data/vllm-0.32.0.metrics"
+SGLANG = ROOT / "tests/unit/monitoring/recorded/sglang-0.5.23.txt"
 
 
 def engine(tokens: float, work: float = 1) -> Engine:
@@ -217,6 +218,12 @@ def test_a_recorded_answer_is_read() -> None:
     assert marks["vllm:iteration_tokens_total_count"] == 24
     assert found["0"].work == 0
     assert found["0"].awake
+
+
+def test_a_server_of_any_engine_is_understood_whatever_was_deployed_last() -> None:
+    """A rollback may start another engine: the watchdog is told of all of them."""
+    found = engines(SGLANG.read_text(), PROGRESS)
+    assert {rank: each.work for rank, each in found.items()} == {"": 4}
 
 
 def test_numbers_of_models_add_up_and_engines_stay_apart() -> None:
