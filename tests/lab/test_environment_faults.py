@@ -256,7 +256,9 @@ def test_a_deploy_whose_node_is_cut_off_ends_in_time(fleet: OneRelease) -> None:
         output = fleet.log.read_text(errors="replace")
         assert "Traceback" not in output, output
         spent = time.monotonic() - begin
-        row.said = f"ended after {spent:.0f} s, at {reached(fleet)}: {last_words(output)}"
+        at = reached(fleet)
+        where = at if at.startswith(("before ", "after ")) else f"in {at}"
+        row.said = f"ended after {spent:.0f} s, {where}: {last_words(output)}"
 
 
 # -- who else is there -----------------------------------------------------------------------------

@@ -50,7 +50,7 @@ def main() -> None:
     with closing(BatchInput(given.input, InputRules("stand-in", 1 << 20))) as source:
         checked = source.check()
         output = BatchOutput(given.output, checked, "stand-in", retry_failed=given.retry_failed)
-        asker = Asker(given.url, "", "", certificate_file=None, seconds=30)
+        asker = Asker(given.url, "", "", ca_file=None, seconds=30)
         with closing(output), closing(asker):
             run = BatchRun(
                 asker,

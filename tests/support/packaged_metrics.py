@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from gpufleet.flags.schema import packaged
+from gpufleet.flags.schema import packaged_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,7 +37,7 @@ def load(version: str) -> Mapping[str, Metric]:
 
     Raises `FleetError` for a release that is not in the package, as `schema.load` does.
     """
-    return from_document(json.loads(packaged("metrics", version)))
+    return from_document(json.loads(packaged_text("metrics", version)))
 
 
 def from_document(document: Mapping[str, Any]) -> Mapping[str, Metric]:

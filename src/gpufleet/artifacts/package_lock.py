@@ -183,8 +183,10 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     hashes = set(re.findall(r"--hash=sha256:([0-9a-f]{64})", lock))
     pins = {f"{name}=={version}" for name, version in pins_of(lock)}
     return (
-        *(f"{each} is in only one of the two" for each in sorted(pins ^ listed)),
-        *(f"{each} is in only one of the two" for each in sorted(hashes ^ files.keys())),
+        *(f"only the lock has {each}" for each in sorted(pins - listed)),
+        *(f"only the SBOM has {each}" for each in sorted(listed - pins)),
+        *(f"only the lock has the hash {each}" for each in sorted(hashes - files.keys())),
+        *(f"only the SBOM has the hash {each}" for each in sorted(files.keys() - hashes)),
         *(f"{file} is no wheel" for file in sorted(files.values()) if not file.endswith(".whl")),
     )
 

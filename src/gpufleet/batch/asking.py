@@ -35,7 +35,7 @@ class Asker:
         prefix: str,
         key: str,
         *,
-        certificate_file: str | None,
+        ca_file: str | None,
         seconds: float,
     ) -> None:
         """Set the server; `prefix` precedes every path, `seconds` limits a complete answer."""
@@ -45,7 +45,7 @@ class Asker:
         self._headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if key:
             self._headers["Authorization"] = f"Bearer {key}"
-        self._tls = _context(certificate_file) if parts.scheme == "https" else None
+        self._tls = _context(ca_file) if parts.scheme == "https" else None
         self._kept: list[tuple[HTTPConnection, float]] = []
 
     def ask(self, path: str, body: bytes) -> Reply:
@@ -125,8 +125,8 @@ def _seconds(text: str | None) -> float:
         return 0.0  # a date: its own back-off will do
 
 
-def _context(certificate_file: str | None) -> ssl.SSLContext:
+def _context(ca_file: str | None) -> ssl.SSLContext:
     try:
-        return ssl.create_default_context(cafile=certificate_file)
+        return ssl.create_default_context(cafile=ca_file)
     except (OSError, ValueError) as error:
-        raise FleetError(f"{certificate_file}: the certificate cannot be read: {error}") from None
+        raise FleetError(f"{ca_file}: the certificate cannot be read: {error}") from None

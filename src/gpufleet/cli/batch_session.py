@@ -183,7 +183,7 @@ class Session:
             target.url,
             f"/{self._model}" if self._gateway else "",
             key,
-            certificate_file=target.certificate_file,
+            ca_file=target.ca_file,
             seconds=self._request_seconds,
         )
 

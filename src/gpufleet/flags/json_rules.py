@@ -295,7 +295,7 @@ _RULES = (
             sum(op in {"all", "none"} for op in f.get("custom_ops") or ()) > 1
             and not {"all", "none"} <= set(f.get("custom_ops") or ())
         ),
-        "`custom_ops` has all or none twice",
+        "`custom_ops` has `all` twice, or `none` twice",
     ),
     _Rule(
         "CompilationConfig",

@@ -85,23 +85,23 @@ def diff_page(
     yours: ServerFlags, found: Iterable[Difference], whole: tuple[str, ...] | None, width: int
 ) -> str:
     """Format the changes for one server; `whole` is its corrected command line, if any."""
-    from gpufleet.flags.release_diff import Sort
+    from gpufleet.flags.release_diff import DifferenceKind
 
     titles = {
-        Sort.REMOVED: "Removed",
-        Sort.RENAMED: "Renamed",
-        Sort.VALUE: "No longer accepted",
-        Sort.MEANING: "Means something else",
-        Sort.DEPRECATED: "Deprecated",
-        Sort.DEFAULT: "New default of a flag or variable that you do not set",
-        Sort.HIDDEN: "No longer in vLLM's help",
-        Sort.NEW: "New, and useful to you",
+        DifferenceKind.REMOVED: "Removed",
+        DifferenceKind.RENAMED: "Renamed",
+        DifferenceKind.VALUE: "No longer accepted",
+        DifferenceKind.MEANING: "Means something else",
+        DifferenceKind.DEPRECATED: "Deprecated",
+        DifferenceKind.DEFAULT: "New default of a flag or variable that you do not set",
+        DifferenceKind.HIDDEN: "No longer in vLLM's help",
+        DifferenceKind.NEW: "New, and useful to you",
     }
     differences = list(found)
     blocks = [f"{yours.where}:"] if yours.where else []
-    for sort in Sort:
+    for sort in DifferenceKind:
         lines = [
-            line for one in differences if one.sort is sort for line in _difference(one, width)
+            line for one in differences if one.kind is sort for line in _difference(one, width)
         ]
         if lines:
             blocks.append("\n".join([titles[sort], *lines]))

@@ -25,7 +25,7 @@ from gpufleet.flags.from_settings import ServerFlags
 from gpufleet.flags.schema import Flag, Schema
 
 
-class Sort(StrEnum):
+class DifferenceKind(StrEnum):
     """The kind of a change, in printing order."""
 
     REMOVED = "removed"
@@ -46,11 +46,11 @@ class Difference:
     `breaks` is true if the new release refuses the argument, or no longer has the intended effect.
     `argument` is the operator's argument; None for a flag that the operator does not set.
     `rewritten` replaces the argument: if it is empty, the argument is removed; if it is None, the
-    operator must decide. `keep` are arguments that keep the old behaviour. `at` are the indexes in
-    argv.
+    operator must decide. `keep` are arguments that keep the old behaviour. `then` is an additional
+    step for the operator. `at` are the indexes in argv.
     """
 
-    sort: Sort
+    kind: DifferenceKind
     name: str
     said: str
     breaks: bool = False
@@ -66,7 +66,7 @@ class Difference:
     def as_json(self) -> dict[str, Any]:
         """Return the change as JSON values."""
         return {
-            "kind": self.sort.value,
+            "kind": self.kind.value,
             "name": self.name,
             "breaks": self.breaks,
             "argument": self.argument,
@@ -82,13 +82,13 @@ class Difference:
 
 def diff(old: Schema, new: Schema, yours: ServerFlags) -> tuple[Difference, ...]:
     """Return the changes for these settings, breaking ones first."""
-    found: dict[tuple[Sort, str, str | None], Difference] = {}
+    found: dict[tuple[DifferenceKind, str, str | None], Difference] = {}
     for one in _all_differences(old, new, yours):
-        found.setdefault((one.sort, one.name, one.argument), one)
+        found.setdefault((one.kind, one.name, one.argument), one)
     for one in _refusal_differences(old, new, yours, tuple(found.values())):
-        found.setdefault((one.sort, one.name, one.argument), one)
-    order = list(Sort)
-    return tuple(sorted(found.values(), key=lambda one: (not one.breaks, order.index(one.sort))))
+        found.setdefault((one.kind, one.name, one.argument), one)
+    order = list(DifferenceKind)
+    return tuple(sorted(found.values(), key=lambda one: (not one.breaks, order.index(one.kind))))
 
 
 def rewrite_command_line(
@@ -246,7 +246,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
         if given.negated and known.name == given.option:
             whole = known.rewritten_arguments(given.values)
         return Difference(
-            Sort.RENAMED if known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            DifferenceKind.RENAMED if known.kind is ChangeKind.RENAMED else DifferenceKind.REMOVED,
             given.option,
             known.why,
             breaks=True,
@@ -261,7 +261,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
     since = history.first_without(given.option, old, new)
     if heir is not None and not given.negated:
         return Difference(
-            Sort.RENAMED,
+            DifferenceKind.RENAMED,
             given.option,
             f"the same setting is {heir.name}",
             breaks=True,
@@ -272,7 +272,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
             at=given.at,
         )
     return Difference(
-        Sort.REMOVED,
+        DifferenceKind.REMOVED,
         given.option,
         f"vLLM {new.version} has no such flag",
         breaks=True,
@@ -292,7 +292,7 @@ def _level_differences(
     for change in changes.changes_of("-O"):
         if change.is_in_force(new.version):
             yield Difference(
-                Sort.MEANING,
+                DifferenceKind.MEANING,
                 "-O",
                 change.why,
                 breaks=not level,
@@ -313,7 +313,12 @@ def _value_differences(
     if given.flag.takes_value != now.takes_value:
         takes = "takes a value now" if now.takes_value else "takes no value any more"
         yield Difference(
-            Sort.VALUE, given.option, f"it {takes}", breaks=True, argument=argument, at=given.at
+            DifferenceKind.VALUE,
+            given.option,
+            f"it {takes}",
+            breaks=True,
+            argument=argument,
+            at=given.at,
         )
         return
     before, after = old.listed_values(given.flag), new.listed_values(now)
@@ -321,7 +326,7 @@ def _value_differences(
         if value in before and after and value not in after:
             known = _value_change(given.flag.name, value, new.version)
             yield Difference(
-                Sort.VALUE,
+                DifferenceKind.VALUE,
                 given.flag.name,
                 known.why if known else f"{value} is no longer one of its values",
                 breaks=True,
@@ -336,7 +341,7 @@ def _value_differences(
             )
     for key in _lost_keys(given, now, old, new):
         yield Difference(
-            Sort.VALUE,
+            DifferenceKind.VALUE,
             given.flag.name,
             f"its JSON no longer has the key {key}",
             breaks=True,
@@ -359,7 +364,7 @@ def _meaning_differences(
         if change.kind is ChangeKind.FORM and change.rewrite and instead is None:
             continue  # it is written in the new form already
         yield Difference(
-            Sort.MEANING,
+            DifferenceKind.MEANING,
             given.flag.name,
             change.why,
             breaks=change.breaks,
@@ -386,7 +391,7 @@ def _deprecation_differences(
             None,
         )
         yield Difference(
-            Sort.DEPRECATED,
+            DifferenceKind.DEPRECATED,
             given.flag.name,
             known.why if known else f"vLLM {new.version} deprecates it",
             argument=argument,
@@ -401,7 +406,7 @@ def _deprecation_differences(
     was_hidden = given.option in given.flag.hidden or given.flag.help_hidden
     if hidden and not was_hidden:
         yield Difference(
-            Sort.HIDDEN,
+            DifferenceKind.HIDDEN,
             given.option,
             "still accepted, but no longer in vLLM's help",
             argument=argument,
@@ -421,7 +426,9 @@ def _unparsed_differences(
             return
         known = changes.removal_reason(option, new.version)
         yield Difference(
-            Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            DifferenceKind.RENAMED
+            if known and known.kind is ChangeKind.RENAMED
+            else DifferenceKind.REMOVED,
             option,
             f"vLLM {old.version} also refuses it" + (f": {known.why}" if known else ""),
             breaks=True,
@@ -439,7 +446,7 @@ def _unparsed_differences(
             said = f"an abbreviation: vLLM {old.version} took it for {takes}, "
             now = f"for {after[0]}" if len(after) == 1 else "for one of several, and refuses it"
             yield Difference(
-                Sort.MEANING,
+                DifferenceKind.MEANING,
                 option,
                 f"{said}{new.version} {now if after else 'for nothing it knows'}",
                 breaks=True,
@@ -459,7 +466,9 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
             continue  # not a variable of vLLM, or not known as one
         said = known.why if known else "the release does not read the variable"
         yield Difference(
-            Sort.RENAMED if known and known.kind is ChangeKind.RENAMED else Sort.REMOVED,
+            DifferenceKind.RENAMED
+            if known and known.kind is ChangeKind.RENAMED
+            else DifferenceKind.REMOVED,
             name,
             f"{said}; unknown variables are ignored",
             breaks=True,
@@ -477,7 +486,7 @@ def _variable_meaning_differences(
     for change in changes.changes_between(old.version, new.version):
         if change.name == name and change.kind is ChangeKind.MEANING:
             yield Difference(
-                Sort.MEANING,
+                DifferenceKind.MEANING,
                 name,
                 change.why,
                 breaks=change.breaks,
@@ -500,7 +509,7 @@ def _refusal_differences(
         covered = bool(places & set(problem.at)) or problem.argument in arguments
         if problem.refuses and not known and not covered:
             yield Difference(
-                Sort.VALUE,
+                DifferenceKind.VALUE,
                 problem.argument.split(" ")[0].partition("=")[0] or "MODEL",
                 problem.found,
                 breaks=True,
@@ -533,7 +542,7 @@ def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Itera
         else:
             continue
         yield Difference(
-            Sort.DEFAULT,
+            DifferenceKind.DEFAULT,
             name,
             f"{values}: {change.why}" if change else values,
             since=change.since if change else history.first_default(name, after, old, new),
@@ -553,7 +562,10 @@ def _recommended_differences(old: Schema, new: Schema, set_names: set[str]) -> I
         if beside or not one.beside:
             because = f" (you set {', '.join(beside)})" if beside else ""
             yield Difference(
-                Sort.NEW, one.name, one.why + because, since=history.first_with(one.name, old, new)
+                DifferenceKind.NEW,
+                one.name,
+                one.why + because,
+                since=history.first_with(one.name, old, new),
             )
 
 

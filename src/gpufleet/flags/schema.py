@@ -285,7 +285,7 @@ def load(version: str) -> Schema:
     naming its neighbours.
     """
     release = release_name(version)
-    return from_document({**json.loads(packaged("schemas", release)), "vllm": release})
+    return from_document({**json.loads(packaged_text("schemas", release)), "vllm": release})
 
 
 def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
@@ -425,7 +425,7 @@ def packaged_part(name: str, version: str) -> str | None:
     return _packaged(name).get(release_name(version))
 
 
-def packaged(name: str, version: str) -> str:
+def packaged_text(name: str, version: str) -> str:
     """
     Return one release's part of the packaged file `name` ("schemas", "metrics") as unparsed text.
 

@@ -17,7 +17,7 @@ from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
 Inside: TypeAlias = Callable[[str], Launch | None]
-"""A function that reads the command line for a container's shell."""
+"""A function that finds the server in the script of `sh -c`; None: the script starts none."""
 
 _IMAGE = re.compile(rf"vllm[^:@]*(?::v?({RELEASE.pattern}))?(?:@.*)?$")
 _ENTRIES = (

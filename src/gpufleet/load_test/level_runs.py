@@ -108,7 +108,7 @@ class LevelRuns:
 
     def __post_init__(self) -> None:
         self._key = read_key(self.target.key_file)
-        self._certificate = _read_certificate(self.target.certificate_file)
+        self._certificate = _read_certificate(self.target.ca_file)
         self._levels = 0
 
     def try_largest(self) -> float:

@@ -37,7 +37,7 @@ class Target:
     """The planned number of the model's replicas, above `replicas` while some are drained."""
     key_file: str | None = None
     """File on this machine with the server's or gateway's key."""
-    certificate_file: str | None = None
+    ca_file: str | None = None
     """File on this machine with certificate authorities; None uses the system's."""
     nodes: tuple[str, ...] = ()
     """The nodes of the replicas."""
@@ -236,7 +236,7 @@ def gateway_target(
         tuple(dict.fromkeys(each.stage for each in ready)),
         _count_planned(model, declared),
         key_file=key_file,
-        certificate_file=certificate
+        ca_file=certificate
         or (declared_certificate and declared_certificate.replace("{node}", chosen)),
         nodes=tuple(sorted({each.node for each in declared.running if each.model == model})),
         session_header=gateway.affinity.header if gateway.affinity.by == "session" else "",

@@ -95,7 +95,8 @@ class TopoMatrix:
 class _Header:
     line: int
     columns: tuple[str, ...]
-    aside: tuple[str, ...] | None  # None: cut, so what stands there cannot be told apart
+    aside: tuple[str, ...] | None
+    """The keys of the columns right of the matrix; None if a title is cut off."""
 
 
 @dataclass(frozen=True)

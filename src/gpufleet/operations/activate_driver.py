@@ -272,8 +272,9 @@ def check_node(driver: DriverPolicy) -> Commands:
     if untouched and (executing or found.way == "nothing"):
         host.noop("the driver has not changed since the node was checked")
         return
-    waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]]) or "no unit"
-    announce(printable(f"check the node, then let it serve; until then {waiting} waits"))
+    waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]])
+    start = f"start {waiting}" if waiting else "let units start"
+    announce(printable(f"check the node; if it passes, {start}"))
     yield FunctionCommand(_judge, (driver,), {})
 
 

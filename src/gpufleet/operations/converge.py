@@ -67,8 +67,8 @@ class Converge:
 
     `watch` are paths without a desired state on which the role bases decisions
     (`snapshot().file(path)`). `probed=False`: a probe does not read these files, accounts and
-    units, so it stays valid when they change (packages always count). Create it in pyinfra's
-    prepare phase; the operations take pyinfra's global arguments (name, _sudo ...).
+    units, so it stays valid when they change; a package change always makes it invalid. Create it
+    in pyinfra's prepare phase; the operations take pyinfra's global arguments (name, _sudo ...).
     """
 
     def __init__(
@@ -200,7 +200,7 @@ def _converge(node: Converge | DesiredState, choose: Callable[[Difference], Part
 
 
 def announce(change: str) -> None:
-    """Log a change of the current operation; in the prepare phase, call `log_dry_run`."""
+    """Log a change of the current operation; in the prepare phase, log it as pending."""
     if ctx_state.get().is_executing:
         logger.info("%s%s", host.print_prefix, change)
     else:

@@ -84,12 +84,12 @@ def test_a_lock_and_an_sbom_that_differ_are_told_by_what() -> None:
         lock, package_lock.sbom_text((FOUND[0], source), "vllm", "1")
     ) == ("beta-2.0.tar.gz is no wheel",)
     assert package_lock.sbom_differences(lock.replace(TWO, "3" * 64), sbom) == (
-        f"{TWO} is in only one of the two",
-        f"{'3' * 64} is in only one of the two",
+        f"only the lock has the hash {'3' * 64}",
+        f"only the SBOM has the hash {TWO}",
     )
     assert package_lock.sbom_differences(lock.replace("beta==2.0", "beta==2.1"), sbom) == (
-        "beta==2.0 is in only one of the two",
-        "beta==2.1 is in only one of the two",
+        "only the lock has beta==2.1",
+        "only the SBOM has beta==2.0",
     )
     for broken in ("", "[]", '{"components": [{}]}'):
         with pytest.raises(FleetError, match="cannot be read"):

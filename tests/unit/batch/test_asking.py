@@ -15,7 +15,7 @@ TLS_HANDSHAKE = b"\x16"
 def test_a_key_for_an_https_address_is_never_sent_in_the_clear(scheme: str, first: bytes) -> None:
     with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor() as other:
         url = f"{scheme}://127.0.0.1:{server.getsockname()[1]}"
-        asker = Asker(url, "", "sk-secret", certificate_file=None, seconds=5)
+        asker = Asker(url, "", "sk-secret", ca_file=None, seconds=5)
         reply = other.submit(asker.ask, "/v1/completions", b"{}")
         connection, _ = server.accept()
         received = connection.recv(4096)

@@ -15,7 +15,7 @@ from gpufleet.flags.from_settings import ServerFlags, from_file
 from gpufleet.flags.pages import diff_page
 from gpufleet.flags.release_diff import (
     Difference,
-    Sort,
+    DifferenceKind,
     diff,
     overview,
     recommended_flags,
@@ -36,8 +36,8 @@ def _broken(old: str, new: str, *argv: str, **environment: str) -> dict[str, Dif
     return {one.name: one for one in _diff(old, new, *argv, **environment) if one.breaks}
 
 
-def _one(found: tuple[Difference, ...], sort: Sort, name: str) -> Difference:
-    (one,) = [each for each in found if (each.sort, each.name) == (sort, name)]
+def _one(found: tuple[Difference, ...], sort: DifferenceKind, name: str) -> Difference:
+    (one,) = [each for each in found if (each.kind, each.name) == (sort, name)]
     return one
 
 
@@ -54,17 +54,17 @@ def test_nothing_changes_from_a_release_to_itself(version: str) -> None:
 @each_row(
     ("old", "new", "argv", "sort", "since"),
     [
-        ("0.17.0", "0.18.0", ("--swap-space", "4"), Sort.REMOVED, "0.18.0"),
-        ("0.12.0", "0.13.0", ("--task", "generate"), Sort.RENAMED, "0.13.0"),
-        ("0.6.6", "0.7.0", ("--worker-use-ray",), Sort.RENAMED, "0.7.0"),
-        ("0.11.0", NEWEST, ("--guided-decoding-backend", "auto"), Sort.RENAMED, "0.12.0"),
-        ("0.27.0", "0.28.0", ("--calculate-kv-scales",), Sort.REMOVED, "0.28.0"),
-        ("0.27.0", "0.28.0", ("--no-calculate-kv-scales",), Sort.REMOVED, "0.28.0"),
-        ("0.16.0", "0.32.0", ("--disable-log-requests",), Sort.REMOVED, "0.17.0"),
+        ("0.17.0", "0.18.0", ("--swap-space", "4"), DifferenceKind.REMOVED, "0.18.0"),
+        ("0.12.0", "0.13.0", ("--task", "generate"), DifferenceKind.RENAMED, "0.13.0"),
+        ("0.6.6", "0.7.0", ("--worker-use-ray",), DifferenceKind.RENAMED, "0.7.0"),
+        ("0.11.0", NEWEST, ("--guided-decoding-backend", "auto"), DifferenceKind.RENAMED, "0.12.0"),
+        ("0.27.0", "0.28.0", ("--calculate-kv-scales",), DifferenceKind.REMOVED, "0.28.0"),
+        ("0.27.0", "0.28.0", ("--no-calculate-kv-scales",), DifferenceKind.REMOVED, "0.28.0"),
+        ("0.16.0", "0.32.0", ("--disable-log-requests",), DifferenceKind.REMOVED, "0.17.0"),
     ],
 )
 def test_a_flag_that_is_gone_breaks_and_is_put_right(
-    old: str, new: str, *, argv: tuple[str, ...], sort: Sort, since: str
+    old: str, new: str, *, argv: tuple[str, ...], sort: DifferenceKind, since: str
 ) -> None:
     yours = ServerFlags(("MODEL", *argv))
     found = diff(schema.load(old), schema.load(new), yours)
@@ -72,7 +72,7 @@ def test_a_flag_that_is_gone_breaks_and_is_put_right(
     assert one.breaks
     assert one.argument == " ".join(argv)
     assert one.since == since
-    if sort is Sort.REMOVED:
+    if sort is DifferenceKind.REMOVED:
         assert one.rewritten == ()
     whole = rewrite_command_line(yours, found, schema.load(new))
     assert whole
@@ -95,7 +95,7 @@ def test_a_flag_that_only_the_new_release_has_does_not_break() -> None:
 
 def test_a_downgrade_breaks_what_the_older_release_lacks() -> None:
     one = _broken("0.33.0", "0.20.2", "--device-ids", "0,1")["--device-ids"]
-    assert one.sort is Sort.REMOVED
+    assert one.kind is DifferenceKind.REMOVED
     assert one.since is None
     assert one.rewritten is None
 
@@ -116,14 +116,14 @@ def test_a_value_that_is_no_longer_accepted_breaks(
     old: str, new: str, argv: tuple[str, ...], since: str
 ) -> None:
     one = _broken(old, new, *argv)[argv[0]]
-    assert (one.sort, one.since) == (Sort.VALUE, since)
+    assert (one.kind, one.since) == (DifferenceKind.VALUE, since)
     assert not _broken(old, old, *argv)
 
 
 def test_whatever_else_the_check_of_the_new_release_refuses_breaks() -> None:
     """Types, numbers and combinations: the table of changes has no word on them."""
     one = _broken("0.9.2", "0.12.0", "--enable-lora", "--max-lora-rank", "4")["--max-lora-rank"]
-    assert one.sort is Sort.VALUE
+    assert one.kind is DifferenceKind.VALUE
     assert "not one of its values" in one.said
     assert not _broken("0.12.0", "0.13.0", "--enable-lora", "--max-lora-rank", "4")
 
@@ -137,7 +137,7 @@ def test_a_json_key_that_is_gone_breaks() -> None:
 
 def test_a_new_meaning_touches_only_its_value() -> None:
     one = _broken("0.30.0", "0.31.0", "--quantization", "fp8")["--quantization"]
-    assert one.sort is Sort.MEANING
+    assert one.kind is DifferenceKind.MEANING
     assert one.when
     assert one.rewritten == ("--quantization", "fp8_per_tensor")
     assert not _broken("0.30.0", "0.31.0", "--quantization", "awq")
@@ -204,11 +204,11 @@ def test_variables_of_others_are_not_judged() -> None:
 
 
 def _defaults(found: tuple[Difference, ...]) -> set[str]:
-    return {one.name for one in found if one.sort is Sort.DEFAULT}
+    return {one.name for one in found if one.kind is DifferenceKind.DEFAULT}
 
 
 def test_a_default_that_matters_is_told_to_who_does_not_set_it() -> None:
-    one = _one(_diff("0.19.0", "0.20.0"), Sort.DEFAULT, "--gpu-memory-utilization")
+    one = _one(_diff("0.19.0", "0.20.0"), DifferenceKind.DEFAULT, "--gpu-memory-utilization")
     assert not one.breaks
     assert "0.9 → 0.92" in one.said
     assert one.keep == ("--gpu-memory-utilization", "0.9")
@@ -257,17 +257,17 @@ def test_every_told_default_can_be_kept_by_an_argument_of_the_new_release() -> N
 
 
 def test_a_useful_new_flag_is_told_to_whom_it_concerns() -> None:
-    names = {one.name for one in _diff("0.28.0", "0.29.0") if one.sort is Sort.NEW}
+    names = {one.name for one in _diff("0.28.0", "0.29.0") if one.kind is DifferenceKind.NEW}
     assert names == {"--max-num-queued-reqs"}
     found = _diff("0.28.0", "0.29.0", "--speculative-config", "{}")
-    one = _one(found, Sort.NEW, "--per-request-spec-decode-metrics")
+    one = _one(found, DifferenceKind.NEW, "--per-request-spec-decode-metrics")
     assert one.since == "0.29.0"
     assert "you set --speculative-config" in one.said
 
 
 def test_a_flag_that_is_written_before_its_release_is_not_told_as_new() -> None:
     found = _diff("0.28.0", "0.29.0", "--max-num-queued-reqs=64")
-    assert not [one for one in found if one.sort is Sort.NEW]
+    assert not [one for one in found if one.kind is DifferenceKind.NEW]
 
 
 def test_what_is_recommended_exists_and_was_not_always_there() -> None:
@@ -285,8 +285,8 @@ def test_hidden_and_deprecated_do_not_break_and_are_told_once() -> None:
     assert _diff("0.33.0", "0.33.0", *argv) == ()
     found = _diff("0.32.0", "0.33.0", *argv)
     assert not any(one.breaks for one in found)
-    assert _one(found, Sort.HIDDEN, "--no-enable-prefix-caching")
-    assert _one(found, Sort.DEPRECATED, "--mamba-cache-mode").rewritten == ()
+    assert _one(found, DifferenceKind.HIDDEN, "--no-enable-prefix-caching")
+    assert _one(found, DifferenceKind.DEPRECATED, "--mamba-cache-mode").rewritten == ()
 
 
 # -- without settings

@@ -60,14 +60,14 @@ def test_a_replica_is_measured_at_its_own_server_with_the_fleets_key() -> None:
 
     assert (found.url, found.key_file) == ("http://10.0.0.2:8001", "secrets/key")
     assert (found.name, found.replicas, found.nodes) == ("replica tiny-1", ("tiny-1",), ("b",))
-    assert found.certificate_file is None
+    assert found.ca_file is None
 
 
 def test_a_model_is_measured_behind_its_gateway_over_tls_with_a_clients_key() -> None:
     found = gateway_target("tiny", choose_gateway(None, FLEET), "bench-key", None, FLEET)
 
     assert (found.url, found.key_file) == ("https://10.0.0.9:8443", "bench-key")
-    assert found.certificate_file == "tls/lb.pem"
+    assert found.ca_file == "tls/lb.pem"
     assert (found.name, found.replicas) == ("gateway lb", ("tiny-0", "tiny-1"))
 
 

@@ -71,7 +71,7 @@ def run(
 @contextlib.contextmanager
 def _ended_by_alarm(program: subprocess.Popen[bytes]) -> Iterator[None]:
     """
-    Make the alarm that ends this process (`Watched`) end the program first.
+    Make the alarm that ends this process (`ForkedCall`) end the program first.
 
     An alarm of the program's own needs `preexec_fn`, with which subprocess copies this process for
     every program: 12 of the 116 ms of a probe.

@@ -29,7 +29,7 @@ Question = Tuple[Callable[[], Any], float]
 """A function, and its deadline in seconds."""
 
 
-class Watched:
+class ForkedCall:
     """
     A forked process that runs one function, with a deadline of `seconds`.
 
@@ -100,7 +100,7 @@ class Watched:
             os.waitpid(self.pid, os.WNOHANG)
 
 
-class Turn(Watched):
+class Turn(ForkedCall):
     """
     A forked process that runs several functions in order, with a deadline of `seconds`.
 
@@ -165,15 +165,15 @@ class Watch:
     """The running questions; waiting for some of them collects the answers of all."""
 
     def __init__(self) -> None:
-        self.out: Dict[Any, Watched] = {}
+        self.out: Dict[Any, ForkedCall] = {}
         self.turns: List[Turn] = []
-        self.kept: List[Watched] = []
+        self.kept: List[ForkedCall] = []
         self.known: Dict[Any, Any] = {}
 
     def ask(self, key: Any, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
         """Answer a question in a separate process, with a deadline in `seconds` from now."""
         try:
-            self.out[key] = Watched(function, seconds, keep)
+            self.out[key] = ForkedCall(function, seconds, keep)
         except OSError as error:  # the node has no room for another process
             self.known[key] = missing_after(error)
 

@@ -153,9 +153,9 @@ class TokenRequests:
 
     `form` has model, vocabulary [low, high), salt, input and output (as `lengths` has them);
     prefix_tokens and prefix_groups: the length of the common prefix in a group, and the number of
-    groups; turns: of a conversation, each of which repeats the turns before it, with random tokens
-    for answers; session_header: the header that names the conversation, for a gateway's session
-    affinity.
+    groups; turns: the number of turns in a conversation (each turn repeats the previous ones, with
+    random tokens for answers); session_header: the header that names the conversation, for a
+    gateway's session affinity.
 
     Turns do not change arrival times: an arrival is a new conversation's first turn once in `turns`
     times, or else the next turn of the conversation that has rested longest.

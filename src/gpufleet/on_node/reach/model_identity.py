@@ -44,7 +44,7 @@ def files(directory: str, user: str) -> Dict[str, Any]:
         if len(found) >= MOST_FILES:
             raise CannotRead("implausible", detail="more than %d files" % MOST_FILES)
         try:
-            found[name] = mark(path)
+            found[name] = size_and_digest(path)
         except OSError as error:
             raise CannotRead(
                 "no_permission" if isinstance(error, PermissionError) else "error",
@@ -79,7 +79,7 @@ def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
                 yield os.path.relpath(path, directory), path
 
 
-def mark(path: str) -> Tuple[int, str]:
+def size_and_digest(path: str) -> Tuple[int, str]:
     """Return a file's size, and the digest of its content or of both ends."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size

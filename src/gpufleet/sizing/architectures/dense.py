@@ -68,6 +68,7 @@ class Style:
     further: Callable[[Fields], tuple[Weight, ...]] | None = None
     """Further weights of each layer."""
     pipeline: bool = True
+    """Whether vLLM's class can be divided into pipeline stages."""
 
 
 def llama(config: Mapping[str, Any], name: str, style: Style) -> Architecture:

@@ -312,7 +312,9 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
             continue
         if key == ITL and not any(histogram.values()):
             # Requests of one token each have no time between tokens.
-            case.remarks.append(f"{words}: not judged, because there were none {when} the change")
+            case.remarks.append(
+                f"{words}: not judged, because no answer {when} the change had two tokens or more"
+            )
         else:
             case.unknown.append(f"{words}: its p99 {when} the change is unknown")
         return

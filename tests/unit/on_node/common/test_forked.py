@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from gpufleet.on_node.common.commands import run
-from gpufleet.on_node.common.forked import ANSWER_BYTES, Watch, Watched
+from gpufleet.on_node.common.forked import ANSWER_BYTES, ForkedCall, Watch
 
 
 def test_a_question_that_ended_itself_before_its_parent_looked_ran_out_of_time():
     """A parent that is kept waiting by a busy node must not call the deadline a crash."""
-    question = Watched(lambda: time.sleep(60), 0.1)
+    question = ForkedCall(lambda: time.sleep(60), 0.1)
     process = Path(f"/proc/{question.pid}")
     while lives(process):  # its own alarm comes after 1 s
         time.sleep(0.05)
@@ -33,7 +33,7 @@ def crash():
 
 
 def test_a_question_that_dies_of_something_else_crashed():
-    question = Watched(crash, 5)
+    question = ForkedCall(crash, 5)
     while question.receive():
         pass
     assert question.result() == {"missing": "crashed", "signal": 11}
@@ -42,7 +42,7 @@ def test_a_question_that_dies_of_something_else_crashed():
 
 def test_a_question_that_ends_itself_ends_the_program_that_it_waits_for():
     """Its parent may be gone by then, and nobody else knows of the program."""
-    question = Watched(lambda: run("sleep", "77", seconds=LONG), 5)
+    question = ForkedCall(lambda: run("sleep", "77", seconds=LONG), 5)
     program = running(question.pid, b"/usr/bin/sleep\x0077\x00")
 
     while question.receive():
