@@ -37,6 +37,8 @@ from gpufleet.load_test.verdicts import fewest_seconds
 from gpufleet.load_test.workloads import TokenRange
 
 WITHIN = 0.1
+NEAR = 0.03
+"""A level within so much of the true rate is close to it: some verdicts on it may be wrong."""
 MOST_TIMES = 4
 """The highest level, in multiples of the saturation."""
 IDS = TokenRange(100, 1000)
@@ -82,6 +84,8 @@ class Searched:
     """Virtual seconds of all levels together."""
     deviation: float
     """The largest difference between the client's times and the server's, in seconds."""
+    verdicts: tuple[tuple[float, str], ...] = ()
+    """The rate and verdict of each level."""
 
     def is_right(self, true: float) -> bool:
         """Return whether nothing that it states excludes the true rate."""
@@ -96,12 +100,24 @@ class Searched:
             and self.missed <= true * (1 + part)
         )
 
+    def near(self, true: float) -> list[tuple[float, str]]:
+        """Return the verdicts on levels close to the true rate."""
+        return [each for each in self.verdicts if abs(each[0] / true - 1) <= NEAR]
+
+    def wrong(self, true: float) -> list[float]:
+        """Return the levels judged as kept above the true rate or missed below it."""
+        return [
+            rate
+            for rate, verdict in self.verdicts
+            if (verdict == "kept" and rate > true) or (verdict == "missed" and rate < true)
+        ]
+
     def line(self, true: float) -> str:
         """Return it as it is printed."""
         ends = " to ".join("?" if end is None else f"{end:.2f}" for end in (self.kept, self.missed))
         return (
             f"  {ends:14} {self.status:9} {'right' if self.is_right(true) else 'WRONG'}, "
-            f"{self.levels} levels, {self.requests} requests, {self.seconds / 3600:.1f} h, "
+            f"{self.levels} levels, {self.requests} requests, {self.seconds:.0f} s, "
             f"deviation {self.deviation:.6f} s, load {os.getloadavg()[0]:.1f}"
         )
 
@@ -209,6 +225,7 @@ def run_search(
         sum(each.requests for each in levels),
         sum(each.seconds for each in levels),
         0.0,
+        tuple((each.load, each.verdict) for each in levels),
     )
 
 
