@@ -6,8 +6,9 @@ Does `gpufleet measure` find the capacity of a real vLLM whose steps take a fixe
 ENVIRONMENT has the CPU build of a release, as lab/metrics_recording.py takes it. One server and its
 load clients are processes of their own, over HTTP and in real time. The true rate is that of a
 simulation of the steps alone (`true_rate`), without vLLM, HTTP, clients or verdicts; before the
-searches a closed loop shows what the server carries at most. On a busy machine steps are late: the
-server states their mean time during each search, and the true rate is that of steps of that time.
+searches a closed loop shows what the server carries at most. On a busy machine steps are late, less
+so at real-time priority (`chrt -r 5`, which the processes inherit): the server states their mean
+time during each search, and the true rate is that of steps of that time.
 `--simulated` puts such a simulation in the server's place: only search and verdicts.
 """
 
