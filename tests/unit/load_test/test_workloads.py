@@ -35,7 +35,7 @@ def bodies(work: Workload, count: int, *, ids: TokenRange = IDS, **more: Any) ->
     seed = more.pop("seed", 1)
     form = work.requests("model", ids, more.pop("salt", "salt"), **more)(process, processes)
     made = TokenRequests(form, seed, process, processes)
-    made.rest(4)
+    made.stagger(4)
     found = []
     for _ in range(count):
         prepared = made.next()
