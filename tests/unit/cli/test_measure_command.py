@@ -88,7 +88,7 @@ def test_one_level_is_no_search(given: dict[str, Any]) -> None:
 
 
 def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
-    with pytest.raises(FleetError, match=r"--lengths 1000: write PROMPT_TOKENS,ANSWER_TOKENS, as 1000,200"):
+    with pytest.raises(FleetError, match="write PROMPT_TOKENS,ANSWER_TOKENS, as"):
         MeasureOptions(**{**TYPED, "lengths": "1000"}).work("generate")
 
 
