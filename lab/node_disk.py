@@ -23,10 +23,12 @@ from lab.state import LabState, exclusive
 
 GIB = 1 << 30
 LEAST_GIB = 8
-RELEASE_SECONDS = 60.0
+RELEASE_SECONDS = 30.0
 """Seconds for another node's boot to release its copy of this machine's mounts.
 
-It takes 1 to 3 s, and over 10 s with three labs on two busy cores.
+It takes 1 to 3 s, and over 10 s with three labs on two busy cores. A node of another lab that
+booted while the disk was mounted may keep it until that node ends; then no wait helps, and the
+kernel frees the device later.
 """
 # A journal, so that a lab survives the machine's own crash; no more than its small files need.
 JOURNAL_MIB = 64

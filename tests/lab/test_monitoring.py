@@ -97,6 +97,11 @@ def alerts(fleet: Fleet, name: str) -> dict[str, str]:
     }
 
 
+def knows_alertmanager(fleet: Fleet) -> bool:
+    (found,) = ask(fleet, [f"{PROMETHEUS}/api/v1/alertmanagers"]).values()
+    return bool(found.get("data", {}).get("activeAlertmanagers"))
+
+
 def comes(what: Callable[[], bool], seconds: float = 60) -> bool:
     """Wait until something is so; return whether it came."""
     deadline = time.monotonic() + seconds
@@ -389,6 +394,8 @@ def test_a_test_alert_comes_to_who_is_on_call_and_a_refusal_of_it_is_seen(watche
         file.write_text(f"http://{watched.state.machine}:{server.server_address[1]}/page\n")
         declare(watched, alertmanager={"page": {"webhook_url_file": str(file)}})
         deployed_on(watched)
+        # A server that has just started looks for it only seconds later.
+        assert comes(lambda: knows_alertmanager(watched))
         status, proof = verdict()
         assert status == "OK", proof
         [alert] = (each for each in Inbox.got if each["labels"]["alertname"] == TEST_ALERT)

@@ -415,7 +415,7 @@ def listens(ground: Ground, name: str) -> bool:
         return tried.connect_ex((ground.address(name), ground.port)) == 0
 
 
-def until(true: Callable[[], bool], seconds: float = 30) -> None:
+def until(true: Callable[[], bool], seconds: float = 120) -> None:
     end = time.monotonic() + seconds
     while not true():
         assert time.monotonic() < end
