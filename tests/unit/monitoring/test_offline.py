@@ -62,7 +62,7 @@ NOT_OF_SGLANG = {
     # No series before the first retracted request.
     "VllmKvCacheFull",
     "VllmPreemptions",
-    # One of its series is of vLLM alone, and it has no label of an engine: an empty one is as good.
+    # The same; and an engine without a label, or requests without a reason, are as good.
     "VllmNoProgress",
     "VllmTurnsRequestsAway",
 }

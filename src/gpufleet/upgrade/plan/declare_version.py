@@ -89,7 +89,8 @@ def _engine_edits(
     }
     if not wanted:
         raise FleetError(
-            f"--{engine} {version}: none of the nodes has `{engine}` in its group_vars"
+            f"--{engine} {version}: none of the nodes has `{engine}` in its group_vars: write "
+            f"`{engine}.version` and `{engine}.lock` there, or remove --{engine}"
         )
     _, first = next(iter(wanted.values()))
     if wrong := first.release_mistake(version):
