@@ -14,80 +14,87 @@ from tests.support.start_up_fit import WAYS, Judged, held_out, newer
 
 _HEAD = """# How accurately sizing predicts vLLM's start
 
-The predictions are compared with {logs} starts of vLLM whose logs others published: {models}
-models, releases {first} to {last}, one to sixteen GPUs. `tests/data/start_up_logs.json` has them
-with their sources, `tests/unit/sizing/test_startup_logs.py` tests the figures, and
+This page compares gpufleet's predictions with {logs} starts of vLLM whose logs others have
+published. The starts are of {models} models, of releases {first} to {last}, and on one to sixteen
+GPUs. The starts and their sources are in `tests/data/start_up_logs.json`.
+`tests/unit/sizing/test_startup_logs.py` tests the figures, and
 `python -m tests.support.start_up_report` prints this page.
 
-Three things are compared, because they fail for different reasons:
+Three values are compared, because their predictions can be wrong for different reasons:
 
-1. **Weights**: the weights of the largest rank, with `Model loading took`. They follow from the
-   config alone.
-2. **Cache**: tokens and concurrency, from the memory that the log prints as available. They follow
-   from the config and from the release's arithmetic, so they must be exact. The logs print two
-   digits: the memory may be 0.005 GiB more or less. With tensor parallelism the smallest rank's
-   memory, which is not printed, may be a little less.
-3. **Whole chain**: the cache's memory from config, flags and GPU, with `Available KV cache
-   memory`. Activations, NCCL and CUDA graphs are estimates (docs/plan/sizing.md), so the
-   prediction has an error, and states how large the error may be.
+1. **Weights**: the weights of the largest rank are compared with `Model loading took`. The
+   prediction follows from the config alone.
+2. **Cache**: tokens and concurrency are computed from the memory that the log prints as available.
+   The result follows from the config and from the release's arithmetic, so it must be exact. But
+   the logs print the memory with two decimals, so the true memory may be 0.005 GiB more or less.
+   With tensor parallelism, the memory of the smallest rank may be a little less; the logs do not
+   print it.
+3. **Whole chain**: the memory of the cache is computed from config, flags and GPU, and compared
+   with `Available KV cache memory`. Activations, NCCL and CUDA graphs are estimates
+   (docs/plan/sizing.md). So the prediction has an error, and states how large the error may be.
 """
 
 _FOOT = """
 ## What this does not show
 
-- More than half of the starts of the whole chain are one laboratory's, of 0.19.0 on H100: the
-  median over all starts is nearly the median of that laboratory. The median of the laboratories'
-  medians shows what others can expect.
-- Which parts a start has, what is assumed of a part that too few starts show (`PARTS` in
-  `sizing/startup_ranges.py`), the margins, and the shares of the formulas (`sizing/dummy_run.py`)
-  were chosen with all of these starts in sight. Only the fitted numbers were tested by leaving
-  starts out. For a new laboratory, more starts than none in 110 may lie outside of the range.
-- Up to 0.19, and with the second model runner up to 0.28, CUDA graphs lie outside of the budget:
-  whether the memory beside it is enough for them is judged by the middle of their estimate, and no
-  start here shows how often that is right.
-- Most logs are of one node with NVLink. NCCL's buffers over PCIe or between nodes are hardly
-  measured.
-- Up to 0.11.0 the activation peak depends on whether FlashInfer is installed, as it was in vLLM's
-  images: this cannot be known before the start. The estimate lies between both cases, and its error
-  covers both.
-- There are few logs of 0.28 and newer, and none of them has the whole chain: for these releases the
-  arithmetic follows vLLM's source, and little evidence confirms it.
-- Some configs were put together from a model's card and the file of a similar model; the log's
-  record states this.
-- Two starts of encoders were found, after their estimate was written: both are in the table of
-  weights. Encoders keep no cache and log no activations, so nothing confirms their activations. On
-  lab nodes (CPU) an embedder, a reranker and a classifier keep no cache, as planned, and a model
-  that accepts images keeps the planned tokens (`tests/lab/test_model_kinds.py`).
-- One start of Whisper was found (whisper-large-v3, 0.15.1): weights and cache are in the tables.
-  The log does not print its GPU, so nothing confirms the whole chain; the memory of its encoder's
-  own run is not counted.
-- Starts with LoRA, CPU offloading, or a draft model of its own besides the model's own prediction
-  layers are left out of the whole chain.
+- More than half of the starts of the whole chain come from one laboratory, with 0.19.0 on H100. So
+  the median over all starts is nearly the median of that laboratory. The median of the
+  laboratories' medians shows what other users can expect.
+- Some choices were made with all of these starts in sight. These are the parts of a start, the
+  assumptions about a part that too few starts show (`PARTS` in `sizing/startup_ranges.py`), the
+  margins, and the shares of the formulas (`sizing/dummy_run.py`). Only the fitted numbers were
+  tested by leaving starts out. Here no start lies outside the range if its laboratory is left out,
+  but starts of a new laboratory may.
+- Up to 0.19, and with the second model runner up to 0.28, the memory of CUDA graphs is not a part
+  of the budget. gpufleet uses the middle of the estimate to decide whether the memory beside the
+  budget is enough for the graphs. No start here shows how often this is right.
+- Most logs are of one node with NVLink. There are hardly any measurements of NCCL's buffers over
+  PCIe or between nodes.
+- Up to 0.11.0, the activation peak depends on whether FlashInfer is installed. It was installed in
+  vLLM's images, but this cannot be known before the start. The estimate lies between both cases,
+  and its error covers both.
+- There are few logs of 0.28 and newer, and none of them has the whole chain. For these releases the
+  arithmetic follows vLLM's source, and there is little evidence that confirms it.
+- Some configs were put together from a model's card and the file of a similar model. The record of
+  the log states this.
+- After the estimate for encoders was written, two starts of encoders were found. Both are in the
+  table of weights. Encoders keep no cache and log no activations, so nothing confirms the estimate
+  of their activations. On lab nodes (CPU), an embedder, a reranker and a classifier keep no cache,
+  as planned. A model that accepts images keeps the planned tokens
+  (`tests/lab/test_model_kinds.py`).
+- One start of Whisper was found (whisper-large-v3, 0.15.1). Its weights and cache are in the
+  tables. The log does not print the GPU, so nothing confirms the whole chain. The memory of the
+  encoder's own run is not counted.
+- Starts with LoRA or CPU offloading are left out of the whole chain. So are starts with a separate
+  draft model, besides the model's own prediction layers.
 """
 
 
 _HELD_OUT = """
-The ranges are fitted again without one laboratory (or kind of GPU, or minor release), and tested on
-the starts that were left out. Once they are fitted to the starts before 2026-11-25, and tested on
-the later starts. `tests/support/start_up_fit.py` has the method.
+To test the ranges, they are fitted again without the starts of one laboratory (or kind of GPU, or
+minor release), and tested on the starts that were left out. In the last row they are fitted to the
+starts before 2026-11-25, and tested on the later starts. `tests/support/start_up_fit.py` has the
+method.
 
-The ends of all ranges are added up. In no start were all parts at the same end of their ranges, so
-only a share of the sum is used: the largest share that a start needed in a laboratory to which no
-range was fitted. In each row below this share is also taken only from the other starts, by leaving
-out laboratories a second time.
+The stated error is a share of the sum of all ranges. The whole sum is not needed, because in no
+start were all parts at the same end of their ranges. The share is the largest one that a start
+needed in a laboratory to which no range was fitted. In each row below, this share too is computed
+only from the starts that were not left out. For this, laboratories are left out a second time.
 """
 _BEFORE = """
-Before this method, constants were written by hand, and errors were added as the root of their
-squares. Of the newest 25 starts 16 then lay in the stated range, and for 8 too much memory was
-predicted; the median stated error was 0.61 GiB.
+Before this method, the constants were written by hand, and the errors were combined as the root of
+the sum of their squares. At that time, 16 of the newest 25 starts lay in the stated range, and for
+8 starts too much memory was predicted. The median of the stated errors was 0.61 GiB.
 
-17 more starts (`blind` in the data) were read after parts, margins and shares had been fixed. 16
-lay in the range; a Qwen3.6-35B in four bits over 16,384 tokens had 0.05 GiB less than the range's
-end. The median stated error was 1.83 GiB. After that, NVFP4's experts, graphs of no size and
-encoders beside a larger run got their own ranges, and all ranges were fitted again.
+17 more starts (`blind` in the data) were read after parts, margins and shares had been fixed. 16 of
+them lay in the range. One, a Qwen3.6-35B in four bits over 16,384 tokens, had 0.05 GiB less than
+the end of the range. The median of the stated errors was 1.83 GiB. After that, three parts got
+separate ranges: NVFP4's experts, graphs of no size, and encoders beside a larger run. Then all
+ranges were fitted again.
 
-If the whole sum is stated, the median is 1.16 to 1.27 GiB; with that share, here {share:.2f}, it
-is {least:.2f} to {most:.2f} GiB. With wide ranges more verdicts are "near the edge"."""
+If the whole sum were stated as the error, the median would be 1.16 to 1.27 GiB. With the share,
+which is {share:.2f}, the median is {least:.2f} to {most:.2f} GiB. If ranges are wide, more verdicts
+are "near the edge"."""
 
 
 def _row(name: str, errors: list[float], within: float, unit: str) -> str:
@@ -259,22 +266,26 @@ def report() -> str:
         "## Cache",
         "",
         (
-            "How far the logged number of tokens is outside the range that follows from the "
-            "printed\nmemory; 0: inside."
+            "The table shows how far the logged number of tokens is outside the range that "
+            "follows from the\n"
+            "printed memory. 0 means that it is inside the range."
         ),
         *_table("tokens", tokens, 0.1, " %"),
         "",
-        f"{len(refusal_errors())} starts were refused with an estimated length, and "
-        f"{sum(not error for error in refusal_errors().values())} of the estimates are exact.",
+        f"vLLM refused {len(refusal_errors())} starts and logged an estimated length; "
+        f"{sum(not error for error in refusal_errors().values())} of gpufleet's estimates are "
+        "exact.",
         "",
         "## Whole chain",
         "",
-        f"In {len(inside)} of {len(memory)} starts the cache has the predicted memory, within "
-        "the stated error. No start that\nsucceeded was predicted to fail with certainty, and "
-        "none that was refused was predicted to fit.",
+        f"In {len(inside)} of {len(memory)} starts, the cache has the predicted "
+        "memory, within the stated error. If a start\n"
+        "succeeded, gpufleet never predicted that it fails with certainty. If vLLM "
+        "refused a start, gpufleet\n"
+        "never predicted that it fits.",
         *_table("cache memory", memory, 0.5, " GiB"),
         "",
-        "The farthest off:",
+        "The ten starts with the largest errors:",
         "",
         "| start | predicted | logged | stated error |",
         "|---|---|---|---|",
@@ -292,10 +303,11 @@ def report() -> str:
         "",
         "## Beside vLLM's own classes",
         "",
-        "The logs are from the most-served models. For more, `tests/data/models_oracle.py`",
-        "built vLLM 0.32.0's own classes without memory for their tensors, and summed up what each",
-        "rank would hold. `test_published_sizes.py` has the reason for each difference above",
-        "0.1 %. The cache of each layer is the one that its class asks for, to the byte.",
+        "The published logs are only of the most-served models. To test more models,",
+        "`tests/data/models_oracle.py` built the classes of vLLM 0.32.0 without memory for their",
+        "tensors, and added up the tensors of each rank. `test_published_sizes.py` has the reason",
+        "for each difference above 0.1 %. The predicted cache of each layer is exactly, to the",
+        "byte, the one that its class requests.",
         "",
         "| ranks | compared | median | 90 % below | worst | within 2 % |",
         "|---|---|---|---|---|---|",
