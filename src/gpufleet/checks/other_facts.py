@@ -62,39 +62,54 @@ counts.
 """
 
 UNJUDGED: dict[str, str] = {
-    "fabric.*.struct": "the version of NVML's answer",
-    "gpus.*.architecture": "follows from the name, which gpu-identical compares",
-    "gpus.*.brand": "follows from the name, which gpu-identical compares",
+    "fabric.*.struct": "the version of NVML's data structure",
+    "gpus.*.architecture": "follows from the GPU's name, which gpu-identical compares",
+    "gpus.*.brand": "follows from the GPU's name, which gpu-identical compares",
     "gpus.*.ecc_corrected_aggregate": (
-        "counted over the GPU's whole life: ecc-corrected judges those since the last reset"
+        "counts errors of the GPU's whole life; ecc-corrected judges only the errors since the "
+        "last reset"
     ),
-    "gpus.*.ecc_dram": "parts of a sum: ecc-uncorrected judges the sum of all places",
-    "gpus.*.ecc_sram": "ecc-sram judges NVIDIA's threshold and its counts",
+    "gpus.*.ecc_dram": "is part of a sum; ecc-uncorrected judges the sum over all places",
+    "gpus.*.ecc_sram": "ecc-sram judges NVIDIA's threshold and the counts for it",
     "gpus.*.ecc_sram_counts": (
-        "parts of a sum: ecc-uncorrected judges the sum, ecc-sram the threshold"
+        "is part of a sum; ecc-uncorrected judges the sum, and ecc-sram judges the threshold"
     ),
     "gpus.*.index": "NVML's own number of the GPU",
     "gpus.*.memory.free": "`total` minus `used`",
-    "gpus.*.memory.reserved": "the driver's own memory; `free` has the rest, for models",
-    "gpus.*.minor": "the number of its device file, in the order in which the driver found it",
-    "gpus.*.performance_state": "changes with load; pcie-generation uses it",
-    "gpus.*.platform": "its place in the rack: it differs on every node",
-    "gpus.*.remap_histogram": "banks with spare rows left; those with few or none are judged",
-    "gpus.*.remapped_rows.corrected": (
-        "NVIDIA's limit is on rows that replaced uncorrectable errors"
+    "gpus.*.memory.reserved": "the driver's own memory; `free` is the rest, which models can use",
+    "gpus.*.minor": (
+        "the number of the GPU's device file, in the order in which the driver found the GPUs"
     ),
-    "gpus.*.temperature_limits": "`temperature` uses them where a board reports no other limits",
+    "gpus.*.performance_state": "changes with load; pcie-generation uses it",
+    "gpus.*.platform": "the GPU's place in the rack, which differs on every node",
+    "gpus.*.remap_histogram": (
+        "counts banks with spare rows left; a check judges the banks with few or no spare rows"
+    ),
+    "gpus.*.remapped_rows.corrected": (
+        "NVIDIA's limit applies only to rows that were remapped after uncorrectable errors"
+    ),
+    "gpus.*.temperature_limits": (
+        "the check `temperature` uses these limits if a board reports no other limits"
+    ),
     "nvlink.*.links.*.errors.symbol_ber": (
-        "errors before they are corrected; nvlink-errors judges the effective rate"
+        "the error rate before correction; nvlink-errors judges the rate after correction"
     ),
     "nvlink.*.switch_links": "nvlink-width counts the links themselves",
-    "pci.*.numa_node": "numa.*.node has the same for GPUs; it does not matter for NVSwitches",
-    "schema": "the document's version: a document of another version is refused",
+    "pci.*.numa_node": (
+        "numa.*.node has the same value for GPUs, and for NVSwitches the value does not matter"
+    ),
+    "schema": (
+        "the version of the document's format; gpufleet refuses a document of a different version"
+    ),
     "seconds": "how long the probe took, which depends on the load of the node and its disks",
-    "system.hugepages": "set aside on purpose; host-memory names them where memory is short",
-    "system.iommu.groups": "how many devices there are; iommu-acs judges their types",
-    "system.iommu.types.identity": "number of groups in passthrough mode, as it should be",
-    "system.uptime_seconds": "when a node was booted is the operator's choice",
-    "user.uid": "who probed",
+    "system.hugepages": (
+        "huge pages are reserved on purpose; host-memory reports them if memory is short"
+    ),
+    "system.iommu.groups": "the number of IOMMU groups; iommu-acs judges their types",
+    "system.iommu.types.identity": (
+        "the number of IOMMU groups in passthrough mode, which is the right mode"
+    ),
+    "system.uptime_seconds": "the operator chooses when a node is booted",
+    "user.uid": "the user that ran the probe",
 }
 """Why no check judges a number, by the beginning of the number's path; the longest match counts."""
