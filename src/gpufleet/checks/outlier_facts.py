@@ -143,13 +143,13 @@ _MATES_AND_TWINS = (Reference.MATES, Reference.TWINS)
 _LESS = (Step(WARN),)
 _OTHER = (Step(INFO),)
 _EXACT = "equal for all boards of one product; no tolerance"
-_BOARD = "part of a board's design; no tolerance; compared within one part number"
+_BOARD = "part of a board's design; no tolerance; compared only within one part number"
 # A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
 # differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
 _MEMORY = "drivers of two branches report totals within 2 % of each other"
 # No vendor publishes a number. SXM boards have two rows in one air stream, so the nearest GPU
 # counts.
-_HEAT = "ours: no published figure"
+_HEAT = "gpufleet's own limit; no vendor publishes one"
 
 JUDGED_OF_GPU: tuple[Fact, ...] = (
     Fact(
@@ -190,7 +190,7 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "gpus.*.power_limit_milliwatts", "a power limit of {}", _told("power_limit_milliwatts"),
-        _MATES, "1 W: NVML rounds; power-limit judges lower values",
+        _MATES, "1 W, because NVML rounds; the check power-limit judges lower values",
         high=(Step(INFO, least=1000),), show=_watts, asked_by="power-limit",
         among=lambda gpu: None if gpu.node.settings.gpus.power_limit_watts else _part(gpu),
     ),
@@ -245,7 +245,8 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
     ),
     Fact(
         "numa.*.gpu_memory_node", "NUMA node {} for its own memory", _numa("gpu_memory_node"),
-        _SLOT, "Linux numbers them in the order in which the driver loads", low=_OTHER, names=True,
+        _SLOT, "Linux numbers these nodes in the order in which the driver loads",
+        low=_OTHER, names=True,
     ),
 )  # fmt: skip
 
@@ -318,7 +319,7 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "memory_mib", "{} of memory", _of_node("memory_mib"), _TWINS,
-        "2 %: kernels reserve different shares; one DIMM of 32 is 3 %",
+        "2 %, because kernels reserve different amounts; one of 32 DIMMs is 3 % of the memory",
         low=(Step(WARN, 0.02),), high=(Step(INFO, 0.02),), show=_mib,
     ),
     Fact(
@@ -337,16 +338,16 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     ),
     Fact(
         "nics.net.*.mtu", "an MTU of {}", _of_net("mtu", with_link=False), _TWINS,
-        "a packet larger than the other end accepts is lost", low=_LESS, high=_LESS,
+        "a packet that is larger than the other end accepts is lost", low=_LESS, high=_LESS,
     ),
     Fact(
         "nics.*.pci.numa_node", "NUMA node {}", _nic_numa, _TWINS,
-        "a card may sit in another slot", low=_OTHER, names=True,
+        "a card may be in a different slot", low=_OTHER, names=True,
     ),
     Fact(
         "system.disks.*.size_mib", "a disk of {}", _disk_sizes, _TWINS,
-        "10 %: disks of one class differ", low=(Step(INFO, 0.1),), high=(Step(INFO, 0.1),),
-        show=_mib,
+        "10 %, because disks of one class differ in size",
+        low=(Step(INFO, 0.1),), high=(Step(INFO, 0.1),), show=_mib,
     ),
     Fact(
         "system.clock.max_error_us", "a clock that may be wrong by {}", _clock_error,
@@ -354,8 +355,8 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
         # The kernel lets it grow by 500 ppm (MAXFREQ, linux/timex.h) from one correction to the
         # next; systemd-timesyncd waits for up to 2048 s, which is 1.02 s.
         (
-            "500 ppm over 2048 s, the longest interval of systemd-timesyncd; at four times that "
-            "it got no answer"
+            "a clock drifts by up to 500 ppm over 2048 s, the longest interval of "
+            "systemd-timesyncd; at four times that error systemd-timesyncd got no answer"
         ),
         high=(Step(INFO, least=1_100_000), Step(WARN, least=4_100_000)),
         show=lambda value: f"{value / 1e6:.1f} s",
