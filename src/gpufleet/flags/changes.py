@@ -182,7 +182,10 @@ def changes_between(old: str, new: str) -> tuple[Change, ...]:
 def _change(entry: Mapping[str, Any]) -> Change:
     known = {field.name for field in fields(Change)}
     if unknown := sorted(set(entry) - known):
-        raise ValueError(f"data/changes.json: {entry.get('name')} has {', '.join(unknown)}")
+        raise ValueError(
+            f"data/changes.json: the entry of {entry.get('name')} has unknown keys: "
+            f"{', '.join(unknown)}"
+        )
     return Change(
         **{
             **entry,

@@ -230,7 +230,8 @@ def _stray(line: CommandLine, one: Unparsed) -> Problem:
         Severity.REFUSE,
         JudgedBy.PARSER,
         _written(line, (*before.at, *one.at)),
-        f"`{before.option}` takes no value, so `{one.argument}` belongs to no option",
+        f"`{before.option}` is a switch without a value, so vLLM cannot assign the word "
+        f"`{one.argument}` to an option",
         rewritten=rewritten,
         at=(*before.at, *one.at),
     )
@@ -332,8 +333,8 @@ def _misspelt(schema: Schema, line: CommandLine, given: GivenFlag, value: str) -
             JudgedBy.ADVICE,
             _written(line, given.at),
             f"`{value}` is not a built-in value of vLLM {schema.version} "
-            f"({', '.join(given.flag.suggested)}): vLLM fails to start without a plug-in that "
-            "adds it",
+            f"({', '.join(given.flag.suggested)}). vLLM does not start with this value unless a "
+            "plug-in adds the value",
             replacement=near,
             at=given.at,
         )
@@ -361,7 +362,7 @@ def _listed(schema: Schema, line: CommandLine, given: GivenFlag) -> Iterator[Pro
     from difflib import get_close_matches  # seldom needed, and slow to load
 
     near = get_close_matches(spelt, known, n=3)
-    hint = f": near it are {', '.join(near)}" if near else ""
+    hint = f"; similar values are {', '.join(near)}" if near else ""
     unused = name == "tool_call_parser" and "--enable-auto-tool-choice" not in line.by_name
     yield _at_start(
         line,
@@ -403,10 +404,14 @@ def _known(
         elif change.kind is ChangeKind.MEANING and _is_about(change, given):
             yield _changed(line, given, change, Kind.MEANING, Severity.WARN)
     if (given.flag.deprecated or given.flag.help_hidden) and not deprecated:
-        what = "deprecated" if given.flag.deprecated else "accepted, but no longer in vLLM's help"
+        what = (
+            "deprecated"
+            if given.flag.deprecated
+            else ("still accepted, but vLLM's help no longer lists it")
+        )
         yield _remark(line, given, f"`{given.option}` is {what}", Kind.DEPRECATED)
     elif given.option in given.flag.hidden and not given.option.startswith("--no-"):
-        found = f"`{given.option}` is accepted, but not documented in vLLM's help"
+        found = f"`{given.option}` is accepted, but vLLM's help does not list it"
         yield _remark(line, given, found, Kind.DEPRECATED)
 
 
@@ -501,7 +506,7 @@ def _repeated(line: CommandLine) -> Iterator[Problem]:
                 Severity.WARN,
                 JudgedBy.ADVICE,
                 _written(line, earlier.at),
-                f"`{name}` is given {len(uses)} times, and only the last one counts: `{kept}`",
+                f"`{name}` is given {len(uses)} times; vLLM uses only the last value, `{kept}`",
                 rewritten=(),
                 at=earlier.at,
             )
@@ -515,12 +520,15 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
                     found = "give the model as the first argument: " + change.why
                     yield _of_model(line, found, Severity.WARN, change.since)
         elif line.model.lower() in _WORDS:
-            found = f"`{line.model}` is taken for the model"
+            found = (
+                f"`{line.model}` is the first word that belongs to no option, so vLLM uses it as "
+                "the name of the model"
+            )
             yield _of_model(line, found, Severity.REFUSE, None)
         elif " -" in line.model:
             found = (
-                f"`{line.model}` is one word, and vLLM takes all of it as the model: remove the "
-                "quotes"
+                f"`{line.model}` is a single argument because of its quotes, so vLLM uses all of "
+                "it as the name of the model: remove the quotes"
             )
             yield _of_model(line, found, Severity.REFUSE, None)
         return
@@ -536,12 +544,12 @@ def _model(schema: Schema, line: CommandLine) -> Iterator[Problem]:
                 Severity.REFUSE,
                 JudgedBy.ADVICE,
                 _written(line, given.at),
-                f"`{given.option}` takes every word up to the next flag, including "
-                f"`{swallowed}`: put the model first",
+                f"`{given.option}` uses every word up to the next flag as a value, including "
+                f"`{swallowed}`. If that word is the model, write the model before all flags",
                 at=given.at,
             )
             return
-    found = "no model is given, and vLLM would serve its default"
+    found = "the command line has no model, so vLLM would serve its default model"
     yield Problem(Kind.MODEL, Severity.WARN, JudgedBy.ADVICE, "vllm serve", found)
 
 
@@ -560,15 +568,26 @@ def _config(line: CommandLine) -> Iterator[Problem]:
     if given is None:
         return
     uses = line.by_name["--config"]
-    severity, by, found = Severity.WARN, JudgedBy.ADVICE, "its content was not checked"
+    severity, by, found = (
+        Severity.WARN,
+        JudgedBy.ADVICE,
+        ("gpufleet did not check the content of this file"),
+    )
     if "=" in line.argv[given.at[0]]:
-        found = "vLLM reads the file only from `--config FILE` with a space, and ignores this"
+        found = "vLLM ignores `--config=FILE`: write `--config FILE`, with a space"
         severity = Severity.REFUSE
     elif len(uses) > 1:
-        severity, by, found = Severity.REFUSE, JudgedBy.PARSER, "there can be only one file"
+        severity, by, found = (
+            Severity.REFUSE,
+            JudgedBy.PARSER,
+            ("`--config` is given several times, and vLLM accepts it only once"),
+        )
     elif not given.values[-1].endswith(_YAML):
         severity, by = Severity.REFUSE, JudgedBy.PARSER
-        found = f"`{given.values[-1]}` must end in .yaml or .yml"
+        found = (
+            f"`{given.values[-1]}` is not a YAML file by its name: the name must end in .yaml or "
+            ".yml"
+        )
     yield Problem(Kind.VALUE, severity, by, _written(line, given.at), found, at=given.at)
 
 

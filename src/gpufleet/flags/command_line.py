@@ -133,7 +133,10 @@ class _Parser:
                 at += 1
         positional = self._schema.positional
         if positional is not None and positional.nargs is None and self.model is None:
-            found = "no model is given; this release takes it as the first argument"
+            found = (
+                "the command line has no model: this release expects the model as the first "
+                "argument"
+            )
             self._cannot(UnparsedReason.MODEL, ArgvWord("", ()), found)
 
     def _option(self, word: ArgvWord) -> _Option | None:
@@ -167,13 +170,16 @@ class _Parser:
         meant = self._meant_by_long_dash(word.text)
         if meant is not None:
             found = (
-                f"`{word.text}` begins with a typographic dash, so it is not an option: write "
-                f"`{meant}`"
+                f"`{word.text}` begins with a typographic dash instead of `-`, so vLLM does not "
+                f"read it as an option: write `{meant}`"
             )
         else:
-            found = f"`{word.text}` belongs to no option"
+            found = f"`{word.text}` is not an option, and is not a value of an option either"
             if self.model is not None:
-                found += f": the model is `{self.model.text}` already"
+                found += (
+                    ". It is not the model either, because the model is already "
+                    f"`{self.model.text}`"
+                )
         self._cannot(UnparsedReason.STRAY, word, found)
 
     def _meant_by_long_dash(self, text: str) -> str | None:
@@ -207,12 +213,15 @@ class _Parser:
 
     def _take_explicit(self, word: ArgvWord, flag: Flag, option: _Option) -> None:
         if not flag.takes_value:
-            found = f"`{option.name}` takes no value, but is given `{option.explicit}`"
+            found = (
+                f"`{option.name}` is a switch without a value, but has the value "
+                f"`{option.explicit}`"
+            )
             self._cannot(
                 UnparsedReason.SURPLUS_VALUE, word, found, (str(option.explicit),), flag=flag
             )
         elif isinstance(flag.nargs, int) and flag.nargs > 1:
-            found = f"`{option.name}` takes {flag.nargs} values"
+            found = f"`{option.name}` needs {flag.nargs} values, separated by spaces"
             self._cannot(UnparsedReason.NO_VALUE, word, found, flag=flag)
         else:
             self._give(flag, option.name, word, [ArgvWord(str(option.explicit), ())])
@@ -231,7 +240,10 @@ class _Parser:
             values = self._values(at + 1, self._schema.by_option[only])
         else:
             trouble = UnparsedReason.AMBIGUOUS
-            found = f"`{written}` is an ambiguous abbreviation of {_listed(option.candidates)}"
+            found = (
+                f"`{written}` is an ambiguous abbreviation: it could mean "
+                f"{_listed(option.candidates)}"
+            )
             values = list(self._run_of_values(at + 1))
         if option.explicit is not None:
             values = []

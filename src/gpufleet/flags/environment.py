@@ -35,7 +35,7 @@ _FORMS: Mapping[str, tuple[Callable[[str], object], str]] = {
 _NUMBER = (
     re.compile(r"\s*[-+]?(0[xX][0-9a-fA-F]+|\d+)\s*"),
     Severity.WARN,
-    "is not a number, and NCCL then uses its default: write 1 or 0, or the number",
+    "is not a number, so NCCL ignores it and uses its default: write 1, 0 or a different number",
 )
 _ALLOCATOR = (
     re.compile(
@@ -46,8 +46,8 @@ _ALLOCATOR = (
         re.DOTALL,
     ),
     Severity.WARN,
-    "does not begin with an option of PyTorch's allocator, as expandable_segments:True; a server "
-    "does not start with an option that its PyTorch does not know",
+    "does not begin with an option of PyTorch's allocator, for example expandable_segments:True. "
+    "A server does not start with an option that its version of PyTorch does not know",
 )
 _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
     "PYTORCH_CUDA_ALLOC_CONF": _ALLOCATOR,
@@ -71,18 +71,18 @@ _WORDS: Mapping[str, tuple[re.Pattern[str], Severity, str]] = {
     "NCCL_DEBUG": (
         re.compile("NONE|VERSION|WARN|INFO|ABORT|TRACE", re.IGNORECASE),
         Severity.WARN,
-        "is not an NCCL level (VERSION, WARN, INFO, TRACE), and NCCL then logs nothing",
+        "is not a log level of NCCL (VERSION, WARN, INFO, TRACE), so NCCL logs nothing",
     ),
     "OMP_NUM_THREADS": (
         re.compile(r"\s*[1-9]\d*(\s*,\s*[1-9]\d*)*\s*"),
         Severity.WARN,
-        "is not a number of threads, and OpenMP ignores it",
+        "is not a number of threads, so OpenMP ignores the variable",
     ),
     "VLLM_LOGGING_LEVEL": (
         re.compile("CRITICAL|FATAL|ERROR|WARN|WARNING|INFO|DEBUG|NOTSET", re.IGNORECASE),
         Severity.REFUSE,
-        "is not a Python log level (DEBUG, INFO, WARNING, ERROR, CRITICAL), and vLLM fails when "
-        "it sets up its log",
+        "is not a Python log level (DEBUG, INFO, WARNING, ERROR, CRITICAL), so vLLM ends with an "
+        "error when it sets up its log",
     ),
 }
 
@@ -148,16 +148,16 @@ def _of_unknown(schema: Schema, name: str, value: str, by: JudgedBy) -> Problem:
         Severity.REFUSE,
         by,
         written,
-        f"vLLM {schema.version} does not read {name}, so it has no effect",
+        f"vLLM {schema.version} does not read {name}, so the variable has no effect",
         replacement=" or ".join(near) or None,
     )
 
 
 def _gone(gone: Change, written: str, value: str, by: JudgedBy) -> Problem:
     if gone.kind is ChangeKind.NEVER:
-        what = "no release of vLLM reads it, so it has no effect"
+        what = "no release of vLLM reads this variable, so it has no effect"
     else:
-        what = f"vLLM no longer reads it, so it has no effect: {gone.why}"
+        what = f"vLLM no longer reads this variable, so it has no effect: {gone.why}"
     return Problem(
         Kind.ENVIRONMENT,
         Severity.REFUSE,
@@ -180,7 +180,7 @@ def _of_known(schema: Schema, known: Variable, value: str) -> Iterator[Problem]:
             Severity.WARN,
             JudgedBy.ADVICE,
             written,
-            f"`{value}` may be read as off: use 1 or 0",
+            f"`{value}` is neither 1 nor 0, and vLLM may read it as 0 (off): write 1 or 0",
         )
     for change in changes.changes_of(known.name):
         if change.kind is ChangeKind.MEANING and change.is_in_force(schema.version):
@@ -207,11 +207,11 @@ def _fault(known: Variable, value: str) -> str | None:
         several = (known.type or "").startswith(("list", "set"))
         parts = given.split(",") if several else [given]
         if any(part.strip() not in choices for part in parts):
-            return f"`{value}` is none of {', '.join(known.choices)}"
+            return f"`{value}` is not an accepted value: write one of {', '.join(known.choices)}"
     if known.form is not None:
         read, what = _FORMS[known.form]
         try:
             read(value)
         except (ValueError, RecursionError):
-            return f"`{value}` is not {what}, and vLLM fails when it reads it"
+            return f"`{value}` is not {what}, so vLLM ends with an error when it reads the variable"
     return None

@@ -204,7 +204,11 @@ def explanation_page(found: Explanation, width: int) -> str:
         blocks += [textwrap.fill(text, width) for text in paragraphs if text]
     else:
         blocks.append(
-            textwrap.fill("No entry yet: the following is read from the releases.", width)
+            textwrap.fill(
+                "gpufleet has no explanation of this name yet. The following facts come from the "
+                "releases of vLLM.",
+                width,
+            )
         )
     blocks.append("\n".join(_wrapped(label, text, width) for label, text in _facts(found)))
     return "\n\n".join(blocks)
@@ -223,8 +227,14 @@ def _facts(found: Explanation) -> Iterator[tuple[str, str]]:
     if found.values:
         shown = ", ".join(found.values[:_SHOWN_VALUES])
         more = len(found.values) - _SHOWN_VALUES
-        yield "Values", f"{shown}, and {more} more (--json has all)" if more > 0 else shown
-    yield "Releases", ", ".join(map(str, found.accepted)) or "none that gpufleet knows"
+        yield (
+            "Values",
+            (f"{shown}, and {more} more (--json lists all of them)") if more > 0 else shown,
+        )
+    yield (
+        "Releases",
+        ", ".join(map(str, found.accepted)) or ("no release that gpufleet knows has this name"),
+    )
     if found.defaults and not found.negation:
         yield (
             "Default",
@@ -250,17 +260,17 @@ def _state(found: Explanation) -> str:
         if isinstance(there, Flag):
             others = [option for option in there.options if option != found.name]
             if others:
-                said += f"; also {', '.join(others)}"
+                said += f"; other names: {', '.join(others)}"
             if found.name in there.hidden or there.help_hidden:
-                said += "; not in its help"
+                said += "; not in vLLM's help"
             if there.deprecated:
                 said += "; deprecated"
         return said
     gone = found.removal_reason
     if gone is None:
         if not found.accepted and not found.name.startswith(("-", "VLLM_")):
-            return "not a vLLM variable: a library reads it"
-        return "has no such name"
+            return "vLLM does not read this variable, but a library that vLLM uses reads it"
+        return "does not have this name"
     what = "ignores it" if gone.is_variable else "refuses it"
     return f"{what}; instead: {gone.replacement}" if gone.replacement else f"{what}: leave it out"
 
@@ -296,7 +306,7 @@ def _type(there: Flag | Variable) -> str:
     else:
         said = _TYPES.get(there.type.base, there.type.base)
     if there.kind is FlagKind.APPEND:
-        return f"{said}, may be given several times"
+        return f"{said}, and the flag may be given several times"
     return f"{said}, several values" if there.nargs in {"+", "*"} else said
 
 
@@ -326,11 +336,11 @@ def shown_default(value: Any) -> str:
     """Format a default for display."""
     if isinstance(value, Computed):
         return {
-            "object": f"those of {value.what}",
-            "factory": "made at start",
-            "runtime": "decided at start",
-            "suppress": "not passed on",
-            "unset": "has to be given",
+            "object": f"the defaults of {value.what}",
+            "factory": "vLLM sets it at the start",
+            "runtime": "vLLM decides at the start",
+            "suppress": "none (vLLM passes the flag on only if you set it)",
+            "unset": "none (you must set a value)",
         }.get(value.how, value.how)
     if value is None:
         return "none (vLLM decides)"
@@ -382,6 +392,6 @@ def _unknown(name: str, wanted: str) -> str:
     hint = f": did you mean {' or '.join(near)}?" if near else ""
     oldest = schema.versions()[0]
     return (
-        f"no release of vLLM from {oldest} to {newest.version} has {name}, and no known guide "
-        f"mentions it{hint}"
+        f"no release of vLLM from {oldest} to {newest.version} has {name}, and no guide that "
+        f"gpufleet knows mentions this name{hint}"
     )

@@ -87,9 +87,12 @@ def flag_document(
             check=False,
         )
     except FileNotFoundError as error:
-        raise FleetError(f"{python} does not exist: give the Python of a release") from error
+        raise FleetError(
+            f"{python} does not exist: give the path of the Python of an environment in which "
+            "the release is installed"
+        ) from error
     except subprocess.TimeoutExpired as error:
-        raise FleetError(f"{source} was not read within {seconds:g} s") from error
+        raise FleetError(f"gpufleet could not read {source} within {seconds:g} s") from error
     output, errors = (text.decode(errors="replace") for text in (done.stdout, done.stderr))
     return answer(output, errors, engine)
 
@@ -105,8 +108,10 @@ def answer(output: str, errors: str = "", engine: str = "vllm") -> dict[str, Any
         found = json.loads(output)
         refused = found.get("refused")
     except (ValueError, AttributeError) as error:
-        last = (errors.strip().splitlines() or ["it said nothing"])[-1]
-        raise FleetError(f"the flags of {TITLES[engine]} could not be read: {last}") from error
+        last = (errors.strip().splitlines() or ["the program printed no error message"])[-1]
+        raise FleetError(
+            f"gpufleet could not read the flags of {TITLES[engine]}: {last}"
+        ) from error
     if refused is not None:
         raise FleetError(str(refused))
     return dict(found)

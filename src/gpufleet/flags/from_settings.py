@@ -39,7 +39,7 @@ def from_file(path: Path) -> tuple[ServerFlags, ...]:
     values = {key: value for key, (value, _) in variables.load_file(path).items()}
     models = values.get("serving")
     if not isinstance(models, Mapping) or not models:
-        raise FleetError(f"{path}: has no `serving`, so there is nothing to compare")
+        raise FleetError(f"{path}: the file has no `serving`, so gpufleet has no flags to compare")
     vllm = values.get("vllm")
     shared = vllm.get("environment") if isinstance(vllm, Mapping) else None
     problems: list[str] = []
@@ -47,7 +47,7 @@ def from_file(path: Path) -> tuple[ServerFlags, ...]:
     for name, model in models.items():
         where = f"serving.{name}"
         if not isinstance(model, Mapping):
-            problems.append(f"{path}: {where} is no mapping")
+            problems.append(f"{path}: {where} must be a mapping (KEY: VALUE)")
             continue
         arguments = _mapping(model, "flags", f"{path}: {where}", problems)
         own = _mapping(model, "environment", f"{path}: {where}", problems)
@@ -71,5 +71,5 @@ def _mapping(model: Mapping[str, Any], key: str, where: str, problems: list[str]
     value = model.get(key) or {}
     if isinstance(value, Mapping):
         return dict(value)
-    problems.append(f"{where}.{key} is no mapping")
+    problems.append(f"{where}.{key} must be a mapping (KEY: VALUE)")
     return {}

@@ -12,7 +12,7 @@ from gpufleet.flags import schema
 from gpufleet.flags.schema import sort_key
 
 _REPLACED = {
-    ("CompilationConfig", "level"): "`mode`, with the same numbers",
+    ("CompilationConfig", "level"): "`mode`, which has the same numbers",
     ("CompilationConfig", "use_inductor"): '`backend`: "inductor" or "eager"',
     ("CompilationConfig", "use_cudagraph"): '`cudagraph_mode`: "NONE" for false',
     ("CompilationConfig", "full_cuda_graph"): '`cudagraph_mode`: "FULL"',

@@ -167,7 +167,7 @@ _RULES = (
             len(f.get("torch_profiler_activities") or ())
             != len(set(f.get("torch_profiler_activities") or ()))
         ),
-        "`torch_profiler_activities` names one twice",
+        "`torch_profiler_activities` has the same activity twice",
     ),
     _Rule(
         "ProfilerConfig",
@@ -179,7 +179,7 @@ _RULES = (
         "ProfilerConfig",
         "0.28.0",
         _proton_for_other,
-        'the options of Proton need `profiler` to be "proton"',
+        'the options of the Proton profiler need `profiler` to be "proton"',
     ),
     _Rule(
         "ProfilerConfig",
@@ -233,7 +233,7 @@ _RULES = (
         "PoolerConfig",
         "0.20.0",
         lambda f: f.get("logit_sigma") == 0,
-        "`logit_sigma` is divided by and cannot be 0",
+        "`logit_sigma` cannot be 0, because vLLM divides by it",
     ),
     _Rule(
         "PoolerConfig",
@@ -241,13 +241,14 @@ _RULES = (
         lambda f: (
             f.get("pooling_type") and (f.get("seq_pooling_type") or f.get("tok_pooling_type"))
         ),
-        "`pooling_type` cannot be set beside `seq_pooling_type` or `tok_pooling_type`",
+        "`pooling_type` cannot be set together with `seq_pooling_type` or `tok_pooling_type`",
     ),
     _Rule(
         "EPLBConfig",
         "0.24.0",
         lambda f: f.get("use_async") and f.get("communicator") in {"torch_nccl", "pynccl"},
-        "`communicator` cannot be torch_nccl or pynccl with `use_async`: NCCL's streams collide",
+        "with `use_async`, `communicator` cannot be torch_nccl or pynccl, because their NCCL "
+        "streams would conflict",
     ),
     _Rule(
         "EngramConfig",
@@ -259,7 +260,7 @@ _RULES = (
         "EngramConfig",
         "0.31.0",
         lambda f: f.get("use_thp") and (not f.get("cpu_offload") or f.get("dp_shared_memory")),
-        "`use_thp` needs `cpu_offload` and no `dp_shared_memory`",
+        "`use_thp` needs `cpu_offload`, and cannot be set together with `dp_shared_memory`",
     ),
     _Rule(
         "EncoderCacheManagerConfig",
@@ -274,19 +275,19 @@ _RULES = (
             f.get("targets") is not None
             and (f.get("linear") is not None or f.get("moe") is not None)
         ),
-        "`targets` cannot be set beside `linear` or `moe`",
+        "`targets` cannot be set together with `linear` or `moe`",
     ),
     _Rule(
         "CompilationConfig",
         "0.11.0",
         _misspelt_op,
-        "each of `custom_ops` must be all, none, +NAME or -NAME",
+        "each item of `custom_ops` must be all, none, +NAME or -NAME",
     ),
     _Rule(
         "CompilationConfig",
         "0.27.0",
         lambda f: {"all", "none"} <= set(f.get("custom_ops") or ()),
-        "`custom_ops` cannot have both all and none",
+        "`custom_ops` cannot contain both all and none",
     ),
     _Rule(
         "CompilationConfig",
@@ -295,13 +296,13 @@ _RULES = (
             sum(op in {"all", "none"} for op in f.get("custom_ops") or ()) > 1
             and not {"all", "none"} <= set(f.get("custom_ops") or ())
         ),
-        "`custom_ops` has `all` twice, or `none` twice",
+        "`custom_ops` contains `all` twice or `none` twice",
     ),
     _Rule(
         "CompilationConfig",
         "0.27.0",
         _both_ways,
-        "`custom_ops` switches one operation on and off",
+        "`custom_ops` switches the same operation on and off",
     ),
     _Rule(
         "CompilationConfig",
@@ -310,13 +311,13 @@ _RULES = (
             str(f.get("mode")).upper() in {"3", "VLLM_COMPILE"}
             and f.get("backend") not in {"", "eager", "inductor"}
         ),
-        "`backend` must be eager or inductor with `mode` VLLM_COMPILE (3)",
+        "with `mode` VLLM_COMPILE (3), `backend` must be eager or inductor",
     ),
     _Rule(
         "CompilationConfig",
         "0.11.0",
         lambda f: any("." not in path for path in (f.get("inductor_passes") or {}).values()),
-        "each of `inductor_passes` must be MODULE.FUNCTION",
+        "each item of `inductor_passes` must be MODULE.FUNCTION",
     ),
     _Rule(
         "CompilationConfig",

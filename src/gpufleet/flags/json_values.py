@@ -68,7 +68,7 @@ class _Judge:
             return
         if not isinstance(value, dict) or name == "QuantKey":
             what = f"`{where}` is" if where else "it is"
-            yield JsonFault(f"{what} {_spoken(value)} where a JSON object is required")
+            yield JsonFault(f"{what} {_spoken(value)}, but must be a JSON object")
             return
         wrong = False
         looked_up = 0
@@ -79,7 +79,7 @@ class _Judge:
                 wrong = True
                 looked_up += 1
                 if looked_up > _FAR:  # more of them would not help the reader
-                    yield JsonFault(f"`{path}` is not one of its keys")
+                    yield JsonFault(f"`{path}` is not a key of this JSON object")
                 else:
                     yield self._no_such_key(name, path, key, fields)
                 continue
@@ -135,7 +135,11 @@ class _Judge:
             return
         for name, limit in field.constraints.items():
             if name in _LIMITS and not _LIMITS[name][0](number, limit):
-                share = ": it is a share between 0 and 1, as 0.9" if _is_share(field) else ""
+                share = (
+                    (", because it is a share between 0 and 1, for example 0.9")
+                    if _is_share(field)
+                    else ""
+                )
                 must = f"{_LIMITS[name][1]} {limit}{share}"
                 yield JsonFault(f"`{where}` is {value}; it must be {must}")
 
@@ -196,12 +200,12 @@ def _no_such_key(path: str, key: str, fields: Mapping[str, Field]) -> str:
 
     near = get_close_matches(key.replace("-", "_"), known, n=2, cutoff=0.7)
     if near:
-        hint = f": near it is {' and '.join(near)}"
+        hint = f"; a similar key is {' or '.join(near)}"
     elif len(known) <= _FAR:
-        hint = f": it has {', '.join(known)}"
+        hint = f"; the keys are {', '.join(known)}"
     else:
         hint = ""
-    return f"`{path}` is not one of its keys{hint}"
+    return f"`{path}` is not a key of this JSON object{hint}"
 
 
 def _no_member(where: str, value: Any, names: list[str]) -> str:
@@ -212,8 +216,10 @@ def _no_member(where: str, value: Any, names: list[str]) -> str:
 
     near = get_close_matches(str(value).lower(), [name.lower() for name in names], n=3)
     shown = [name for name in names if name.lower() in near]
-    return f"{found}, and none of {len(names)} choices" + (
-        f": near it is {' and '.join(shown)}" if shown else f": {', '.join(names[:_FAR])}, ..."
+    return f"{found}, which is not one of the {len(names)} accepted values" + (
+        f"; a similar value is {' or '.join(shown)}"
+        if shown
+        else f": {', '.join(names[:_FAR])}, ..."
     )
 
 

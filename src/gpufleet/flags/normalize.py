@@ -124,7 +124,7 @@ def _with_model_in_front(
                     UnparsedReason.MODEL,
                     word.text,
                     word.at,
-                    "this release takes the model as the first argument and refuses `--model`",
+                    "this release expects the model as the first argument, and refuses `--model`",
                     values=tuple(after.text for after in words[index + 1 : index + 2]),
                 )
             )
@@ -210,7 +210,10 @@ def _gathered(words: list[ArgvWord], syntax: Syntax, unparsed: list[Unparsed]) -
         value = text.split(",") if several else _json_value(text, syntax)
         option, *path = name.removesuffix("+" if several else "").split(".")
         if len(path) > _DEEP:
-            found = f"`{option}` has {len(path)} nested keys"
+            found = (
+                f"`{option}` has {len(path)} nested keys, which is more than the {_DEEP} that "
+                "gpufleet reads"
+            )
             unparsed.append(Unparsed(UnparsedReason.NO_VALUE, name, at, found))
             continue
         whole, parts = gathered.setdefault(option, ({}, []))

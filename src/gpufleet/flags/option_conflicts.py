@@ -242,22 +242,24 @@ OPTIONS: tuple[Conflict, ...] = (
         (_LENGTH,),
         "0.23.0",
         lambda s: s.value(_LENGTH) == 0,
-        "`--max-model-len` must be at least 1; -1 or auto uses what fits",
+        "`--max-model-len` must be at least 1. With -1 or auto, vLLM chooses the longest length "
+        "that fits in memory",
         "config/model.py ModelConfig.__post_init__",
     ),
     Conflict(
         (_SPEC, "--spec-method"),
         "0.11.1",
         _ngram_of_no_length,
-        "speculative decoding by ngram needs `num_speculative_tokens` in `--speculative-config`",
+        "speculative decoding with the ngram method needs `num_speculative_tokens` in "
+        "`--speculative-config`",
         "config/speculative.py SpeculativeConfig",
     ),
     Conflict(
         (_ASYNC, _SPEC, "--spec-method"),
         "0.14.0",
         _async_beside_speculation,
-        "`--async-scheduling` does not work with this method of speculative decoding; remove "
-        "it, and vLLM uses it where possible",
+        "`--async-scheduling` does not work with this method of speculative decoding: remove the "
+        "flag, and vLLM uses asynchronous scheduling where possible",
         "config/vllm.py VllmConfig",
         until="0.33.0",
         leave_out=_ASYNC,
@@ -275,21 +277,24 @@ OPTIONS: tuple[Conflict, ...] = (
         ("--attention-backend", "--attention-config"),
         "0.13.0",
         _twice("--attention-backend", "--attention-config", "backend"),
-        "`--attention-backend` and `backend` of `--attention-config` exclude each other",
+        "`--attention-backend` and `backend` of `--attention-config` cannot be set together: "
+        "remove one of them",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
         ("--cudagraph-capture-sizes", _COMPILE),
         "0.11.1",
         _twice("--cudagraph-capture-sizes", _COMPILE, "cudagraph_capture_sizes"),
-        "`--cudagraph-capture-sizes` and its key in `--compilation-config` exclude each other",
+        "`--cudagraph-capture-sizes` and the same key in `--compilation-config` cannot be set "
+        "together: remove one of them",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
         ("--max-cudagraph-capture-size", _COMPILE),
         "0.11.1",
         _twice("--max-cudagraph-capture-size", _COMPILE, "max_cudagraph_capture_size"),
-        "`--max-cudagraph-capture-size` and its key in `--compilation-config` exclude each other",
+        "`--max-cudagraph-capture-size` and the same key in `--compilation-config` cannot be set "
+        "together: remove one of them",
         "engine/arg_utils.py create_engine_config",
     ),
     *(
@@ -297,7 +302,8 @@ OPTIONS: tuple[Conflict, ...] = (
             (flag, _SPEC),
             "0.22.0",
             _twice(flag, _SPEC, key),
-            f"`{flag}` and `{key}` of `--speculative-config` exclude each other",
+            f"`{flag}` and `{key}` of `--speculative-config` cannot be set together: remove one "
+            "of them",
             "engine/arg_utils.py create_speculative_config",
         )
         for flag, key in (
@@ -320,15 +326,15 @@ OPTIONS: tuple[Conflict, ...] = (
         (_SEQS, _TOKENS),
         "0.8.0",
         _more(_SEQS, _TOKENS),
-        "`--max-num-batched-tokens` cannot be less than `--max-num-seqs`: each running request "
-        "needs a token in a step",
+        "`--max-num-batched-tokens` cannot be less than `--max-num-seqs`, because each running "
+        "request needs at least one token in each step",
         "config/scheduler.py SchedulerConfig",
     ),
     Conflict(
         (_TOKENS, _LENGTH),
         "0.8.0",
         lambda s: _off(s, "--enable-chunked-prefill") and _more(_LENGTH, _TOKENS)(s),
-        "without chunked prefill `--max-num-batched-tokens` cannot be less than `--max-model-len`",
+        "without chunked prefill, `--max-num-batched-tokens` cannot be less than `--max-model-len`",
         "config/scheduler.py SchedulerConfig",
     ),
     Conflict(
@@ -352,8 +358,9 @@ OPTIONS: tuple[Conflict, ...] = (
             _several_partial_prefills(s)
             and s.environment.get("VLLM_USE_V1", "0").strip() not in {"", "0"}
         ),
-        "the V1 engine prefills one long prompt at a time, and VLLM_USE_V1=1 forbids the "
-        "fallback to V0: remove `--max-num-partial-prefills` and `--max-long-partial-prefills`",
+        "the V1 engine prefills only one long prompt at a time, and VLLM_USE_V1=1 does not let "
+        "vLLM fall back to the V0 engine: remove `--max-num-partial-prefills` and "
+        "`--max-long-partial-prefills`",
         "engine/arg_utils.py EngineArgs._is_v1_supported_oracle",
         until="0.11.1",
     ),
@@ -361,8 +368,8 @@ OPTIONS: tuple[Conflict, ...] = (
         (_PARTIAL, _LONG_PARTIAL),
         "0.11.1",
         _several_partial_prefills,
-        "this release prefills one long prompt at a time: remove `--max-num-partial-prefills` "
-        "and `--max-long-partial-prefills`, or set them to 1",
+        "this release prefills only one long prompt at a time: remove "
+        "`--max-num-partial-prefills` and `--max-long-partial-prefills`, or set them to 1",
         "engine/arg_utils.py EngineArgs._check_feature_supported",
         until="0.27.0",
     ),
@@ -398,7 +405,8 @@ OPTIONS: tuple[Conflict, ...] = (
             isinstance(s.value("--gpu-memory-utilization"), float)
             and s.value("--gpu-memory-utilization") > 1
         ),
-        "`--gpu-memory-utilization` is a share of the GPU's memory: more than 0, at most 1",
+        "`--gpu-memory-utilization` is a share of the GPU's memory: it must be above 0 and at "
+        "most 1",
         "config/cache.py CacheConfig",
         until="0.11.1",
     ),
@@ -406,7 +414,7 @@ OPTIONS: tuple[Conflict, ...] = (
         ("--max-loras",),
         "0.8.0",
         lambda s: s.on("--enable-lora") and s.number("--max-loras") < 1,
-        "`--max-loras` has to be at least 1",
+        "`--max-loras` must be at least 1",
         "config/lora.py LoRAConfig.__post_init__",
         until="0.11.1",
     ),
@@ -421,23 +429,24 @@ OPTIONS: tuple[Conflict, ...] = (
         (_SPEC, _TP),
         "0.8.2",
         _draft_divided_otherwise,
-        "`draft_tensor_parallel_size` of `--speculative-config` must be 1, or that of the model",
+        "`draft_tensor_parallel_size` of `--speculative-config` must be 1, or equal to the "
+        "model's `--tensor-parallel-size`",
         "config/speculative.py SpeculativeConfig",
     ),
     Conflict(
         (_SPEC,),
         "0.11.1",
         _suffix_out_of_bounds,
-        "suffix decoding needs a `suffix_decoding_max_tree_depth` of at least 1, a "
-        "`suffix_decoding_min_token_prob` from 0 to 1, and other numbers of at least 0",
+        "suffix decoding needs a `suffix_decoding_max_tree_depth` of at least 1 and a "
+        "`suffix_decoding_min_token_prob` from 0 to 1. Its other numbers must be at least 0",
         "config/speculative.py SpeculativeConfig._validate_suffix_decoding",
     ),
     Conflict(
         ("--enable-lora",),
         "0.11.1",
         _adapters_beside_drafts,
-        "with adapters and speculative decoding `--max-num-batched-tokens` cannot be less than "
-        "`--max-num-seqs` times one more than `num_speculative_tokens`",
+        "with adapters and speculative decoding, `--max-num-batched-tokens` must be at least "
+        "`--max-num-seqs` x (`num_speculative_tokens` + 1)",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -451,7 +460,7 @@ OPTIONS: tuple[Conflict, ...] = (
         (_GROUP, "--offload-prefetch-step", "--offload-backend"),
         "0.17.0",
         lambda s: _offload_is_grouped(s) and s.number("--offload-prefetch-step") < 1,
-        "layers that are fetched ahead need `--offload-prefetch-step` of at least 1",
+        "layers can be fetched ahead only if `--offload-prefetch-step` is at least 1",
         "config/offload.py OffloadConfig.validate_offload_config",
     ),
     Conflict(
@@ -468,7 +477,8 @@ OPTIONS: tuple[Conflict, ...] = (
         ("--mm-encoder-attn-backend",),
         "0.12.0",
         lambda s: str(s.value("--mm-encoder-attn-backend")).upper() == "XFORMERS",
-        "`--mm-encoder-attn-backend` XFORMERS was removed: choose another, or leave it out",
+        "`--mm-encoder-attn-backend` cannot be XFORMERS, which vLLM has removed: write a "
+        "different backend, or remove the flag",
         "config/multimodal.py MultiModalConfig",
     ),
     Conflict(
@@ -478,7 +488,8 @@ OPTIONS: tuple[Conflict, ...] = (
             s.has("--enable-flashinfer-autotune")
             and s.key("--kernel-config", "enable_flashinfer_autotune") is not None
         ),
-        "`--enable-flashinfer-autotune` and its key in `--kernel-config` exclude each other",
+        "`--enable-flashinfer-autotune` and the same key in `--kernel-config` cannot be set "
+        "together: remove one of them",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -491,46 +502,46 @@ OPTIONS: tuple[Conflict, ...] = (
             and not s.on("--enable-sleep-mode")
         ),
         "a KV connector does not work with PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True, "
-        "which moves the memory that the connector has registered: remove that part of the "
-        "variable",
+        "because this option moves memory that the connector has registered: remove the option "
+        "from the variable",
         "config/vllm.py VllmConfig._verify_kv_transfer_compat",
     ),
     Conflict(
         (_SPEC, "--spec-method", "--spec-tokens"),
         "0.12.0",
         _drafts_of_no_model,
-        "this speculative decoding needs a draft model: name it as `model` in "
-        "`--speculative-config`; ngram, suffix and mtp need none",
+        "this method of speculative decoding needs a draft model: write the draft model as "
+        "`model` in `--speculative-config`. The methods ngram, suffix and mtp need no draft model",
         "config/speculative.py SpeculativeConfig.__post_init__",
     ),
     Conflict(
         ("--limit-mm-per-prompt",),
         "0.12.0",
         _item_limit_is_impossible,
-        "`--limit-mm-per-prompt` has numbers of items from 0, and sizes above 0",
+        "`--limit-mm-per-prompt` must have numbers of items of 0 or more, and sizes above 0",
         "config/multimodal.py BaseDummyOptions",
     ),
     Conflict(
         ("--logits-processors",),
         "0.12.0",
         lambda s: any(":" not in text for text in s.texts("--logits-processors")),
-        "`--logits-processors` names classes, each as module:Class",
+        "each value of `--logits-processors` must be a class, written as module:Class",
         "v1/sample/logits_processor/__init__.py _load_logitsprocs_by_fqcns",
     ),
     Conflict(
         ("--seed",),
         "0.12.0",
         lambda s: not 0 <= s.number("--seed", 0) < 1 << 32,
-        "`--seed` must be from 0 to 4294967295, NumPy's range",
+        "`--seed` must be from 0 to 4294967295, because NumPy accepts no other seed",
         "platforms/interface.py Platform.seed_everything",
     ),
     Conflict(
         (_KV,),
         "0.32.0",
         _connector_is_unknown,
-        "`kv_connector` of `--kv-transfer-config` is not registered in this release: write one "
-        f"of {', '.join(sorted(_CONNECTORS))}, or the module of your own class as "
-        "`kv_connector_module_path`",
+        "`kv_connector` of `--kv-transfer-config` is not a connector of this release: write one "
+        f"of {', '.join(sorted(_CONNECTORS))}, or set `kv_connector_module_path` to the module "
+        "of your own class",
         "distributed/kv_transfer/kv_connector/factory.py KVConnectorFactory.get_connector_class",
         until="0.33.0",
     ),
@@ -539,23 +550,23 @@ OPTIONS: tuple[Conflict, ...] = (
         "0.12.0",
         _metrics_of_no_version,
         "`--show-hidden-metrics-for-version` is not a version: write the previous minor release, "
-        "as 0.31",
+        "for example 0.31",
         "config/observability.py ObservabilityConfig",
     ),
     Conflict(
         (_COMPILE,),
         "0.11.1",
         _captures_no_size,
-        "`cudagraph_capture_sizes` is empty, and CUDA graphs need at least one size: leave it out, "
-        "or write `--enforce-eager` to run without graphs",
+        "`cudagraph_capture_sizes` is empty, but CUDA graphs need at least one size: remove the "
+        "key, or write `--enforce-eager` to run without graphs",
         "config/vllm.py VllmConfig._set_cudagraph_sizes",
     ),
     Conflict(
         (_CAPTURE, _COMPILE),
         "0.11.1",
         _captures_too_little,
-        "`--max-cudagraph-capture-size` is below 1, and CUDA graphs need at least one size: write "
-        "1 or more, or `--enforce-eager` to run without graphs",
+        "`--max-cudagraph-capture-size` is below 1, but CUDA graphs need at least one size: "
+        "write 1 or more, or `--enforce-eager` to run without graphs",
         "config/vllm.py VllmConfig._set_cudagraph_sizes",
     ),
     Conflict(
@@ -566,16 +577,16 @@ OPTIONS: tuple[Conflict, ...] = (
             and s.value("--worker-cls") != "auto"
             and "." not in s.value("--worker-cls")
         ),
-        "`--worker-cls` names a class with its module, as module.name.Class: without a dot the "
-        "start cannot import it",
+        "`--worker-cls` must be a class with its module, written as module.name.Class. vLLM "
+        "cannot import a name without a dot",
         "v1/worker/worker_base.py WorkerWrapperBase.init_worker",
     ),
     Conflict(
         (_OPTIMIZATION,),
         "0.32.0",
         lambda s: s.has(_OPTIMIZATION) and str(s.value(_OPTIMIZATION)) not in {*"0123"},
-        "`--optimization-level` is a whole number from 0 to 3, as -O3: the start takes no other, "
-        "nor a name as O3",
+        "`--optimization-level` must be a whole number from 0 to 3, for example -O3. vLLM does "
+        "not start with a different number, or with a name such as O3",
         "config/vllm.py OptimizationLevel",
         until="0.33.0",
     ),

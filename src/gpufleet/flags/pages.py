@@ -43,7 +43,7 @@ def verdict_page(verdict: Verdict, width: int) -> str:
         last += f", {_counted(len(remarks), 'remark')}"
     if verdict.rewritten is not None:
         written = shlex.join(("vllm", "serve", *verdict.rewritten))
-        blocks.append(f"without what is refused:\n{_INDENT}{written}")
+        blocks.append(f"The command line without the refused parts:\n{_INDENT}{written}")
     return "\n\n".join([*blocks, last])
 
 
@@ -91,10 +91,10 @@ def diff_page(
         DifferenceKind.REMOVED: "Removed",
         DifferenceKind.RENAMED: "Renamed",
         DifferenceKind.VALUE: "No longer accepted",
-        DifferenceKind.MEANING: "Means something else",
+        DifferenceKind.MEANING: "Changed meaning",
         DifferenceKind.DEPRECATED: "Deprecated",
         DifferenceKind.DEFAULT: "New default of a flag or variable that you do not set",
-        DifferenceKind.HIDDEN: "No longer in vLLM's help",
+        DifferenceKind.HIDDEN: "Accepted, but no longer in vLLM's help",
         DifferenceKind.NEW: "New, and useful to you",
     }
     differences = list(found)
@@ -109,13 +109,21 @@ def diff_page(
     if not differences:
         blocks.append("Nothing changes for these settings.")
     elif broken and whole is not None:
-        but = ", except what `then` says" if any(one.then for one in broken) else ""
-        blocks.append(f"Corrected{but}:\n  vllm serve {shlex.join(whole)}")
+        but = ", without the steps after `then`" if any(one.then for one in broken) else ""
+        blocks.append(f"Corrected command line{but}:\n  vllm serve {shlex.join(whole)}")
     elif undecided := [one.name for one in broken if one.rewritten is None]:
-        blocks.append(_fill(f"For you to decide: {', '.join(undecided)}", width, "", "  "))
+        blocks.append(
+            _fill(
+                (f"gpufleet cannot correct these, so you must decide: {', '.join(undecided)}"),
+                width,
+                "",
+                "  ",
+            )
+        )
     elif broken:
         said = (
-            "With these replacements the command line is still refused: run `gpufleet flags check`."
+            "vLLM still refuses the command line with these replacements. Run `gpufleet flags "
+            "check` to see the reasons."
         )
         blocks.append(_fill(said, width))
     return "\n\n".join(blocks)
@@ -137,7 +145,13 @@ def overview_page(old: str, new: str, found: Overview, width: int) -> str:
     if lines:
         blocks.append("\n".join(["Worth knowing", *lines]))
     blocks.append(
-        _fill("Give your own flags after `--`, or --settings, to see how it affects you.", width)
+        _fill(
+            (
+                "To see which of these changes affect your server, write its flags after `--`, or "
+                "use --settings."
+            ),
+            width,
+        )
     )
     return "\n\n".join(blocks)
 
@@ -146,7 +160,7 @@ def _difference(one: Difference, width: int) -> Iterator[str]:
     mark = "! " if one.breaks else "  "
     since = f" (since {one.since})" if one.since else ""
     yield _fill(f"{mark}{one.argument or one.name}{since}", width, "", "      ")
-    said = f"{one.said}; only if {one.when}" if one.when else one.said
+    said = f"{one.said} (only if {one.when})" if one.when else one.said
     yield _fill(said, width, "      ", "      ")
     if one.rewritten:
         yield _fill(f"→ {shlex.join(one.rewritten)}", width, "      ", "        ")
@@ -158,7 +172,7 @@ def _difference(one: Difference, width: int) -> Iterator[str]:
         yield _fill(f"then: {one.then}", width, "      ", "        ")
     if one.keep:
         kept = shlex.join(one.keep)
-        yield _fill(f"to keep the old one: {kept}", width, "      ", "        ")
+        yield _fill(f"to keep the old default: {kept}", width, "      ", "        ")
 
 
 def _fill(text: str, width: int, first: str = "", rest: str = "") -> str:

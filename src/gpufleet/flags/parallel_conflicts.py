@@ -97,17 +97,18 @@ PARALLEL: tuple[Conflict, ...] = (
         (_PORTS, _EXTERNAL, _RANK, _HYBRID, _START),
         "0.22.0",
         lambda s: _balancers(s) > 1,
-        "more than one way of balancing over data-parallel ranks: choose multi-port "
-        "(`--data-parallel-multi-port-external-lb`), external (`--data-parallel-external-lb` or "
-        "`--data-parallel-rank`) or hybrid (`--data-parallel-hybrid-lb` or "
-        "`--data-parallel-start-rank`)",
+        "the flags select more than one way of balancing over data-parallel ranks: choose only "
+        "one of multi-port (`--data-parallel-multi-port-external-lb`), external "
+        "(`--data-parallel-external-lb` or `--data-parallel-rank`) or hybrid "
+        "(`--data-parallel-hybrid-lb` or `--data-parallel-start-rank`)",
         "entrypoints/cli/serve.py ServeSubcommand.cmd",
     ),
     Conflict(
         (_EXTERNAL, _HYBRID),
         "0.11.1",
         lambda s: s.on(_EXTERNAL) and s.on(_HYBRID),
-        "`--data-parallel-external-lb` and `--data-parallel-hybrid-lb` exclude each other",
+        "`--data-parallel-external-lb` and `--data-parallel-hybrid-lb` cannot be set together: "
+        "remove one of them",
         "engine/arg_utils.py create_engine_config",
         until="0.22.0",
     ),
@@ -151,8 +152,9 @@ PARALLEL: tuple[Conflict, ...] = (
         (_NNODES, _TP, _PP, _DP, _PCP),
         "0.11.1",
         lambda s: _several_nodes(s) and _world(s) % s.number(_NNODES) != 0,
-        "`--nnodes` must divide the number of GPUs, which is tensor times pipeline times data "
-        "(times prefill context) parallel size",
+        "the number of GPUs must be a multiple of `--nnodes`. The number of GPUs is the "
+        "tensor-parallel size x pipeline-parallel size x data-parallel size (x "
+        "prefill-context-parallel size)",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -168,7 +170,8 @@ PARALLEL: tuple[Conflict, ...] = (
         lambda s: (
             _several_nodes(s) and s.value(_EXECUTOR) not in {None, "mp", "uni", "external_launcher"}
         ),
-        "`--nnodes` above 1 needs `--distributed-executor-backend` mp: Ray places the ranks itself",
+        "`--nnodes` above 1 needs `--distributed-executor-backend` mp, because Ray chooses the "
+        "nodes of the ranks itself",
         "config/parallel.py ParallelConfig.__post_init__",
     ),
     Conflict(
@@ -177,7 +180,8 @@ PARALLEL: tuple[Conflict, ...] = (
         lambda s: (
             s.on(_HYBRID) and s.value(_LOCAL) is None and not _several_nodes(s) and not _external(s)
         ),
-        "`--data-parallel-hybrid-lb` needs `--data-parallel-size-local`, the ranks of this node",
+        "`--data-parallel-hybrid-lb` needs `--data-parallel-size-local`, which is the number of "
+        "ranks on this node",
         "engine/arg_utils.py create_engine_config",
     ),
     Conflict(
@@ -192,7 +196,8 @@ PARALLEL: tuple[Conflict, ...] = (
         (_EXTERNAL, _RANK, _LOCAL),
         "0.9.2",
         lambda s: _external(s) and s.has(_LOCAL) and s.value(_LOCAL) not in {None, 1},
-        "an externally balanced rank has its own process: `--data-parallel-size-local` must be 1",
+        "with external balancing, each rank is a server process of its own, so "
+        "`--data-parallel-size-local` must be 1",
         "engine/arg_utils.py create_engine_config",
         leave_out=_LOCAL,
     ),
@@ -237,14 +242,15 @@ PARALLEL: tuple[Conflict, ...] = (
         (_EPLB, _EP),
         "0.10.0",
         lambda s: s.on(_EPLB) and not s.on(_EP),
-        "`--enable-eplb` balances experts over GPUs and needs `--enable-expert-parallel`",
+        "`--enable-eplb` balances experts over GPUs, so it needs `--enable-expert-parallel`",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
         (_EPLB, _TP, _DP, _PCP),
         "0.10.0",
         lambda s: s.on(_EPLB) and s.on(_EP) and s.number(_TP) * s.number(_DP) * s.number(_PCP) <= 1,
-        "`--enable-eplb` needs more than one GPU to balance over: tensor or data parallelism",
+        "`--enable-eplb` needs more than one GPU to balance experts over: set tensor or data "
+        "parallelism above 1",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
@@ -274,7 +280,8 @@ PARALLEL: tuple[Conflict, ...] = (
         (_ELASTIC, _EXTERNAL, _RANK, _HYBRID),
         "0.17.0",
         lambda s: s.on(_ELASTIC) and (_external(s) or s.on(_HYBRID)),
-        "`--enable-elastic-ep` needs vLLM's internal load balancer, neither hybrid nor external",
+        "`--enable-elastic-ep` needs vLLM's internal load balancer: remove the flags of hybrid "
+        "and external balancing",
         "config/parallel.py ParallelConfig.__post_init__",
         until="0.33.0",
     ),
@@ -364,14 +371,16 @@ PARALLEL: tuple[Conflict, ...] = (
         (_HEADLESS,),
         "0.9.0",
         lambda s: s.has(_LOCAL) and s.number(_LOCAL) < 1,
-        "`--headless` starts ranks alone: `--data-parallel-size-local` must be at least 1",
+        "`--headless` starts only ranks, without an API server, so `--data-parallel-size-local` "
+        "must be at least 1",
         "entrypoints/cli/serve.py run_headless",
     ),
     Conflict(
         ("--numa-bind-cpus",),
         "0.20.0",
         lambda s: any(_is_no_cpu_list(str(each)) for each in _listed(s, "--numa-bind-cpus")),
-        "`--numa-bind-cpus` takes numactl's lists, with the lower number first: 0-3 or 0,2,4-7",
+        "`--numa-bind-cpus` must be lists in numactl's form, with the lower number of each range "
+        "first, for example 0-3 or 0,2,4-7",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
@@ -380,7 +389,7 @@ PARALLEL: tuple[Conflict, ...] = (
         lambda s: any(
             isinstance(each, int) and each < 0 for each in _listed(s, "--numa-bind-nodes")
         ),
-        "`--numa-bind-nodes` are numbers from 0",
+        "the values of `--numa-bind-nodes` must be whole numbers of 0 or more",
         "config/parallel.py ParallelConfig",
     ),
     Conflict(
@@ -391,8 +400,8 @@ PARALLEL: tuple[Conflict, ...] = (
             and s.value(_EXECUTOR) not in {"mp", "ray", "uni", "external_launcher"}
             and "." not in s.value(_EXECUTOR)
         ),
-        "`--distributed-executor-backend` is mp, ray, uni, external_launcher, or your own class "
-        "as module.Class",
+        "`--distributed-executor-backend` must be mp, ray, uni, external_launcher, or a class of "
+        "your own, written as module.Class",
         "v1/executor/abstract.py Executor.get_class",
     ),
 )

@@ -263,7 +263,7 @@ def _removed_flag(given: GivenFlag, old: Schema, new: Schema, argument: str) -> 
         return Difference(
             DifferenceKind.RENAMED,
             given.option,
-            f"the same setting is {heir.name}",
+            f"{heir.name} replaces this flag",
             breaks=True,
             argument=argument,
             since=since,
@@ -311,11 +311,11 @@ def _value_differences(
     given: GivenFlag, now: Flag, old: Schema, new: Schema, argument: str
 ) -> Iterator[Difference]:
     if given.flag.takes_value != now.takes_value:
-        takes = "takes a value now" if now.takes_value else "takes no value any more"
+        takes = "needs a value now" if now.takes_value else "no longer accepts a value"
         yield Difference(
             DifferenceKind.VALUE,
             given.option,
-            f"it {takes}",
+            f"the flag {takes}",
             breaks=True,
             argument=argument,
             at=given.at,
@@ -328,7 +328,7 @@ def _value_differences(
             yield Difference(
                 DifferenceKind.VALUE,
                 given.flag.name,
-                known.why if known else f"{value} is no longer one of its values",
+                known.why if known else f"the flag no longer accepts the value {value}",
                 breaks=True,
                 argument=argument,
                 since=known.since
@@ -343,7 +343,7 @@ def _value_differences(
         yield Difference(
             DifferenceKind.VALUE,
             given.flag.name,
-            f"its JSON no longer has the key {key}",
+            f"the JSON of this flag no longer has the key {key}",
             breaks=True,
             argument=argument,
             at=given.at,
@@ -393,7 +393,7 @@ def _deprecation_differences(
         yield Difference(
             DifferenceKind.DEPRECATED,
             given.flag.name,
-            known.why if known else f"vLLM {new.version} deprecates it",
+            known.why if known else f"this flag is deprecated in vLLM {new.version}",
             argument=argument,
             since=known.since if known else None,
             replacement=known.replacement if known else None,
@@ -430,7 +430,7 @@ def _unparsed_differences(
             if known and known.kind is ChangeKind.RENAMED
             else DifferenceKind.REMOVED,
             option,
-            f"vLLM {old.version} also refuses it" + (f": {known.why}" if known else ""),
+            f"vLLM {old.version} also refuses this flag" + (f": {known.why}" if known else ""),
             breaks=True,
             argument=argument,
             since=known.since if known else None,
@@ -443,15 +443,19 @@ def _unparsed_differences(
         after = tuple(sorted(one for one in new.by_option if one.startswith(option)))
         if after != tuple(sorted(unparsed.candidates)):
             takes = " or ".join(unparsed.candidates)
-            said = f"an abbreviation: vLLM {old.version} took it for {takes}, "
-            now = f"for {after[0]}" if len(after) == 1 else "for one of several, and refuses it"
+            said = f"this name is an abbreviation. vLLM {old.version} reads it as {takes}, but "
+            now = (
+                (f"reads it as {after[0]}")
+                if len(after) == 1
+                else "refuses it, because it could mean several flags"
+            )
             yield Difference(
                 DifferenceKind.MEANING,
                 option,
-                f"{said}{new.version} {now if after else 'for nothing it knows'}",
+                f"{said}{new.version} {now if after else 'does not know it'}",
                 breaks=True,
                 argument=argument,
-                replacement=f"{takes}, in full",
+                replacement=f"{takes}, written in full",
                 at=unparsed.at,
             )
 
@@ -464,13 +468,13 @@ def _variable_differences(old: Schema, new: Schema, yours: ServerFlags) -> Itera
         known = changes.removal_reason(name, new.version)
         if known is None and name not in old.environment:
             continue  # not a variable of vLLM, or not known as one
-        said = known.why if known else "the release does not read the variable"
+        said = known.why if known else "this release does not read the variable"
         yield Difference(
             DifferenceKind.RENAMED
             if known and known.kind is ChangeKind.RENAMED
             else DifferenceKind.REMOVED,
             name,
-            f"{said}; unknown variables are ignored",
+            f"{said}; vLLM ignores unknown variables",
             breaks=True,
             argument=f"{name}={value}",
             since=known.since if known else history.first_without(name, old, new),
@@ -538,7 +542,7 @@ def _default_differences(old: Schema, new: Schema, set_names: set[str]) -> Itera
         if name in befores and history.defaults_differ(before, after) and (change or name in near):
             values = f"{explain.shown_default(before)} → {explain.shown_default(after)}"
         elif change and history.is_open(before) and history.is_open(after):
-            values = "vLLM decides, and differently"
+            values = "vLLM still chooses the default, but by a different rule"
         else:
             continue
         yield Difference(

@@ -66,7 +66,7 @@ def _no_key(settings: Settings) -> Iterator[Remark]:
     """Yield the remark on an empty key, the result of an unset shell variable."""
     given = settings.line.last("--api-key")
     if given is not None and not any(given.values):
-        found = "the key is empty, and vLLM then serves clients without a key"
+        found = "the key is empty, so vLLM also serves clients that send no key"
         yield given, found, Kind.VALUE
 
 
@@ -75,8 +75,8 @@ def _unlimited(settings: Settings) -> Iterator[Remark]:
     given, limits = settings.line.last(_LIMIT), settings.value(_LIMIT)
     if given and isinstance(limits, dict) and (unknown := sorted(limits.keys() - set(_ITEMS))):
         found = (
-            f"{', '.join(map(repr, unknown))} limits nothing: write {', '.join(_ITEMS[:-1])} or "
-            f"{_ITEMS[-1]}"
+            f"{', '.join(map(repr, unknown))} is not a kind of item, so the limit has no effect: "
+            f"write {', '.join(_ITEMS[:-1])} or {_ITEMS[-1]}"
         )
         yield given, found, Kind.VALUE
 
@@ -88,8 +88,8 @@ def _without_server(settings: Settings) -> Iterator[Remark]:
     given, servers = settings.line.last(_SERVERS), settings.value(_SERVERS)
     if given and isinstance(servers, int) and servers < 1 and not settings.on("--headless"):
         found = (
-            f"{servers} API servers: vLLM starts headless and answers no requests; leave the flag "
-            "out, or write 1 or more"
+            f"with {servers} API servers, vLLM starts headless and answers no requests: remove "
+            "the flag, or write 1 or more"
         )
         yield given, found, Kind.VALUE
 
@@ -111,7 +111,7 @@ def _unread_graphs(settings: Settings) -> Iterator[Remark]:
     for option in ("--cudagraph-capture-sizes", "--max-cudagraph-capture-size"):
         given = settings.line.last(option)
         if given is not None and settings.on("--enforce-eager"):
-            yield given, f"`{option}` has no effect beside `--enforce-eager`", Kind.UNREAD
+            yield given, f"`{option}` has no effect together with `--enforce-eager`", Kind.UNREAD
 
 
 _ROPE_TYPES = frozenset(
@@ -133,7 +133,7 @@ def _rope_type(settings: Settings) -> Iterator[Remark]:
         name = rope.get("rope_type", rope.get("type")) if isinstance(rope, dict) else None
         if given and isinstance(name, str) and name not in _ROPE_TYPES:
             found = (
-                f"`{key}` has the type `{name}`, which vLLM does not know and most models do not "
-                f"start with: it knows {', '.join(sorted(_ROPE_TYPES))}"
+                f"`{key}` has the type `{name}`. vLLM does not know this type, so most models do "
+                f"not start with it. vLLM knows {', '.join(sorted(_ROPE_TYPES))}"
             )
             yield given, found, Kind.JSON

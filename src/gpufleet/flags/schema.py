@@ -296,8 +296,8 @@ def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
     """
     if not isinstance(document, Mapping) or document.get("schema", FORMAT) != FORMAT:
         raise FleetError(
-            "this gpufleet cannot read this flag schema: extract it again with "
-            "`gpufleet flags extract`"
+            "this version of gpufleet cannot read this flag schema, because the schema has a "
+            "different format: extract the flags again with `gpufleet flags extract`"
         )
     try:
         return Schema(
@@ -315,8 +315,8 @@ def from_document(document: Mapping[str, Any], engine: str = "vllm") -> Schema:
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise FleetError(
-            f"this is not a schema of {TITLES[engine]}'s flags ({answer_fault(error)}): extract it "
-            "again with `gpufleet flags extract`"
+            f"this is not a schema of {TITLES[engine]}'s flags ({answer_fault(error)}): extract "
+            "the flags again with `gpufleet flags extract`"
         ) from error
 
 
@@ -439,14 +439,15 @@ def packaged_text(name: str, version: str) -> str:
     extract = "extract its flags with `gpufleet flags extract SOURCE`"
     if not release[:1].isdigit():
         raise FleetError(
-            f"vLLM {version}: is not a release, such as {known[-1]}; of another build, {extract}"
+            f"vLLM {version}: this is not the number of a release, for example {known[-1]}. If "
+            f"it is a different build, {extract}"
         )
     older = [one for one in known if sort_key(one) < sort_key(release)][-1:]
     newer = [one for one in known if sort_key(one) > sort_key(release)][:1]
-    near = f"{' and '.join(older + newer)} {'are' if older and newer else 'is'} known"
+    near = f"{' and '.join(older + newer)} {'are' if older and newer else 'is'} the nearest known"
     raise FleetError(
-        f"vLLM {version}: unknown release, and gpufleet does not guess from its neighbours "
-        f"({near}): {extract}"
+        f"vLLM {version}: gpufleet does not know this release ({near}), and does not guess its "
+        f"flags from other releases: {extract}"
     )
 
 

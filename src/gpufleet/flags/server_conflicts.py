@@ -49,7 +49,7 @@ SERVER: tuple[Conflict, ...] = (
         ("--sse-keep-alive-interval",),
         "0.29.0",
         lambda s: s.number("--sse-keep-alive-interval", 0) < 0,
-        "`--sse-keep-alive-interval` is in seconds and must be 0 (off) or more",
+        "`--sse-keep-alive-interval` is a number of seconds, and must be 0 (off) or more",
         "entrypoints cli_args.py validate_parsed_serve_args",
     ),
     Conflict(
@@ -76,8 +76,8 @@ SERVER: tuple[Conflict, ...] = (
         lambda s: (
             s.value(_GRPC_PORT) is not None and (s.on("--grpc") or s.on(_HEADLESS) or s.on(_PORTS))
         ),
-        "`--grpc-port` is for one Rust frontend: neither `--grpc`, `--headless` nor "
-        "`--data-parallel-multi-port-external-lb` can be combined with it",
+        "`--grpc-port` is for a single Rust frontend, so it cannot be set together with "
+        "`--grpc`, `--headless` or `--data-parallel-multi-port-external-lb`",
         "entrypoints/launchers/cli_args.py validate_grpc_port_arg",
     ),
     Conflict(
@@ -95,7 +95,7 @@ SERVER: tuple[Conflict, ...] = (
         ("--middleware",),
         "0.12.0",
         lambda s: any(map(_is_no_path, s.texts("--middleware"))),
-        "`--middleware` names a class or a function, as module.name",
+        "`--middleware` must be a class or a function, written as module.name",
         "entrypoints/openai/api_server.py build_app",
         wrong=_is_no_path,
     ),
@@ -107,7 +107,7 @@ SERVER: tuple[Conflict, ...] = (
             and not s.on(_HEADLESS)
             and not s.value("--uds")
         ),
-        "`--port` is from 0 to 65535",
+        "`--port` must be from 0 to 65535",
         "entrypoints/openai/api_server.py create_server_socket",
     ),
     Conflict(
@@ -116,8 +116,8 @@ SERVER: tuple[Conflict, ...] = (
         lambda s: (
             _is_no_address(s.value("--host")) and not s.on(_HEADLESS) and not s.value("--uds")
         ),
-        "`--host` is an address or a name of this machine, as 0.0.0.0 or ::, and the start cannot "
-        "listen on another word: no http://, no port (`--port`), no brackets, no path",
+        "`--host` must be an address or a name of this machine, for example 0.0.0.0 or ::, "
+        "without http://, brackets, a port or a path. Write the port as `--port`",
         "entrypoints/openai/api_server.py create_server_socket",
     ),
 )

@@ -102,12 +102,12 @@ def _gone(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Proble
 def _of_change(one: Unparsed, change: Change) -> str:
     what = {
         ChangeKind.NEVER: "was never a flag of `vllm serve`",
-        ChangeKind.REMOVED: "is gone",
+        ChangeKind.REMOVED: "was removed",
         ChangeKind.RENAMED: "no longer exists under this name",
-    }.get(change.kind, "is no longer written like this")
+    }.get(change.kind, "is no longer accepted in this form")
     taken = ""
     if one.trouble is UnparsedReason.PREFIX:
-        taken = f" (and argparse takes it for `{one.candidates[0]}`)"
+        taken = f" (and argparse reads it as an abbreviation of `{one.candidates[0]}`)"
     return f"`{one.argument}` {what}{taken}: {change.why}"
 
 
@@ -117,7 +117,10 @@ def _undotted(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> Pr
     """
     if "." not in one.argument.partition("=")[0] or schema.flag(name) is None:
         return None
-    found = f"this release does not accept parts of `{name}`: write the whole JSON"
+    found = (
+        f"this release does not accept single keys of `{name}` as options: write the whole JSON "
+        "object"
+    )
     return _problem(line, one, Kind.FORM, found, replacement=f"{name} '{{...}}'")
 
 
@@ -141,10 +144,10 @@ def _other_form(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> 
         found = f"this release has no `{name}`: `{flag.name}` cannot be switched off"
         if flag.default in {False, None}:
             rewritten = ()
-            found += ", and is off unless it is given"
+            found += ", but is off as long as you do not write it"
     else:
         rewritten = (off,)
-        found = f"this release has no `{name}`: it writes `{off}`"
+        found = f"this release has no `{name}`: its name for the flag is `{off}`"
     return _problem(line, one, Kind.FORM, found, replacement=off, rewritten=rewritten)
 
 
@@ -206,7 +209,8 @@ def _elsewhere(schema: Schema, line: CommandLine, one: Unparsed, name: str) -> P
     newer = [each for each in having if sort_key(each) > sort_key(schema.version)]
     if newer:
         found, since = (
-            f"`{name}` was added in vLLM {newer[0]}: {schema.version} has no such flag",
+            f"`{name}` was added in vLLM {newer[0]}, so vLLM {schema.version} does not have this "
+            "flag",
             None,
         )
     elif having:

@@ -117,7 +117,7 @@ def _one(schema: Schema, flag: Flag, text: str) -> tuple[Any, list[Fault]]:
     if flag.action == "LoRAParserAction" and value:
         _lora(schema, text)
     if flag.action == "PromptAdapterParserAction" and "=" not in text:
-        raise InvalidValue(Kind.VALUE, f"`{text}` is not NAME=PATH")
+        raise InvalidValue(Kind.VALUE, f"`{text}` is not in the form NAME=PATH")
     return value, []
 
 
@@ -131,13 +131,13 @@ def _not_among(text: str, value: Any, choices: tuple[Any, ...]) -> tuple[str, st
     else:
         near = [better]
     if near and len(names) > _SHOWN:
-        listed = f"near it are {_listed(near)}, of {len(names)} choices"
+        listed = f"of the {len(names)} accepted values, these are similar: {_listed(near)}"
     else:
         rest = len(names) - _SHOWN
         listed = f"choose from {_listed(names[:_SHOWN])}" + (
             f" and {rest} more" if rest > 0 else ""
         )
-    return f"`{text}` is not one of its values: {listed}", better
+    return f"`{text}` is not an accepted value: {listed}", better
 
 
 def _listed(names: list[str]) -> str:
@@ -152,10 +152,10 @@ def _integer(text: str) -> int:
         return int(text)
     except ValueError:
         number = human_readable(text)
-        found = f"`{text}` is not a whole number" if text else "its value is empty"
+        found = f"`{text}` is not a whole number" if text else "the value is empty"
         if number is not None:
             raise InvalidValue(
-                Kind.VALUE, f"{found}: this flag takes no suffix", str(number)
+                Kind.VALUE, f"{found}, and this flag accepts no suffix such as k or M", str(number)
             ) from None
         raise InvalidValue(Kind.VALUE, found) from None
 
@@ -170,8 +170,10 @@ def _float(text: str) -> float:
 def _human(text: str) -> int:
     number = human_readable(text)
     if number is None:
-        found = f"`{text}` is not a whole number, with or without one of k m g t (thousands)"
-        raise InvalidValue(Kind.VALUE, f"{found} or K M G T (1024s, no decimals)")
+        found = (
+            f"`{text}` is not a whole number, alone or with a suffix: k m g t for powers of 1000"
+        )
+        raise InvalidValue(Kind.VALUE, f"{found}, or K M G T for powers of 1024 (without decimals)")
     return number
 
 
@@ -189,14 +191,16 @@ def _si(text: str) -> int:
         except ValueError:
             raise InvalidValue(
                 Kind.VALUE,
-                f"`{text}` is not a whole number, with or without one of k M G T (thousands) or "
-                "Ki Mi Gi Ti (1024s, no decimals)",
+                f"`{text}` is not a whole number, alone or with a suffix: k M G T for powers of "
+                "1000, or Ki Mi Gi Ti for powers of 1024 (without decimals)",
             ) from None
     number, suffix = match.groups()
     if suffix in _SI:
         return int(Decimal(number) * _SI[suffix])
     if "." in number:
-        raise InvalidValue(Kind.VALUE, f"`{text}` has decimals, which {suffix} does not take")
+        raise InvalidValue(
+            Kind.VALUE, (f"`{text}` has decimals, which the suffix {suffix} does not allow")
+        )
     return int(number) * _IEC[suffix]
 
 
@@ -212,9 +216,13 @@ def _json(text: str) -> Any:
             Kind.JSON, f"`{text}` is not JSON: {json_fault(error)}", _mended(text)
         ) from None
     except ValueError:
-        raise InvalidValue(Kind.JSON, f"`{text}` has a number with too many digits") from None
+        raise InvalidValue(
+            Kind.JSON, (f"`{text}` is not valid JSON: it has a number with too many digits")
+        ) from None
     except RecursionError:
-        raise InvalidValue(Kind.JSON, f"`{text}` is nested too deeply") from None
+        raise InvalidValue(
+            Kind.JSON, (f"`{text}` is not valid JSON: it has too many nested levels")
+        ) from None
 
 
 def _json_or_text(text: str) -> Any:
@@ -231,9 +239,9 @@ def _pairs(text: str) -> dict[str, int]:
     for pair in text.split(","):
         key, equals, number = pair.strip().lower().partition("=")
         if not equals or not number.isdigit():
-            raise InvalidValue(Kind.VALUE, f"`{text}` is not KEY=NUMBER,KEY=NUMBER")
+            raise InvalidValue(Kind.VALUE, f"`{text}` is not in the form KEY=NUMBER,KEY=NUMBER")
         if key in found:
-            raise InvalidValue(Kind.VALUE, f"`{text}` names `{key}` twice")
+            raise InvalidValue(Kind.VALUE, f"`{text}` has the key `{key}` twice")
         found[key] = int(number)
     return found
 
@@ -256,7 +264,7 @@ def _level_or_literal(text: str) -> Any:
     try:
         return ast.literal_eval(text)
     except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        found = f"`{text}` is neither a level nor a Python dictionary"
+        found = f"`{text}` is neither an optimization level (0 to 3) nor a Python dictionary"
         raise InvalidValue(Kind.VALUE, found) from None
 
 
@@ -315,13 +323,15 @@ def _lora(schema: Schema, text: str) -> None:
         return
     value = _json(text)
     if not isinstance(value, dict):
-        raise InvalidValue(Kind.JSON, f"`{text}` is neither NAME=PATH nor a JSON object")
+        raise InvalidValue(
+            Kind.JSON, (f"`{text}` is neither in the form NAME=PATH nor a JSON object")
+        )
     if missing := [key for key in ("name", "path") if key not in value]:
-        raise InvalidValue(Kind.JSON, f"`{text}` lacks {' and '.join(missing)}")
+        raise InvalidValue(Kind.JSON, f"`{text}` does not have the key {' and '.join(missing)}")
     known = {"name", "path", "base_model_name"}
     if sort_key(schema.version) >= sort_key(_LORA_3D):
         known.add("is_3d_lora_weight")
     if unknown := sorted(set(value) - known):
         raise InvalidValue(
-            Kind.JSON, f"`{text}` has {', '.join(unknown)}, which are not keys of a LoRA module"
+            Kind.JSON, f"`{text}` has keys that a LoRA module does not have: {', '.join(unknown)}"
         )

@@ -167,7 +167,7 @@ def test_a_context_that_is_lengthened_and_layers_outside_of_the_gpu(llama):
 @each_row(
     ("arguments", "says"),
     [
-        (["--limit-mm-per-prompt", '{"image":-1}'], "numbers of items from 0"),
+        (["--limit-mm-per-prompt", '{"image":-1}'], "numbers of items of 0 or more"),
         (["--speculative-config", '{"method":"ngram","num_speculative_tokens":0}'], "more than 0"),
         (
             ["--speculative-config", '{"method":"eagle3","num_speculative_tokens":3}'],
@@ -177,7 +177,7 @@ def test_a_context_that_is_lengthened_and_layers_outside_of_the_gpu(llama):
         (["--max-model-len", "-1", "--vllm", "0.13.0"], "`auto` is not a whole number"),
         (["--max-lora-rank", "17", "--enable-lora"], "choose from 1, 8, 16"),
         (["--quantization", "fp9"], "has no quantization `fp9`"),
-        (["--dtype", "bf16", "--quantization", "w4"], "`bf16` is not one of its values"),
+        (["--dtype", "bf16", "--quantization", "w4"], "`bf16` is not an accepted value"),
     ],
 )
 def test_a_line_that_the_release_refuses_is_not_sized(llama, arguments, says):

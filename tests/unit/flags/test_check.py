@@ -276,7 +276,7 @@ def test_level_of_old_guides() -> None:
     ("line", "word"),
     [
         ("M --headless --api-server-count 2", "--api-server-count"),
-        ("M -tp 8 --nnodes 3", "divide"),
+        ("M -tp 8 --nnodes 3", "a multiple of `--nnodes`"),
         ("M -tp 8 --nnodes 2 --node-rank 2", "--node-rank"),
         ("M -dp 4 --data-parallel-external-lb", "--data-parallel-rank"),
         ("M -dp 4 --data-parallel-rank 4", "--data-parallel-rank"),
@@ -287,7 +287,7 @@ def test_level_of_old_guides() -> None:
         ("M --enable-auto-tool-choice", "--tool-call-parser"),
         ("M --lora-modules a=/b", "--enable-lora"),
         ("M --max-num-seqs 512 --max-num-batched-tokens 256", "--max-num-seqs"),
-        ("M --gpu-memory-utilization 90", "at most 1: it is a share between 0 and 1, as 0.9"),
+        ("M --gpu-memory-utilization 90", "at most 1, because it is a share between 0 and 1"),
         ("M -tp 0", "at least 1"),
         ("M --quantization int9", "int9"),
         ("M --reasoning-parser deepseek", "deepseek_r1"),
@@ -350,7 +350,7 @@ def test_what_is_true_of_every_value_is_no_remark() -> None:
 @each_row(
     ("version", "json_flag", "value", "since", "replacement"),
     [
-        ("0.33.0", "-cc", '{"level": 3}', "0.18.0", "`mode`, with the same numbers"),
+        ("0.33.0", "-cc", '{"level": 3}', "0.18.0", "`mode`, which has the same numbers"),
         ("0.33.0", "-cc", '{"full_cuda_graph": true}', "0.11.1", '`cudagraph_mode`: "FULL"'),
         ("0.33.0", "-cc", '{"full-cuda-graph": true}', "0.11.1", '`cudagraph_mode`: "FULL"'),
         ("0.33.0", "-cc", '{"pass_config": {"enable_noop": true}}', "0.13.0", "`eliminate_noops`"),
@@ -399,7 +399,7 @@ def test_what_replaces_a_json_key_is_in_the_release_that_lost_it() -> None:
         ('M --speculative-config {"method":"ngram"}', "needs `num_speculative_tokens`"),
         ("M --spec-method ngram", "needs `num_speculative_tokens`"),
         ("M --additional-config [1]", "is not a JSON object"),
-        ("M -tp 2 --nnodes 2 --distributed-executor-backend ray", "Ray places the ranks itself"),
+        ("M -tp 2 --nnodes 2 --distributed-executor-backend ray", "Ray chooses the nodes"),
     ],
 )
 def test_what_the_start_refuses_before_a_model_is_loaded(line: str, words: str) -> None:
@@ -523,9 +523,9 @@ def test_an_option_of_a_plugin_is_called_that() -> None:
 
 def test_a_long_dash_of_an_editor_is_named_with_what_to_write() -> None:
     problem = check(schema.load("0.33.0"), ["M", "\u2013max-model-len", "32k"])[0]
-    assert problem.found.endswith("so it is not an option: write `--max-model-len`")
+    assert problem.found.endswith("does not read it as an option: write `--max-model-len`")
     assert "write `-tp`" in check(schema.load("0.33.0"), ["M", "\u2013tp", "2"])[0].found
-    assert "belongs to no option" in check(schema.load("0.33.0"), ["M", "\u2013nope"])[0].found
+    assert "is not an option" in check(schema.load("0.33.0"), ["M", "\u2013nope"])[0].found
 
 
 def test_curly_quotes_of_an_editor_become_straight_ones() -> None:
@@ -552,12 +552,12 @@ def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:
 def test_a_limit_of_what_no_model_takes_is_a_warning() -> None:
     """vLLM takes it, and goes on taking pictures."""
     line = ["M", "--limit-mm-per-prompt", '{"images": 0}']
-    assert "'images' limits nothing" in warned("0.33.0", line).found
+    assert "'images' is not a kind of item" in warned("0.33.0", line).found
     assert verdict("0.33.0", [*line[:2], '{"image": 0}']).problems == ()
 
 
 def test_an_empty_key_is_a_warning() -> None:
-    assert "without a key" in warned("0.33.0", ["M", "--api-key", ""]).found
+    assert "clients that send no key" in warned("0.33.0", ["M", "--api-key", ""]).found
     assert verdict("0.33.0", ["M", "--api-key", "k"]).problems == ()
 
 
@@ -669,7 +669,7 @@ def test_every_key_of_a_json_value_that_is_wrong_is_named() -> None:
 
 def test_config_file_is_not_judged_in_silence() -> None:
     """A file of flags is on the node: what it says was not checked, and that is said."""
-    assert "not checked" in warned("0.33.0", "M --config /etc/vllm/m.yaml").found
+    assert "did not check" in warned("0.33.0", "M --config /etc/vllm/m.yaml").found
     assert refused("0.33.0", "M --config /etc/vllm/m.json").by is JudgedBy.PARSER
     assert "ignores" in refused("0.33.0", "M --config=/etc/vllm/m.yaml").found
 
@@ -729,7 +729,9 @@ def test_a_switch_is_clear_only_in_the_words_that_vllm_compares_with(
 
     assert found.accepted
     assert [each.found for each in found.problems] == (
-        [] if clear else [f"`{value}` may be read as off: use 1 or 0"]
+        []
+        if clear
+        else [f"`{value}` is neither 1 nor 0, and vLLM may read it as 0 (off): write 1 or 0"]
     )
 
 
@@ -855,7 +857,7 @@ def test_check_is_fast_once_loaded() -> None:
 def test_no_api_servers_are_a_warning() -> None:
     """vLLM 0.32.0 takes 0 for `--headless`: an engine without a server."""
     found = warned("0.32.0", ["M", "--api-server-count", "0"]).found
-    assert found.startswith("0 API servers: vLLM starts headless and answers no requests")
+    assert found.startswith("with 0 API servers, vLLM starts headless and answers no requests")
     assert verdict("0.32.0", ["M", "--api-server-count", "0", "--headless"]).problems == ()
     assert verdict("0.32.0", ["M", "--api-server-count", "1"]).problems == ()
 
@@ -921,12 +923,12 @@ def test_what_is_like_a_refused_value_and_starts_is_accepted(words: list[str]) -
     [
         (
             "--enforce-eager --cudagraph-capture-sizes 1 2",
-            "`--cudagraph-capture-sizes` has no effect beside `--enforce-eager`",
+            "`--cudagraph-capture-sizes` has no effect together with `--enforce-eager`",
         ),
-        ("--enforce-eager --max-cudagraph-capture-size 8", "has no effect beside"),
+        ("--enforce-eager --max-cudagraph-capture-size 8", "has no effect together with"),
         (
             '--hf-overrides {"rope_scaling":{"rope_type":"yarm","factor":4}}',
-            "`rope_scaling` has the type `yarm`, which vLLM does not know",
+            "`rope_scaling` has the type `yarm`. vLLM does not know this type",
         ),
         ('--hf-overrides {"rope_parameters":{"rope_type":"YARN"}}', "has the type `YARN`"),
     ],
@@ -951,8 +953,8 @@ def test_what_vllm_does_with_these_is_what_was_asked(line: str) -> None:
 @each_row(
     ("name", "value", "said"),
     [
-        ("NCCL_IB_DISABLE", "yes", "is not a number, and NCCL then uses its default"),
-        ("NCCL_P2P_DISABLE", "true", "is not a number, and NCCL then uses its default"),
+        ("NCCL_IB_DISABLE", "yes", "is not a number, so NCCL ignores it and uses its default"),
+        ("NCCL_P2P_DISABLE", "true", "is not a number, so NCCL ignores it and uses its default"),
         ("nccl_debug", "INFO", "no program reads nccl_debug"),
         ("vllm_use_modelscope", "1", "no program reads vllm_use_modelscope"),
         ("PYTORCH_CUDA_ALLOC_CONF", "max_split=128", "an option of PyTorch's allocator"),

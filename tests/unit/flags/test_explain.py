@@ -132,8 +132,8 @@ def test_a_name_may_be_written_in_other_ways(asked: str, name: str) -> None:
 def test_a_negation_says_of_what() -> None:
     found = explain_flag("--no-enable-lora")
     assert (found.base, found.negation) == ("--enable-lora", True)
-    assert "not in its help" in explanation_page(found, 200)
-    assert "not in its help" not in explanation_page(
+    assert "not in vLLM's help" in explanation_page(found, 200)
+    assert "not in vLLM's help" not in explanation_page(
         explain_flag("--no-enable-lora", ALL["0.32.0"]), 200
     )
 
@@ -154,13 +154,13 @@ def test_a_page_is_about_the_release_that_is_asked_for() -> None:
 
 
 def test_a_variable_of_a_library_is_not_called_unknown() -> None:
-    assert "a library reads" in explanation_page(explain_flag("HF_TOKEN"), 100)
+    assert "a library that vLLM uses reads" in explanation_page(explain_flag("HF_TOKEN"), 100)
 
 
 def test_a_flag_without_words_of_ours_shows_what_the_releases_have() -> None:
     assert "--kv-offloading-size" not in entries()
     text = explanation_page(explain_flag("--kv-offloading-size"), 100)
-    assert "No entry yet" in text
+    assert "no explanation of this name yet" in text
     assert "0.11.1 to" in text
 
 
@@ -237,7 +237,7 @@ def test_a_variables_type_keeps_its_own_brackets(type_: str | None, printed: str
     [
         ("--enable-log-requests", "a switch that can be negated"),
         ("--aggregate-engine-logging", "a switch"),
-        ("--middleware", "text, may be given several times"),
+        ("--middleware", "text, and the flag may be given several times"),
         ("--served-model-name", "text, several values"),
         ("--max-num-seqs", "whole number"),
         ("--gpu-memory-utilization", "number"),

@@ -301,7 +301,7 @@ def test_a_python_without_vllm_is_refused():
 
 
 def test_a_python_that_does_not_exist_is_refused(source):
-    with pytest.raises(FleetError, match="does not exist: give the Python of a release"):
+    with pytest.raises(FleetError, match="does not exist: give the path of the Python"):
         extract.flag_document(str(source), python="/nonexistent/python3")
 
 
@@ -362,7 +362,7 @@ def test_what_could_not_be_run_is_told(source):
 def test_an_answer_that_is_none_is_told_with_what_was_said_on_stderr():
     with pytest.raises(FleetError, match="Killed"):
         extract.answer("", "some noise\nKilled\n")
-    with pytest.raises(FleetError, match="it said nothing"):
+    with pytest.raises(FleetError, match="the program printed no error message"):
         extract.answer("[]")
 
 

@@ -97,16 +97,18 @@ def test_an_unknown_release_is_refused_and_never_taken_for_its_neighbour(version
 
 @pytest.mark.parametrize("word", ["latest", "nightly", ""])
 def test_a_word_is_no_release(word):
-    with pytest.raises(FleetError, match=rf"vLLM {word}: is not a release, such as 0\.33"):
+    with pytest.raises(
+        FleetError, match=rf"vLLM {word}: this is not the number of a release, for example 0\.33"
+    ):
         schema.load(word)
 
 
 def test_the_refusal_names_the_releases_around():
-    with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
+    with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are the nearest known"):
         schema.load("0.32.1")
-    with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are known"):
+    with pytest.raises(FleetError, match=r"0\.32\.0 and 0\.33\.0 are the nearest known"):
         packaged_metrics.load("0.32.1")
-    with pytest.raises(FleetError, match=r"\(0\.33\.0 is known\)"):
+    with pytest.raises(FleetError, match=r"\(0\.33\.0 is the nearest known\)"):
         schema.load("0.99.0")
 
 
