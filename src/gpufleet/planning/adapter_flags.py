@@ -50,23 +50,34 @@ def derive(
         f"{name}={adapter_directory(each)}" for name, each in sorted(served.adapters.items())
     ]
     found: dict[str, tuple[Argument, str]] = {
-        "enable-lora": (True, "there are adapters"),
-        MODULES: (modules, "loaded at the start, from paths named by their content"),
+        "enable-lora": (True, "the model has adapters"),
+        MODULES: (
+            modules,
+            (
+                "vLLM loads the adapters at its start, from paths that contain a hash of their "
+                "content"
+            ),
+        ),
     }
     if flags.get(_RANK) is None:
         largest = _largest(known)
         reason = (
-            f"the smallest value of vLLM that is at least {largest}, the adapters' largest rank"
+            f"the smallest value that vLLM accepts and that is at least {largest}, the largest "
+            "rank of the adapters"
         )
         found[_RANK] = (next(each for each in _RANKS if each >= largest), reason)
     if flags.get(_IN_A_BATCH) is None:
         found[_IN_A_BATCH] = (
             min(len(modules), MOST_IN_A_BATCH),
-            f"one for each adapter, at most {MOST_IN_A_BATCH}: each takes memory on the GPU",
+            f"one for each adapter, but at most {MOST_IN_A_BATCH}, because each one needs memory "
+            "on the GPU",
         )
     in_a_batch = found[_IN_A_BATCH][0] if _IN_A_BATCH in found else flags[_IN_A_BATCH]
     if flags.get(_IN_MEMORY) is None and isinstance(in_a_batch, int) and len(modules) > in_a_batch:
-        found[_IN_MEMORY] = (len(modules), "all adapters: none is read from the disk again")
+        found[_IN_MEMORY] = (
+            len(modules),
+            ("all adapters, so that vLLM reads none of them from the disk again"),
+        )
     return found
 
 
@@ -86,9 +97,10 @@ def remarks(
 ) -> tuple[str, ...]:
     """Return a sentence for each adapter whose config names another model."""
     return tuple(
-        f"serving.{model}.adapters.{name}: its adapter_config.json names {config.base} as its "
-        f"base model, but it is served with {served.model}: where these differ in shape, servers "
-        "refuse to start; where they differ in weights, its answers are worse"
+        f"serving.{model}.adapters.{name}: the base model in the adapter's adapter_config.json "
+        f"is {config.base}, but you serve the adapter with {served.model}. If the shapes of the "
+        "two models differ, the servers do not start. If only the weights differ, the adapter's "
+        "answers are worse"
         for model, served in sorted(serving.items())
         for name, config in _configs(served, models.get(model)).items()
         if isinstance(config, AdapterConfig)
@@ -102,8 +114,10 @@ def _configs(
     served: Served, description: Description | str | None
 ) -> dict[str, AdapterConfig | str]:
     if description is None or isinstance(description, str):
-        why = description or "the model was not read"
-        return dict.fromkeys(served.adapters, f"its model could not be read ({why})")
+        why = description or "gpufleet did not read the model"
+        return dict.fromkeys(
+            served.adapters, (f"gpufleet could not read the adapter's model ({why})")
+        )
     return {name: description.adapters.get(name, "not read") for name in served.adapters}
 
 
@@ -121,17 +135,19 @@ def _rank_problems(
         if isinstance(config, str):
             if own is None:
                 yield (
-                    f"adapters.{name}: its rank is not known: {config}; set `flags.{_RANK}` to at "
-                    "least the largest rank of the adapters, or make the file readable"
+                    f"adapters.{name}: gpufleet does not know the adapter's rank: {config}. Set "
+                    f"`flags.{_RANK}` to at least the largest rank of the adapters, or make the "
+                    "file readable"
                 )
         elif config.rank > _RANKS[-1]:
             yield (
-                f"adapters.{name}: its rank is {config.rank}, but vLLM allows at most {_RANKS[-1]}"
+                f"adapters.{name}: the adapter's rank is {config.rank}, but vLLM allows at most "
+                f"{_RANKS[-1]}"
             )
         elif isinstance(own, int) and config.rank > own:
             yield (
-                f"flags.{_RANK}: is {own}, and the adapter {name} has rank {config.rank}: remove "
-                "the flag, and gpufleet sets the smallest that fits"
+                f"flags.{_RANK}: the value is {own}, but the adapter {name} has rank "
+                f"{config.rank}. Remove the flag, and gpufleet sets the smallest sufficient value"
             )
 
 

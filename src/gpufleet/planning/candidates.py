@@ -167,7 +167,7 @@ def _unchecked_candidates(
         served,
         kind,
     )
-    reason = f"memory not checked: {why or 'the model is unknown'}"
+    reason = f"gpufleet did not check the memory: {why or 'it does not know the model'}"
     replicas = replica_capacity(division, served, kind, nodes)
     return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
 
@@ -194,14 +194,16 @@ def _weighed_candidates(
     for tensor in powers_of_two(1, kind.gpus) if own is None else [own]:
         division = spread(Division(tensor, served.pipeline_parallel or 1), served, kind)
         each = (stored or 0) / GIB / division.gpus
-        verdict, reason = Verdict.UNKNOWN, f"how much memory {title} needs is not known"
+        verdict, reason = Verdict.UNKNOWN, f"gpufleet does not know how much memory {title} needs"
         if each > total:
-            reason = f"its weights alone are {each:.1f} GiB a GPU, which has {total:.1f} GiB"
+            reason = (
+                f"the weights alone need {each:.1f} GiB per GPU, but a GPU has only {total:.1f} GiB"
+            )
             verdict = Verdict.NO
         elif stored:
             reason = (
-                f"weights of {each:.1f} GiB a GPU, which has {total:.1f} GiB; how much {title} "
-                "needs beside them is not known"
+                f"the weights need {each:.1f} GiB per GPU, and a GPU has {total:.1f} GiB. "
+                f"gpufleet does not know how much additional memory {title} needs"
             )
         replicas = replica_capacity(division, served, kind, nodes)
         chosen = own is not None and verdict is not Verdict.NO
@@ -279,13 +281,15 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
     if takes == math.inf:
         gpus = candidate.division.gpus
         return replace(
-            candidate, verdict=Verdict.NO, reason=f"it needs {gpus} GPUs, and no node has that many"
+            candidate, verdict=Verdict.NO, reason=f"it needs {gpus} GPUs, but no node has that many"
         )
     if takes > fewest:
-        return replace(candidate, reason=f"fits, but takes {takes} nodes instead of {fewest}")
+        return replace(candidate, reason=f"fits, but needs {takes} nodes instead of {fewest}")
     if takes > nodes:
         are = f"{nodes} {'is' if nodes == 1 else 'are'} of this kind"
-        return replace(candidate, verdict=Verdict.NO, reason=f"it takes {takes} nodes, and {are}")
+        return replace(
+            candidate, verdict=Verdict.NO, reason=(f"it needs {takes} nodes, but only {are}")
+        )
     return candidate
 
 
@@ -296,7 +300,7 @@ def _accept_explicit(candidate: Candidate) -> Candidate:
     """
     if candidate.verdict is Verdict.NO:
         return candidate
-    reason = f"taken because `tensor_parallel` is set: {candidate.reason}"
+    reason = f"used because `tensor_parallel` is set: {candidate.reason}"
     return replace(candidate, reason=reason, chosen=True)
 
 
@@ -377,14 +381,14 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     at_once = sizing.max_concurrency * division.data_parallel
     asked = (
         f"{at_once:.1f} concurrent requests of {sizing.max_model_len:,} tokens fit, but "
-        f"`concurrency` asks for {served.concurrency}"
+        f"`concurrency` requires {served.concurrency}"
     )
     if served.concurrency > 1 and 0 < at_once * most < served.concurrency:
         return Verdict.NO, asked
     if not sizing.fits:
         return Verdict.NEAR, why
     if served.concurrency > 1 and at_once * least < served.concurrency:
-        return Verdict.NEAR, f"{asked}: too close for the accuracy of the estimate"
+        return Verdict.NEAR, f"{asked}. The difference is smaller than the error of the estimate"
     return Verdict.FITS, ""
 
 
@@ -408,9 +412,13 @@ def _choose(
         best, why, others = _choose_balanced(by_size)
     if len(fitting) == 1:
         own = served.tensor_parallel is not None
-        why = "`tensor_parallel` is set, and it fits" if own else "the only division that fits"
+        why = (
+            ("`tensor_parallel` is set, and this division fits")
+            if own
+            else "the only division that fits"
+        )
         if served.gpu_share is not None:
-            why = f"it fits into `gpu_share: {served.gpu_share:g}`"
+            why = f"the model fits into `gpu_share: {served.gpu_share:g}`"
     return [
         replace(each, chosen=True, reason=why)
         if each is best
@@ -444,8 +452,8 @@ def _choose_without_cache(by_size: list[Candidate]) -> Choice:
         f"the smallest group that fits: the model keeps no KV cache, and {_cache_share(best):.0%} "
         "of a GPU's memory remains unused",
         lambda _: (
-            f"fits on more GPUs than needed: {best.division} fits, and a model without a KV cache "
-            "does not benefit from more"
+            f"fits on more GPUs than needed: {best.division} fits, and a model without a KV "
+            "cache gains nothing from more GPUs"
         ),
     )
 
@@ -456,13 +464,16 @@ def _choose_balanced(by_size: list[Candidate]) -> Choice:
     share = f"{_cache_share(best):.0%} of a GPU's memory remains for the KV cache"
     why = f"the smallest group that fits with room for concurrent requests: {share}"
     if not roomy:
-        why = f"no group has room for many concurrent requests; this one has the most: {share}"
+        why = (
+            "no group has room for many concurrent requests, and this group has the most room: "
+            f"{share}"
+        )
 
     def others(each: Candidate) -> str:
         if _smallest_first(each) < _smallest_first(best):
             return (
                 f"fits, but only {_cache_share(each):.0%} of a GPU's memory remains for the KV "
-                "cache: `objective: memory` takes it"
+                "cache (`objective: memory` would choose it)"
             )
         return (
             f"fits on more GPUs than needed: {best.division} fits with room for concurrent requests"
@@ -489,13 +500,14 @@ def _choose_fastest(by_size: list[Candidate], description: Description) -> Choic
         weights = _weights_gib(best)
         if weights <= SMALL_WEIGHTS_GIB and wider.division.tensor_parallel > heads:
             why = (
-                f"wider groups are no faster: each GPU reads {weights:.1f} GiB of weights per "
-                f"step, and {_heads(heads)} of the KV cache cannot be divided further"
+                f"wider groups are no faster, because each GPU reads only {weights:.1f} GiB of "
+                f"weights per step, and {_heads(heads)} of the KV cache cannot be divided further"
             )
             break
         if weights <= SMALL_WEIGHTS_GIB / 4:
             why = (
-                f"wider groups are no faster: each GPU reads {weights:.1f} GiB of weights per step"
+                f"wider groups are no faster, because each GPU reads only {weights:.1f} GiB of "
+                "weights per step"
             )
             break
         best = wider
@@ -518,13 +530,16 @@ def _choose_most_tokens(by_size: list[Candidate]) -> Choice:
     ]
     least = enough[0].division.gpus
     best = max((each for each in enough if each.division.gpus == least), key=tokens_per_gpu)
-    why = f"the smallest group with about the most KV tokens per GPU: {tokens_per_gpu(best):,.0f}"
+    why = (
+        "the smallest group whose number of KV tokens per GPU is near the maximum: "
+        f"{tokens_per_gpu(best):,.0f}"
+    )
 
     def others(each: Candidate) -> str:
-        held = f"fits and holds {tokens_per_gpu(each):,.0f} KV tokens per GPU"
+        held = f"fits, with {tokens_per_gpu(each):,.0f} KV tokens per GPU"
         if each in enough and each.division.gpus > least:
-            return f"{held}; {best.division} holds about as many, in more and smaller groups"
-        return f"{held}; {best.division} holds {tokens_per_gpu(best):,.0f}"
+            return f"{held}, but {best.division} has about as many in more and smaller groups"
+        return f"{held}, but {best.division} has {tokens_per_gpu(best):,.0f}"
 
     return best, why, others
 

@@ -278,7 +278,7 @@ def plan_changes(
             here = {each.node for each in now}
             for each in (each for each in was if each.node not in here):
                 place = _place(each.node, each.gpu_uuids, each.port, indices)
-                why_not = why.pop(key, "it runs elsewhere")
+                why_not = why.pop(key, "the same replica also runs on a different node")
                 changes.append(Change(Action.STOP, name, place, "", why_not))
             was = [each for each in was if each.node in here] or was[:1]
         before = "; ".join(
@@ -290,7 +290,7 @@ def plan_changes(
         if not was:
             action = Action.START
         elif not now:
-            action, reason = Action.STOP, reason or "the plan has no such replica"
+            action, reason = Action.STOP, reason or "the plan does not have this replica"
         elif {each.node for each in was} != {each.node for each in now}:
             action = Action.MOVE
         elif _differs(was, now):

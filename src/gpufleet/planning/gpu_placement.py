@@ -205,7 +205,10 @@ class Layout:
         links = min(self._nvlink.get(pair, 0) for pair in pairs)
         if links:
             return f"NVLink (NV{links})"
-        return f"PCIe ({PCIE_TIERS[max(self._tier(*pair) for pair in pairs)]}, by `allow_pcie`)"
+        return (
+            f"PCIe ({PCIE_TIERS[max(self._tier(*pair) for pair in pairs)]}, allowed by "
+            "`allow_pcie`)"
+        )
 
     def _partitions(self, pcie: bool) -> Iterator[tuple[Mask, ...]]:
         """Yield the partitions of the node whose parts may hold a group, best first."""

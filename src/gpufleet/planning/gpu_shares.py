@@ -75,15 +75,17 @@ def derive(
     if len(totals) > 1:
         kinds = [f"{join_names(names)} ({total:g} GiB)" for total, names in sorted(totals.items())]
         raise FleetError(
-            f"gpu_share: {served.gpu_share:g} is a fraction of one GPU's memory, and the nodes "
-            f"that declare it have {join_names(kinds)}: declare it on nodes with one kind of GPU, "
-            "and another entry with its own share on the others"
+            f"gpu_share: {served.gpu_share:g} is a fraction of one GPU's memory, but the nodes "
+            f"that declare the model have GPUs with different memory: {join_names(kinds)}. "
+            "Declare the model only on nodes with one kind of GPU. For the other nodes, write a "
+            "second entry in `serving` with its own `gpu_share`"
         )
     eager = flags.get("enforce-eager") is True
     for total in totals:
         return (
             utilization(served.gpu_share, total, vllm, enforce_eager=eager),
-            f"{served.gpu_share:g} of {total:g} GiB, without what is outside of vLLM's budget",
+            f"{served.gpu_share:g} of {total:g} GiB, without the memory that vLLM uses outside "
+            "its budget",
         )
     return None
 

@@ -131,9 +131,9 @@ def resolve_kinds(
 def _only_generates(model: str, served: Served, reading: KindReading) -> str:
     engine = engine_flags.of(served.engine).title
     return (
-        f"serving.{model}.engine: {served.engine}: {reading.why}, so it is of `kind: "
-        f"{reading.kind}`, and gpufleet runs {engine} for `kind: generate` only: remove `engine`, "
-        "or declare `kind: generate` if the model completes text"
+        f"serving.{model}.engine: {served.engine}: {reading.why}, so the model is of `kind: "
+        f"{reading.kind}`. gpufleet runs {engine} only for `kind: generate`: remove `engine`, or "
+        "declare `kind: generate` if the model completes text"
     )
 
 
@@ -153,19 +153,25 @@ def _release_words(
     newer = [each for each in known if sort_key(each) > sort_key(version)]
     have = f"{newer[0]} and newer have" if newer else f"{known[-1]} was the last release that had"
     own = {key.lstrip("-").replace("_", "-"): value for key, value in served.flags.items()}
-    where = f"serving.{model}: vLLM {version} has no code for {name}: vLLM {have} it"
+    where = f"serving.{model}: vLLM {version} has no code for {name}. vLLM {have} this code"
     if own.get("model-impl") == "vllm" or not served_classes.runs_by_transformers(version, kind):
-        return f"{where}: choose such a release as `vllm.version`, or another model", ""
-    return "", f"{where}; {version} runs it with the package transformers, if that supports it"
+        return (
+            f"{where}: set `vllm.version` to a release with the code, or serve a different model"
+        ), ""
+    return "", (
+        f"{where}. vLLM {version} runs the model with the package transformers, if that package "
+        "supports the model"
+    )
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
     """Yield a problem if a lock has no audio packages of vLLM."""
     if text and f"\n{_AUDIO}==" not in f"\n{text}":
         yield (
-            f"vllm.lock: {vllm.lock} has no {_AUDIO}, without which vLLM cannot read audio, and "
-            f"{model} transcribes: write the lock with `gpufleet packages lock vllm "
-            f"{vllm.version} --also 'vllm[audio]=={vllm.version}'`"
+            f"vllm.lock: {vllm.lock} does not contain the package {_AUDIO}, but {model} "
+            "transcribes, and vLLM cannot read audio without this package: write the lock file "
+            f"with `gpufleet packages lock vllm {vllm.version} --also "
+            f"'vllm[audio]=={vllm.version}'`"
         )
 
 
@@ -183,8 +189,8 @@ def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
         tokens = requests * length
     if tokens is not None and tokens < _SECONDS_30:
         yield (
-            f"serving.{model}.flags: a step of {tokens:,} tokens does not take the "
-            f"{_SECONDS_30:,} of 30 seconds of sound, and vLLM ends at its start: write "
+            f"serving.{model}.flags: a step has {tokens:,} tokens, which is less than the "
+            f"{_SECONDS_30:,} tokens of 30 seconds of sound, so vLLM does not start: write "
             f"`max-num-batched-tokens: {_SECONDS_30}` or more"
         )
 
@@ -208,7 +214,8 @@ def objective_problems(model: str, kind: ModelKind, objectives: Objectives) -> t
         return ()
     return tuple(
         f"serving.{model}.objectives.{name}: a model of `kind: {kind}` answers with one document "
-        "and no tokens: write `e2e_p99_seconds`, the time to the whole answer"
+        "and not with single tokens: write `e2e_p99_seconds`, which is the time to the whole "
+        "answer"
         for name in ("ttft_p99_seconds", "itl_p99_seconds")
         if getattr(objectives, name) is not None
     )
@@ -246,20 +253,20 @@ def resolve_kind(
         return ResolvedKind(remark=_not_known(model, reading))
     if kind not in possible:
         raise FleetError(
-            f"serving.{model}.kind: {kind}: {reading.why}, and that can be "
-            f"{' or '.join(sorted(possible))}: write one of these, or remove `kind`, and gpufleet "
-            f"uses the kind in the model's files{_decoder(kind, reading)}"
+            f"serving.{model}.kind: {kind}: {reading.why}, and such a model can only be "
+            f"{' or '.join(sorted(possible))}: write one of these kinds, or remove `kind`, and "
+            f"gpufleet uses the kind in the model's files{_decoder(kind, reading)}"
         )
     if runner == "generate" and kind in POOLS:
         raise FleetError(
-            f"serving.{model}.flags.runner: generate: a model of `kind: {kind}` needs pooling: "
-            "remove the flag"
+            f"serving.{model}.flags.runner: generate: a model of `kind: {kind}` needs the "
+            "pooling runner: remove the flag"
         )
     if pools and kind not in POOLS:
         flag = "runner" if runner == "pooling" else "convert"
         raise FleetError(
-            f"serving.{model}.flags.{flag}: {own[flag]}: a model of `kind: {kind}` completes text "
-            "and does not pool: remove the flag, or declare another kind"
+            f"serving.{model}.flags.{flag}: {own[flag]}: a model of `kind: {kind}` completes "
+            "text, and does not use pooling: remove the flag, or declare a different kind"
         )
     return ResolvedKind(kind, tuple(_flags(kind, served, own.keys())))
 
@@ -274,8 +281,9 @@ def _by_flags(
         return reading.kind
     if convert == "classify":
         raise FleetError(
-            f"serving.{model}.kind: not known: `convert: classify` makes a model that scores "
-            "documents or names labels: declare `kind: rerank` or `kind: classify`"
+            f"serving.{model}.kind: gpufleet cannot determine the kind. With `convert: "
+            "classify`, the model either scores documents or chooses labels: declare `kind: "
+            "rerank` or `kind: classify`"
         )
     return "embed"
 
@@ -291,15 +299,16 @@ def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[Laye
     """
     runner = "pooling" if kind in POOLS else "generate" if served.kind == "generate" else None
     if runner and "runner" not in own:
-        yield LayeredFlag("runner", runner, KIND, f"its kind is {kind}")
+        yield LayeredFlag("runner", runner, KIND, f"the model's kind is {kind}")
 
 
 def _decoder(kind: ModelKind, reading: KindReading) -> str:
     if not reading.converts or kind not in _CLASSIFIES:
         return ""
     return (
-        "; a decoder that classifies needs `flags.hf-overrides` with `architectures` (as "
-        "Qwen3ForSequenceClassification) and `classifier_from_token`, as its publisher documents"
+        ". A decoder that classifies needs `flags.hf-overrides` with `architectures` (for "
+        "example Qwen3ForSequenceClassification) and `classifier_from_token`. The model's "
+        "publisher documents their values"
     )
 
 
@@ -307,6 +316,7 @@ def _not_known(model: str, reading: KindReading) -> str:
     if reading == UNREAD:
         return ""  # the plan already reports every model whose files were not read
     return (
-        f"serving.{model}.kind: not known: {reading.why}; it is asked to complete text: declare "
+        f"serving.{model}.kind: gpufleet cannot determine the kind: {reading.why}. gpufleet "
+        "treats the model as one that completes text. Declare "
         f"{' or '.join(f'`{each}`' for each in sorted(reading.possible))} as its `kind`"
     )

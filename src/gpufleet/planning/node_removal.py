@@ -47,10 +47,10 @@ def lost_nodes(
         if node not in fleet:
             found[node] = "is no longer in the inventory"
         elif node not in usable:
-            found[node] = "no longer declares it"
+            found[node] = "no longer declares the model"
         elif node in ran_on and not set(ran_on[node].gpu_uuids) <= set(usable[node]):
             why = f" ({left_out[node]})" if left_out.get(node) else ""
-            found[node] = f"ran it on GPUs that can no longer be used{why}"
+            found[node] = f"ran the model on GPUs that can no longer be used{why}"
     return found
 
 
@@ -90,9 +90,9 @@ def _sentence(
     whys = " and ".join(f"{node} {why}" for node, why in gone.items())
     drop = f"lower `replicas` to {kept}" if kept else "remove the model from `serving`"
     return (
-        f"serving.{name}: {replica} runs over {join_names(nodes)}, and {whys}: restore the node; "
-        f"or set `when_a_node_leaves: replan`, and {replica} restarts on the remaining nodes; "
-        f"or, to remove it, {drop}"
+        f"serving.{name}: {replica} runs on {join_names(nodes)} together, but {whys}. To keep "
+        f"{replica} as it is, restore the node. To restart {replica} on the remaining nodes, set "
+        f"`when_a_node_leaves: replan`. To remove {replica}, {drop}"
     )
 
 

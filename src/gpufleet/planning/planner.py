@@ -246,7 +246,7 @@ def _report(
     """Return the plan of the placed replicas, with a sentence for each choice."""
     moves = [move for allocation in allocations for move in allocation.moves()]
     moves += (
-        ReplicaMove(model, number, "no node declares it", stages)
+        ReplicaMove(model, number, "no node declares the model", stages)
         for model, replicas in undeclared.items()
         for number, stages in replicas.items()
     )
@@ -290,14 +290,15 @@ def _node_problems(
             continue
         if name not in fleet:
             sentences = [
-                f"{name}: this node has no probe, and it declares {join_names(wanted.serving)}: "
-                "make it reachable, or take it out of the inventory so that its replicas go "
-                "elsewhere"
+                f"{name}: gpufleet has no probe of this node, but the node declares "
+                f"{join_names(wanted.serving)}: make the node reachable, or remove it from the "
+                "inventory so that its replicas move to other nodes"
             ]
         elif not fleet[name].gpus:
             why = ": " + unused_gpus(fleet[name]) if fleet[name].unfit else ""
             sentences = [
-                f"{name}: no usable GPU, and it declares {join_names(wanted.serving)}{why}"
+                f"{name}: the node has no usable GPU, but declares "
+                f"{join_names(wanted.serving)}{why}"
             ]
         else:
             continue
@@ -329,8 +330,9 @@ def _disagreements(
         )
         yield (
             name,
-            f"serving.{name} differs between {first} and {other} ({differences}): a model has one "
-            "declaration; set it in a group that contains both nodes, or rename one of them",
+            f"serving.{name} differs between {first} and {other} ({differences}), but all nodes "
+            "must declare a model in the same way: declare the model in a group that contains "
+            "both nodes, or rename the model on one of them",
         )
 
 

@@ -23,7 +23,7 @@ from gpufleet.formatting import join_names, node_ranges
 from gpufleet.settings.node_settings import NodeSettings
 
 LAST_PORT = 65535
-OTHERS = "a program of others"
+OTHERS = "a program that gpufleet does not manage"
 
 
 @dataclass(eq=False)
@@ -212,21 +212,21 @@ class _Ports:
     def _problems(self) -> Iterable[str]:
         for (port, keys), nodes in sorted(self.clashes.items()):
             yield (
-                f"port {port} is set by {' and '.join(keys)} on {join_names(set(nodes))}: "
-                "give one of them another port"
+                f"port {port} is used by {' and '.join(keys)} on {join_names(set(nodes))}: set a "
+                "different port for one of them"
             )
         for (model, port), node in sorted(self.beyond.items()):
             yield (
-                f"serving.{model}.port: its replicas on {node} would need port {port}, and "
-                f"{LAST_PORT} is the last: lower it"
+                f"serving.{model}.port: the replicas on {node} would need port {port}, but the "
+                f"highest port is {LAST_PORT}: lower the value"
             )
 
     def _remarks(self) -> Iterable[str]:
         for (model, port, declared), found in sorted(self.stepped.items()):
             nodes, users = ({each[at] for each in found} for at in (0, 1))
             yield (
-                f"{model}: port {port} on {node_ranges(nodes)}, because {declared} is taken by "
-                f"{join_names(users)}"
+                f"{model}: port {port} on {node_ranges(nodes)}, because port {declared} is used "
+                f"by {join_names(users)}"
             )
 
 

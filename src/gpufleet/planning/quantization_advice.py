@@ -61,9 +61,10 @@ def advice(
             continue
         if found is not None and found.division.gpus < now.gpus:
             yield (
-                f"{each.model} on {each.kind}: with FP8 weights {found.division} would suffice "
-                f"instead of {now}: an FP8 checkpoint of it, or `flags.quantization: {method}`, "
-                "which quantizes while loading; both change answers slightly, so you decide"
+                f"{each.model} on {each.kind}: with FP8 weights, {found.division} would be "
+                f"enough instead of {now}. Use an FP8 checkpoint of the model, or set "
+                f"`flags.quantization: {method}`, with which vLLM quantizes the weights while it "
+                "loads them. Both change answers slightly, so gpufleet leaves the decision to you"
             )
 
 

@@ -181,7 +181,7 @@ class ModelAllocation:
                     where = join_names({each.node for each in place})
                     runs = "run" if len(place) > 1 else "runs"
                     self.twice.append(
-                        ReplicaMove(self.name, number, f"{where} {runs} it too", others)
+                        ReplicaMove(self.name, number, f"{where} also {runs} this replica", others)
                     )
                     self.running[number] = place
                     return parts
@@ -190,30 +190,42 @@ class ModelAllocation:
     def _may_stay(self, stages: tuple[Running, ...]) -> list[Part] | str:
         parts: list[Part] = []
         if absent := [node for node in stages[0].nodes if node not in self.fleet]:
-            return f"{join_names(absent)} {'is' if len(absent) == 1 else 'are'} gone"
+            return (
+                f"{join_names(absent)} {'is' if len(absent) == 1 else 'are'} no longer in the "
+                "inventory"
+            )
         for stage in stages:
             if (room := self._by_name.get(stage.node)) is None:
                 gone = stage.node not in self.fleet
-                return f"{stage.node} {'is gone' if gone else 'no longer declares it'}"
+                return (
+                    f"{stage.node} "
+                    f"{'is no longer in the inventory' if gone else 'no longer declares the model'}"
+                )
             if room.kind not in self.divisions:
-                return f"it no longer fits on {stage.node}"
+                return f"the model no longer fits on {stage.node}"
             if any(uuid not in room.indices for uuid in stage.gpu_uuids):
                 left = f" ({unused_gpus(room.node)})" if room.node.unfit else ""
                 return f"a GPU of {stage.node} can no longer be used{left}"
             parts.append((room, tuple(room.indices[uuid] for uuid in stage.gpu_uuids)))
         division = self.divisions[parts[0][0].kind]
         if len(parts) != division.nodes or len({room.name for room, _ in parts}) != len(parts):
-            return f"{division} needs {count_of(division.nodes, 'node')}, it ran on {len(parts)}"
+            return (
+                f"{division} needs {count_of(division.nodes, 'node')}, but the replica ran on "
+                f"{len(parts)}"
+            )
         whole: list[Part] = []
         for room, gpus in parts:
             if self.divisions[room.kind] != division or room.kind != parts[0][0].kind:
-                return "its nodes are no longer of one kind"
+                return "the replica's nodes are no longer all of the same kind"
             if len(gpus) != division.unit * division.units:
                 was, now = len(gpus), division.unit * division.units
-                return f"{division} is planned, on {_gpus(now)} of a node, but it ran on {was}"
+                return (
+                    f"the plan is {division} with {_gpus(now)} on each node, but the replica ran "
+                    f"on {was}"
+                )
             ordered = gpus if division.units > 1 else tuple(sorted(gpus))
             if not room.layout.may_hold(ordered, division, pcie=self.served.allow_pcie):
-                return f"its GPUs on {room.name} are not in one NVLink island"
+                return f"the replica's GPUs on {room.name} are not in the same NVLink island"
             whole.append((room, ordered))
         return whole
 
@@ -256,11 +268,11 @@ class ModelAllocation:
         for room, gpus in parts:
             if self.share:
                 if not room.has_share(gpus[0], self.share, self.name, gpu_shares.MOST):
-                    why = f"GPU {gpus[0]} on {room.name} has no room for its share any more"
+                    why = f"GPU {gpus[0]} on {room.name} no longer has room for the replica's share"
                     self.give_up(number, parts, why)
                     return
             elif mask(gpus) & ~room.free:
-                self.give_up(number, parts, f"its GPUs on {room.name} serve another replica")
+                self.give_up(number, parts, f"a different replica now uses its GPUs on {room.name}")
                 return
         self.put(number, self.divisions[parts[0][0].kind], parts)
 
@@ -322,11 +334,11 @@ class ModelAllocation:
         if last.verdict is Verdict.UNKNOWN:
             other = ""
             if self.served.engine == DEFAULT:
-                other = ", or remove the setting that is not estimated"
+                other = ", or remove the setting that gpufleet cannot estimate"
             return (
-                f"serving.{self.name}: it is unknown whether it fits on {nodes}: {last.reason}; "
-                "set `tensor_parallel` to the number of GPUs that it needs (the plan does not "
-                f"check it){other}"
+                f"serving.{self.name}: gpufleet cannot determine whether the model fits on "
+                f"{nodes}: {last.reason}. Set `tensor_parallel` to the number of GPUs that the "
+                f"model needs (the plan does not check this number){other}"
             )
         ways: tuple[str, ...] = ()
         if self.served.engine != DEFAULT:
@@ -338,26 +350,31 @@ class ModelAllocation:
         if ways:
             write = f"set {', or '.join(ways)}, or use nodes with more GPU memory"
         elif last.verdict is Verdict.NO and last.concurrency >= self.served.concurrency:
-            write = "make that change, under `flags` if gpufleet has no setting for it"
+            write = "make that change; if gpufleet has no setting for it, write it under `flags`"
         else:
             write = "use a smaller or quantized checkpoint, or nodes with more GPU memory"
         kinds = "" if len(judged) == 1 else f", the largest of {len(judged)} kinds of node"
         verdict = "is near the edge" if last.verdict is Verdict.NEAR else str(last.verdict)
         return (
-            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}); the closest, "
-            f"{last.division}, {verdict}: {last.reason}; {write}"
+            f"serving.{self.name}: no division fits on {nodes} ({best.kind}{kinds}). The closest "
+            f"division, {last.division}, {verdict}: {last.reason}. To solve this, {write}"
         )
 
     def _unsized(self, description: Description | str | None) -> str:
         why = f" ({description})" if isinstance(description, str) else ""
-        start = f"serving.{self.name}: its memory is unknown{why}, so "
+        start = (
+            f"serving.{self.name}: gpufleet does not know how much memory the model needs{why}, so "
+        )
         if self.share:
             return (
-                f"{start}whether it fits into `gpu_share: {self.served.gpu_share:g}` is not known: "
-                "remove `gpu_share`, or set `tensor_parallel: 1` beside it to place it without "
-                "this check"
+                f"{start}it cannot check whether the model fits into `gpu_share: "
+                f"{self.served.gpu_share:g}`: remove `gpu_share`, or also set `tensor_parallel: "
+                "1` to place the model without this check"
             )
-        return f"{start}the number of GPUs cannot be planned: set `tensor_parallel` to that number"
+        return (
+            f"{start}it cannot plan the number of GPUs: set `tensor_parallel` to the number of "
+            "GPUs that the model needs"
+        )
 
     @property
     def shortfall(self) -> str:
@@ -373,7 +390,7 @@ class ModelAllocation:
         width = min(division.unit for division in self.divisions.values())
         total = sum(len(room.layout.gpus) for room in self.rooms)
         taken = total - self.free_before
-        others = f", {taken} of them used by models placed earlier" if taken else ""
+        others = f", of which {taken} are used by models that were placed earlier" if taken else ""
         count = len(self.placed)
         lower = f"lower `replicas` to {count}" if count else "lower another model's `replicas`"
         apart = "".join(f"; {each}" for each in self._separated_nodes())
@@ -384,10 +401,10 @@ class ModelAllocation:
             "lower `tensor_parallel`, or " if self.served.tensor_parallel or width > 1 else ""
         )
         return (
-            f"serving.{self.name}: {count_of(self.required, 'replica')} of {groups} declared, "
-            f"{count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
-            f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add nodes"
-            f"{self._cordoned()}"
+            f"serving.{self.name}: {count_of(self.required, 'replica')} of {groups} declared, of "
+            f"which {count} fit on {nodes} ({_gpus(total)}{others}{apart}): {lower}, or "
+            f"{narrower if max(d.gpus for d in self.divisions.values()) > 1 else ''}add "
+            f"nodes{self._cordoned()}"
         )
 
     def _share_shortfall(self) -> str:
@@ -402,9 +419,9 @@ class ModelAllocation:
         lower += [f"lower `replicas` to {count}"] if count else ["lower another model's share"]
         return (
             f"serving.{self.name}: {count_of(self.required, 'replica')} of {self._size(1)} "
-            f"declared, {count} fit ({here}{others}): the shares of a GPU add up to "
-            f"{gpu_shares.MOST / 1000:g} at most, and a shared GPU has at most one replica of "
-            "each model and none that takes whole GPUs: "
+            f"declared, of which {count} fit ({here}{others}). The shares of a GPU can add up to "
+            f"{gpu_shares.MOST / 1000:g} at most. A shared GPU can have only one replica of each "
+            "model, and no replica that uses whole GPUs. To solve this, "
             f"{', or '.join([*lower, 'add nodes'])}{self._cordoned()}"
         )
 
@@ -456,7 +473,7 @@ class ModelAllocation:
             if number in self.why:
                 yield ReplicaMove(self.name, number, self.why[number], ran, after)
             elif ran[0].port not in (None, now.endpoint.port):
-                why = f"its port changes from {ran[0].port} to {now.endpoint.port}"
+                why = f"the replica's port changes from {ran[0].port} to {now.endpoint.port}"
                 yield ReplicaMove(self.name, number, why, ran, after)
 
     def reasons(self) -> Iterator[str]:
@@ -489,7 +506,7 @@ class ModelAllocation:
             ways = sorted({layout.slowest_link(group) for layout, group in groups})
             cut = any(replica.division.spans_nodes for replica in replicas)
             each = "each node's part of a group" if cut else "each group"
-            clauses.append(f"{each} linked by {' or '.join(ways)}")
+            clauses.append(f"the GPUs of {each} are linked by {' or '.join(ways)}")
         clauses += self._crossing(replicas)
         clauses += self._excluded_nodes()
         yield "; ".join(clauses)
@@ -508,9 +525,9 @@ class ModelAllocation:
                 if domains == {None}:
                     how = "every layer waits for the network"
                 elif len(domains) == 1:
-                    how = f"within {domains.pop()}"
+                    how = f"all nodes are within {domains.pop()}"
                 else:
-                    how = "every layer waits for the network, no NVLink clique has room"
+                    how = "every layer waits for the network, because no NVLink clique has room"
                 found[each.division.width_reason][how].append(each.id)
         for wide, ways in found.items():
             said = (
@@ -540,19 +557,23 @@ class ModelAllocation:
                 division = considered.chosen.division
                 if division.nodes > 1:
                     yield (
-                        f"none on {nodes}, where {division} needs {division.nodes} identical nodes"
+                        f"none on {nodes}, because {division} needs {division.nodes} identical "
+                        "nodes"
                     )
                 elif largest < division.unit:
-                    yield f"none on {nodes}, where no NVLink island has {_gpus(division.unit)}"
+                    yield (
+                        f"none on {nodes}, because no NVLink island there has "
+                        f"{_gpus(division.unit)}"
+                    )
                 else:
-                    yield f"none on {nodes}, where no node has room for {division}"
+                    yield f"none on {nodes}, because no node there has room for {division}"
         yield from self._separated_nodes()
 
     def _separated_nodes(self) -> Iterator[str]:
         for kind in self.apart:
             nodes = join_names(self.considered[kind].names)
             width = self.divisions[kind].width_reason
-            yield f"none on {nodes}, where {width} would span the network"
+            yield f"none on {nodes}, because {width} would span the network there"
 
     def _chosen_divisions(self) -> Iterator[str]:
         for kind, each in self.considered.items():

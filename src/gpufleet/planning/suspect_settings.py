@@ -72,10 +72,10 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
     for name, models in sorted(by_name.items()):
         if len(models) > 1:
             yield (
-                f"serving.{models[0]}.served_name: {join_names(models)} all answer to {name!r}: a "
-                "gateway refuses requests for an ambiguous name, so clients have to use "
-                f"/{models[0]}/v1; give each its own name, or put LiteLLM in front, which "
-                "balances one name over several entries"
+                f"serving.{models[0]}.served_name: the models {join_names(models)} all have the "
+                f"name {name!r}. A gateway refuses requests for an ambiguous name, so clients "
+                f"must use a path such as /{models[0]}/v1. Set a different name for each model, "
+                "or use LiteLLM, which balances one name over several models"
             )
 
 
@@ -91,10 +91,10 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
         known = (own, *family.also) if family else ()
         if own and isinstance(flags.get(flag), str) and flags[flag] not in known:
             yield (
-                f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the parser for models "
-                f"named like {name}, which is {own!r}: with another parser, tool calls and "
-                f"reasoning may reach clients as plain text; write `{flag}: {own}`, or keep it if "
-                "you have tested it"
+                f"serving.{model}.flags.{flag}: {flags[flag]!r} is not the usual parser for "
+                f"models with a name like {name}, which is {own!r}. With a different parser, "
+                f"tool calls and reasoning may reach clients as plain text. Write `{flag}: "
+                f"{own}`, or keep your parser if you have tested it"
             )
 
 
@@ -113,15 +113,16 @@ def _objectives(model: str, served: Served) -> Iterator[str]:
         seconds = getattr(promised, name)
         if seconds is not None and seconds >= most:
             yield (
-                f"serving.{model}.objectives.{name}: {seconds:g} are seconds, an objective that "
-                f"no server misses: for milliseconds write {seconds / 1000:g}"
+                f"serving.{model}.objectives.{name}: the value {seconds:g} is in seconds, and "
+                "every server meets such an objective. If you mean milliseconds, write "
+                f"{seconds / 1000:g}"
             )
     ttft, itl = promised.ttft_p99_seconds, promised.itl_p99_seconds
     if ttft and itl and itl > ttft:
         yield (
-            f"serving.{model}.objectives: itl_p99_seconds is {itl:g}, the time between two tokens, "
-            f"and more than ttft_p99_seconds, {ttft:g}, the time to the first one: they may be "
-            "swapped"
+            f"serving.{model}.objectives: itl_p99_seconds (the time between two tokens, {itl:g}) "
+            f"is above ttft_p99_seconds (the time to the first token, {ttft:g}). The two values "
+            "may be swapped"
         )
 
 
@@ -130,13 +131,13 @@ def _staged(model: str, served: Served) -> Iterator[str]:
     Yield remarks on flags without effect: servers read the files that were staged at `revision`.
     """
     for flag, instead in (
-        ("revision", "write `revision` beside `model`, and remove the flag"),
+        ("revision", "write the setting `revision` next to `model`, and remove the flag"),
         ("download-dir", "remove it"),
     ):
         if served.flags.get(flag):
             yield (
-                f"serving.{model}.flags.{flag}: has no effect, because the server reads the files "
-                f"that were staged on its node: {instead}"
+                f"serving.{model}.flags.{flag}: the flag has no effect, because the server reads "
+                f"the model's files that gpufleet has placed on the node: {instead}"
             )
 
 
@@ -151,9 +152,9 @@ def _foreign_addresses(
         servers = here.servers
         if servers and here.serving and own and servers.listen not in {*_ANY, *own}:
             yield (
-                f"{servers.engine}.listen: {servers.listen} is not an address of {name}, which has "
-                f"{join_names(own)}: its servers cannot listen there and do not start; write one "
-                "of these in host_vars, or 0.0.0.0"
+                f"{servers.engine}.listen: {servers.listen} is not an address of {name}, so its "
+                "servers cannot listen there and do not start. The node's addresses are "
+                f"{join_names(own)}: write one of them in host_vars, or write 0.0.0.0"
             )
 
 
@@ -164,8 +165,8 @@ def _reserved_that_are_not_there(
         there = {gpu.index for gpu in node.gpus} | set(node.unfit)
         if gone := sorted(set(settings[name].gpus.reserved) - there):
             yield (
-                f"gpus.reserved: {name} has no GPU {ranges(gone)}: its GPUs are {ranges(there)}; "
-                "the intended GPU is not reserved"
+                f"gpus.reserved: {name} has no GPU {ranges(gone)}, so the GPU that you mean is "
+                f"not reserved. The node's GPUs are {ranges(there)}"
             )
 
 
@@ -190,22 +191,24 @@ def _offload(
     if not isinstance(memory, int):
         return
     flags, gpus = settings[stage.node].serving[stage.model].flags, len(stage.gpus)
-    has = f"{stage.node} has {memory // 1024:,} GiB"
+    has = f"{stage.node} has only {memory // 1024:,} GiB"
     size = flags.get("cpu-offload-gb")
     if isinstance(size, int | float) and (weights := size * gpus) > memory / 1024:
         yield (
-            f"serving.{stage.model}.flags.cpu-offload-gb: {size:g} GiB of each GPU are "
-            f"{weights:,.0f} GiB, and {has} of memory: the kernel kills the server if its weights "
-            "do not fit; write how many GiB of weights each GPU offloads"
+            f"serving.{stage.model}.flags.cpu-offload-gb: {size:g} GiB for each GPU are "
+            f"{weights:,.0f} GiB in total, but {has} of memory. If the weights do not fit, the "
+            "kernel kills the server. Write the number of GiB of weights that each GPU moves to "
+            "the node's memory"
         )
     size = flags.get("kv-offloading-size")
     engines = gpus / (stage.tensor_parallel * stage.pipeline_parallel)
     native = flags.get("kv-offloading-backend", "native") == "native"
     if native and isinstance(size, int | float) and (cache := size * engines) > memory / 1024:
         yield (
-            f"serving.{stage.model}.flags.kv-offloading-size: the engines here keep {cache:,.0f} "
-            f"GiB of KV cache in the node's memory, and {has}: the server ends at its start, or "
-            "the kernel kills it; write how many GiB each engine may take"
+            f"serving.{stage.model}.flags.kv-offloading-size: the engines on the node would keep "
+            f"{cache:,.0f} GiB of KV cache in the node's memory, but {has}. The server would end "
+            "at its start, or the kernel would kill it. Write the number of GiB that each engine "
+            "may use"
         )
 
 
@@ -220,8 +223,8 @@ def _longest_answers(
                 context = requested_context(declared[entry]) if entry in declared else None
                 if tokens and isinstance(context, int) and tokens >= context:
                     yield (
-                        f"litellm.models.{name}.parameters.max_tokens: {tokens} leaves no room for "
-                        f"a prompt in the context of {entry}, {context} tokens: vLLM refuses each "
-                        "request that states no `max_tokens` of its own; write less, or leave it "
-                        "out"
+                        f"litellm.models.{name}.parameters.max_tokens: with {tokens} tokens of "
+                        f"answer, the context of {entry} ({context} tokens) has no room for a "
+                        "prompt. vLLM refuses each request that does not set `max_tokens` "
+                        "itself. Write a lower number, or remove the setting"
                     )

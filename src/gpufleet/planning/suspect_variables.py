@@ -31,31 +31,35 @@ def variable_remarks(
     for at, variables in _places(stage, settings[stage.node]):
         if variables.get("CUDA_LAUNCH_BLOCKING", "0") not in {"", "0"}:
             yield (
-                f"{at}.CUDA_LAUNCH_BLOCKING: the host waits for every kernel, which slows each "
-                "token down: remove it, unless you are debugging"
+                f"{at}.CUDA_LAUNCH_BLOCKING: with this variable, the host waits for every "
+                "kernel, which makes each token slower: remove the variable, unless you are "
+                "debugging"
             )
         if variables.get("VLLM_PORT") == str(stage.port):
             yield (
-                f"{at}.VLLM_PORT: is where vLLM looks for ports of its own processes, and not the "
-                f"server's: write `serving.{stage.model}.port`, and remove the variable"
+                f"{at}.VLLM_PORT: this variable sets where vLLM looks for ports of its internal "
+                f"processes, and not the port of the server: write `serving.{stage.model}.port`, "
+                "and remove the variable"
             )
         if (path := variables.get("PATH")) and "/usr/bin" not in path.split(":"):
             yield (
-                f"{at}.PATH: replaces the whole path of the server, and {path!r} lacks /usr/bin: "
-                "vLLM's kernels are compiled with the gcc that is there; add /usr/bin, or remove it"
+                f"{at}.PATH: this variable replaces the whole path of the server, and {path!r} "
+                "does not contain /usr/bin. vLLM compiles its kernels with the gcc in /usr/bin: "
+                "add this directory, or remove the variable"
             )
         for name, value in variables.items():
             if value.startswith(_HIDDEN) and not model.startswith("/home/"):
                 yield (
-                    f"{at}.{name}: {value} is hidden from servers (ProtectHome= of their unit): "
-                    "write a directory outside of /root and /home that their user may write to"
+                    f"{at}.{name}: servers cannot see {value}, because their unit sets "
+                    "ProtectHome=: write a directory outside /root and /home that the servers' "
+                    "user can write to"
                 )
         for name in _OTHER_CODE:
             if variables.get(name):
                 yield (
-                    f"{at}.{name}: the server loads code from there before its release's, which "
-                    "no lock holds and no rollback brings back: remove it, or keep it if you have "
-                    "tested it"
+                    f"{at}.{name}: the server loads code from there before the code of its "
+                    "release. No lock file records this code, and no rollback restores it. "
+                    "Remove the variable, or keep it if you have tested it"
                 )
 
 
@@ -84,9 +88,9 @@ def _nvlink_unused(
     if key and linked:
         gpus = sorted({gpu for pair in linked for gpu in pair})
         yield (
-            f"{key}: NVLink joins GPUs {ranges(gpus)} of {stage.node}, and this "
-            "keeps NCCL from using it: every layer's traffic goes through host memory; remove "
-            "it, unless you are debugging"
+            f"{key}: NVLink connects GPUs {ranges(gpus)} of {stage.node}, but this setting "
+            "prevents NCCL from using NVLink, so the traffic of every layer goes through host "
+            "memory: remove the setting, unless you are debugging"
         )
 
 
@@ -127,9 +131,9 @@ def _unknown_adapters(
         ]:
             has = f"has {join_names(there)}" if there else "has no RDMA adapter"
             yield (
-                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, it {has}: "
-                "NCCL uses whichever adapters it finds, or TCP if it finds none; write names "
-                "that `ibdev2netdev` prints there, or remove it"
+                f"{at}.NCCL_IB_HCA: {stage.node} has no adapter {join_names(gone)}, but {has}. "
+                "NCCL uses any adapters that it finds, or TCP if it finds none. Write names that "
+                "`ibdev2netdev` prints on the node, or remove the variable"
             )
 
 
@@ -159,7 +163,8 @@ def _unknown_interfaces(
                 each == name if exact else each.startswith(name) for name in names for each in there
             ):
                 yield (
-                    f"{at}.{variable}: {stage.node} has no interface {join_names(names)}, it has "
-                    f"{join_names(there)}: ranks that talk over the network do not start; write a "
-                    "name that `ip link` prints there, or remove it"
+                    f"{at}.{variable}: {stage.node} has no interface {join_names(names)}, but "
+                    f"has {join_names(there)}. Ranks that communicate over the network do not "
+                    "start. Write a name that `ip link` prints on the node, or remove the "
+                    "variable"
                 )

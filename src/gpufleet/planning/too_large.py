@@ -62,7 +62,7 @@ class SizeRefusal:
         ways = [*self._numbers(division), *self._settings()]
         if division.nodes > 1:
             ways.append("add nodes")
-        write = ", or ".join(ways) or "declare it on nodes with more GPUs"
+        write = ", or ".join(ways) or "declare the model on nodes with more GPUs"
         return f"serving.{self._name}: {self._finding(here, division)}: {write}"
 
     def _finding(self, here: CandidateSet, division: Division) -> str:
@@ -70,8 +70,9 @@ class SizeRefusal:
         if division.nodes > 1:
             are = "is" if here.nodes == 1 else "are"
             return (
-                f"{division} takes {division.nodes} nodes of one kind, {_gpus(division.share)} of "
-                f"each, and {join_names(here.names)} {are} all that {are} {here.kind}"
+                f"{division} needs {division.nodes} nodes of the same kind with "
+                f"{_gpus(division.share)} each, but only {join_names(here.names)} {are} of the "
+                f"kind {here.kind}"
             )
         kinds = [each.kind for each in self._considered]
         largest = max(kind.gpus if pcie else max(kind.islands, default=0) for kind in kinds)
@@ -82,14 +83,15 @@ class SizeRefusal:
                 else f"data_parallel {division.data_parallel} with experts on each GPU"
             )
             return (
-                f"{what} needs {_gpus(division.group)} in one {'node' if pcie else 'NVLink island'}"
-                f", and the largest on {self._nodes} has {largest}"
+                f"{what} needs {_gpus(division.group)} in one "
+                f"{'node' if pcie else 'NVLink island'}, but the largest on {self._nodes} has "
+                f"only {largest}"
             )
         most = max(kind.gpus for kind in kinds)
         groups = f" in groups of {division.group}" if division.group > 1 else ""
         return (
-            f"{division} needs {_gpus(division.gpus)} of one node{groups}, and the largest of "
-            f"{self._nodes} has {most}"
+            f"{division} needs {_gpus(division.gpus)} on one node{groups}, but the largest of "
+            f"{self._nodes} has only {most}"
         )
 
     def _numbers(self, division: Division) -> Iterator[str]:

@@ -191,14 +191,14 @@ def test_a_model_that_nobody_can_read_is_planned_only_as_the_operator_says(proje
     project.qwen["tensor_parallel"] = 2
     document = project.plan()
     assert [each["tensor_parallel"] for each in document["stages"]] == [2, 2]
-    assert any("memory not checked" in reason for reason in document["reasons"])
+    assert any("did not check the memory" in reason for reason in document["reasons"])
 
 
 def test_fp8_is_proposed_where_it_saves_gpus_and_never_applied(project):
     document = project.plan()
     assert {each["tensor_parallel"] for each in document["stages"]} == {2}
     (said,) = [reason for reason in document["reasons"] if "FP8" in reason]
-    assert "TP 1 would suffice instead of TP 2" in said
+    assert "TP 1 would be enough instead of TP 2" in said
     assert "flags.quantization: fp8_per_tensor" in said
     assert "quantization" not in {each["name"] for each in document["flags"]["qwen 0.32.0"]}
 

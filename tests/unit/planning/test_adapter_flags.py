@@ -151,8 +151,16 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
 @pytest.mark.parametrize(
     ("config", "flags", "says"),
     [
-        ({**LORA, "r": 513}, {}, "adapters.sql: its rank is 513, but vLLM allows at most 512"),
-        (LORA, {"max-lora-rank": 8}, "flags.max-lora-rank: is 8, and the adapter sql has rank 16"),
+        (
+            {**LORA, "r": 513},
+            {},
+            "adapters.sql: the adapter's rank is 513, but vLLM allows at most 512",
+        ),
+        (
+            LORA,
+            {"max-lora-rank": 8},
+            "flags.max-lora-rank: the value is 8, but the adapter sql has rank 16",
+        ),
         ({**LORA, "use_dora": True}, {"max-lora-rank": 8}, "has `use_dora`"),
         ({**LORA, "bias": "all"}, {}, "has biases"),
         ({**LORA, "lora_bias": True}, {}, "has biases"),
@@ -164,9 +172,17 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
         ({**LORA, "rank_pattern": {"a": "b"}}, {}, "`rank_pattern`"),
         ({**LORA, "rank_pattern": [1]}, {}, "`rank_pattern`"),
         ({}, {}, "has no rank"),
-        (ABSENT, {}, "its rank is not known: /srv/adapters/sql: its adapter_config.json"),
-        ([1], {}, "its rank is not known"),
-        (None, {}, "its rank is not known: /srv/adapters/sql: its adapter_config.json could not"),
+        (
+            ABSENT,
+            {},
+            "does not know the adapter's rank: /srv/adapters/sql: its adapter_config.json",
+        ),
+        ([1], {}, "does not know the adapter's rank"),
+        (
+            None,
+            {},
+            "know the adapter's rank: /srv/adapters/sql: its adapter_config.json could not",
+        ),
     ],
 )
 def test_what_no_server_would_load_is_refused_with_its_key(
@@ -211,7 +227,7 @@ def test_an_adapter_of_another_model_is_a_remark() -> None:
         return remarks({"q": served}, {"q": about})  # type: ignore[dict-item]
 
     (other,) = said("Qwen/Qwen3-32B", named)
-    assert "names Qwen/Qwen3-8B as its base model" in other
+    assert "adapter_config.json is Qwen/Qwen3-8B" in other
     assert said("Qwen/Qwen3-8B", named) == ()
     # Free text: where it lay on the machine that trained it.
     for base in ("/data/run7/qwen", "./out", "", None, 7):

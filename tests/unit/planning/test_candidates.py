@@ -137,9 +137,9 @@ def test_throughput_says_of_the_others_how_much_they_hold_and_of_larger_ones_why
 
     assert found.chosen.division == Division(4)
     assert re.fullmatch(
-        r"fits and holds [\d,]+ KV tokens per GPU; .* holds [\d,]+", reasons[Division(2)]
+        r"fits, with [\d,]+ KV tokens per GPU, but .* has [\d,]+", reasons[Division(2)]
     )
-    assert reasons[Division(8)].endswith("holds about as many, in more and smaller groups")
+    assert reasons[Division(8)].endswith("has about as many in more and smaller groups")
 
 
 def test_throughput_takes_engines_with_whole_experts_for_a_latent_cache():
@@ -199,7 +199,7 @@ def test_what_the_operator_sets_is_taken_near_the_edge_and_it_is_said():
     found = considered(served(tensor_parallel=1), model(68.3)).chosen
 
     assert found.division == Division(1)
-    assert found.reason.startswith("taken because `tensor_parallel` is set: too little")
+    assert found.reason.startswith("used because `tensor_parallel` is set: too little")
 
 
 def test_more_requests_than_fit_at_best_are_refused_where_one_is_near_the_edge():
@@ -207,7 +207,7 @@ def test_more_requests_than_fit_at_best_are_refused_where_one_is_near_the_edge()
     found = considered(served(tensor_parallel=1, concurrency=500), model(68.3))
 
     assert found.candidates[0].verdict is Verdict.NO
-    assert "`concurrency` asks for 500" in found.candidates[0].reason
+    assert "`concurrency` requires 500" in found.candidates[0].reason
     assert found.chosen is None
 
 
@@ -288,7 +288,7 @@ def test_without_a_description_only_what_is_set_is_taken():
     nothing = evaluate_divisions("m", served(), "its Hub did not answer", H100X8, 1, sizer=size)
 
     assert found.chosen.verdict is Verdict.UNKNOWN
-    assert found.chosen.reason == "memory not checked: its Hub did not answer"
+    assert found.chosen.reason == "gpufleet did not check the memory: its Hub did not answer"
     assert nothing.chosen is None
 
 
@@ -300,7 +300,10 @@ def test_what_cannot_be_sized_counts_as_not_known():
         "m", served(tensor_parallel=2), model(1)[0], H100X8, 1, sizer=refuses
     )
 
-    assert found.chosen.reason == "memory not checked: vLLM 0.7.0 is older than what is sized"
+    assert (
+        found.chosen.reason
+        == "gpufleet did not check the memory: vLLM 0.7.0 is older than what is sized"
+    )
 
 
 # Flags
@@ -400,9 +403,9 @@ def test_of_an_engine_that_is_not_sized_only_the_weights_are_compared_and_nothin
         8: Verdict.UNKNOWN,
     }
     reasons = [each.reason for each in found.candidates]
-    assert reasons[0] == "its weights alone are 200.0 GiB a GPU, which has 79.2 GiB"
-    assert reasons[2].startswith("weights of 50.0 GiB a GPU, which has 79.2 GiB")
-    assert "SGLang needs beside them is not known" in reasons[2]
+    assert reasons[0] == "the weights alone need 200.0 GiB per GPU, but a GPU has only 79.2 GiB"
+    assert reasons[2].startswith("the weights need 50.0 GiB per GPU, and a GPU has 79.2 GiB")
+    assert "how much additional memory SGLang needs" in reasons[2]
 
 
 def test_the_operators_own_division_of_it_is_taken_unless_the_weights_do_not_fit():
@@ -414,4 +417,4 @@ def test_the_operators_own_division_of_it_is_taken_unless_the_weights_do_not_fit
 def test_weights_that_are_changed_while_they_are_loaded_are_not_compared():
     (only,) = of_sglang(200, tensor_parallel=1, flags={"quantization": "fp8"}).candidates
     assert only.chosen
-    assert only.reason == "how much memory SGLang needs is not known"
+    assert only.reason == "gpufleet does not know how much memory SGLang needs"

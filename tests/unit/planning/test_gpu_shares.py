@@ -155,7 +155,7 @@ def test_the_smallest_moves_where_a_share_has_grown_too_large():
 
     assert places(found) == {"c-0": "a/0", "e-0": "a/1"}
     assert [str(move) for move in found.moves] == [
-        "e-0 restarts on a GPUs 1: GPU 0 on a has no room for its share any more"
+        "e-0 restarts on a GPUs 1: GPU 0 on a no longer has room for the replica's share"
     ]
 
 
@@ -324,7 +324,7 @@ def test_shares_that_add_up_to_too_much_name_what_is_on_the_gpu():
         fleet({"chat": CHAT, "embed": {**EMBED, "gpu_share": 0.5}}, gpus={"reserved": [1]})
 
     [problem] = refused.value.problems
-    assert "serving.embed: 1 replica of 0.5 of a GPU declared, 0 fit" in problem
+    assert "serving.embed: 1 replica of 0.5 of a GPU declared, of which 0 fit" in problem
     assert "GPU 0: chat 0.6" in problem
     assert "lower `gpu_share` to 0.35" in problem
 
@@ -348,7 +348,7 @@ def test_a_refusal_names_no_share_that_is_too_small_for_the_model():
 
 def test_a_model_that_nobody_can_read_is_refused_unless_that_is_accepted():
     unread = {"model": "/srv/unknown", "gpu_share": 0.2}
-    with pytest.raises(FleetError, match="set `tensor_parallel: 1` beside it"):
+    with pytest.raises(FleetError, match="also set `tensor_parallel: 1`"):
         fleet({"m": unread})
 
     assert len(fleet({"m": {**unread, "tensor_parallel": 1}}).plan.stages) == 1

@@ -63,12 +63,16 @@ def test_a_kind_brings_the_flags_that_its_class_needs(
 @each_row(
     ("reading", "changes", "says"),
     [
-        (ENCODER, {"kind": "generate"}, "its class is BertModel, and that can be embed"),
-        (DECODER, {"kind": "transcribe"}, "that can be embed or generate"),
+        (
+            ENCODER,
+            {"kind": "generate"},
+            "its class is BertModel, and such a model can only be embed",
+        ),
+        (DECODER, {"kind": "transcribe"}, "can only be embed or generate"),
         (DECODER, {"kind": "rerank"}, "classifier_from_token"),
-        (SPEECH, {"kind": "embed"}, "that can be transcribe"),
-        (ENCODER, {"flags": {"runner": "generate"}}, "needs pooling: remove the flag"),
-        (DECODER, {"kind": "generate", "flags": {"runner": "pooling"}}, "does not pool"),
+        (SPEECH, {"kind": "embed"}, "can only be transcribe"),
+        (ENCODER, {"flags": {"runner": "generate"}}, "needs the pooling runner: remove the flag"),
+        (DECODER, {"kind": "generate", "flags": {"runner": "pooling"}}, "does not use pooling"),
         (DECODER, {"flags": {"convert": "classify"}}, "declare `kind: rerank` or"),
     ],
 )
@@ -94,7 +98,10 @@ def test_the_flags_do_not_depend_on_whether_the_files_can_be_read(kind: str) -> 
 def test_what_is_not_known_is_said_and_asked_for_text() -> None:
     found = resolve_kind("m", served(), ODD)
     assert found.kind == "generate"
-    assert "serving.m.kind: not known: its class is MyOwnNetwork" in found.remark
+    assert (
+        "serving.m.kind: gpufleet cannot determine the kind: its class is MyOwnNetwork"
+        in found.remark
+    )
     assert "`rerank`" in found.remark
     assert resolve_kind("m", served(), ODD, "generate").remark == found.remark
 
@@ -116,7 +123,7 @@ def node(version: str = "0.32.0", **model: Any) -> NodeSettings:
 
 def test_speech_needs_a_lock_that_reads_sound() -> None:
     settings, readings = {"a": node()}, {"m": SPEECH}
-    with pytest.raises(FleetError, match=r"locks/v.txt has no soundfile"):
+    with pytest.raises(FleetError, match=r"locks/v.txt does not contain the package soundfile"):
         resolve_kinds(settings, readings, locks={"locks/v.txt": "vllm==0.32.0\n"})
     whole = {"locks/v.txt": "numpy==2.0\nsoundfile==0.13.1 \\\n"}
     assert resolve_kinds(settings, readings, locks=whole).kind("m") == "transcribe"
@@ -130,7 +137,7 @@ def test_nothing_is_refused_where_nothing_is_judged() -> None:
 
 def test_settings_that_contradict_themselves_are_found_without_the_models_files() -> None:
     wrong = node(kind="rerank", flags={"runner": "generate"})
-    assert ["needs pooling" in each for each in kind_problems({"a": wrong})] == [True]
+    assert ["needs the pooling runner" in each for each in kind_problems({"a": wrong})] == [True]
     assert kind_problems({"a": node(flags={"convert": "classify"})}) == ()
     assert kind_problems({"a": node(kind="rerank")}) == ()
 
@@ -192,9 +199,9 @@ def test_a_class_that_the_release_has_no_code_for_is_named(
     for which, text in said.items():
         assert (f"vLLM {version} has no code for {name}" in text) == (which == words)
     if words == "refused":
-        assert "vLLM 0.20.0 and newer have it: choose such a release" in problems
+        assert "vLLM 0.20.0 and newer have this code: set `vllm.version`" in problems
     if name.startswith("FireRed"):
-        assert "was the last release that had it" in remarks
+        assert "was the last release that had this code" in remarks
 
 
 @each_row(

@@ -50,7 +50,7 @@ def test_a_node_that_a_replica_over_nodes_needs_may_not_leave(gone):
 
     said = refusal(left, over("gpu-01", "gpu-02"))
 
-    assert f"m-0 runs over gpu-01, gpu-02, and {gone} is no longer in the inventory" in said
+    assert f"m-0 runs on gpu-01, gpu-02 together, but {gone} is no longer in the inventory" in said
     assert "`when_a_node_leaves: replan`" in said
 
 
@@ -62,7 +62,7 @@ def test_that_it_may_leave_is_asked_for():
 
     assert [stage.node for stage in found.stages] == ["gpu-02", "gpu-03"]
     (move,) = found.moves
-    assert str(move).endswith("gpu-01 is gone")
+    assert str(move).endswith("gpu-01 is no longer in the inventory")
 
 
 def test_what_is_refused_does_not_depend_on_whether_there_is_room():
@@ -75,7 +75,7 @@ def test_a_node_that_does_not_declare_the_model_any_more_has_left():
     settings = {name: declare({"m": SPANNING}) for name in FLEET}
     settings["gpu-02"] = declare({})
 
-    with pytest.raises(FleetError, match="gpu-02 no longer declares it"):
+    with pytest.raises(FleetError, match="gpu-02 no longer declares the model"):
         plan(fleet, settings, running=over("gpu-01", "gpu-02"))
 
 
@@ -108,7 +108,7 @@ def test_a_gpu_that_may_not_be_used_is_as_gone_as_its_node(second, reserved, why
         )
 
     (problem,) = refused.value.problems
-    gone = f"gpu-02 ran it on GPUs that can no longer be used (GPU 0 is not used ({why}))"
+    gone = f"gpu-02 ran the model on GPUs that can no longer be used (GPU 0 is not used ({why}))"
     assert gone in problem
 
 
@@ -117,7 +117,7 @@ def test_a_replica_that_is_not_asked_for_any_more_lets_its_node_go():
     running = [*over("gpu-01", "gpu-02", number=0), *over("gpu-03", "gpu-04", number=1)]
 
     said = refusal(FLEET[:3], running, {**SPANNING, "replicas": 2})
-    assert "m-1 runs over gpu-03, gpu-04" in said
+    assert "m-1 runs on gpu-03, gpu-04 together" in said
     assert "lower `replicas` to 1" in said
 
     found = planned(FLEET[:3], running, SPANNING)
@@ -150,7 +150,7 @@ def test_a_replica_that_was_placed_anew_needs_its_old_node_no_more():
     assert [stage.node for stage in found.stages] == ["gpu-02", "gpu-03"]
     (move,) = found.moves
     assert [each.node for each in move.before] == ["gpu-01"]
-    assert move.why == "gpu-02, gpu-03 run it too"
+    assert move.why == "gpu-02, gpu-03 also run this replica"
 
 
 def test_what_a_new_plan_does_to_the_replica_is_shown_as_one_change():
@@ -158,7 +158,7 @@ def test_what_a_new_plan_does_to_the_replica_is_shown_as_one_change():
     replanned = {**SPANNING, "when_a_node_leaves": "replan"}
     running = over("gpu-01", "gpu-02")
     (change,) = plan_changes(planned(FLEET[1:], running, replanned), running[1:])
-    assert (change.action, change.why) == (Action.MOVE, "gpu-01 is gone")
+    assert (change.action, change.why) == (Action.MOVE, "gpu-01 is no longer in the inventory")
 
     (change,) = plan_changes(planned(FLEET[:2], running, model(span_nodes=True)), running)
     assert change.action == Action.MOVE

@@ -54,7 +54,7 @@ def test_what_is_not_counted_is_not_checked_and_is_taken_only_by_the_operators_n
 
     chosen = judged(flags, model, tensor_parallel=1).chosen
     assert chosen.verdict is Verdict.UNKNOWN
-    assert chosen.reason.startswith("taken because `tensor_parallel` is set: ")
+    assert chosen.reason.startswith("used because `tensor_parallel` is set: ")
     assert named in chosen.reason
 
 
@@ -76,11 +76,13 @@ def fleet(flags, **settings):
 
 def test_a_plan_without_what_is_counted_refuses_and_says_what_to_write():
     flags = {"speculative-config": {"method": "eagle3", "model": "/srv/draft"}}
-    with pytest.raises(FleetError, match=r"serving\.m: it is unknown .*/srv/draft.*eagle3.*set "):
+    with pytest.raises(
+        FleetError, match=r"serving\.m: gpufleet cannot determine .*/srv/draft.*eagle3.*Set "
+    ):
         fleet(flags)
 
     said = fleet(flags, tensor_parallel=1).plan.reasons
-    assert any("taken because" in each and "/srv/draft" in each for each in said)
+    assert any("used because" in each and "/srv/draft" in each for each in said)
 
 
 def test_the_notes_of_sizing_reach_the_plan_and_its_explanation():

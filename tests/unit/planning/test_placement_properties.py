@@ -478,7 +478,7 @@ def test_a_refusal_names_a_setting_that_ends_it(fleet):
 
 def same_cause(problem):
     """The model and what it is refused for, without the numbers."""
-    causes = ("no division fits", "in one NVLink island", "in one node", "asked for", "not known")
+    causes = ("no division fits", "in one NVLink island", "in one node", "asked for", "not know")
     model = problem.split(":")[0]
     return model, next((cause for cause in causes if cause in problem), problem)
 

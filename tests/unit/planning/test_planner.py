@@ -282,8 +282,8 @@ def test_pcie_groups_are_as_near_as_they_can_be():
     assert gpus_on(group(2), "gpu-01") == [(0, 2)]
     assert gpus_on(group(3), "gpu-01") == [(0, 1, 2)]
     assert gpus_on(group(4), "gpu-01") == [(0, 1, 2, 3)]
-    assert "PCIe (PIX, by `allow_pcie`)" in group(2).reasons[0]
-    assert "PCIe (NODE, by `allow_pcie`)" in group(3).reasons[0]
+    assert "PCIe (PIX, allowed by `allow_pcie`)" in group(2).reasons[0]
+    assert "PCIe (NODE, allowed by `allow_pcie`)" in group(3).reasons[0]
 
 
 def test_an_island_comes_before_pcie():
@@ -353,9 +353,9 @@ def test_a_plan_gives_its_reasons():
     found = plan(fleet, {node.name: wanted for node in fleet})
 
     assert found.reasons == (
-        "m: 2 replicas of 2 GPUs, 1 each on gpu-01, gpu-02; each group linked by "
-        "NVLink (NV18); none on gpu-03, where no NVLink island has 2 GPUs",
-        "m: memory not checked: the model is unknown",
+        "m: 2 replicas of 2 GPUs, 1 each on gpu-01, gpu-02; the GPUs of each group are linked "
+        "by NVLink (NV18); none on gpu-03, because no NVLink island there has 2 GPUs",
+        "m: gpufleet did not check the memory: it does not know the model",
     )
 
 
@@ -401,8 +401,9 @@ def test_a_fleet_too_small_says_how_many_fit():
     (problem,) = problems_of([machine("gpu-01", 8)], {"gpu-01": declare(wanted)})
 
     assert problem == (
-        "serving.m: 4 replicas of 2 GPUs declared, 2 fit on gpu-01 (8 GPUs, 4 of them used by "
-        "models placed earlier): lower `replicas` to 2, or lower `tensor_parallel`, or add nodes"
+        "serving.m: 4 replicas of 2 GPUs declared, of which 2 fit on gpu-01 (8 GPUs, of which 4 "
+        "are used by models that were placed earlier): lower `replicas` to 2, or lower "
+        "`tensor_parallel`, or add nodes"
     )
 
 
@@ -435,19 +436,19 @@ DCGM = {
         pytest.param(
             {"m": model(port=8001)},
             {"node_exporter": {"port": 8001}},
-            "port 8001 is set by node_exporter.port and serving.m.port on gpu-01",
+            "port 8001 is used by node_exporter.port and serving.m.port on gpu-01",
             id="exporter",
         ),
         pytest.param(
             {"m": model(port=8000)},
             DCGM,
-            "port 8000 is set by dcgm.port and serving.m.port on gpu-01",
+            "port 8000 is used by dcgm.port and serving.m.port on gpu-01",
             id="dcgm",
         ),
         pytest.param(
             {"m": model(port=8000), "n": model(port=8000)},
             {},
-            "port 8000 is set by serving.m.port and serving.n.port on gpu-01",
+            "port 8000 is used by serving.m.port and serving.n.port on gpu-01",
             id="another-model",
         ),
     ],
@@ -499,9 +500,12 @@ def test_a_port_of_another_program_is_stepped_over_and_a_written_one_refused():
 
     assert [stage.port for stage in found.stages] == [8002]
     assert found.reasons[-1] == (
-        "m: port 8002 on gpu-01, because 8000 is taken by a program of others"
+        "m: port 8002 on gpu-01, because port 8000 is used by a program that gpufleet does not "
+        "manage"
     )
-    with pytest.raises(FleetError, match=r"set by a program of others and serving\.m\.port"):
+    with pytest.raises(
+        FleetError, match=r"used by a program that gpufleet does not manage and serving\.m\.port"
+    ):
         plan([node], {"gpu-01": declare({"m": model(port=8000)})}, ports=taken)
 
 
@@ -527,7 +531,7 @@ def test_everything_wrong_is_said_at_once():
 
     assert [problem.split(":")[0] for problem in found] == ["gpu-03", "gpu-05", "serving.c"]
     assert "no usable GPU" in found[0]
-    assert "this node has no probe" in found[1]
+    assert "gpufleet has no probe of this node" in found[1]
 
 
 def test_an_unfit_gpu_serves_nothing_and_the_plan_says_why():
@@ -670,7 +674,7 @@ def test_a_default_port_yields_to_one_that_was_written():
         "a-0": ("gpu-01", 8000),
         "z-0": ("gpu-01", 8001),
     }
-    assert "z: port 8001 on gpu-01, because 8000 is taken by serving.a.port" in found.reasons
+    assert "z: port 8001 on gpu-01, because port 8000 is used by serving.a.port" in found.reasons
     assert again.stages == found.stages
 
 
@@ -707,7 +711,7 @@ def test_what_runs_stays_where_no_plan_would_put_it():
 @pytest.mark.parametrize(
     ("runs", "why"),
     [
-        pytest.param(on("gpu-09", "m", 0, 0, 1), "gpu-09 is gone", id="node"),
+        pytest.param(on("gpu-09", "m", 0, 0, 1), "gpu-09 is no longer in the inventory", id="node"),
         pytest.param(
             on("gpu-01", "m", 0, 2, 3),
             "a GPU of gpu-01 can no longer be used (GPU 3 is not used (xid))",
@@ -715,11 +719,13 @@ def test_what_runs_stays_where_no_plan_would_put_it():
         ),
         pytest.param(
             on("gpu-01", "m", 0, 0),
-            "TP 2 is planned, on 2 GPUs of a node, but it ran on 1",
+            "the plan is TP 2 with 2 GPUs on each node, but the replica ran on 1",
             id="size",
         ),
         pytest.param(
-            on("gpu-01", "m", 0, 2, 4), "its GPUs on gpu-01 are not in one NVLink island", id="link"
+            on("gpu-01", "m", 0, 2, 4),
+            "the replica's GPUs on gpu-01 are not in the same NVLink island",
+            id="link",
         ),
     ],
 )
@@ -773,7 +779,9 @@ def test_a_model_that_nobody_declares_any_more_stops():
         running=[on("gpu-01", "old", 0, 1, port=9000)],
     )
 
-    assert [str(move) for move in found.moves] == ["old-0 stops on gpu-01: no node declares it"]
+    assert [str(move) for move in found.moves] == [
+        "old-0 stops on gpu-01: no node declares the model"
+    ]
 
 
 # As many as fit
@@ -793,7 +801,7 @@ def test_as_many_as_fit_is_at_least_one():
 
     (problem,) = problems_of([machine("gpu-01", 2)], {"gpu-01": declare(wanted)})
 
-    assert problem.startswith("serving.b: 1 replica of 1 GPU declared, 0 fit on gpu-01")
+    assert problem.startswith("serving.b: 1 replica of 1 GPU declared, of which 0 fit on gpu-01")
 
 
 # GPUs of others, NICs
@@ -830,9 +838,11 @@ def test_a_replica_that_runs_twice_stays_once():
     found = plan(fleet, {node.name: wanted for node in fleet}, running=runs)
 
     assert [stage.node for stage in found.stages] == ["gpu-01"]
-    assert [str(move) for move in found.moves] == ["m-0 stops on gpu-02: gpu-01 runs it too"]
+    assert [str(move) for move in found.moves] == [
+        "m-0 stops on gpu-02: gpu-01 also runs this replica"
+    ]
     assert [(each.action, each.why) for each in plan_changes(found, runs)] == [
-        (Action.STOP, "gpu-01 runs it too"),
+        (Action.STOP, "gpu-01 also runs this replica"),
         (Action.STAY, ""),
     ]
 
@@ -860,9 +870,9 @@ def test_the_difference_names_what_starts_stops_moves_and_restarts():
     ]
     assert [each.why for each in changes] == [
         "its flags changed",
-        "gpu-09 is gone",
+        "gpu-09 is no longer in the inventory",
         "",
-        "no node declares it",
+        "no node declares the model",
     ]
 
 
@@ -901,7 +911,7 @@ def test_two_that_run_on_one_gpu_are_told_apart():
 
     assert {stage.id: stage.gpus for stage in found.stages} == {"a-0": (1,), "b-0": (0,)}
     assert [str(move) for move in found.moves] == [
-        "b-0 restarts on gpu-01 GPUs 0: its GPUs on gpu-01 serve another replica"
+        "b-0 restarts on gpu-01 GPUs 0: a different replica now uses its GPUs on gpu-01"
     ]
 
 
@@ -917,7 +927,7 @@ def test_a_further_replica_leaves_the_port_that_another_model_declares():
         "m-1": ((1,), 8002),
         "n-0": ((2,), 8001),
     }
-    assert [move.why for move in found.moves] == ["its port changes from 8001 to 8002"]
+    assert [move.why for move in found.moves] == ["the replica's port changes from 8001 to 8002"]
 
 
 @each_row(

@@ -128,8 +128,8 @@ def test_a_port_that_was_written_is_not_the_watchdog_s():
         [endpoint("a", "n1", declared=8406, explicit=True)], watched(8406), {}
     )
     assert problems == (
-        "port 8406 is set by serving.a.port and vllm.watchdog_port on n1: give one of them "
-        "another port",
+        "port 8406 is used by serving.a.port and vllm.watchdog_port on n1: set a "
+        "different port for one of them",
     )
     unwatched = watched(8406, mode="off")
     assert ports([endpoint("a", "n1", declared=8406, explicit=True)], unwatched) == {"a-0": 8406}
@@ -142,8 +142,8 @@ def test_a_port_that_was_written_is_not_where_releases_are_handed_out():
     )
 
     assert problems == (
-        "port 8790 is set by serving.a.port and vllm.distribution.port on n1: give one of them "
-        "another port",
+        "port 8790 is used by serving.a.port and vllm.distribution.port on n1: set a "
+        "different port for one of them",
     )
 
 
@@ -161,8 +161,8 @@ def test_two_that_were_written_so_that_they_overlap_are_refused_with_the_port():
     problems, _ = assign_ports(both, {"n1": declared(a=8000, b=8003)}, {})
 
     assert problems == (
-        "port 8003 is set by serving.a.port and serving.b.port on n1: give one of them another "
-        "port",
+        "port 8003 is used by serving.a.port and serving.b.port on n1: set a different port "
+        "for one of them",
     )
 
 
@@ -180,7 +180,8 @@ def test_the_last_port_of_a_replica_is_one():
     problems, _ = assign_ports([wide], {"n1": declared(a=65533)}, {})
 
     assert problems == (
-        "serving.a.port: its replicas on n1 would need port 65536, and 65535 is the last: lower it",
+        "serving.a.port: the replicas on n1 would need port 65536, but the highest port is 65535: "
+        "lower the value",
     )
 
 

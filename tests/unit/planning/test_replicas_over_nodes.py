@@ -147,7 +147,7 @@ def test_nodes_that_hold_a_group_are_not_joined_by_slower_ones():
     found = planned(mixed, tensor_parallel=8)
 
     assert parts(found) == {"m-0": ["gpu-01"]}
-    assert "none on gpu-02, gpu-03, where TP 8 would span the network" in found.reasons[0]
+    assert "none on gpu-02, gpu-03, because TP 8 would span the network there" in found.reasons[0]
     assert "lower `replicas` to 1" in refused(mixed, tensor_parallel=8, replicas=2)
 
 
@@ -198,13 +198,16 @@ def test_engines_that_are_asked_for_take_no_more_nodes_than_hold_them(objective,
     assert considered.chosen.division == Division(
         1, data_parallel=data, expert_parallel=True, nodes=over
     )
-    assert considered.candidates[1].reason == f"fits, but takes {2 * over} nodes instead of {over}"
+    assert considered.candidates[1].reason == f"fits, but needs {2 * over} nodes instead of {over}"
 
 
 def test_engines_without_enough_nodes_are_refused_by_what_they_take():
     problem = refused(fleet(2), name=DEEPSEEK, tensor_parallel=None, data_parallel=32, context=8192)
 
-    assert "TP 1 x DP 32 with EP, does not fit: it takes 4 nodes, and 2 are of this kind" in problem
+    assert (
+        "TP 1 x DP 32 with EP, does not fit: it needs 4 nodes, but only 2 are of this kind"
+        in problem
+    )
     assert "set `data_parallel: 16`" in problem
 
 
@@ -213,7 +216,7 @@ def test_a_group_over_nodes_is_sized_like_any_other():
     found = planned(fleet(2), name=LLAMA, tensor_parallel=16, context=8192)
 
     assert found.candidates[0].chosen.sizing.weights_bytes_per_gpu < 9 << 30
-    assert "memory not checked" in planned(fleet(2), tensor_parallel=16).reasons[-1]
+    assert "did not check the memory" in planned(fleet(2), tensor_parallel=16).reasons[-1]
 
 
 def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
@@ -243,72 +246,72 @@ def test_a_rack_is_sized_by_who_gets_the_tokens_of_its_72_engines(recorded):
         pytest.param(
             fleet(2),
             {"tensor_parallel": 16, "span_nodes": False},
-            "tensor_parallel 16 needs 16 GPUs in one NVLink island, and the largest on gpu-01, "
-            "gpu-02 has 8",
+            "tensor_parallel 16 needs 16 GPUs in one NVLink island, but the largest on gpu-01, "
+            "gpu-02 has only 8",
             "lower `tensor_parallel` to 8, or set `span_nodes: true`",
             id="not-allowed",
         ),
         pytest.param(
             fleet(4),
             {"data_parallel": 32, "expert_parallel": True, "span_nodes": False},
-            "data_parallel 32 with experts on each GPU needs 32 GPUs in one NVLink island, and the "
-            "largest on gpu-01, gpu-02, gpu-03, gpu-04 has 8",
+            "data_parallel 32 with experts on each GPU needs 32 GPUs in one NVLink island, but the "
+            "largest on gpu-01, gpu-02, gpu-03, gpu-04 has only 8",
             "lower `data_parallel` to 8, or set `span_nodes: true`",
             id="experts-not-allowed",
         ),
         pytest.param(
             fleet(2),
             {"tensor_parallel": 4, "pipeline_parallel": 4, "span_nodes": False},
-            "TP 4 x PP 4 needs 16 GPUs of one node in groups of 4, and the largest of gpu-01, "
-            "gpu-02 has 8",
+            "TP 4 x PP 4 needs 16 GPUs on one node in groups of 4, but the largest of gpu-01, "
+            "gpu-02 has only 8",
             "lower `pipeline_parallel` to 2, or set `span_nodes: true`",
             id="pipeline-not-allowed",
         ),
         pytest.param(
             fleet(1),
             {"tensor_parallel": 16, "span_nodes": False},
-            "tensor_parallel 16 needs 16 GPUs in one NVLink island, and the largest on gpu-01 has "
-            "8",
+            "tensor_parallel 16 needs 16 GPUs in one NVLink island, but the largest on gpu-01 has "
+            "only 8",
             "lower `tensor_parallel` to 8",
             id="span-nodes-alone-would-not-do",
         ),
         pytest.param(
             fleet(1),
             {"tensor_parallel": 16},
-            "TP 16 takes 2 nodes of one kind, 8 GPUs of each, and gpu-01 is all that is 8 x NVIDIA "
-            "H100 80GB HBM3, all on NVLink",
+            "TP 16 needs 2 nodes of the same kind with 8 GPUs each, but only gpu-01 is of the kind "
+            "8 x NVIDIA H100 80GB HBM3, all on NVLink",
             "lower `tensor_parallel` to 8, or add nodes",
             id="too-few-nodes",
         ),
         pytest.param(
             fleet(2, 4),
             {"tensor_parallel": 5},
-            "TP 5 takes 5 nodes of one kind, 1 GPU of each, and gpu-01, gpu-02 are all that are "
-            "4 x NVIDIA H100 80GB HBM3, all on NVLink",
+            "TP 5 needs 5 nodes of the same kind with 1 GPU each, but only gpu-01, gpu-02 are "
+            "of the kind 4 x NVIDIA H100 80GB HBM3, all on NVLink",
             "lower `tensor_parallel` to 4, or raise `tensor_parallel` to 6, or add nodes",
             id="uneven",
         ),
         pytest.param(
             fleet(3),
             {"data_parallel": 32, "expert_parallel": True},
-            "TP 1 x DP 32 with EP takes 4 nodes of one kind, 8 GPUs of each, and gpu-01, gpu-02, "
-            "gpu-03 are all that are 8 x NVIDIA H100 80GB HBM3, all on NVLink",
+            "TP 1 x DP 32 with EP needs 4 nodes of the same kind with 8 GPUs each, but only "
+            "gpu-01, gpu-02, gpu-03 are of the kind 8 x NVIDIA H100 80GB HBM3, all on NVLink",
             "lower `data_parallel` to 24, or add nodes",
             id="engines",
         ),
         pytest.param(
             fleet(1),
             {"tensor_parallel": 3, "pipeline_parallel": 3, "data_parallel": 3},
-            "TP 3 x PP 3 x DP 3 takes 9 nodes of one kind, 3 GPUs of each, and gpu-01 is all that "
-            "is 8 x NVIDIA H100 80GB HBM3, all on NVLink",
+            "TP 3 x PP 3 x DP 3 needs 9 nodes of the same kind with 3 GPUs each, but only gpu-01 "
+            "is of the kind 8 x NVIDIA H100 80GB HBM3, all on NVLink",
             "set `data_parallel: 1` and `pipeline_parallel: 2`, or add nodes",
             id="no-number-is-enough-alone",
         ),
         pytest.param(
             fleet(2, *[1] * 4),
             {"tensor_parallel": 4, "pipeline_parallel": 2, "span_nodes": False},
-            "tensor_parallel 4 needs 4 GPUs in one NVLink island, and the largest on gpu-01, "
-            "gpu-02 has 1",
+            "tensor_parallel 4 needs 4 GPUs in one NVLink island, but the largest on gpu-01, "
+            "gpu-02 has only 1",
             "lower `tensor_parallel` to 1, or set `allow_pcie: true` and `span_nodes: true`",
             id="no-setting-is-enough-alone",
         ),
@@ -332,27 +335,40 @@ def test_the_nearest_that_is_named_fits_the_model():
     ("cliques", "replicas", "nodes", "said"),
     [
         pytest.param(
-            (1, 2, 2, 1), 1, {"m-0": [1, 4]}, "within NVLink clique 1 of cluster 8f1d", id="one"
+            (1, 2, 2, 1),
+            1,
+            {"m-0": [1, 4]},
+            "all nodes are within NVLink clique 1 of cluster 8f1d",
+            id="one",
         ),
         pytest.param(
-            (1, 1, 1, 2, 2), 1, {"m-0": [4, 5]}, "within NVLink clique 2", id="the-smaller-one"
+            (1, 1, 1, 2, 2),
+            1,
+            {"m-0": [4, 5]},
+            "all nodes are within NVLink clique 2",
+            id="the-smaller-one",
         ),
         pytest.param(
             (1, 2, 1, 2),
             2,
             {"m-0": [1, 3], "m-1": [2, 4]},
-            "within NVLink clique 1 of cluster 8f1d (m-0), within NVLink clique 2",
+            "all nodes are within NVLink clique 1 of cluster 8f1d (m-0), "
+            "all nodes are within NVLink clique 2",
             id="each-its-own",
         ),
         pytest.param(
             (1, 2, 3),
             1,
             {"m-0": [1, 2]},
-            "every layer waits for the network, no NVLink clique has room",
+            "every layer waits for the network, because no NVLink clique has room",
             id="no-room-in-any",
         ),
         pytest.param(
-            (0, 1, 1), 1, {"m-0": [2, 3]}, "within NVLink clique 1", id="before-nodes-without"
+            (0, 1, 1),
+            1,
+            {"m-0": [2, 3]},
+            "all nodes are within NVLink clique 1",
+            id="before-nodes-without",
         ),
     ],
 )

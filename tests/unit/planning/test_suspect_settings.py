@@ -40,8 +40,8 @@ def about(found: list[str], key: str) -> list[str]:
 def test_one_name_for_several_entries_is_said_with_where_clients_can_ask() -> None:
     entries = {"a": model(served_name="chat"), "b": model(served_name="chat", port=8100)}
     (said,) = about(reasons(entries), "serving.a.served_name")
-    assert "a, b all answer to 'chat'" in said
-    assert "use /a/v1" in said
+    assert "the models a, b all have the name 'chat'" in said
+    assert "such as /a/v1" in said
     entries["b"] = model(served_name="other", port=8100)
     assert about(reasons(entries), "serving.a.served_name") == []
 
@@ -70,7 +70,7 @@ def test_a_parser_of_another_family_is_said(
 ) -> None:
     (said,) = reasons({"m": model(model=path, flags={**CALLS, **flags})})
     assert said.startswith(f"serving.m.flags.{key}")
-    assert f"write `{key}: {right}`" in said
+    assert f"Write `{key}: {right}`" in said
     assert reasons({"m": model(model=path, flags={**CALLS, key: right})}) == []
 
 
@@ -96,7 +96,7 @@ def test_of_a_family_that_is_not_known_no_parser_is_judged() -> None:
 
 def test_a_reserved_gpu_that_is_not_there_is_said() -> None:
     (said,) = reasons({"m": model()}, gpus={"reserved": [3, 4, 7]})
-    assert said.startswith("gpus.reserved: gpu-01 has no GPU 4,7: its GPUs are 0-3")
+    assert said.startswith("gpus.reserved: gpu-01 has no GPU 4,7, so the GPU that you mean")
     assert reasons({"m": model()}, gpus={"reserved": [3]}) == []
 
 
@@ -113,7 +113,7 @@ def test_nccl_kept_off_nvlink_is_said_where_nvlink_joins_the_gpus(
     served = model(tensor_parallel=2) if others else model(tensor_parallel=2, **off)
     found = reasons({"m": served}, 2, **others)
     (said,) = about(found, f"{place}.environment.{variable}:")
-    assert "NVLink joins GPUs 0-1 of gpu-01" in said
+    assert "NVLink connects GPUs 0-1 of gpu-01" in said
 
 
 @pytest.mark.parametrize(
@@ -147,8 +147,10 @@ def test_a_cache_in_the_nodes_memory_that_exceeds_it_is_said() -> None:
     """`kv-offloading-size` is of all ranks of an engine together."""
     flags = {"kv-offloading-size": 600}
     (said,) = of_memory(flags, 1000, data_parallel=2, tensor_parallel=2)
-    assert said.startswith("serving.m.flags.kv-offloading-size: the engines here keep 1,200 GiB")
-    assert "gpu-01 has 1,000 GiB" in said
+    assert said.startswith(
+        "serving.m.flags.kv-offloading-size: the engines on the node would keep 1,200 GiB"
+    )
+    assert "gpu-01 has only 1,000 GiB" in said
     assert of_memory(flags, 1000, tensor_parallel=4) == []
     assert of_memory({**flags, "kv-offloading-backend": "lmcache"}, 100) == []
 
@@ -161,7 +163,7 @@ def test_an_answer_that_fills_the_context_is_said(tokens: int, *, is_said: bool)
     found = reasons({"m": model(context=8192)}, litellm=litellm, gateway=gateway)
     said = about(found, "litellm.models.chat.parameters.max_tokens")
     assert bool(said) == is_said
-    assert all("the context of m, 8192 tokens" in each for each in said)
+    assert all("the context of m (8192 tokens)" in each for each in said)
 
 
 @each_row(
@@ -169,11 +171,11 @@ def test_an_answer_that_fills_the_context_is_said(tokens: int, *, is_said: bool)
     [
         ("CUDA_LAUNCH_BLOCKING", "1", "the host waits for every kernel"),
         ("VLLM_PORT", "8000", "write `serving.m.port`, and remove the variable"),
-        ("PATH", "/opt/cuda/bin", "lacks /usr/bin"),
-        ("HF_HOME", "/root/.cache", "is hidden from servers (ProtectHome= of their unit)"),
-        ("LD_PRELOAD", "/opt/x.so", "which no lock holds and no rollback brings back"),
-        ("NCCL_SOCKET_IFNAME", "eth9", "gpu-01 has no interface eth9, it has eth0, lo"),
-        ("GLOO_SOCKET_IFNAME", "eth", "gpu-01 has no interface eth, it has eth0, lo"),
+        ("PATH", "/opt/cuda/bin", "does not contain /usr/bin"),
+        ("HF_HOME", "/root/.cache", "because their unit sets ProtectHome="),
+        ("LD_PRELOAD", "/opt/x.so", "No lock file records this code, and no rollback restores it"),
+        ("NCCL_SOCKET_IFNAME", "eth9", "gpu-01 has no interface eth9, but has eth0, lo"),
+        ("GLOO_SOCKET_IFNAME", "eth", "gpu-01 has no interface eth, but has eth0, lo"),
     ],
 )
 def test_a_variable_that_works_against_the_server_or_its_node_is_said(
@@ -205,9 +207,9 @@ def test_a_variable_that_fits_the_node_is_not_remarked_on(variable: str, value: 
 @each_row(
     ("objectives", "said"),
     [
-        ({"ttft_p99_seconds": 500}, "ttft_p99_seconds: 500 are seconds"),
-        ({"itl_p99_seconds": 50}, "for milliseconds write 0.05"),
-        ({"ttft_p99_seconds": 0.05, "itl_p99_seconds": 1}, "they may be swapped"),
+        ({"ttft_p99_seconds": 500}, "ttft_p99_seconds: the value 500 is in seconds"),
+        ({"itl_p99_seconds": 50}, "If you mean milliseconds, write 0.05"),
+        ({"ttft_p99_seconds": 0.05, "itl_p99_seconds": 1}, "two values may be swapped"),
         ({"ttft_p99_seconds": 20, "itl_p99_seconds": 0.05, "e2e_p99_seconds": 600}, ""),
     ],
 )
@@ -220,7 +222,7 @@ def test_an_objective_in_milliseconds_is_said(objectives: dict[str, float], said
 @pytest.mark.parametrize("flag", ["revision", "download-dir"])
 def test_flags_of_a_download_have_no_effect_on_staged_files(flag: str) -> None:
     (said,) = reasons({"m": model(flags={flag: "x"})})
-    assert said.startswith(f"serving.m.flags.{flag}: has no effect")
+    assert said.startswith(f"serving.m.flags.{flag}: the flag has no effect")
 
 
 def test_an_address_that_the_node_lacks_is_said() -> None:
@@ -229,7 +231,7 @@ def test_an_address_that_the_node_lacks_is_said() -> None:
         return about(reasons({"m": model()}, probe=probe, **others), "vllm.listen")
 
     (found,) = said("10.9.9.9", NET)
-    assert "10.9.9.9 is not an address of gpu-01, which has 10.0.0.1, fd00::1" in found
+    assert "The node's addresses are 10.0.0.1, fd00::1" in found
     for listen in ("10.0.0.1", "fd00::1", "0.0.0.0", "::", "127.0.0.1", "localhost"):
         assert said(listen, NET) == []
     assert said("10.9.9.9", {}) == []

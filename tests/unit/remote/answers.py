@@ -370,7 +370,7 @@ def _plan(said: Document) -> object:
         return assessment.plan_fleet(_documents(said), PLANNED).as_json()
     except FleetError as error:
         # What the model's own files say is of no node.
-        if not str(error).startswith("serving.q: its memory is unknown"):
+        if not str(error).startswith("serving.q: gpufleet does not know how much memory"):
             raise
         return error
 
