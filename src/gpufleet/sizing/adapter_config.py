@@ -43,17 +43,26 @@ def _problems(config: Mapping[str, Any]) -> Iterator[str]:
         yield f"has `peft_type` {kind!r}, but vLLM loads only LORA"
         return
     if not _is_rank(config.get("r")):
-        yield f"has no rank: `r` is {config.get('r')!r}; it must be a whole number, 1 or more"
+        yield f"has no rank: `r` is {config.get('r')!r}, but must be a whole number of 1 or more"
     patterns = config.get("rank_pattern") or {}
     if not isinstance(patterns, Mapping) or not all(map(_is_rank, patterns.values())):
-        yield "has a `rank_pattern` whose values are not all numbers from 1 up"
+        yield "has a `rank_pattern` with a value that is not a whole number of 1 or more"
     saved = config.get("modules_to_save") or []
     if not isinstance(saved, list) or set(map(str, saved)) - _CLASSIFIERS:
-        yield f"has `modules_to_save` {saved!r}: vLLM loads no full modules; train without them"
+        yield (
+            f"has `modules_to_save` {saved!r}, but vLLM does not load full modules: train the "
+            "adapter without them"
+        )
     if config.get("use_dora"):
-        yield "has `use_dora`, which vLLM does not serve: merge the adapter into its model"
+        yield (
+            "has `use_dora`, which vLLM does not support: merge the adapter into its model, and "
+            "serve the merged model"
+        )
     if config.get("lora_bias") or config.get("bias", "none") != "none":
-        yield "has biases, which vLLM does not serve: merge the adapter into its model"
+        yield (
+            "has biases, which vLLM does not support: merge the adapter into its model, and "
+            "serve the merged model"
+        )
 
 
 def _is_rank(value: Any) -> bool:

@@ -79,8 +79,8 @@ def read(
     """
     if _GGUF.search(model):
         raise FleetError(
-            f"{model}: GGUF files are not sized: name a checkpoint in safetensors, quantized or "
-            "not, of the same model"
+            f"{model}: gpufleet cannot compute the memory of GGUF files: write a checkpoint of "
+            "the same model in safetensors, quantized or not"
         )
     try:
         path = Path(model).expanduser()
@@ -90,11 +90,13 @@ def read(
             whole = path.name in {CONFIG, mistral_format.PARAMS}
             return _read_directory(path.parent) if whole else _read_config(path)
     except (OSError, RuntimeError) as error:  # RuntimeError: ~ of a user that is not there
-        raise FleetError(f"{model[:200]}: cannot be read: {_first_line(error)}") from None
+        raise FleetError(
+            f"{model[:200]}: the model's files cannot be read: {_first_line(error)}"
+        ) from None
     if model.startswith((".", "/", "~")) or not _REPOSITORY.fullmatch(model):
         raise FleetError(
-            f"{model}: no such directory or file; give a model's directory, its config.json, or "
-            "its name on the Hugging Face Hub (owner/name)"
+            f"{model}: this directory or file does not exist: write a model's directory, its "
+            "config.json, or its name on the Hugging Face Hub (owner/name)"
         )
     return _run_within(
         seconds, lambda: _read_from_hub(model, revision, hub or Hub(), seconds), model
@@ -111,7 +113,9 @@ def read_adapter(
         return _file_source(repository, revision, hub, name)(name)
 
     if (found := _run_within(seconds, ask, repository)) is None:
-        raise FleetError(f"{repository}: has no {name} on the Hub: it is not a LoRA adapter")
+        raise FleetError(
+            f"{repository}: the repository has no {name} on the Hub, so it is not a LoRA adapter"
+        )
     return read_adapter_file(found)
 
 
@@ -124,7 +128,7 @@ def read_adapter_file(file: Path) -> AdapterConfig:
     try:
         text = file.read_bytes()
     except OSError as error:
-        raise FleetError(f"{file}: cannot be read: {_first_line(error)}") from None
+        raise FleetError(f"{file}: the file cannot be read: {_first_line(error)}") from None
     return adapter_config.parse_adapter(_parse_json(text, str(file)))
 
 
@@ -141,8 +145,8 @@ def _read_directory(folder: Path) -> ModelFiles:
             index = folder / mistral_format.INDEX
             return _in_mistrals_format(params, index if index.is_file() else None, str(folder))
         raise FleetError(
-            f"{folder}: has no {CONFIG}, which describes the model; give the directory of the "
-            "checkpoint"
+            f"{folder}: the directory has no {CONFIG}, which describes the model: write the "
+            "directory of the checkpoint"
         )
 
     def optional(name: str) -> Any:
@@ -204,8 +208,9 @@ def _read_from_hub(model: str, revision: str | None, hub: Hub, seconds: float) -
         return _in_mistrals_format(params, file(mistral_format.INDEX), model)
     if config is None:
         raise FleetError(
-            f"{model}: has no {CONFIG} on the Hub, so its architecture is unknown; for GGUF files "
-            "and adapters, which have none, name the base model"
+            f"{model}: the repository has no {CONFIG} on the Hub, so gpufleet does not know the "
+            "model's architecture. GGUF files and adapters have no such file: for these, write "
+            "the base model"
         )
     quantized, indexed = file(HF_QUANT_CONFIG), file(INDEX)
     index = _parse_json(indexed.read_bytes(), str(indexed)) if indexed else None
@@ -312,7 +317,9 @@ def _read_headers(
     if all(isinstance(path, str) for path in cached):
         return _merge_headers(_read_local_header(Path(str(path))) for path in cached), ()
     if hub.offline or constants.HF_HUB_OFFLINE:
-        return None, ("the weights' files are not in the cache, so their headers were not read",)
+        return None, (
+            ("the weights' files are not in the cache, so gpufleet did not read their headers"),
+        )
 
     def header(name: str) -> Stored:
         url = huggingface_hub.hf_hub_url(model, name, revision=commit, endpoint=hub.endpoint)
@@ -322,9 +329,16 @@ def _read_headers(
         with DaemonPool(min(_AT_ONCE, len(names))) as pool:
             return _merge_headers(pool.map(header, names)), ()
     except errors.EntryNotFoundError:
-        return None, ("the model has no safetensors files, whose headers list the stored tensors",)
+        return None, (
+            (
+                "the model has no safetensors files, so gpufleet could not read the list of stored "
+                "tensors from their headers"
+            ),
+        )
     except (OSError, httpx2.HTTPError) as error:
-        return None, (f"the headers of the weights' files could not be read: {_first_line(error)}",)
+        return None, (
+            (f"gpufleet could not read the headers of the weights' files: {_first_line(error)}"),
+        )
 
 
 def _read_remote_header(url: str, token: str | None, name: str, until: float) -> Stored:
@@ -373,9 +387,11 @@ def _token(hub: Hub) -> str | None:
     try:
         token = Path(hub.token_file).expanduser().read_text(encoding="utf-8").strip()
     except (OSError, RuntimeError, UnicodeDecodeError) as error:
-        raise FleetError(f"{hub.token_file}: the Hub's token cannot be read: {error}") from None
+        raise FleetError(
+            f"{hub.token_file}: gpufleet cannot read the Hub's token from this file: {error}"
+        ) from None
     if not token:
-        raise FleetError(f"{hub.token_file}: is empty; write the Hub's token into it")
+        raise FleetError(f"{hub.token_file}: the file is empty: write the Hub's token into it")
     return token
 
 
@@ -387,26 +403,29 @@ def _hub_error(error: Exception, model: str, revision: str | None, hub: Hub) -> 
     endpoint = _PASSWORD.sub("//", hub.endpoint or constants.ENDPOINT)
     if isinstance(error, errors.GatedRepoError):
         return FleetError(
-            f"{model}: the model is gated: accept its terms on the Hub, and give a token of that "
-            "account in a file (HF_TOKEN_PATH, or --hf-token-file)"
+            f"{model}: access to the model is restricted (gated). Accept the model's terms on "
+            "the Hub, and write a token of the same account into a file (HF_TOKEN_PATH, or "
+            "--hf-token-file)"
         )
     if isinstance(error, errors.RevisionNotFoundError | errors.RevisionResolutionError):
-        return FleetError(f"{model}: has no revision {revision!r} at {endpoint}")
+        return FleetError(f"{model}: the model has no revision {revision!r} at {endpoint}")
     if isinstance(error, errors.RepositoryNotFoundError):
         return FleetError(
-            f"{model}: not found at {endpoint}, or not readable with this token; check the name, "
-            "and give a token file if the model is private (HF_TOKEN_PATH, or --hf-token-file)"
+            f"{model}: {endpoint} does not have this model, or does not show it with this token. "
+            "Check the name. If the model is private, set the file of a token that can read it "
+            "(HF_TOKEN_PATH, or --hf-token-file)"
         )
     if isinstance(error, errors.OfflineModeIsEnabled) or hub.offline or constants.HF_HUB_OFFLINE:
         return FleetError(
-            f"{model}: not in the cache {hub.cache or constants.HF_HUB_CACHE}, and the Hub is not "
-            "used (HF_HUB_OFFLINE): download its config.json first, or give a directory"
+            f"{model}: the model is not in the cache {hub.cache or constants.HF_HUB_CACHE}, and "
+            "gpufleet does not use the Hub because of HF_HUB_OFFLINE. Download the model's "
+            "config.json first, or write a directory with it"
         )
     if isinstance(error, errors.HFValidationError):
-        return FleetError(f"{model}: not a model name on the Hub (owner/name)")
+        return FleetError(f"{model}: this is not the name of a model on the Hub (owner/name)")
     return HubSilentError(
-        f"{model}: {endpoint} cannot be reached: {_first_line(error)}; if this machine has no "
-        "access to the Hub, set HF_ENDPOINT to a mirror, or give a directory with the model's "
+        f"{model}: {endpoint} cannot be reached: {_first_line(error)}. If this machine has no "
+        "access to the Hub, set HF_ENDPOINT to a mirror, or write a directory with the model's "
         "config.json"
     )
 
@@ -419,14 +438,16 @@ def _parse_json(text: bytes, name: str) -> dict[str, Any]:
         found = json.loads(text)
     except json.JSONDecodeError as error:
         why = f"line {error.lineno}, {json_fault(error)}"
-        raise FleetError(f"{name}: is not JSON: {why}") from None
+        raise FleetError(f"{name}: this is not JSON: {why}") from None
     except ValueError as error:
-        raise FleetError(f"{name}: is not JSON: {file_fault(error)}") from None
+        raise FleetError(f"{name}: this is not JSON: {file_fault(error)}") from None
     except RecursionError:
-        raise FleetError(f"{name}: is nested too deeply for a model's file") from None
+        raise FleetError(
+            f"{name}: this has more nested levels than a model's file can have"
+        ) from None
     if not isinstance(found, dict):
         kind = "nothing" if found is None else f"a {type(found).__name__}"
-        raise FleetError(f"{name}: holds {kind}, not an object")
+        raise FleetError(f"{name}: this is {kind}, but must be an object")
     return found
 
 
@@ -437,8 +458,8 @@ def _weight_files(index: Mapping[str, Any] | None, name: str) -> list[str]:
     files = index.get("weight_map", {})
     if not isinstance(files, Mapping) or not all(map(_is_below, files.values())):
         raise FleetError(
-            f"{name}: its `weight_map` does not name a file for each tensor; use the publisher's "
-            "original file"
+            f"{name}: `weight_map` does not have a file name for each tensor: use the "
+            "publisher's original file"
         )
     return sorted(set(files.values()))
 
@@ -462,13 +483,13 @@ def _header_size(first: bytes, name: str) -> int:
         if 2 <= size <= _LARGEST_HEADER:
             return int(size)
     raise FleetError(
-        f"{name}: is not a safetensors file; is its download complete (a Git LFS pointer is a "
-        "text of three lines)?"
+        f"{name}: this is not a safetensors file. Check whether the download is complete: a Git "
+        "LFS pointer, for example, is only a text of three lines"
     )
 
 
 def _parse_header(text: bytes, name: str) -> Stored:
-    entries = _parse_json(text, f"{name}: its header")
+    entries = _parse_json(text, f"{name}: the header")
     try:
         return {
             tensor: (str(entry["dtype"]), tuple(int(length) for length in entry["shape"]))
@@ -476,7 +497,7 @@ def _parse_header(text: bytes, name: str) -> Stored:
             if tensor != "__metadata__"
         }
     except (KeyError, TypeError, ValueError):
-        raise FleetError(f"{name}: its header is not valid safetensors") from None
+        raise FleetError(f"{name}: the file's header is not valid safetensors") from None
 
 
 def _merge_headers(headers: Iterable[Stored]) -> Stored:
@@ -508,7 +529,7 @@ def _run_within(seconds: float, work: Callable[[], _Found], model: str) -> _Foun
         raise failed[0]
     if not found:
         raise HubSilentError(
-            f"{model}: the Hub has not sent its files within {seconds:g} s; try again, or give a "
-            "directory with the model's config.json"
+            f"{model}: the Hub did not send the model's files within {seconds:g} s: try again, "
+            "or write a directory with the model's config.json"
         )
     return found[0]

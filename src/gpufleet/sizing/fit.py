@@ -199,9 +199,9 @@ def _no_room(options: Options, estimate: _Estimate) -> list[str]:
         return []
     total, share = options.gpu_memory_gib * GIB, estimate.chosen.gpu_memory_utilization
     return [
-        f"of {gib(total * share)} ({share:g} x {options.gpu_memory_gib:g} GiB) the weights take "
-        f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget.bytes)}: not certain "
-        "to fit"
+        f"of {gib(total * share)} ({share:g} x {options.gpu_memory_gib:g} GiB), the weights need "
+        f"{gib(stage.weights)} and vLLM's start needs about {gib(stage.start.budget.bytes)}, so "
+        "it is not certain that both fit"
     ]
 
 
@@ -227,16 +227,16 @@ def _doubts(
     yield from beyond
     if worst.starts and sequences > worst.blocks:
         yield (
-            f"--max-num-seqs {sequences}: the states of each sequence need a block, and there "
-            f"are about {report.blocks}: vLLM refuses to capture CUDA graphs; lower it to "
-            f"{round_down(worst.blocks)}"
+            f"--max-num-seqs {sequences}: the states of each sequence need a block, but the "
+            f"cache has only about {report.blocks} blocks, so vLLM refuses to capture CUDA "
+            f"graphs: lower the value to {round_down(worst.blocks)}"
         )
     keeps = any(estimate.layout.stages)  # an encoder keeps nothing of a request
     if worst.starts and keeps and report.max_concurrency < _WHOLE_REQUEST:
         yield (
-            f"this release starts and cannot serve one request of {estimate.length:,} tokens: "
-            f"vLLM's check requires less than the request needs, and {report.max_concurrency:.2f} "
-            "of a request fit"
+            f"this release starts, but cannot serve one request of {estimate.length:,} tokens. "
+            "vLLM's own check requires less memory than the request needs, and only "
+            f"{report.max_concurrency:.2f} of a request fit"
         )
 
 
@@ -401,23 +401,24 @@ def _beyond_budget(options: Options, chosen: Defaults, stages: list[StageMemory]
         taken = given + estimate.bytes
         if given + estimate.high > total:
             return [
-                "--kv-cache-memory-bytes is used without checking the rest: with it the GPU "
-                f"needs about {gib(taken)} of {gib(total)}{of}, and vLLM does not check that"
+                "--kv-cache-memory-bytes sets the size of the KV cache, and vLLM does not check "
+                f"the rest of the memory. With this value, the model needs about {gib(taken)} of "
+                f"{gib(total)}{of}, and may not fit"
             ]
         return []
     left = total - options.gpu_memory_gib * GIB * chosen.gpu_memory_utilization
     if left < CONTEXT:
         return [
-            f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {gib(left)} for "
-            f"memory that is used before vLLM measures, about {gib(CONTEXT)}: vLLM refuses to "
-            "start if less than its budget is free"
+            f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g} leaves {gib(left)} "
+            f"outside vLLM's budget, but about {gib(CONTEXT)} are used there before vLLM "
+            "measures the free memory. vLLM refuses to start if less than its budget is free"
         ]
     if not start.graphs_in_budget and left < CONTEXT + graphs.bytes:
         share = f"--gpu-memory-utilization {chosen.gpu_memory_utilization:g}"
         return [
-            f"this release takes the CUDA graphs, about {gib(graphs.bytes)}, from outside its "
-            f"budget, where {share} leaves {gib(left)}{of}: it may run out of memory while it "
-            "captures them"
+            f"this release stores the CUDA graphs, about {gib(graphs.bytes)}, outside its "
+            f"budget, but {share} leaves only {gib(left)} there{of}. vLLM may run out of memory "
+            "while it captures the graphs"
         ]
     return []
 
@@ -463,9 +464,9 @@ def _loading_faults(description: Description, options: Options) -> list[str]:
     if most + CONTEXT <= options.gpu_memory_gib * GIB:
         return []
     return [
-        f"--quantization {options.quantization}: this release loads all of it, {gib(most)} of a "
-        f"GPU's {options.gpu_memory_gib:g} GiB, before it quantizes; use vLLM 0.16 or newer, or a "
-        "quantized checkpoint"
+        f"--quantization {options.quantization}: this release loads all weights before it "
+        f"quantizes them. They need {gib(most)}, but a GPU has {options.gpu_memory_gib:g} GiB: "
+        "use vLLM 0.16 or newer, or a quantized checkpoint"
     ]
 
 
@@ -485,9 +486,9 @@ def _weight_only(description: Description, options: Options) -> Iterator[str]:
         if capability >= since:
             continue
         yield (
-            f"{name} weights save memory here, and no time to compute: the GPU's compute "
-            f"capability is {capability[0]}.{capability[1]}, and {name} arithmetic comes with "
-            f"{since[0]}.{since[1]}; vLLM's Marlin kernels compute in 16 bits"
+            f"{name} weights save memory on this GPU, but no compute time. {name} arithmetic "
+            f"needs a compute capability of at least {since[0]}.{since[1]}, but the GPU's is "
+            f"{capability[0]}.{capability[1]}, so vLLM's Marlin kernels compute in 16 bits"
         )
 
 
@@ -498,26 +499,30 @@ def _notes(description: Description, options: Options) -> Iterator[str]:
     if options.vllm > (*NEWEST, 1 << 30):
         release = ".".join(map(str, options.vllm))
         yield (
-            f"vLLM {release} is newer than the known releases: estimated as "
-            f"{'.'.join(map(str, NEWEST))}, with twice the error"
+            f"vLLM {release} is newer than the releases that gpufleet knows, so the estimate is "
+            f"that of {'.'.join(map(str, NEWEST))} with twice the error"
         )
     if options.pooling or description.architecture.pooling:
-        yield "--runner pooling: the pooler's run is not counted separately from the forward pass"
+        yield (
+            "--runner pooling: the memory of the pooler's run is not counted separately from "
+            "that of the forward pass"
+        )
     if is_text_only(description, options):
         release = ".".join(map(str, options.vllm))
         yield (
-            f"vLLM {release} may leave the tower out, but it is counted: only from 0.17 on do all "
-            "classes leave it out"
+            f"vLLM {release} may not load the tower (the encoder of images or sound), but the "
+            "estimate includes it, because only from 0.17 on do all classes leave it out"
         )
     if is_item_unknown(description, options):
         yield (
-            "--disable-chunked-mm-input: vLLM refuses to start where the largest image or clip "
-            "has more tokens than --max-num-batched-tokens, and that number is unknown: write "
-            "more tokens than the model's card has for it, or leave the flag out"
+            "--disable-chunked-mm-input: vLLM refuses to start if the largest image or clip has "
+            "more tokens than --max-num-batched-tokens, and gpufleet does not know the number of "
+            "tokens of that item. Set --max-num-batched-tokens above the number in the model's "
+            "card, or remove the flag"
         )
     yield from _weight_only(description, options)
     if options.cpu_offload_gib:
         yield (
-            f"--cpu-offload-gb {options.cpu_offload_gib:g}: each GPU's process needs as many GiB "
-            "of the node's memory, and each step reads them over PCIe"
+            f"--cpu-offload-gb {options.cpu_offload_gib:g}: the process of each GPU needs this "
+            "many GiB of the node's memory, and each step reads them over PCIe"
         )

@@ -51,18 +51,18 @@ def explain(case: SmallCache) -> Iterator[str]:
     else:
         share, total = case.chosen.gpu_memory_utilization, options.gpu_memory_gib
         left = (
-            f"of {gib(total * share * GIB)} ({share:g} x {total:g} GiB) the weights take "
-            f"{gib(stage.weights)} and vLLM's start about {gib(stage.start.budget.bytes)}"
+            f"of {gib(total * share * GIB)} ({share:g} x {total:g} GiB), the weights need "
+            f"{gib(stage.weights)} and vLLM's start needs about {gib(stage.start.budget.bytes)}"
         )
         if stage.available <= 0:
-            yield f"{left}: nothing is left for the KV cache"
+            yield f"{left}, so nothing is left for the KV cache"
             return
         left += f", which leaves {gib(stage.available)} for the KV cache"
     needs = f"one request of {case.length:,} tokens needs {gib(report.needed_bytes)}"
     if report.starts:
         yield (
-            f"{left}, and {needs}: the estimate may be off by {gib(stage.error)}, so it may not "
-            "start"
+            f"{left}, and {needs}. The error of the estimate is up to {gib(stage.error)}, so the "
+            "model may not start"
         )
         return
     if not report.needed_bytes:  # the release cannot serve these layers together
@@ -83,12 +83,12 @@ def suggest(
         if flag not in ways and starts(changed):
             ways[flag] = f"{flag} {value}"
     if ways:
-        return f"it would start with {', or with '.join(ways.values())}"
+        return f"the model would start with {', or with '.join(ways.values())}"
     if smallest is not None:
-        return f"it would start on {smallest} GPUs of this model"
+        return f"the model would start on {smallest} GPUs of this model"
     return (
-        "no single setting makes it start on GPUs of this model: use GPUs with more memory, or a "
-        "smaller or quantized checkpoint"
+        "with no single setting would the model start on GPUs of this type: use GPUs with more "
+        "memory, or a smaller or quantized checkpoint"
     )
 
 

@@ -199,8 +199,8 @@ def compressed_pages(layout: Layout, cache: CompressedCache) -> tuple[Page, ...]
     """
     if layout.kv_dtype != "auto" and layout.kv_dtype not in _ONE_BYTE | {"fp8_ds_mla"}:
         raise NotKnownError(
-            f"--kv-cache-dtype {layout.kv_dtype}: for DeepSeek V4 only the bytes of fp8_ds_mla "
-            "are known, which auto and fp8 select"
+            f"--kv-cache-dtype {layout.kv_dtype}: for DeepSeek V4, gpufleet knows only the bytes "
+            "of fp8_ds_mla, which both auto and fp8 select"
         )
     rope = 64
     token, ratio = cache.dim - rope + 2 * rope + 8, cache.ratio
@@ -326,9 +326,9 @@ def _element_bytes(layout: Layout) -> int:
     if dtype in DTYPE_BYTES:
         return DTYPE_BYTES[dtype]
     raise NotKnownError(
-        f"--kv-cache-dtype {layout.kv_dtype}: its bytes per token are unknown; known are "
-        f"auto, {', '.join(sorted(_ONE_BYTE | {'bfloat16', 'float16'}))}, fp8_ds_mla, "
-        "nvfp4_ds_mla, nvfp4 and int4/int8/fp8_per_token_head"
+        f"--kv-cache-dtype {layout.kv_dtype}: gpufleet does not know the bytes per token of this "
+        f"type. It knows auto, {', '.join(sorted(_ONE_BYTE | {'bfloat16', 'float16'}))}, "
+        "fp8_ds_mla, nvfp4_ds_mla, nvfp4 and int4/int8/fp8_per_token_head"
     )
 
 
@@ -374,7 +374,7 @@ def _page(
     if isinstance(cache, CrossCache):
         if layout.vllm < (0, 11):
             raise NotKnownError(
-                "the KV cache of encoder-decoder models is not known before vLLM 0.11"
+                "gpufleet does not know the KV cache of encoder-decoder models before vLLM 0.11"
             )
         return Page(Kind.CROSS, block, block * token, shape)
     if isinstance(cache, ChunkCache) and layout.vllm >= (0, 10):  # a whole context before

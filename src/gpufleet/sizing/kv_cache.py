@@ -135,7 +135,9 @@ def _per_stage(layout: Layout, available: int | Sequence[int]) -> tuple[int, ...
     if isinstance(available, int):
         return (available,) * layout.pipeline
     if len(available) != layout.pipeline:
-        raise ValueError(f"memory of {len(available)} stages for {layout.pipeline}")
+        raise ValueError(
+            f"the memory of {len(available)} stages is given, but the layout has {layout.pipeline}"
+        )
     return tuple(available)
 
 

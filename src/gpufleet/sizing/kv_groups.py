@@ -113,8 +113,8 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
     spans = {page.span for _, page in layers if page.span}
     if vllm >= (0, 9) and (not full or len(spans) > 1):
         raise GroupingError(
-            "without the hybrid KV cache manager vLLM does not support layers with several "
-            "windows: leave out --disable-hybrid-kv-cache-manager"
+            "without the hybrid KV cache manager, vLLM does not support layers with several "
+            "sizes of sliding windows: remove --disable-hybrid-kv-cache-manager"
         )
     raised = []
     for number, page in layers:
@@ -127,7 +127,7 @@ def _promote(vllm: tuple[int, ...], layers: Layers) -> Layers:
         raised.append((number, alike or replace(page, kind=Kind.FULL, span=0, grows=grows)))
     if any(page.kind is Kind.STATE for _, page in raised):
         raise GroupingError(
-            "states (Mamba, linear attention) need the hybrid KV cache manager: leave out "
+            "states (Mamba, linear attention) need the hybrid KV cache manager: remove "
             "--disable-hybrid-kv-cache-manager"
         )
     return raised
@@ -168,8 +168,8 @@ def _resize(vllm: tuple[int, ...], page: Page, size: int) -> Page:
     elif vllm >= (0, 24) and page.shape[0] != "latent":
         return pad_page(page, size)
     raise GroupingError(
-        f"the layers' KV pages of {page.bytes} and {size} bytes cannot be made equal in this "
-        "release"
+        f"the layers have KV pages of {page.bytes} and {size} bytes, and this release cannot "
+        "make their sizes equal"
     )
 
 

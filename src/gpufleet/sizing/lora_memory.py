@@ -58,12 +58,15 @@ class Lora:
 def why_not_counted(architecture: Architecture) -> str:
     """Return why the memory of this class's adapters is unknown; "" if it is known."""
     if architecture.multimodal:
-        return "which layers of a multimodal model get matrices differs by class and release"
+        return (
+            "which layers of a multimodal model get LoRA matrices depends on the class and the "
+            "release"
+        )
     if architecture.experts:
-        return "releases differ in what a layer of experts gets"
+        return "the LoRA matrices of a layer of experts depend on the release"
     kinds = {type(cache) for layer in architecture.layers for cache in layer.caches}
     if kinds & {LatentCache, StateCache}:
-        return "it is unknown which layers other than attention and MLP get matrices"
+        return "gpufleet does not know which layers other than attention and MLP get LoRA matrices"
     return ""
 
 

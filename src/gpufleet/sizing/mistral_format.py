@@ -42,7 +42,7 @@ def config_of(params: Mapping[str, Any], origin: str) -> dict[str, Any]:
     if missing:
         raise FleetError(
             f"{origin}: {PARAMS} has no `{missing[0]}`, so it is not a checkpoint in Mistral's "
-            "format; use the publisher's original file"
+            "format: use the publisher's original file"
         )
     config: dict[str, Any] = {_NAMES.get(key, key): value for key, value in params.items()}
     positions = config.get("max_position_embeddings") or _POSITIONS
@@ -82,8 +82,9 @@ def _quantization(said: Any, origin: str) -> dict[str, Any] | None:
     if method == "compressed-tensors":
         return {**said, "quant_method": method}
     raise FleetError(
-        f"{origin}: {PARAMS} has a `quantization` that vLLM does not take; give the directory of "
-        "the checkpoint in Hugging Face's format (config.json), if there is one"
+        f"{origin}: {PARAMS} has a `quantization` that vLLM does not accept. If the checkpoint "
+        "also exists in Hugging Face's format (config.json), write the directory of that "
+        "checkpoint"
     )
 
 
@@ -117,8 +118,8 @@ def _with_encoder(config: dict[str, Any], origin: str) -> dict[str, Any]:
     seen = config.pop("vision_encoder", None) or beside.get("vision_encoder_args")
     if beside.get("whisper_model_args"):
         raise FleetError(
-            f"{origin}: {PARAMS} has an audio encoder, which is not known in Mistral's format; "
-            "give the checkpoint in Hugging Face's format (config.json)"
+            f"{origin}: {PARAMS} has an audio encoder, which gpufleet cannot read in Mistral's "
+            "format: write the checkpoint in Hugging Face's format (config.json)"
         )
     if not isinstance(seen, Mapping) or not seen:
         return config

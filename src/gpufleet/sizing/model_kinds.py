@@ -86,7 +86,7 @@ class KindReading:
     """The class name, if config.json has one."""
 
 
-UNREAD = KindReading(None, ALL, "its files could not be read")
+UNREAD = KindReading(None, ALL, "gpufleet could not read the model's files")
 """The reading of a model whose config.json is unknown."""
 
 
@@ -100,16 +100,16 @@ def read_kind(config: Mapping[str, Any], modules: Sequence[Any] | None = None) -
     names = config.get("architectures")
     name = str(names[0]) if isinstance(names, list | tuple) and names else ""
     if not name:
-        return KindReading(None, ALL, "its config.json has no `architectures`")
+        return KindReading(None, ALL, "the model's config.json has no `architectures`")
     found = replace(_of_class(name, config), name=name)
     if modules is None or found.kind not in {"generate", "embed", None}:
         return found
-    why = f"{found.why}, and it has an embedder's modules.json"
+    why = f"{found.why}, and the model has a modules.json, as embedding models do"
     return replace(found, kind="embed", possible=found.possible | {"embed"}, why=why)
 
 
 def _of_class(name: str, config: Mapping[str, Any]) -> KindReading:
-    why = f"its class is {name}"
+    why = f"the model's class is {name}"
     if name in _SPEECH:
         return KindReading("transcribe", frozenset({"transcribe"}), why)
     if _SEQUENCE.fullmatch(name):
@@ -117,7 +117,7 @@ def _of_class(name: str, config: Mapping[str, Any]) -> KindReading:
     if _REWARD.fullmatch(name) or name.endswith("ForProcessRewardModel"):
         return KindReading("reward", frozenset({"reward"}), why)
     if _TOKENS.fullmatch(name):
-        each = f"{why}, which has an answer for each token"
+        each = f"{why}, which returns an answer for each token"
         return KindReading(None, frozenset({"rerank", "reward"}), each)
     if _EMBEDDERS.fullmatch(name):
         return KindReading("embed", frozenset({"embed"}), why)
@@ -126,7 +126,7 @@ def _of_class(name: str, config: Mapping[str, Any]) -> KindReading:
         if name in _SPEECH_AND_TEXT:
             possible.add("transcribe")
         return KindReading("generate", frozenset(possible), why, converts=True)
-    return KindReading(None, ALL, f"{why}, which does not say")
+    return KindReading(None, ALL, f"{why}, which does not show the kind")
 
 
 def _by_labels(labels: int, why: str) -> KindReading:

@@ -24,7 +24,10 @@ def not_counted(description: Description, options: Options) -> Iterator[str]:
     """Yield a sentence for each part with unknown memory."""
     architecture = description.architecture
     if architecture.tower_estimated and all(part.name != "tower" for part in architecture.parts):
-        yield f"what {architecture.name} has besides its text part is not counted"
+        yield (
+            f"the memory of the parts of {architecture.name} other than its text part is not "
+            "counted"
+        )
     yield from _not_counted_adapters(description, options)
     yield from _not_counted_draft(description, options)
 
@@ -32,7 +35,7 @@ def not_counted(description: Description, options: Options) -> Iterator[str]:
 def _not_counted_adapters(description: Description, options: Options) -> Iterator[str]:
     why = why_not_counted(description.architecture)
     if options.language_model_only or options.modalities_off:
-        why = why or "it is unknown which layers of a multimodal model get matrices"
+        why = why or "gpufleet does not know which layers of a multimodal model get LoRA matrices"
     if options.lora and why:
         yield (
             f"--enable-lora: the memory of {options.lora.max_loras} adapters of rank "
@@ -51,8 +54,8 @@ accept multiples. Source: their `get_supported_kernel_block_sizes` in vllm/v1/at
 def odd_block(size: int) -> str:
     """Return the problem of a block size that is not a multiple of `BLOCK`."""
     return (
-        f"{size} is not a multiple of {BLOCK}, which GPU attention backends require: the server "
-        f"may not start; write {BLOCK}, 32 or 64, or leave it out"
+        f"{size} is not a multiple of {BLOCK}, which GPU attention backends require, so the "
+        f"server may not start: write {BLOCK}, 32 or 64, or remove the setting"
     )
 
 
@@ -70,7 +73,7 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
     if options.draft_model and not (own and method and method.endswith("mtp")):
         why = description.draft if isinstance(description.draft, str) else ""
         if not why and method not in (None, "draft_model"):
-            why = f"what {method} shares with its target is not known"
+            why = f"gpufleet does not know which parts {method} shares with its target model"
         because = f": {why}" if why else ""
         yield (
             f"--speculative-config: the weights and the cache of the draft model "
@@ -78,6 +81,6 @@ def _not_counted_draft(description: Description, options: Options) -> Iterator[s
         )
     elif (options.speculative_tokens or (method or "").endswith("mtp")) and not own:
         yield (
-            "--speculative-config: a draft model's own weights and cache are not counted, and "
-            f"{description.architecture.name} has no own layers that draft tokens"
+            "--speculative-config: the weights and the cache of a draft model are not counted, "
+            f"and {description.architecture.name} has no layers of its own that draft tokens"
         )

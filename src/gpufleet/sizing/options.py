@@ -163,8 +163,8 @@ def check_options(options: Options) -> None:
     if options.vllm < FIRST:
         release = ".".join(map(str, options.vllm))
         problems.append(
-            f"--vllm {release}: releases before 0.8 (the V0 engine) are not supported; give 0.8.0 "
-            "or newer"
+            f"--vllm {release}: gpufleet does not support releases before 0.8 (the V0 engine): "
+            "write 0.8.0 or newer"
         )
     if options.dtype not in ("auto", "half", "float16", "bfloat16", "float", "float32"):
         problems.append(
@@ -173,7 +173,8 @@ def check_options(options: Options) -> None:
         )
     if not 0 < options.gpu_memory_gib <= MOST_GIB:
         problems.append(
-            f"--gpu-memory-gib {options.gpu_memory_gib:g}: must be above 0 and at most {MOST_GIB:,}"
+            f"--gpu-memory-gib {options.gpu_memory_gib:g}: the value must be above 0 and at most "
+            f"{MOST_GIB:,}"
         )
     groups = {
         "--tensor-parallel-size": options.tensor_parallel,
@@ -182,24 +183,28 @@ def check_options(options: Options) -> None:
         "--decode-context-parallel-size": options.decode_context_parallel,
     }
     problems += (
-        f"{flag} {count}: must be at least 1 and at most {MOST_GPUS:,}"
+        f"{flag} {count}: the value must be at least 1 and at most {MOST_GPUS:,}"
         for flag, count in groups.items()
         if not 1 <= count <= MOST_GPUS
     )
     if options.max_model_len is not None and not (
         options.max_model_len > 0 or options.max_model_len == AUTO_LENGTH
     ):
-        problems.append(f"--max-model-len {options.max_model_len}: must be above 0, or auto")
+        problems.append(
+            f"--max-model-len {options.max_model_len}: the value must be above 0, or auto"
+        )
     if options.lora and (options.lora.max_loras < 1 or options.lora.max_rank < 1):
         problems.append("--max-loras and --max-lora-rank must be at least 1")
     if not 0 <= options.cpu_offload_gib <= MOST_GIB:
         problems.append(
-            f"--cpu-offload-gb {options.cpu_offload_gib:g}: must be at least 0 and at most "
-            f"{MOST_GIB:,}"
+            f"--cpu-offload-gb {options.cpu_offload_gib:g}: the value must be at least 0 and at "
+            f"most {MOST_GIB:,}"
         )
     share = options.gpu_memory_utilization
     if share is not None and not 0 < share <= 1:
-        problems.append(f"--gpu-memory-utilization {share:g}: must be above 0 and at most 1")
+        problems.append(
+            f"--gpu-memory-utilization {share:g}: the value must be above 0 and at most 1"
+        )
     if problems:
         raise FleetError(*problems)
 

@@ -91,16 +91,17 @@ def resolve_quantization(description: Description, options: Options) -> Quantiza
             names = ", ".join(online_methods(options.vllm))
             raise FleetError(
                 f"--quantization {asked}: the checkpoint is not quantized, and vLLM "
-                f"{'.'.join(map(str, options.vllm))} quantizes while loading only by {names}; "
-                "write one of these, remove the flag, or use a quantized checkpoint"
+                f"{'.'.join(map(str, options.vllm))} can quantize weights while loading only "
+                f"with {names}. Write one of these methods, remove the flag, or use a quantized "
+                "checkpoint"
             )
         return by_vllm
     # A kernel's name beside the method's ("awq_marlin"), alone, or the method itself.
     method = canonical_method(asked)
     if method != found.method and not {method, found.method} & LOADS_OTHERS:
         raise FleetError(
-            f"--quantization {asked}: the checkpoint's own config says {found.method}, and vLLM "
-            "refuses a different one; remove the flag"
+            f"--quantization {asked}: the method in the checkpoint's own config is "
+            f"{found.method}, and vLLM refuses a different one: remove the flag"
         )
     return found
 
@@ -124,7 +125,8 @@ def stage_memory(
     if not all(stage.layers for stage in weighed):
         raise FleetError(
             f"--pipeline-parallel-size {options.pipeline_parallel}: the model has "
-            f"{len(architecture.layers)} layers, and every stage needs at least one; lower it"
+            f"{len(architecture.layers)} layers, but every stage needs at least one layer: lower "
+            "the value"
         )
     # Without experts, engines of data parallelism know nothing of each other's memory.
     most = max(len(stage.layers) for stage in weighed)

@@ -95,9 +95,9 @@ def layer_ranges(
         counts = list(partition)
         if len(counts) != pipeline or sum(counts) != layers:
             raise FleetError(
-                f"VLLM_PP_LAYER_PARTITION has {len(counts)} stages of {sum(counts)} layers in all, "
-                f"the model has {layers} layers and --pipeline-parallel-size is {pipeline}; write "
-                f"{pipeline} numbers that add up to {layers}"
+                f"VLLM_PP_LAYER_PARTITION has {len(counts)} stages with {sum(counts)} layers in "
+                f"total, but the model has {layers} layers and --pipeline-parallel-size is "
+                f"{pipeline}: write {pipeline} numbers that add up to {layers}"
             )
     ends = [sum(counts[: stage + 1]) for stage in range(pipeline)]
     return tuple(range(end - count, end) for end, count in zip(ends, counts, strict=True))

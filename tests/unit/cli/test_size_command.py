@@ -109,7 +109,10 @@ def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):
         ((), "no GPU is named"),
         (("--gpu", "H1000"), "--gpu H1000: the memory of this GPU is unknown"),
         (("--gpu", "H100", "--vllm", "newest"), "--vllm newest: is not a vLLM release"),
-        (("--gpu", "H100", "--vllm", "0.7.3"), "--vllm 0.7.3: releases before 0.8"),
+        (
+            ("--gpu", "H100", "--vllm", "0.7.3"),
+            "--vllm 0.7.3: gpufleet does not support releases before 0.8",
+        ),
         (("--gpu", "H100", "--max-model-len", "long"), "'long' is not a number above 0"),
         (("--gpu", "MI300X"), "--gpu MI300X: is not one of NVIDIA's GPUs"),
         (("--gpu", "H100", "--gpu-memory-utilization", "95%"), "is not a valid number (as 0.95)"),

@@ -151,7 +151,9 @@ def test_a_kind_that_a_model_cannot_be_stops_the_plan_and_no_look(fleet):
     """`deploys/verify.py` and repairs are not stopped by what the next deploy refuses."""
     documents, settings = fleet
     of_kinds(documents, settings, {"e": bert()}, kind="generate")
-    with pytest.raises(FleetError, match=r"serving\.e\.kind: generate: its class is BertModel"):
+    with pytest.raises(
+        FleetError, match=r"serving\.e\.kind: generate: the model's class is BertModel"
+    ):
         assessment.plan_fleet(documents, declared(settings))
     assert assessment.plan_fleet(documents, declared(settings), unfit_stops=False).plan.stages
 

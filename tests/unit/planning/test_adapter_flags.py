@@ -164,7 +164,7 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
         ({**LORA, "use_dora": True}, {"max-lora-rank": 8}, "has `use_dora`"),
         ({**LORA, "bias": "all"}, {}, "has biases"),
         ({**LORA, "lora_bias": True}, {}, "has biases"),
-        ({**LORA, "modules_to_save": ["lm_head"]}, {}, "loads no full modules"),
+        ({**LORA, "modules_to_save": ["lm_head"]}, {}, "does not load full modules"),
         ({**LORA, "peft_type": "IA3"}, {}, "has `peft_type` 'IA3'"),
         ({**LORA, "r": "16"}, {}, "has no rank: `r` is '16'"),
         ({**LORA, "r": True}, {}, "has no rank"),

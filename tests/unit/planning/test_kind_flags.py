@@ -66,7 +66,7 @@ def test_a_kind_brings_the_flags_that_its_class_needs(
         (
             ENCODER,
             {"kind": "generate"},
-            "its class is BertModel, and such a model can only be embed",
+            "the model's class is BertModel, and such a model can only be embed",
         ),
         (DECODER, {"kind": "transcribe"}, "can only be embed or generate"),
         (DECODER, {"kind": "rerank"}, "classifier_from_token"),
@@ -99,7 +99,7 @@ def test_what_is_not_known_is_said_and_asked_for_text() -> None:
     found = resolve_kind("m", served(), ODD)
     assert found.kind == "generate"
     assert (
-        "serving.m.kind: gpufleet cannot determine the kind: its class is MyOwnNetwork"
+        "serving.m.kind: gpufleet cannot determine the kind: the model's class is MyOwnNetwork"
         in found.remark
     )
     assert "`rerank`" in found.remark

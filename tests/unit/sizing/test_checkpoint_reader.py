@@ -99,16 +99,28 @@ def test_a_half_downloaded_checkpoint_counts_by_its_index(tmp_path):
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("config.json", b"{", "config.json: is not JSON"),
-        ("config.json", b"[]", "holds a list, not an object"),
-        ("config.json", b"[" * 100_000, "is nested too deeply"),
-        (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not name"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": 1}}', "`weight_map` does not name"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "../x"}}', "`weight_map` does not name"),
-        (checkpoint_reader.INDEX, b'{"weight_map": {"a": "/etc/x"}}', "`weight_map` does not name"),
+        ("config.json", b"{", "config.json: this is not JSON"),
+        ("config.json", b"[]", "this is a list, but must be an object"),
+        ("config.json", b"[" * 100_000, "has more nested levels"),
+        (checkpoint_reader.INDEX, b'{"weight_map": [1]}', "`weight_map` does not have a file name"),
+        (
+            checkpoint_reader.INDEX,
+            b'{"weight_map": {"a": 1}}',
+            "`weight_map` does not have a file name",
+        ),
+        (
+            checkpoint_reader.INDEX,
+            b'{"weight_map": {"a": "../x"}}',
+            "`weight_map` does not have a file name",
+        ),
+        (
+            checkpoint_reader.INDEX,
+            b'{"weight_map": {"a": "/etc/x"}}',
+            "`weight_map` does not have a file name",
+        ),
         ("model.safetensors", b"version https://git-lfs", "is not a safetensors file"),
         ("model.safetensors", b"", "is not a safetensors file"),
-        ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "holds a str"),
+        ("model.safetensors", struct.pack("<Q", 4) + b'"ab"', "this is a str"),
         ("model.safetensors", struct.pack("<Q", 9) + b'{"a": {}}', "is not valid safetensors"),
     ],
 )
@@ -122,7 +134,7 @@ def test_a_file_that_is_not_what_its_name_says_is_named(tmp_path, name, content,
 
 @pytest.mark.parametrize("name", ["./nothing", "/nothing/here", "a/b/c", "owner/na me"])
 def test_what_is_neither_here_nor_a_name_is_refused(name):
-    with pytest.raises(FleetError, match="no such directory or file"):
+    with pytest.raises(FleetError, match="this directory or file does not exist"):
         checkpoint_reader.read(name)
 
 
@@ -314,10 +326,10 @@ def test_a_model_without_safetensors_has_a_config_all_the_same(tmp_path, hub):
 @pytest.mark.parametrize(
     ("gated", "given", "says"),
     [
-        (False, {"name": "lab/nothing"}, "lab/nothing: not found at http"),
-        (True, {}, "the model is gated"),
+        (False, {"name": "lab/nothing"}, r"lab/nothing: http\S+ does not have this model"),
+        (True, {}, r"restricted \(gated\)"),
         (False, {"offline": True}, "not in the cache"),
-        (False, {"token_file": "/nothing"}, "token cannot be read"),
+        (False, {"token_file": "/nothing"}, "cannot read the Hub's token"),
     ],
 )
 def test_the_hubs_refusals_are_sentences(tmp_path, hub, gated, given, says):
@@ -336,7 +348,7 @@ def test_a_revision_that_is_not_there_is_named(tmp_path, hub):
     checkpoint(tmp_path / "hub/lab/tiny")
     with (
         served(tmp_path / "hub") as server,
-        pytest.raises(FleetError, match="lab/tiny: has no revision 'v9'"),
+        pytest.raises(FleetError, match="lab/tiny: the model has no revision 'v9'"),
     ):
         checkpoint_reader.read("lab/tiny", revision="v9", hub=hub(server))
 
@@ -345,7 +357,7 @@ def test_a_hub_that_does_not_answer_is_not_waited_for(tmp_path, hub):
     checkpoint(tmp_path / "hub/lab/tiny")
     with (
         served(tmp_path / "hub", delay=600.0) as server,
-        pytest.raises(FleetError, match="has not sent its files within 1 s"),
+        pytest.raises(FleetError, match="did not send the model's files within 1 s"),
     ):
         checkpoint_reader.read("lab/tiny", hub=hub(server), seconds=1)
 
@@ -394,7 +406,7 @@ def test_a_command_that_gave_a_hub_up_ends(tmp_path, hub, first):
             check=True,
         )
 
-    assert "has not sent its files within 2 s" in done.stdout
+    assert "did not send the model's files within 2 s" in done.stdout
 
 
 def test_a_password_in_the_endpoint_is_not_shown(tmp_path):
@@ -416,5 +428,5 @@ def test_nobody_at_the_endpoint_is_said_at_once(tmp_path, hub):
 
 @pytest.mark.parametrize("name", ["/srv/m/model-Q4_K_M.gguf", "org/name-GGUF:Q4_K_M"])
 def test_files_of_gguf_are_refused_by_name(name):
-    with pytest.raises(FleetError, match="GGUF files are not sized"):
+    with pytest.raises(FleetError, match="cannot compute the memory of GGUF files"):
         checkpoint_reader.read(name)

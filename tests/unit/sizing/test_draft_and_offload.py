@@ -39,8 +39,8 @@ def test_a_draft_model_of_its_own_takes_weights_and_cache():
     [
         ("draft_model", "it could not be read", "it could not be read"),
         (None, None, "draft model /srv/draft are not counted"),
-        ("eagle3", None, "what eagle3 shares with its target is not known"),
-        ("medusa", None, "what medusa shares"),
+        ("eagle3", None, "does not know which parts eagle3 shares with its target"),
+        ("medusa", None, "which parts medusa shares"),
     ],
 )
 def test_a_draft_model_that_is_not_known_is_named_and_is_no_fit(method, draft, why):
@@ -148,5 +148,5 @@ def test_a_draft_of_another_vocabulary_is_refused(changes, refused):
 
 
 def test_a_name_that_quantizes_nothing_is_refused_with_those_that_do():
-    with pytest.raises(FleetError, match=r"only by fp8_per_tensor, fp8_per_block"):
+    with pytest.raises(FleetError, match=r"only with fp8_per_tensor, fp8_per_block"):
         size(model(TARGET), options(vllm=(0, 32, 0), quantization="fp8"))

@@ -232,16 +232,16 @@ def test_a_newer_release_is_counted_as_the_newest_known_with_twice_the_error():
 
     assert newer.kv_cache_tokens == known.kv_cache_tokens
     assert newer.estimate_error_bytes_per_gpu == 2 * known.estimate_error_bytes_per_gpu
-    assert any("newer than the known releases" in note for note in newer.notes)
+    assert any("newer than the releases that gpufleet knows" in note for note in newer.notes)
 
 
 @each_row(
     ("given", "says"),
     [
-        ({"vllm": (0, 7, 3)}, "--vllm 0.7.3: releases before 0.8"),
+        ({"vllm": (0, 7, 3)}, "--vllm 0.7.3: gpufleet does not support releases before 0.8"),
         ({"dtype": "int3"}, "--dtype int3: vLLM accepts"),
-        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: must be"),
-        ({"max_model_len": 0}, "--max-model-len 0: must be above 0"),
+        ({"gpu_memory_utilization": 1.5}, "--gpu-memory-utilization 1.5: the value must be"),
+        ({"max_model_len": 0}, "--max-model-len 0: the value must be above 0"),
         ({"quantization": "awq"}, "--quantization awq: the checkpoint is not quantized"),
         ({"kv_cache_dtype": "fp3"}, "--kv-cache-dtype fp3"),
     ],

@@ -55,7 +55,7 @@ def test_a_tower_is_left_out_where_all_of_its_modalities_are(asked, vllm, gone):
     assert abs(less - gone * part(QWEN_VL, "tower")) < 64 << 20
     assert (found.kv_cache_tokens > whole.kv_cache_tokens) is gone
     assert bool(asked.get("modalities_off") == OFF and not gone) is any(
-        "may leave the tower out" in note for note in found.notes
+        "may not load the tower" in note for note in found.notes
     )
 
 

@@ -136,7 +136,7 @@ def test_an_encoder_that_does_not_fit_for_certain_is_none():
     found = sized(gpu_memory_utilization=0.04)
 
     assert not found.fits
-    assert "the weights take 0.6" in found.reasons[0]
+    assert "the weights need 0.6" in found.reasons[0]
 
 
 def test_an_encoder_is_planned():
