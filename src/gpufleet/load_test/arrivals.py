@@ -143,9 +143,10 @@ class Trace:
         if large:
             most = max(each.prompt_tokens + each.tokens for each in large)
             raise FleetError(
-                f"{len(large)} of the trace's {len(self.entries)} requests do not fit the context "
-                f"of {max_model_len} tokens (`max_model_len`): the largest has {most} tokens, "
-                "prompt and answer together: take them out, or measure a model with more context"
+                f"{len(large)} of the trace's {len(self.entries)} requests do not fit into the "
+                f"model's context of {max_model_len} tokens (`max_model_len`). The largest "
+                f"request has {most} tokens, prompt and answer together. Remove these requests "
+                "from the trace, or measure a model with a longer context"
             )
 
 
@@ -201,25 +202,29 @@ def _read_entry(line: str, where: str, entries: list[TraceEntry], problems: list
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
-        problems.append(f"{where}: is not JSON: {json_fault(error)}")
+        problems.append(f"{where}: the line is not JSON: {json_fault(error)}")
         return
     except (ValueError, RecursionError):
-        problems.append(f"{where}: its numbers are too long, or its nesting is too deep")
+        problems.append(
+            f"{where}: the line has a number with too many digits, or too many nested levels"
+        )
         return
     if not isinstance(found, dict):
-        problems.append(f'{where}: is not an object: write {{"timestamp": ..., ...}}')
+        problems.append(f'{where}: the line is not a JSON object: write {{"timestamp": ..., ...}}')
         return
     at, prompt, answer = (found.get(n) for n in ("timestamp", "input_length", "output_length"))
     blocks = found.get("hash_ids", [])
     if not (_is_number(at) and 0 <= at < math.inf):
-        problems.append(f"{where}: `timestamp` is not a number of milliseconds of at least 0")
+        problems.append(f"{where}: `timestamp` must be a number of milliseconds, 0 or more")
     elif not (_is_count(prompt) and _is_count(answer)):
-        problems.append(f"{where}: `input_length` and `output_length` are tokens, from 1 on")
+        problems.append(
+            f"{where}: `input_length` and `output_length` must be numbers of tokens, 1 or more"
+        )
     elif not (
         isinstance(blocks, list)
         and all(type(each) is int and 0 <= each < MOST_BLOCK for each in blocks)
     ):
-        problems.append(f"{where}: `hash_ids` is not a list of numbers of at least 0")
+        problems.append(f"{where}: `hash_ids` must be a list of numbers of 0 or more")
     else:
         entries.append(TraceEntry(at / 1000, prompt, answer, tuple(blocks)))
 
@@ -238,4 +243,4 @@ def _share(whole: int, process: int, processes: int) -> int:
 
 def _check_concurrency(concurrency: int | None) -> None:
     if concurrency is not None and concurrency < 1:
-        raise FleetError(f"a concurrency of {concurrency} is invalid: write a number from 1 on")
+        raise FleetError(f"a concurrency of {concurrency} is invalid: write a number of 1 or more")

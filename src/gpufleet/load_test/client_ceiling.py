@@ -84,8 +84,8 @@ def measure_ceiling(
         rate, _ = _run(_FULL_PLACES, ports, work, seconds / 2, transport)
     except ClientError as problem:
         raise FleetError(
-            f"the load client's own limit cannot be measured: it {problem}: measure again, on a "
-            "machine with less other work"
+            f"gpufleet cannot measure the load client's own limit, because the client {problem}. "
+            "Measure again, on a machine with less other work"
         ) from None
     finally:
         for server in servers:
@@ -130,7 +130,7 @@ def _run(
             link.close()
     counted = sum(_RAMP_SECONDS <= at <= seconds for at in came)
     if not counted:
-        raise ClientError("got no answer in time")
+        raise ClientError("received no answer in time")
     return counted / parts / (seconds - _RAMP_SECONDS), run.cpu_seconds
 
 

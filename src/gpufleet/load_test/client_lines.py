@@ -104,13 +104,13 @@ class Client:
             self._heard = time.monotonic()
             *lines, self._rest = (self._rest + data).split(b"\n")
             if len(self._rest) > MOST_LINE_BYTES:
-                raise ClientError("printed a line without end")
+                raise ClientError("printed a line that is too long")
             for line in lines:
                 try:
                     self._take(json.loads(line, parse_constant=_refuse), found)
                 except (ValueError, TypeError, KeyError, AttributeError, ArithmeticError,
                         RecursionError):  # fmt: skip
-                    raise ClientError("printed a line that is not a load client's") from None
+                    raise ClientError("printed a line that a load client does not print") from None
         return found
 
     def _take(self, line: Any, found: list[Outcome]) -> None:

@@ -239,7 +239,7 @@ class NodeClients:
         self.wait(lambda: bool(self.cores), _GREETS_SECONDS)
         if not self.cores:
             raise FleetError(
-                f"{self.node}: load clients cannot be started there: {self._silence()}"
+                f"{self.node}: gpufleet cannot start load clients on this node: {self._silence()}"
             )
 
     def _silence(self) -> str:
@@ -247,7 +247,7 @@ class NodeClients:
         if self._errors:
             return last_lines(self._errors.decode("utf-8", "replace").splitlines())
         why = self.lost.removeprefix(f"{self.node}: ")
-        return why or f"no answer within {_GREETS_SECONDS:.0f} s"
+        return why or f"the node did not answer within {_GREETS_SECONDS:.0f} s"
 
     def _write(self, data: bytes) -> None:
         try:
@@ -255,7 +255,9 @@ class NodeClients:
             with Timeout(_TAKES_SECONDS, TimeoutError()), self._lock:
                 self._streams.write(data)
         except Exception as error:
-            self._lose(f"it accepts no more input: {printable(str(error)) or type(error).__name__}")
+            self._lose(
+                f"the node accepts no more input: {printable(str(error)) or type(error).__name__}"
+            )
             raise BrokenPipeError from error
 
     def _run(self, task: Callable[[], None]) -> None:
@@ -263,7 +265,7 @@ class NodeClients:
         try:
             task()
         except (ValueError, KeyError, TypeError, RecursionError):
-            self._lose("it printed a message that is not a load client's")
+            self._lose("the node printed a message that a load client does not print")
         except Exception as error:  # noqa: BLE001  # paramiko's readers may raise anything
             self._lose(f"the connection ended: {printable(str(error)) or type(error).__name__}")
 
@@ -332,10 +334,10 @@ class NodeClients:
             gevent.sleep(_WAIT_SECONDS)  # backpressure: the node waits while its output is not read
         data = self._streams.read(PIECE_BYTES)
         if not data:
-            raise EOFError("it closed it")
+            raise EOFError("the node closed the connection")
         self._taken += len(data)
         if self._taken > MOST_LEVEL_BYTES:
-            raise OSError(f"more than {MOST_LEVEL_BYTES >> 30} GiB for one level")
+            raise OSError(f"the node sent more than {MOST_LEVEL_BYTES >> 30} GiB for one level")
         self._unread += data
         # Received data is read without blocking: yield to other greenlets, such as the level.
         gevent.sleep(0)

@@ -71,16 +71,16 @@ class LoadSpec:
         for name, value in self.headers.items():
             if not (name + value).isprintable() or not (name + value).isascii():
                 raise FleetError(
-                    f"the value of the header {name!r} has a line end or another character that "
-                    "HTTP does not take: write the key as one line of ASCII"
+                    f"the value of the header {name!r} contains a line end or another character "
+                    "that HTTP does not allow: write the key as one line of ASCII"
                 )
 
         try:
             ssl.create_default_context(cadata=self.certificate)
         except (ssl.SSLError, ValueError):
             raise FleetError(
-                "the authority to verify the server's certificate against is not in PEM's form: "
-                "name a file that begins with -----BEGIN CERTIFICATE-----"
+                "the certificate of the authority that signed the server's certificate is not in "
+                "PEM format: use a file that begins with -----BEGIN CERTIFICATE-----"
             ) from None
 
     def parameters(self, process: int, processes: int) -> dict[str, Any]:
@@ -192,7 +192,8 @@ def run_level(
     except ClientError as problem:
         why = [link.close() for link in links]
         raise FleetError(
-            f"a load client {problem}{_in_brackets(why)}; the level has no result: measure again"
+            f"a load client {problem}{_in_brackets(why)}, so this level has no result: measure "
+            "again"
         ) from None
     finally:
         for link in links:

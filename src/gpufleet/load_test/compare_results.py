@@ -29,7 +29,7 @@ from gpufleet.load_test.intervals import wilson
 from gpufleet.load_test.level import LevelSummary
 from gpufleet.load_test.result import Measurement, RateBracket, unequal_contract
 
-NOTHING = "no difference that this data can show"
+NOTHING = "these measurements show no difference"
 
 CONFIDENCE = 0.95
 """The confidence of the intervals of shares."""
@@ -69,9 +69,9 @@ class Comparison:
         Yield the comparison for a terminal: changes, differences, equal and uncompared values.
         """
         for heading, found in (
-            ("not like with like", self.unlike),
+            ("not the same conditions", self.unlike),
             ("changed", self.changed),
-            ("more than noise", self.differences or (NOTHING,)),
+            ("differences beyond noise", self.differences or (NOTHING,)),
             ("no difference seen", self.same),
             ("not compared", self.not_compared),
         ):
@@ -94,19 +94,19 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
     not_compared: list[str] = []
     unit = "requests/s" if a.loop == "open" else "concurrent requests"
     shown = _rates(a.found, b.found, unit)
-    (differences if shown else same).append(shown or "the load that keeps the contract")
+    (differences if shown else same).append(shown or "the load at which the contract is met")
     if a.closed and b.closed:
         shown = _rates(a.closed.found, b.closed.found, "concurrent requests")
         (differences if shown else same).append(
             f"in a closed loop: {shown}"
             if shown
-            else "the concurrency of a closed loop that keeps the contract"
+            else "the concurrency of a closed loop at which the contract is met"
         )
     unlike = tuple(_unequal_counts(a, b))
     if unlike:
         each = _rates(_a_replica(a), _a_replica(b), f"{unit} a replica")
         (differences if each else same).append(
-            f"of one replica: {each}" if each else "the load that one replica carries"
+            f"of one replica: {each}" if each else "the load that one replica can serve"
         )
     pairs = [*_equal_levels(a, b)]
     if not pairs:
@@ -116,7 +116,7 @@ def compare(a: Measurement, b: Measurement) -> Comparison:
         found = [*_at_level(one, other)]
         differences += [f"at {at}: {each}" for each in found]
         if not found:
-            same.append(f"share kept and latencies at {at}")
+            same.append(f"latencies, and the share of requests that met the contract, at {at}")
     return Comparison(
         tuple(_changes(a, b)), tuple(differences), tuple(same), tuple(not_compared), unlike
     )
@@ -145,12 +145,14 @@ def compare_foreign(ours: Measurement, theirs: Iterable[ForeignResult]) -> Compa
     same: list[str] = []
     not_compared: list[str] = []
     if ours.replicas_of is not None and ours.replicas < ours.replicas_of:
-        not_compared.append(f"how many replicas served: {ours.served_by} here")
+        not_compared.append(f"the number of replicas: in this result, {ours.served_by} served")
     for result in theirs:
         not_compared += [f"{result.tool}: {each}" for each in result.reservations]
         level = next((each for each in _last(ours) if _equal_load(each, result)), None)
         if level is None:
-            not_compared.append(f"{result.tool} at {_foreign_load(result)}: no level has this load")
+            not_compared.append(
+                f"{result.tool} at {_foreign_load(result)}: no level of this result has this load"
+            )
             continue
         # Requests of another tool queue in the same way, so as many of them are worth one
         # independent request.
@@ -193,21 +195,30 @@ def _unlike(a: Measurement, b: Measurement) -> Iterator[str]:
     for name in sorted({*a.workload, *b.workload} - {"seed"}):
         one, other = a.workload.get(name, "none"), b.workload.get(name, "none")
         if one != other:
-            yield f"they cannot be compared: workload.{name} is {one} in one, {other} in the other"
+            yield (
+                f"they cannot be compared: workload.{name} is {one} in the first result, but "
+                f"{other} in the second"
+            )
     for each in unequal_contract(a.contract, b.contract):
-        yield f"they cannot be compared: contract.{each.replace(', now', ' in one,')} in the other"
+        yield (
+            "they cannot be compared: "
+            f"contract.{each.replace(', now', ' in the first result, but')} in the second"
+        )
     if a.loop != b.loop:
-        yield f"they cannot be compared: the loop is {a.loop} in one, {b.loop} in the other"
+        yield (
+            f"they cannot be compared: the loop is {a.loop} in the first result, but {b.loop} in "
+            "the second"
+        )
 
 
 def _unequal_counts(a: Measurement, b: Measurement) -> Iterator[str]:
     if a.replicas != b.replicas:
-        why = "their total rates differ for that reason alone"
+        why = "the total rates differ even if each replica is equally fast"
     elif None not in (a.replicas_of, b.replicas_of) and a.replicas_of != b.replicas_of:
-        why = "another part of the fleet, of equal size"
+        why = "a different part of the fleet, of equal size"
     else:
         return
-    yield f"{a.served_by} served, now {b.served_by}: {why}"
+    yield f"{a.served_by} served before, {b.served_by} now: {why}"
 
 
 def _a_replica(of: Measurement) -> RateBracket:
@@ -234,8 +245,8 @@ def _changes(a: Measurement, b: Measurement) -> Iterator[str]:
         yield f"replicas that served {a.served_by}, now {b.served_by}"
     if a.client.place != b.client.place:
         yield (
-            f"clients on {a.client.place}, now on {b.client.place}: another network path to the "
-            "servers"
+            f"clients on {a.client.place}, now on {b.client.place}, with a different network "
+            "path to the servers"
         )
     yield from a.subject.fingerprint.differences(b.subject.fingerprint)
     if a.subject.driver != b.subject.driver:
@@ -277,8 +288,8 @@ def _rates(a: RateBracket, b: RateBracket, unit: str) -> str | None:
         if low.missed is not None and high.kept is not None and low.missed <= high.kept:
             least = high.kept - low.missed
             return (
-                f"it carries {word}: {_interval(a)} {unit}, now {_interval(b)} "
-                f"(at least {least:.3g} {word})"
+                f"it can serve {word}: {_interval(a)} {unit} before, {_interval(b)} now (at "
+                f"least {least:.3g} {word})"
             )
     return None
 
@@ -290,7 +301,7 @@ def _interval(found: RateBracket) -> str:
 
 def _at_level(a: LevelSummary, b: LevelSummary) -> Iterator[str]:
     if a.high < b.low or b.high < a.low:
-        yield f"{_share(a)} kept the contract, now {_share(b)}"
+        yield f"{_share(a)} of requests met the contract before, {_share(b)} now"
     yield from _latencies((a, independent_requests(a)), (b, independent_requests(b)))
 
 

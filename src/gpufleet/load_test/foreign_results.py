@@ -28,8 +28,8 @@ from gpufleet.load_test.foreign_values import (
 )
 from gpufleet.sanitize import printable
 
-_FROM_SEND = "when a request is sent, not when it was due"
-_EVEN = "its requests arrive at equal intervals: a server queues less than with Poisson arrivals"
+_FROM_SEND = "when the client sends a request, not when the request was due"
+_EVEN = "its requests arrive at equal intervals, so fewer requests queue than with Poisson arrivals"
 
 
 def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
@@ -37,14 +37,16 @@ def read_foreign(file: Path) -> tuple[ForeignResult, ...]:
     try:
         documents = _documents(file.read_text(encoding="utf-8"))
     except RecursionError:
-        raise FleetError(f"{file}: cannot be read: it is nested too deep") from None
+        raise FleetError(
+            f"{file}: the file cannot be read: it has too many nested levels"
+        ) from None
     except (OSError, ValueError) as error:
-        raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
+        raise FleetError(f"{file}: the file cannot be read: {file_fault(error)}") from None
     found = tuple(each for document in documents for each in _levels(document))
     if not found:
         raise FleetError(
-            f"{file}: is not a result of `vllm bench serve`, guidellm or aiperf: it has other "
-            "keys, or no level of load"
+            f"{file}: the file is not a result of `vllm bench serve`, guidellm or aiperf, "
+            "because it has different keys or no level of load"
         )
     return found
 
@@ -114,21 +116,24 @@ def _vllm_times(of: Mapping[str, Any], name: str) -> dict[str, float]:
 
 
 def _vllm_reservations(of: Mapping[str, Any], failed: int | None) -> Iterator[str]:
-    yield "the file does not name vLLM's version, nor its warm-up requests"
+    yield "the file has neither vLLM's version nor the number of warm-up requests"
     if failed:
         yield f"latencies and rates exclude {count_of(failed, 'failed request')}"
     bound, rate = read_count(of.get("max_concurrency")), read_number(of.get("request_rate"))
     if bound is not None:
-        yield f"latencies begin {_FROM_SEND}: it waits for its turn with --max-concurrency {bound}"
+        yield (
+            f"latencies begin {_FROM_SEND}. With --max-concurrency {bound}, a request may wait "
+            "before it is sent"
+        )
     if rate is not None and read_number(of.get("burstiness")) == 1:
         yield (
-            "its arrivals are scaled so that the last comes at a fixed time: they vary less than "
-            "a Poisson process"
+            "its arrival times are scaled so that the last request arrives at a fixed time, so "
+            "they vary less than in a Poisson process"
         )
     if read_text(of.get("ramp_up_strategy")):
-        yield "its rate rises during the run: not a single level"
+        yield "its rate rises during the run, so the result is not that of a single level"
     if of.get("request_goodput") is not None:
-        yield "its goodput excludes failed requests, and counts the TPOT of one token as 0"
+        yield "its goodput excludes failed requests, and uses a TPOT of 0 for answers of one token"
 
 
 # -- guidellm
@@ -189,21 +194,27 @@ def _guidellm_reservations(
 ) -> Iterator[str]:
     schema = read_object(report, "metadata").get("version", 1)
     if schema not in (1, 2):
-        yield f"its report schema {printable(str(schema))} is not known: a key may have changed"
+        yield (
+            f"gpufleet does not know version {printable(str(schema))} of its report schema, so a "
+            "key may have a different meaning"
+        )
     totals = read_object(of, "metrics", "request_totals")
     if errored := read_count(totals.get("errored")):
         yield f"{count_of(errored, 'failed request')} are in no latency"
     if cut := read_count(totals.get("incomplete")):
-        yield f"latencies exclude {count_of(cut, 'request')} that the end of the run cut off"
+        yield f"latencies exclude {count_of(cut, 'request')} that had not ended when the run ended"
     if kind == "constant":
         yield _EVEN
     if kind not in ("constant", "poisson", "concurrent", "synchronous", "throughput"):
         yield f"its strategy {printable(kind or 'is missing')} is not a single level"
-    yield "its ITL is the mean of each answer, weighted by its tokens: read as TPOT here"
+    yield (
+        "its ITL is the mean of each answer, weighted by the answer's tokens, so gpufleet shows "
+        "it as TPOT"
+    )
     warnings = of.get("warnings")
     for each in warnings if isinstance(warnings, list) else []:
         if isinstance(each, dict) and (said := read_text(each.get("message"))):
-            yield f"its own warning: {printable(said)}"
+            yield f"the tool's own warning: {printable(said)}"
 
 
 # -- aiperf
@@ -269,7 +280,7 @@ def _aiperf_reservations(
 ) -> Iterator[str]:
     if of.get("was_cancelled") is True or of.get("is_complete") is False:
         why = read_text(of.get("incomplete_reason"))
-        yield "its run did not end as planned" + (f": {printable(why)}" if why else "")
+        yield "the run did not end as planned" + (f": {printable(why)}" if why else "")
     if failed:
         yield f"{count_of(failed, 'failed request')} are in no latency"
     yield f"latencies begin {_FROM_SEND}"
@@ -278,4 +289,4 @@ def _aiperf_reservations(
         yield _EVEN
     if kind in ("user_centric", "fixed_schedule", "gamma") or load.get("rate_series"):
         yield f"its load ({printable(str(kind))}) is not a Poisson process of one rate"
-    yield "its ITL is the mean of each answer: read as TPOT here"
+    yield "its ITL is the mean of each answer, so gpufleet shows it as TPOT"

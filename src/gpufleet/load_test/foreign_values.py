@@ -84,4 +84,4 @@ def read_text(value: Any) -> str | None:
 def missing_latencies(latencies: Mapping[str, Mapping[str, float]]) -> Iterator[str]:
     """Yield a sentence on the missing latencies."""
     if none := [_WORDS[name] for name, values in latencies.items() if not values]:
-        yield f"it has no {', no '.join(none)}"
+        yield f"the file has no {', no '.join(none)}"

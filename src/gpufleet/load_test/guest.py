@@ -59,7 +59,9 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
-        raise FleetError(f"{_too_little(idle, share)}: measure at a quieter time, or raise --guest")
+        raise FleetError(
+            f"{_too_little(idle, share)}. Measure when the servers have less load, or raise --guest"
+        )
     return most
 
 
@@ -119,8 +121,10 @@ def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
             unknown.append(each)
         elif (limit := each.limit) is None:
             flags = " or ".join(f"`flags.{flag}`" for flag in SLOT_FLAGS.values())
-            unknown.append(f"{each.replica}: its limit of concurrent requests is unknown: set "
-                           f"{flags}, as its engine names it")  # fmt: skip
+            unknown.append(
+                f"{each.replica}: gpufleet does not know the limit of concurrent requests: set "
+                f"{flags}, depending on the replica's engine"
+            )  # fmt: skip
         else:
             free = limit - each.running - each.waiting
             idle += max(0.0, min(free, limit * (1 - each.kv_usage)))
@@ -130,7 +134,10 @@ def idle_slots(loads: Iterable[ServerLoad | str]) -> float:
 
 
 def _too_little(idle: float, share: float) -> str:
-    return f"{idle:.0f} more requests would fit, and a guest may use {share:.0%} of that"
+    return (
+        f"the servers have room for {idle:.0f} more requests, of which a guest may use "
+        f"{share:.0%}, so no request can be sent"
+    )
 
 
 def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
@@ -139,12 +146,12 @@ def stop_reason(loads: Iterable[ServerLoad | str]) -> str:
     full = [each for each in loads if not isinstance(each, str) and _fills_gateway(each)]
     if loads and len(full) == len(loads):
         return (
-            "the gateway sends no more requests to any replica (`gateway.per_server`): others may "
-            "wait in it"
+            "every replica has as many requests as the gateway sends to it "
+            "(`gateway.per_server`), so requests of other clients may wait in the gateway"
         )
     for each in loads:
         if isinstance(each, str):
-            return f"a replica's load is no longer known ({each})"
+            return f"gpufleet no longer knows the load of a replica ({each})"
         if each.waiting:
             return f"{each.waiting:.0f} requests wait for {each.replica}"
         if each.kv_usage > MOST_KV_USAGE:

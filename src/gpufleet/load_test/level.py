@@ -153,7 +153,7 @@ class Level:
         self._now = 0.0
         self._looks, self._overload_looks = 0, 0
         self._judgement = NO_JUDGEMENT
-        self._decision = Decision("go on", None, "no look yet")
+        self._decision = Decision("go on", None, "not evaluated yet")
 
     def add(self, outcome: Outcome) -> None:
         """Record a finished or failed request. The order is arbitrary."""
@@ -288,8 +288,9 @@ class Level:
         if delay is None or delay.low <= 0:
             return ""
         return (
-            f"over-saturated after {now:.0f} s: requests in flight grow by {growth.value:.2g} a "
-            f"second of {self._rate:.3g} that arrive, {name} by {delay.value:.2g} s a second"
+            f"overloaded after {now:.0f} s: each second, {self._rate:.3g} requests arrive, the "
+            f"number of requests in flight grows by {growth.value:.2g}, and {name} grows by "
+            f"{delay.value:.2g} s"
         )
 
 

@@ -243,8 +243,10 @@ def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> Lev
     return replace(
         found,
         verdict="not known",
-        why=f"the client was {lag_p99:.3f} s late (p99), so it was the bottleneck: use more "
-        "--processes, or a machine with more idle cores",
+        why=(
+            f"the client sent its requests up to {lag_p99:.3f} s late (p99), so the client was "
+            "the bottleneck: use more --processes, or a machine with more idle cores"
+        ),
     )
 
 
@@ -269,10 +271,12 @@ def _say_missed(model: str, contract: Contract, found: Sequence[Outcome]) -> str
     ):
         taken = [each for each in (getattr(one, name) for one in found) if each is not None]
         if limit is not None and taken:
-            said.append(f"{name.upper()} at best {min(taken):.3g} s, {limit:g} s are promised")
+            said.append(
+                f"{name.upper()} is {min(taken):.3g} s at best, but the objective is {limit:g} s"
+            )
     return (
-        f"not even one request at a time meets the objectives of {model}: all of "
-        f"{count_of(len(found), 'request')} missed them ({'; '.join(said) or 'no answer'}): raise "
+        f"not even one request at a time meets the objectives of {model}: none of "
+        f"{count_of(len(found), 'request')} met them ({'; '.join(said) or 'no answer'}). Raise "
         f"`serving.{model}.objectives`, or measure shorter requests with --lengths"
     )
 
@@ -306,7 +310,7 @@ def measure_client(work: Work, processes: int | None, place: ClientPlace) -> Cei
     )
 
 
-_NO_WAY = "the clients' machine may not reach it: see `firewall.clients`"
+_NO_WAY = "the clients' machine may be unable to reach the server: see `firewall.clients`"
 
 
 def _explain(error: str, work: Work) -> str:
@@ -316,20 +320,28 @@ def _explain(error: str, work: Work) -> str:
         size = f" ({work.largest()})"
     elif not isinstance(work, WrittenPrompts):
         what = "prompt and answer" if isinstance(work, Workload) else "its longest text"
-        size = f" of {work.most_tokens} tokens, {what},"
+        size = f" ({work.most_tokens} tokens, {what})"
     hints = {
-        "400": "the model may see no pictures, or the request is longer than its context"
+        "400": (
+            "the model may not accept pictures, or the request may be longer than the model's "
+            "context"
+        )
         if isinstance(work, PictureWork)
-        else "it may be longer than the model's context: write shorter --lengths",
-        "401": "the key is not the server's: see --key-file, or `vllm.api_key_file`",
-        WRONG: "it is not a valid answer for the model's kind (it may have infinite numbers): "
-        "see `gpufleet status --completion`",
+        else "the request may be longer than the model's context: write shorter --lengths",
+        "401": "the server does not accept the key: see --key-file, or `vllm.api_key_file`",
+        WRONG: (
+            "the answer is not valid for the model's kind (it may contain infinite numbers): see "
+            "`gpufleet status --completion`"
+        ),
         "403": "this client may not use the model: see `gateway.clients`",
-        "404": "it does not serve this name: see `gpufleet status`",
+        "404": "the server does not serve this model name: see `gpufleet status`",
         "429": "this client's requests are limited: see `gateway.clients`, `requests_per_minute`",
         "refused": _NO_WAY,
         "unreachable": _NO_WAY,
-        "timeout": f"no answer within {_TRY_SECONDS:.0f} s: {_NO_WAY}, or it hangs",
+        "timeout": (
+            f"the server did not answer within {_TRY_SECONDS:.0f} s. The server may hang, or "
+            f"{_NO_WAY}"
+        ),
     }
     return f"the first request{size} failed ({error})" + (
         f": {hints[error]}" if error in hints else ""
@@ -343,9 +355,9 @@ def read_key(path: str | None) -> str:
     try:
         key = Path(path).read_text(encoding="ascii").strip()
     except (OSError, ValueError) as error:
-        raise FleetError(f"{path}: the key cannot be read: {file_fault(error)}") from None
+        raise FleetError(f"{path}: gpufleet cannot read the key: {file_fault(error)}") from None
     if not key:
-        raise FleetError(f"{path} is empty: write the key into it")
+        raise FleetError(f"{path}: the file is empty: write the key into it")
     return key
 
 
@@ -355,7 +367,9 @@ def _read_certificate(path: str | None) -> str | None:
     try:
         return Path(path).read_text(encoding="utf-8")
     except (OSError, ValueError) as error:
-        raise FleetError(f"{path}: the certificate cannot be read: {file_fault(error)}") from None
+        raise FleetError(
+            f"{path}: gpufleet cannot read the certificate: {file_fault(error)}"
+        ) from None
 
 
 def describe_work(work: Work) -> str:

@@ -116,6 +116,6 @@ def interrupted_search(levels: Sequence[LevelSummary], why: str) -> RateBracket:
 
 def _client_full(level: LevelSummary) -> str:
     return (
-        f"{level.load:g} concurrent requests were answered at {level.answered_per_second:.3g} a "
-        "second, the most that the client can send: use more --processes"
+        f"{level.load:g} concurrent requests were answered at {level.answered_per_second:.3g} "
+        "requests a second. The client cannot send more than that: use more --processes"
     )

@@ -75,9 +75,9 @@ def choose_model(declared: TargetDeclaration, wanted: str | None) -> str:
         if len(known) == 1:
             return known[0]
         raise FleetError(
-            f"the inventory serves {join_names(known)}: name the one to measure"
+            f"the inventory serves {join_names(known)}: write the name of the model to measure"
             if known
-            else "the inventory serves no model: `serving` is empty"
+            else "the inventory serves no model, because `serving` is empty"
         )
     if wanted not in known:
         raise FleetError(f"`serving` has no {wanted!r}{suggestion(wanted, known)}")
@@ -103,15 +103,16 @@ def contract_of(model: str, declared: TargetDeclaration, share: float) -> Contra
     whole = kind in POOLS or kind == "transcribe"
     if kind == "transcribe" and (objectives.ttft_p99_seconds or objectives.itl_p99_seconds):
         raise FleetError(
-            f"serving.{model}.objectives: load tests ask for whole transcripts, in which no token "
-            "has a time: measure with `e2e_p99_seconds` alone"
+            f"serving.{model}.objectives: load tests request whole transcripts, whose tokens "
+            "have no times of their own: set only `e2e_p99_seconds`"
         )
     found = contract_from(objectives, share)
     if found.ttft_seconds is None and found.itl_seconds is None and found.e2e_seconds is None:
         text = "" if whole else "`ttft_p99_seconds`, `itl_p99_seconds` or "
         raise FleetError(
-            f"serving.{model}.objectives has no latency, so no load is too much: set {text}"
-            "`e2e_p99_seconds`, the time to the whole answer"
+            f"serving.{model}.objectives has no latency, so a load test could not find a load "
+            f"that is too high: set {text}`e2e_p99_seconds`, which is the time to the whole "
+            "answer"
         )
     return found
 
@@ -155,7 +156,7 @@ def replica_target(
     if wanted is not None and wanted not in names:
         why = declared.out.get(wanted)
         raise FleetError(
-            f"{wanted} gets no requests: {why}"
+            f"{wanted} receives no requests: {why}"
             if why
             else f"{model} has no replica {wanted!r} that serves{suggestion(wanted, names)}"
         )
@@ -164,8 +165,9 @@ def replica_target(
     alone = servers is None or servers.listen in LOOPBACK
     if servers is None or (alone and place != server.node):
         raise FleetError(
-            f"{server.node}: its servers listen on this node only (`vllm.listen`), and load comes "
-            f"from {place or 'here'}: measure the model behind its gateway, or --from {server.node}"
+            f"{server.node}: the servers listen only on their own node (`vllm.listen`), but the "
+            f"load would come from {place or 'this machine'}. Measure the model behind its "
+            f"gateway, or use --from {server.node}"
         )
     address = servers.listen if alone else declared.addresses[server.node]
     return Target(
@@ -184,12 +186,14 @@ def choose_gateway(node: str | None, declared: TargetDeclaration) -> str:
     """Return a gateway's node: the named one, or the only one."""
     known = sorted(declared.gateways)
     if node is None and len(known) > 1:
-        raise FleetError(f"gateways are on {join_names(known)}: name one, `--gateway NODE`")
+        raise FleetError(
+            f"the inventory has gateways on {join_names(known)}: choose one with `--gateway NODE`"
+        )
     if not known or (node is not None and node not in known):
         raise FleetError(
             f"no gateway is declared on {node}{suggestion(str(node), known)}"
             if known
-            else "no gateway is declared: measure a replica, `--replica`"
+            else "the inventory declares no gateway: measure a replica with `--replica`"
         )
     return node or known[0]
 
@@ -214,13 +218,13 @@ def gateway_target(
     alone = gateway.listen in LOOPBACK
     if alone and place != chosen:
         raise FleetError(
-            f"{chosen}: its gateway listens on this node only (`gateway.listen`), and load comes "
-            f"from {place or 'here'}: measure with --from {chosen}"
+            f"{chosen}: the gateway listens only on its own node (`gateway.listen`), but the "
+            f"load would come from {place or 'this machine'}: measure with --from {chosen}"
         )
     if gateway.clients and key_file is None:
         raise FleetError(
-            "the gateway requires a client's key, and settings contain only its hash: name a file "
-            "with the key, `--key-file FILE`"
+            "the gateway requires a client's key, but the settings contain only the hash of the "
+            "key: write the file with the key as `--key-file FILE`"
         )
     ready = _ready(model, declared)
     shared = gateway.virtual_address
@@ -259,9 +263,10 @@ def affinity_remarks(chosen: str, declared: TargetDeclaration) -> tuple[str, ...
     if gateway is None or gateway.affinity.by != "client":
         return ()
     return (
-        f"{chosen} sends a client's requests to one replica until it has "
-        f"{gateway.affinity.most_percent} % of the mean load (`gateway.affinity`), and the load "
-        "test is one client: many clients may spread better, so their rate may be higher",
+        f"{chosen} sends a client's requests to one replica until the replica has "
+        f"{gateway.affinity.most_percent} % of the mean load (`gateway.affinity`). The load test "
+        "is a single client. The requests of many clients may be spread better, so the rate with "
+        "many clients may be higher",
     )
 
 
@@ -273,18 +278,18 @@ def place_remarks(place: str, target: Target, declared: TargetDeclaration) -> tu
     remarks = []
     if measured:
         remarks.append(
-            f"the load came from {place}, which runs {join_names(measured)}: clients take "
-            "processor time from the servers that are measured"
+            f"the load came from {place}, which runs {join_names(measured)}: the load clients "
+            "use processor time that the measured servers then lack"
         )
     if target.name == f"gateway {place}":
         remarks.append(
-            f"the load came from {place}, the gateway's own node: clients take processor time "
-            "from the gateway, and no network lies between them"
+            f"the load came from {place}, the gateway's own node: the load clients use processor "
+            "time that the gateway then lacks, and their requests do not cross a network"
         )
     if others:
         remarks.append(
-            f"the load came from {place}, which also runs {join_names(others)}: clients take "
-            "processor time from these"
+            f"the load came from {place}, which also runs {join_names(others)}: the load clients "
+            "use processor time that these replicas then lack"
         )
     return tuple(remarks)
 
@@ -305,20 +310,20 @@ def key_problem(target: Target, key: str, rate: float, declared: TargetDeclarati
         return ""
     if client is None:
         return (
-            f"{target.key_file}: no client of the gateway has this key: name the file with the key "
-            "of one of `gateway.clients`"
+            f"{target.key_file}: no client of the gateway has this key: write the file with the "
+            "key of one of `gateway.clients`"
         )
     if client.models and target.model not in client.models:
         return (
-            f"client {client.name} may not use {target.model}: add it to its `models` in "
-            "`gateway.clients`, or leave them out"
+            f"client {client.name} may not use {target.model}: add the model to the client's "
+            "`models` in `gateway.clients`, or remove `models`"
         )
     limit = client.requests_per_minute
     if limit is not None and rate * 60 > limit:
         return (
-            f"client {client.name} may send {limit} requests a minute, and up to {rate:.3g} a "
-            f"second are to be sent: use a client without `requests_per_minute`, or --most "
-            f"{limit / 60:.3g}"
+            f"client {client.name} may send {limit} requests a minute, but the load test would "
+            f"send up to {rate:.3g} a second: use a client without `requests_per_minute`, or "
+            f"--most {limit / 60:.3g}"
         )
     return ""
 
@@ -338,8 +343,8 @@ def _ready(model: str, declared: TargetDeclaration) -> list[servers.Server]:
         why = join_names([f"{name}: {said}" for name, said in sorted(declared.out.items())
                           if name in {each.stage for each in every}])  # fmt: skip
         raise FleetError(
-            f"no replica of {model} gets requests" + (f" ({why})" if why else "")
-            + ": deploy it first, or `gpufleet status` shows why"
+            f"no replica of {model} receives requests" + (f" ({why})" if why else "")
+            + ": deploy the model first, or see the reason in `gpufleet status`"
         )  # fmt: skip
     return sorted(found, key=lambda each: (each.stage, each.node, each.port))
 

@@ -31,7 +31,8 @@ MOST_SECONDS: Final = 600
 vLLM refuses files above 25 MB (VLLM_MAX_AUDIO_CLIP_FILESIZE_MB).
 """
 SHORT_ANSWERS: Final = (
-    "the sounds are tones, whose transcripts are shorter than those of speech: speech takes longer"
+    "the sounds are tones, whose transcripts are shorter than those of speech, so requests with "
+    "speech take longer"
 )
 
 
@@ -54,8 +55,9 @@ class PictureWork:
     def __post_init__(self) -> None:
         if not 1 <= self.pixels <= MOST_PIXELS:
             raise FleetError(
-                f"a picture of {self.pixels} pixels a side: write 1 to {MOST_PIXELS}, as "
-                "`--lengths 32,100,512`: words, tokens of the answer, pixels"
+                f"a picture with {self.pixels} pixels a side is invalid: write 1 to "
+                f"{MOST_PIXELS}, for example `--lengths 32,100,512` (words, tokens of the "
+                "answer, pixels a side)"
             )
 
     @property
@@ -84,9 +86,9 @@ class PictureWork:
         """Raise `FleetError` for requests that certainly exceed the model's context."""
         if self.most_tokens >= max_model_len:
             raise FleetError(
-                f"workload {self.name}: its largest request has {self.most_tokens} tokens beside "
-                f"its picture, and the context has {max_model_len} (`max_model_len`): write "
-                "shorter --lengths"
+                f"workload {self.name}: the largest request has {self.most_tokens} tokens in "
+                f"addition to its picture, but the model's context has {max_model_len} "
+                "(`max_model_len`): write shorter --lengths"
             )
 
     def requests(
@@ -140,8 +142,8 @@ class SoundWork:
     def __post_init__(self) -> None:
         if self.input.most > MOST_SECONDS:
             raise FleetError(
-                f"sounds of {self.input.most} seconds: write {MOST_SECONDS} at most, as "
-                "`--lengths 5-30`"
+                f"sounds of {self.input.most} seconds are too long: write at most {MOST_SECONDS} "
+                "seconds, for example `--lengths 5-30`"
             )
 
     def largest(self) -> SoundWork:

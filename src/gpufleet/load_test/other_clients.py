@@ -94,16 +94,22 @@ def read_counts(page: str, contract: Contract) -> dict[str, Counts] | str:
         read = read_page(page)
         histograms = {name: _buckets(read, name) for name, _ in promised(contract)}
     except ValueError as error:
-        return f"its metrics cannot be read: {error}"
+        return f"the metrics cannot be read: {error}"
     found = {}
     for name, limit in promised(contract):
         histogram = expected_name(PROMISES[name].measure, read)
         counts = histograms[name]
         bound = min((each for each in counts if each >= limit), default=math.inf)
         if math.inf not in counts or not all(map(math.isfinite, counts.values())):
-            return f"its metrics have no {histogram}, by which others' requests are watched"
+            return (
+                f"the metrics have no {histogram}, with which gpufleet watches the requests of "
+                "other clients"
+            )
         if math.isinf(bound):
-            return f"{histogram} has no bound of {limit:g} s or more, so late requests do not show"
+            return (
+                f"{histogram} has no bucket bound of {limit:g} s or more, so gpufleet cannot see "
+                "late requests"
+            )
         found[name] = Counts(counts[math.inf], counts[math.inf] - counts[bound], bound)
     return found
 
@@ -183,7 +189,7 @@ class OtherClients:
                 return "the servers behind the target have changed"
             for server, counts in servers.items():
                 if any(counts[name].total < each.total for name, each in last[server].items()):
-                    return f"{server} was restarted, and its counts began again"
+                    return f"{server} was restarted, so its counts began again at 0"
         self._looks.append(_Look(at, self._level_seconds, self._level, servers, dict(self._own)))
         while len(self._looks) > 2 and self._looks[1].at <= at - WINDOW_SECONDS:
             self._looks.popleft()
@@ -207,10 +213,16 @@ class OtherClients:
             said = of.said.format(bound=bound)
             when = f"in {last.at - first.at:.0f} s"
             if others_late > _allowed(others, of.fewest):
-                return f"{others_late:.0f} of some {others:.0f} others' {said} {when}"
+                return (
+                    f"of about {others:.0f} values of other clients, {others_late:.0f} {said} "
+                    f"{when}"
+                )
             if late > _allowed(total, of.fewest):
                 fires = f": {of.alert} would fire" if total >= of.fewest else ""
-                return f"{late:.0f} of {total:.0f} {said} {when}, its own among them{fires}"
+                return (
+                    f"of {total:.0f} values, including those of the load test, {late:.0f} {said} "
+                    f"{when}{fires}"
+                )
         return ""
 
     def _is_settled(self, look: _Look) -> bool:
@@ -225,9 +237,9 @@ class OtherClients:
 def bound_remarks(contract: Contract, bounds: Mapping[str, float]) -> tuple[str, ...]:
     """Return remarks on objectives that are not a bound of the servers' histograms."""
     return tuple(
-        f"others' {name.upper() if name != 'e2e' else 'requests'} count as late above "
-        f"{bounds[name]:g} s, the first bound of vLLM's histogram from the objective of "
-        f"{limit:g} s on"
+        f"{name.upper() if name != 'e2e' else 'requests'} of other clients count as late only "
+        f"above {bounds[name]:g} s, because this is the first bucket bound of vLLM's histogram "
+        f"that is not below the objective of {limit:g} s"
         for name, limit in promised(contract)
         if name in bounds and bounds[name] > limit
     )

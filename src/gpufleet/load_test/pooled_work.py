@@ -23,8 +23,9 @@ PAIR_TOKENS: Final = 4
 _NUMBERS: Final = 1024
 """The dimensions of a vector, as in BGE-M3 and Qwen3-Embedding-0.6B."""
 _LENGTHS: Final = (
-    "a reranker's request has a query and 1 or more documents, others have one text: write "
-    "`--lengths QUERY,DOCUMENT,COUNT`, as 16,256,20, or `--lengths TOKENS`"
+    "for a reranker, whose requests have a query and 1 or more documents, write `--lengths "
+    "QUERY,DOCUMENT,COUNT`, for example 16,256,20. For other models, whose requests have one "
+    "text, write `--lengths TOKENS`"
 )
 
 
@@ -86,8 +87,8 @@ class PooledWork:
         if self.most_tokens > max_model_len:
             what = "query and document have" if self.documents else "text has"
             raise FleetError(
-                f"workload {self.name}: its longest {what} {self.most_tokens} tokens, and the "
-                f"context has {max_model_len} (`max_model_len`): write shorter --lengths"
+                f"workload {self.name}: the longest {what} {self.most_tokens} tokens, but the "
+                f"model's context has {max_model_len} (`max_model_len`): write shorter --lengths"
             )
 
     def requests(

@@ -249,20 +249,25 @@ class RateSearch:
         if kept is None and missed is not None and self._missed and missed <= self._least:
             single = missed == 1 if self._whole else missed < self._start
             what = "even one request at a time" if single else "the smallest load"
-            return "not even one", f"{what}, {missed:g}, misses: {self._missed[1].why}"
+            return "not even one", (
+                f"{what}, {missed:g}, does not meet the contract: {self._missed[1].why}"
+            )
         if kept == self._most:
-            return "ceiling", f"{kept:g}, the largest load to try, is kept"
+            return "ceiling", (
+                f"the contract is met even at {kept:g}, the largest load that was allowed"
+            )
         close = kept is not None and missed is not None and missed <= kept * (1 + self._tolerance)
         if kept is not None and missed is not None and (close or self._has_no_whole_between()):
-            return "found", f"{kept:g} is kept, {missed:g} is missed"
+            return "found", f"the contract is met at {kept:g}, and not met at {missed:g}"
         bounds = (
-            f"{'no load' if kept is None else format(kept, 'g')} is known to be kept, "
-            f"{'no load' if missed is None else format(missed, 'g')} to be missed"
+            "the highest load that is known to meet the contract is "
+            f"{'none' if kept is None else format(kept, 'g')}, and the lowest that is known not "
+            f"to meet it is {'none' if missed is None else format(missed, 'g')}"
         )
         if between:
             loads = ", ".join(format(load, "g") for load in between)
-            return "not known", f"{bounds}; no verdict within the budget at {loads}"
-        return "budget", f"{bounds}; the search ended before these were close"
+            return "not known", f"{bounds}. There was no verdict within the time limit at {loads}"
+        return "budget", f"{bounds}. The search ended before these two loads were close"
 
     def _has_no_whole_between(self) -> bool:
         return bool(
@@ -295,10 +300,15 @@ def bend_sentences(levels: Sequence[LevelSummary]) -> tuple[str, ...]:
     """Return sentences on the knee, and on the level at which ITL runs away, if they exist."""
     knee, runaway = find_knee(levels), itl_runaway(levels)
     return (
-        *([f"The knee: above {knee.load:.4g} {knee.unit}, tokens per second rise by less."]
+        *([(
+            f"The knee is at {knee.load:.4g} {knee.unit}: above this load, tokens per second "
+            "grow more slowly than the load."
+        )]
           if knee else []),
-        *([f"At {runaway.load:.4g} {runaway.unit}, p99 ITL has grown by a larger factor than the "
-           "load."] if runaway else []),
+        *([(
+            f"Up to {runaway.load:.4g} {runaway.unit}, p99 ITL has grown by a larger factor than "
+            "the load."
+        )] if runaway else []),
     )  # fmt: skip
 
 

@@ -172,14 +172,15 @@ class Measurement:
         Raises `FleetError` for a newer format, for unknown keys and for values of the wrong type.
         """
         if not isinstance(document, Mapping):
-            raise FleetError("it is not a measurement: it must be an object of JSON")
+            raise FleetError("the file is not a measurement: it must contain a JSON object")
         plain = {key: value for key, value in document.items() if key != "fingerprint"}
         written = plain.pop("format", None)
         if isinstance(written, bool) or not isinstance(written, int) or written < 1:
-            raise FleetError("it is not a measurement: it has no `format`")
+            raise FleetError("the file is not a measurement: it has no `format`")
         if written > FORMAT:
             raise FleetError(
-                f"its format {written} is from a newer gpufleet: this release reads {FORMAT}"
+                f"format {written} is from a newer gpufleet: this release can read only up to "
+                f"{FORMAT}"
             )
         try:
             found = _adapter().validate_json(json.dumps(plain), strict=True)
@@ -187,7 +188,9 @@ class Measurement:
             raise FleetError(_fault(error)) from None
         unknown = next(_unknown(plain, _adapter().dump_python(found, mode="json")), None)
         if unknown is not None:
-            raise FleetError(f"it is damaged: a measurement has no `{printable(unknown)}`")
+            raise FleetError(
+                f"the file is damaged: a measurement has no key `{printable(unknown)}`"
+            )
         return found
 
 
@@ -267,9 +270,9 @@ def read(file: Path) -> Measurement:
     except FleetError as error:
         raise FleetError(*(f"{file}: {each}" for each in error.problems)) from None
     except RecursionError:
-        raise FleetError(f"{file}: it is damaged: it is nested too deep") from None
+        raise FleetError(f"{file}: the file is damaged: it has too many nested levels") from None
     except (OSError, ValueError) as error:
-        raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
+        raise FleetError(f"{file}: the file cannot be read: {file_fault(error)}") from None
 
 
 def read_measurements(directory: Path) -> StoredMeasurements:
@@ -308,19 +311,20 @@ def measured_rate(
     if not equal:
         last = mine[-1]
         what = "; ".join(last.subject.fingerprint.differences(fingerprint))
-        return f"{model} was measured on {last.when:%Y-%m-%d} with other settings: {what}"
+        return f"{model} was measured on {last.when:%Y-%m-%d} with different settings: {what}"
     promised = [each for each in equal if contract in (None, each.contract)]
     if not promised:
         last = equal[-1]
         what = "; ".join(unequal_contract(last.contract, contract or last.contract))
-        return f"{model} was measured on {last.when:%Y-%m-%d} for another contract: {what}"
+        return f"{model} was measured on {last.when:%Y-%m-%d} for a different contract: {what}"
     telling = [each for each in promised if each.found.kept or each.found.missed]
     if not telling:
         return f"{model}'s measurements found no rate: {promised[-1].found.why or 'not known'}"
     best = max(telling, key=lambda each: (each.replicas == 1, each.when))
     if not best.found.kept:
         return MissedContract(
-            f"{model} misses its contract at the lowest rate that was measured: {best.found.why}"
+            f"{model} does not meet its contract even at the lowest rate that was measured: "
+            f"{best.found.why}"
         )
     return MeasuredRate(
         best.found.kept / best.replicas,
@@ -350,8 +354,8 @@ def alert_remarks(best: LevelSummary | None, contract: Contract) -> tuple[str, .
         if p99 is not None and p99 > limit:
             of = PROMISES[name]
             found.append(
-                f"at {best.load:.3g} {best.unit} p99 of {of.name} is {p99:.3g} s, above the "
-                f"objective of {limit:.3g} s: {of.alert} may fire there"
+                f"at {best.load:.3g} {best.unit} the p99 of {of.name} is {p99:.3g} s, which is "
+                f"above the objective of {limit:.3g} s, so {of.alert} may fire at this load"
             )
     return tuple(found)
 
@@ -376,7 +380,7 @@ def _fault(error: ValidationError) -> str:
     first = error.errors(include_url=False, include_context=False)[0]
     where = ".".join(map(str, first["loc"])) or "it"
     said = first["msg"].removeprefix("Value error, ")
-    return f"it is damaged: {printable(where)}: {printable(said[:1].lower() + said[1:])}"
+    return f"the file is damaged: {printable(where)}: {printable(said[:1].lower() + said[1:])}"
 
 
 def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
@@ -394,7 +398,7 @@ def _unknown(document: object, known: object, at: str = "") -> Iterator[str]:
 
 
 def _refuse(constant: str) -> float:
-    raise FleetError(f"it is damaged: {constant} is not a JSON number")
+    raise FleetError(f"the file is damaged: {constant} is not a JSON number")
 
 
 def _slug(name: str) -> str:

@@ -51,23 +51,27 @@ _COLUMNS = (
 )  # fmt: skip
 
 _LATENCY_NOTE = (
-    "Latencies count from the intended arrival; only answered requests have one. The contract's "
-    "ITL is each answer's mean; the chart's covers all gaps between chunks. A grey band lies "
-    "between the highest load that kept the contract and the lowest that missed it."
+    "Latencies are counted from the intended arrival of a request. Only answered requests have "
+    "latencies. The contract's ITL is the mean of each answer, but the chart's ITL covers all "
+    "single gaps between chunks. The grey band lies between the highest load at which the "
+    "contract was met and the lowest load at which it was not met."
 )
 _LOOPS_NOTE = (
-    "A client of a closed loop sends its next request after an answer, so a queue slows its own "
-    "arrivals down and hides itself. Users do not wait for each other: size by the open loop."
+    "In a closed loop, a client sends its next request only after an answer, so a queue slows "
+    "down new arrivals and stays small. Real users do not wait for each other, so use the result "
+    "of the open loop to size the fleet."
 )
 _TIME_NOTE = (
-    "The time is when requests were due. Dotted lines: a level begins. Running, waiting and KV "
-    "cache are vLLM's values, for all clients; ITL is the mean of each answer."
+    "The time axis shows when requests were due. A dotted line shows where a level begins. "
+    "Running requests, waiting requests and KV cache are vLLM's values for all clients. ITL is "
+    "the mean of each answer."
 )
 _MOST_SECONDS = 600.0
 """The length in seconds above which a run's axis is in minutes."""
 _SHARE_NOTE = (
-    "Whiskers: Wilson's interval for the level's effective number of independent requests. "
-    "A level is kept or missed only where its whole interval lies on one side of the line."
+    "The whiskers show Wilson's interval for the level's effective number of independent "
+    "requests. A level is judged kept or missed only if its whole interval lies on one side of "
+    "the line."
 )
 
 
@@ -115,14 +119,17 @@ def _answer(found: Measurement) -> str:
     kept, missed = found.found.kept, found.found.missed
     unit = _unit(found)
     if kept is None and missed is None:
-        return f"Its capacity is unknown ({found.found.status})."
+        return f"The capacity of this target is unknown ({found.found.status})."
     if kept is None:
-        return f"No measured load keeps the contract: {missed:.4g} {unit} misses it."
+        return f"The contract is met at no measured load, not even at {missed:.4g} {unit}."
     many = found.found.concurrency
     about = "" if many is None else f" ({many:.3g} requests in the system on average)"
     if missed is None:
-        return f"It keeps the contract at {kept:.4g} {unit}{about}; no load was seen to miss it."
-    return f"It keeps the contract at {kept:.4g} {unit}{about}, and misses it at {missed:.4g}."
+        return (
+            f"The contract is met at {kept:.4g} {unit}{about}. No measured load was too high to "
+            "meet it."
+        )
+    return f"The contract is met at {kept:.4g} {unit}{about}, and not met at {missed:.4g}."
 
 
 def _promises(contract: Contract) -> Iterator[str]:
@@ -134,8 +141,9 @@ def _promises(contract: Contract) -> Iterator[str]:
         if seconds is not None:
             yield f"{name}: at most {value_text(seconds, 's')}"
     yield (
-        f"all of it for {contract.share:.4g} of requests or more, with a confidence of "
-        f"{contract.confidence:.4g}; a failed request has missed it"
+        f"all of these limits must hold for a share of {contract.share:.4g} of requests or more, "
+        f"with a confidence of {contract.confidence:.4g}. A failed request counts as one that "
+        "does not meet them"
     )
 
 
@@ -158,9 +166,9 @@ def _drawings(found: Measurement) -> Iterator[tuple[str, Chart, str]]:
     unit, band = _unit(found), _band(found)
     shares = [_share_point(each, unit) for each in found.levels if each.requests]
     yield (
-        "Share of requests that kept the contract",
+        "Share of requests that met the contract",
         Chart(
-            "share of requests that kept the contract, by load", unit, "%",
+            "share of requests that met the contract, by load", unit, "%",
             (Series("kept", "unknown", shares),), found.contract.share, band, top=1.0,
         ),
         _SHARE_NOTE,
@@ -267,8 +275,8 @@ def _loop_row(name: str, of: Searched, unit: str) -> tuple[str, ...]:
 def _share_point(level: LevelSummary, unit: str) -> Point:
     share = level.kept / level.requests
     said = (
-        f"{level.load:.4g} {unit}: {share:.1%} kept it ({level.low:.1%} to {level.high:.1%}), "
-        f"{level.verdict}"
+        f"{level.load:.4g} {unit}: {share:.1%} of requests met the contract ({level.low:.1%} to "
+        f"{level.high:.1%}), {level.verdict}"
     )
     return Point(level.load, share, said, level.low, level.high, _VERDICTS[level.verdict])
 
@@ -345,14 +353,14 @@ def _client(found: Measurement) -> Iterator[str]:
     of, most = found.client, _highest_rate(found)
     yield f"{of.processes} process{'es' if of.processes != 1 else ''} on {of.place}"
     if of.ceiling is not None:
-        part = f": the highest level asked for {most / of.ceiling:.0%} of it" if most else ""
-        yield f"it can send {of.ceiling:.4g} requests/s at most{part}"
+        part = f", and the highest level used {most / of.ceiling:.0%} of that" if most else ""
+        yield f"the client can send at most {of.ceiling:.4g} requests/s{part}"
     if of.cpu_seconds is not None:
-        yield f"a request costs it {of.cpu_seconds * 1000:.3g} ms of processor time"
+        yield f"each request needs {of.cpu_seconds * 1000:.3g} ms of the client's processor time"
     if of.lag_p99 is not None:
         yield (
             f"99 % of requests were sent within {value_text(of.lag_p99, 's')} of their intended "
-            "arrival, which latencies include"
+            "arrival. The latencies include this delay"
         )
 
 
@@ -364,22 +372,26 @@ def _unknown(found: Measurement) -> Iterator[str]:
         if level.verdict == "not known":
             yield f"{level.load:.4g} {unit}: {level.why}"
     if of.ceiling is None or (most or 0) > of.ceiling:
-        yield "whether the client could send that many requests: its ceiling is " + (
-            "not known" if of.ceiling is None else "lower"
-        )
+        yield (
+            "whether the client could send as many requests as the highest level needs: its "
+            "maximum rate is "
+        ) + ("not known" if of.ceiling is None else "lower")
     if of.lag_p99 is None and found.loop == "open":
         yield "how late the client sent its requests"
     if found.subject.driver is None:
         yield "the driver's version"
     for name, key, _ in _LATENCIES:
         if found.levels and not any(getattr(each, key) for each in found.levels):
-            yield f"{name}: no level has it"
-    yield "how far percentiles of latencies are from the true ones: they have no intervals here"
-    yield "other lengths, prefixes and arrivals than those of this workload"
+            yield f"{name}: no level has this latency"
+    yield (
+        "how far the percentiles of latencies are from the true ones, because they are shown "
+        "without intervals"
+    )
+    yield "the result for other lengths, prefixes and arrivals than those of this workload"
     if found.loop == "closed":
         yield (
-            "how long requests would queue: a client of a closed loop sends no request before an "
-            "answer is there"
+            "how long requests would queue, because in a closed loop a client sends its next "
+            "request only after an answer"
         )
 
 

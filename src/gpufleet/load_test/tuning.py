@@ -139,7 +139,7 @@ class TrialRun:
                 self._say(f"--- {describe(settings)}")
                 self._tuning.add(self._try(settings))
         finally:
-            self._say("--- back to the declared settings")
+            self._say("--- restoring the declared settings")
             self._deploy({})
             self._actions.undrain()
 
@@ -219,13 +219,18 @@ def parse_values(typed: Sequence[str]) -> dict[str, tuple[int, ...]]:
         )
         if name not in (SEQS, TOKENS, TENSOR):
             problems.append(
-                f"--try {each}: {name!r} is not a setting that is tried"
-                f"{suggestion(name, [SEQS, TOKENS, TENSOR])}: write {SEQS}, {TOKENS} or {TENSOR}"
+                f"--try {each}: {name!r} is not a setting that gpufleet can "
+                f"try{suggestion(name, [SEQS, TOKENS, TENSOR])}: write {SEQS}, {TOKENS} or "
+                f"{TENSOR}"
             )
         elif len(numbers) != len(values.split(",")) or 0 in numbers:
-            problems.append(f"--try {each}: write different whole numbers, as --try {name}=128,256")
+            problems.append(
+                f"--try {each}: write different whole numbers, for example --try {name}=128,256"
+            )
         elif len(numbers) > MOST_VALUES:
-            problems.append(f"--try {each}: at most {MOST_VALUES} values of a setting are tried")
+            problems.append(
+                f"--try {each}: gpufleet tries at most {MOST_VALUES} values of a setting"
+            )
         else:
             found[name] = numbers
     if problems:
@@ -280,26 +285,26 @@ def choose_replica(
         raise FleetError(f"{model} has no replica {wanted!r}{suggestion(wanted, known)}")
     if wanted is not None and wanted not in able:
         raise FleetError(
-            f"{wanted} gets no requests: {declared.out[wanted]}: try another replica, or undrain "
-            "this one first"
+            f"{wanted} receives no requests: {declared.out[wanted]}. Use a different replica, or "
+            f"undrain {wanted} first"
         )
     if not able:
         raise FleetError(
-            f"no replica of {model} serves: deploy it first, or `gpufleet status` shows why it "
-            "does not serve"
+            f"no replica of {model} serves: deploy the model first, or see the reason in "
+            "`gpufleet status`"
         )
     if wanted is None and len(able) == 1 and not left.keys() & able:
         only = next(iter(able))
         raise FleetError(
-            f"{only} is the only replica of {model} that serves, and its requests would fail "
-            f"while settings are tried: name it to do so anyway, --replica {only}"
+            f"{only} is the only replica of {model} that serves, so requests would fail while "
+            f"gpufleet tries settings. To do so anyway, write --replica {only}"
         )
     chosen = wanted or max(left.keys() & able or able, key=_number)
     found = [each for each in ranks if each.id == chosen]
     if len(found) > 1:
         raise FleetError(
-            f"{chosen} spans {join_names(each.node for each in found)}: settings are tried on "
-            "replicas of one node only"
+            f"{chosen} runs on {join_names(each.node for each in found)} together, but gpufleet "
+            "can try settings only on replicas of one node"
         )
     return found[0], left.get(chosen)
 

@@ -85,7 +85,7 @@ class Judgement(NamedTuple):
     why: str
 
 
-NO_JUDGEMENT = Judgement("not known", 0.0, 0.0, 0, 0, Interval(0.0, 1.0), "no look yet")
+NO_JUDGEMENT = Judgement("not known", 0.0, 0.0, 0, 0, Interval(0.0, 1.0), "not evaluated yet")
 
 
 def is_answered(outcome: Outcome) -> bool:
@@ -188,9 +188,9 @@ def judge_share(
         interval = wilson(share * worth, worth, confidence, degrees)
     verdict, doubt = _verdict(contract, interval, steady)
     why = (
-        f"{kept} of {len(counted)} requests kept the contract; as evidence these equal {worth:.0f} "
-        f"independent requests: a share of {interval.low:.1%} to {interval.high:.1%}, where "
-        f"{contract.share:.1%} is required{doubt}"
+        f"{kept} of {len(counted)} requests met the contract. As evidence, they count as "
+        f"{worth:.0f} independent requests. The true share is between {interval.low:.1%} and "
+        f"{interval.high:.1%}, and {contract.share:.1%} is required{doubt}"
     )
     return Judgement(verdict, start, end, len(counted), kept, interval, why)
 
@@ -223,8 +223,8 @@ def _verdict(contract: Contract, interval: Interval, steady: _Steady) -> tuple[V
     """Return the verdict, and the doubt that prevents a verdict by the interval alone."""
     if interval.low > contract.share:
         rises = "rising" in steady.drifts
-        return ("not known", "; but latencies still rise") if rises else ("kept", "")
+        return ("not known", ", but latencies still rise") if rises else ("kept", "")
     if interval.high < contract.share:
         falls = "falling" in steady.drifts
-        return ("not known", "; but latencies still fall") if falls else ("missed", "")
+        return ("not known", ", but latencies still fall") if falls else ("missed", "")
     return "not known", ""

@@ -76,8 +76,8 @@ def lognormal(mean: float, maximum: int, sigma: float = 1.0) -> Lengths:
     """
     _check(
         1 <= mean < maximum and 0 < sigma <= 4,
-        f"lengths of {mean:g} tokens in the mean and at most {maximum} with a sigma of {sigma:g} "
-        "are invalid: write 1 <= MEAN < MAXIMUM, and a sigma above 0, at most 4",
+        f"lengths with a mean of {mean:g} tokens, a maximum of {maximum} and a sigma of "
+        f"{sigma:g} are invalid: write 1 <= MEAN < MAXIMUM, and a sigma above 0 and at most 4",
     )
     return Lengths("lognormal", 1, maximum, float(mean), sigma)
 
@@ -99,7 +99,8 @@ def parse_lengths(text: str) -> Lengths:
     if kind != "lognormal" and values:
         return fixed_length(values[0]) if len(values) == 1 else uniform_lengths(*values)
     raise FleetError(
-        f"{text!r} is not a length: write tokens as `512`, `256-1024`, or `lognormal:MEAN:MAXIMUM`"
+        f"{text!r} is not a length: write numbers of tokens as `512`, `256-1024`, or "
+        "`lognormal:MEAN:MAXIMUM`"
     )
 
 
@@ -113,7 +114,7 @@ class TokenRange:
     def __post_init__(self) -> None:
         _check(
             self.low >= 0 and self.high - self.low >= FEWEST_IDS,
-            f"{self.high - self.low} token ids are too few to draw different prompts: at least "
+            f"{self.high - self.low} token ids are too few to make prompts that differ: at least "
             f"{FEWEST_IDS} are needed",
         )
 
@@ -169,10 +170,14 @@ class Workload:
     """
 
     def __post_init__(self) -> None:
-        _check(self.prefix_tokens >= 0, f"a prefix of {self.prefix_tokens} tokens: write 0 or more")
+        _check(
+            self.prefix_tokens >= 0,
+            (f"a prefix of {self.prefix_tokens} tokens is invalid: write 0 or more"),
+        )
         _check(
             self.prefix_groups >= 1 and self.turns >= 1,
-            f"{self.prefix_groups} groups of prefixes and {self.turns} turns: write 1 or more",
+            f"{self.prefix_groups} groups of prefixes and {self.turns} turns are invalid: write "
+            "1 or more for each",
         )
 
     path = COMPLETIONS
@@ -203,9 +208,10 @@ class Workload:
         if self.prefix_tokens:
             parts.insert(0, f"a prefix of {self.prefix_tokens}")
         raise FleetError(
-            f"workload {self.name}: its largest request has {self.most_tokens} tokens "
-            f"({' + '.join(parts)}, prompt and answer), and the context has {max_model_len} "
-            "(`max_model_len`): write shorter lengths, fewer turns, or a shorter prefix"
+            f"workload {self.name}: the largest request has {self.most_tokens} tokens "
+            f"({' + '.join(parts)}, prompt and answer), but the model's context has "
+            f"{max_model_len} (`max_model_len`): write shorter lengths, fewer turns, or a "
+            "shorter prefix"
         )
 
     def requests(

@@ -61,9 +61,9 @@ class WrittenPrompts:
             asked = body.get("max_tokens", self._max_tokens)
             if known + asked > max_model_len:
                 problems.append(
-                    f"{self.name}: request {number} asks for {asked} tokens after at least "
-                    f"{known}, and the context has {max_model_len} (`max_model_len`): write a "
-                    "smaller `max_tokens`, or leave it out"
+                    f"{self.name}: request {number} has a prompt of at least {known} tokens and "
+                    f"requests {asked} more, but the model's context has {max_model_len} "
+                    "(`max_model_len`): write a smaller `max_tokens`, or remove it"
                 )
         if problems:
             raise FleetError(*problems[:_NAMED])
@@ -108,8 +108,8 @@ def from_jsonl(
     try:
         if path.stat().st_size > MOST_BYTES:
             raise FleetError(
-                f"{path} has more than {MOST_BYTES >> 20} MiB, all of which each client would "
-                "hold: write fewer prompts"
+                f"{path} has more than {MOST_BYTES >> 20} MiB, and each client would keep all of "
+                "it in memory: write fewer prompts"
             )
         with path.open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, 1):
@@ -129,8 +129,8 @@ def from_jsonl(
     chats = sum("messages" in body for body in bodies)
     if 0 < chats < len(bodies):
         raise FleetError(
-            f"{path}: {chats} of {len(bodies)} requests have `messages`, the others `prompt`; they "
-            "go to different paths: write two files"
+            f"{path}: {chats} of {len(bodies)} requests have `messages`, and the others have "
+            "`prompt`. The two go to different paths of the API: write two files"
         )
     return WrittenPrompts(path.name, CHAT if chats else COMPLETIONS, tuple(bodies), max_tokens)
 
@@ -140,11 +140,11 @@ def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
     try:
         found = json.loads(line)
     except json.JSONDecodeError as error:
-        return {}, f"is not JSON: {json_fault(error)}"
+        return {}, f"the line is not JSON: {json_fault(error)}"
     except (ValueError, RecursionError):
-        return {}, "its numbers are too long, or its nesting is too deep"
+        return {}, "the line has a number with too many digits, or too many nested levels"
     if not isinstance(found, dict):
-        return {}, f"is not an object: write {_FORMS.get(kind, _TEXT)}"
+        return {}, f"the line is not a JSON object: write {_FORMS.get(kind, _TEXT)}"
     why = _problem(found) if kind == "generate" else _pooled_problem(found, kind)
     return {name: value for name, value in found.items() if name not in _OURS}, why
 
@@ -152,19 +152,19 @@ def _read_body(line: str, kind: ModelKind) -> tuple[Mapping[str, Any], str]:
 def _problem(body: Mapping[str, Any]) -> str:
     messages, prompt = body.get("messages"), body.get("prompt")
     if (messages is None) == (prompt is None):
-        return "must have exactly one of `messages` and `prompt`"
+        return "the line must have either `messages` or `prompt`, and not both"
     if messages is not None:
         if not (isinstance(messages, list) and messages and all(map(_is_message, messages))):
-            return "`messages` is no list of objects with a `role`"
+            return "`messages` must be a list of objects with a `role`"
     elif not (isinstance(prompt, str) and prompt) and not _is_token_list(prompt):
-        return "`prompt` is neither text nor a list of token ids"
+        return "`prompt` must be text or a list of token ids"
     asked = body.get("max_tokens", 1)
     if type(asked) is not int or asked < 1:
-        return "`max_tokens` is no number from 1 on"
+        return "`max_tokens` must be a number of 1 or more"
     if body.get("n", 1) != 1 or body.get("best_of", 1) != 1:
         return (
-            "`n` or `best_of` asks for several answers, which cannot be timed separately: leave "
-            "it out"
+            "`n` or `best_of` requests several answers, whose times cannot be measured "
+            "separately: remove it"
         )
     return ""
 
@@ -181,7 +181,7 @@ def _pooled_problem(body: Mapping[str, Any], kind: ModelKind) -> str:
     )
     if fine and len(texts) > (kind == "rerank"):
         return ""
-    return f"is not a request to a model of `kind: {kind}`: write {_FORMS[kind]}"
+    return f"the line is not a request to a model of `kind: {kind}`: write {_FORMS[kind]}"
 
 
 def _is_message(value: object) -> bool:

@@ -102,7 +102,7 @@ def test_two_results_are_compared_without_an_inventory(
     plain = CliRunner().invoke(measure, ["--compare", one, other, "--json"], standalone_mode=False)
 
     assert said.exit_code == 0, said.output
-    assert "no difference that this data can show" in said.output
+    assert "these measurements show no difference" in said.output
     assert json.loads(plain.stdout)["differences"] == []
 
 

@@ -124,8 +124,8 @@ def test_a_trace_begins_at_0_and_keeps_its_gaps(tmp_path: Path) -> None:
 @each_row(
     "line, why",
     [
-        ("{", "line 2: is not JSON: it is incomplete"),
-        ("[1]", "line 2: is not an object"),
+        ("{", "line 2: the line is not JSON: it is incomplete"),
+        ("[1]", "line 2: the line is not a JSON object"),
         ('{"input_length": 1, "output_length": 1}', "line 2: `timestamp`"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 2: `timestamp`"),
         ('{"timestamp": NaN, "input_length": 1, "output_length": 1}', "line 2: `timestamp`"),
@@ -136,8 +136,8 @@ def test_a_trace_begins_at_0_and_keeps_its_gaps(tmp_path: Path) -> None:
             '{"timestamp": 1, "input_length": 1, "output_length": 1, "hash_ids": [-1]}',
             "line 2: `hash_ids`",
         ),
-        ('{"timestamp": ' + "1" * 5000 + "}", "line 2: its numbers are too long"),
-        ("[" * 100_000, "line 2: its numbers are too long"),
+        ('{"timestamp": ' + "1" * 5000 + "}", "line 2: the line has a number with too many digits"),
+        ("[" * 100_000, "line 2: the line has a number with too many digits"),
     ],
 )
 def test_a_line_that_is_no_request_is_named(tmp_path: Path, line: str, why: str) -> None:

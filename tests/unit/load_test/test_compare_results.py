@@ -47,7 +47,7 @@ def one_level(found: LevelSummary) -> Measurement:
 def test_a_measurement_does_not_differ_from_itself() -> None:
     found = compare(measurement(), measurement())
     assert found.differences == ()
-    assert found.verdict == NOTHING == "no difference that this data can show"
+    assert found.verdict == NOTHING == "these measurements show no difference"
     assert found.changed == ()
     assert len(found.same) == 1 + len(LEVELS)
 
@@ -58,15 +58,23 @@ def test_a_measurement_does_not_differ_from_itself() -> None:
 @each_row(
     "a, b, words",
     [
-        ((4, 5), (6, 7), "it carries more: 4 to 5 requests/s, now 6 to 7 (at least 1 more)"),
-        ((6, 7), (4, 5), "it carries less: 6 to 7 requests/s, now 4 to 5 (at least 1 less)"),
+        (
+            (4, 5),
+            (6, 7),
+            "it can serve more: 4 to 5 requests/s before, 6 to 7 now (at least 1 more)",
+        ),
+        (
+            (6, 7),
+            (4, 5),
+            "it can serve less: 6 to 7 requests/s before, 4 to 5 now (at least 1 less)",
+        ),
         ((4, 5), (5, 6), "at least 0 more"),
         ((4, 5), (4.9, 6), None),
         ((4, 5), (3, 9), None),
         ((4, 5), (3, None), None),
-        ((4, 5), (6, None), "4 to 5 requests/s, now 6 or more"),
+        ((4, 5), (6, None), "4 to 5 requests/s before, 6 or more now"),
         ((4, 5), (None, 4.5), None),
-        ((4, 5), (None, 3), "4 to 5 requests/s, now 0 to 3"),
+        ((4, 5), (None, 3), "4 to 5 requests/s before, 0 to 3 now"),
         ((4, 5), (None, None), None),
     ],
     ids=str,
@@ -77,7 +85,7 @@ def test_found_rates_differ_where_their_intervals_do_not_overlap(
     found = compare(rates(*a), rates(*b))
     if words is None:
         assert found.differences == ()
-        assert "the load that keeps the contract" in found.same
+        assert "the load at which the contract is met" in found.same
     else:
         (said,) = found.differences
         assert words in said
@@ -92,9 +100,9 @@ def test_what_two_closed_loops_keep_is_compared_too() -> None:
 
     found = compare(measurement(closed=CLOSED), measurement(closed=more))
 
-    assert any("in a closed loop: it carries more: 8 to 12" in e for e in found.differences)
+    assert any("in a closed loop: it can serve more: 8 to 12" in e for e in found.differences)
     same = compare(measurement(closed=CLOSED), measurement(closed=CLOSED))
-    assert "the concurrency of a closed loop that keeps the contract" in same.same
+    assert "the concurrency of a closed loop at which the contract is met" in same.same
 
 
 def test_shares_differ_where_their_intervals_do_not_overlap() -> None:
@@ -103,7 +111,8 @@ def test_shares_differ_where_their_intervals_do_not_overlap() -> None:
     far = one_level(level(4.0, 340, 400, (0.81, 0.88), "missed"))
     assert compare(before, near).differences == ()
     assert compare(before, far).differences == (
-        "at 4 requests/s: 95.0% (92.5% to 97.0%) kept the contract, now 85.0% (81.0% to 88.0%)",
+        "at 4 requests/s: 95.0% (92.5% to 97.0%) of requests met the contract before, "
+        "85.0% (81.0% to 88.0%) now",
     )
 
 
@@ -188,14 +197,14 @@ def test_equal_servers_rarely_differ_by_chance() -> None:
     "changes, words",
     [
         ({"workload": {**WORKLOAD, "input": "256-1024"}},
-         "workload.input is 512 in one, 256-1024 in the other"),
+         "workload.input is 512 in the first result, but 256-1024 in the second"),
         ({"workload": {**WORKLOAD, "prefix_groups": 4}},
-         "workload.prefix_groups is none in one, 4 in the other"),
+         "workload.prefix_groups is none in the first result, but 4 in the second"),
         ({"contract": replace(CONTRACT, ttft_seconds=0.3)},
-         "contract.ttft_seconds 0.5 in one, 0.3 in the other"),
+         "contract.ttft_seconds 0.5 in the first result, but 0.3 in the second"),
         ({"contract": replace(CONTRACT, e2e_seconds=3.0)},
-         "contract.e2e_seconds none in one, 3.0 in the other"),
-        ({"loop": "closed"}, "the loop is open in one, closed in the other"),
+         "contract.e2e_seconds none in the first result, but 3.0 in the second"),
+        ({"loop": "closed"}, "the loop is open in the first result, but closed in the second"),
     ],
     ids=str,
 )  # fmt: skip
@@ -238,16 +247,16 @@ def test_what_was_changed_between_two_measurements_is_named() -> None:
 
 def test_the_lines_for_a_terminal_always_have_a_verdict() -> None:
     assert [*compare(rates(4, 5), rates(4, 5)).lines()] == [
-        "more than noise:",
+        "differences beyond noise:",
         f"  {NOTHING}",
         "no difference seen:",
-        "  the load that keeps the contract",
+        "  the load at which the contract is met",
         "not compared:",
         "  levels: the two results have no load in common",
     ]
     changed = Comparison(("driver 1, now 2",), ("it is slower",), (), ())
     assert [*changed.lines()] == [
-        "changed:", "  driver 1, now 2", "more than noise:", "  it is slower",
+        "changed:", "  driver 1, now 2", "differences beyond noise:", "  it is slower",
     ]  # fmt: skip
 
 
@@ -264,7 +273,7 @@ def test_another_tools_latencies_are_compared_at_an_equal_rate_with_its_reservat
     same = compare_foreign(measurement(), [foreign()])
     assert same.verdict == NOTHING
     assert same.same == ("latencies at 4 requests/s, vllm bench serve",)
-    assert "vllm bench serve: it has no e2e" in same.not_compared
+    assert "vllm bench serve: the file has no e2e" in same.not_compared
     assert any("10 failed requests" in each for each in same.not_compared)
     slow = compare_foreign(measurement(), [foreign(ttft=latencies(0.4))])
     assert slow.differences == (
@@ -276,9 +285,9 @@ def test_another_tools_rate_below_a_bound_on_concurrency_is_another_load() -> No
     found = compare_foreign(measurement(), [foreign(concurrency=64), foreign(rate=None)])
     assert found.differences == found.same == ()
     assert found.not_compared[-2:] == (
-        "vllm bench serve at 4 requests/s with at most 64 concurrent requests: no level has this "
-        "load",
-        "vllm bench serve at an unknown load: no level has this load",
+        "vllm bench serve at 4 requests/s with at most 64 concurrent requests: no level of this "
+        "result has this load",
+        "vllm bench serve at an unknown load: no level of this result has this load",
     )
     closed = measurement(
         loop="closed", levels=tuple(replace(e, rate=None, concurrency=16) for e in LEVELS)
@@ -298,11 +307,14 @@ def test_results_of_unequal_numbers_of_replicas_are_not_like_with_like() -> None
 
     found = compare(whole, left)
 
-    said = "3 of 3 replicas served, now 2 of 3 replicas: their total rates differ for that reason"
-    assert [*found.lines()][:2] == ["not like with like:", f"  {said} alone"]
+    said = "3 of 3 replicas served before, 2 of 3 replicas now: the total rates differ even"
+    assert [*found.lines()][:2] == [
+        "not the same conditions:",
+        f"  {said} if each replica is equally fast",
+    ]
     assert found.verdict.startswith(said)
-    assert any("it carries less" in each for each in found.differences)
-    assert "the load that one replica carries" in found.same
+    assert any("it can serve less" in each for each in found.differences)
+    assert "the load that one replica can serve" in found.same
     assert compare(whole, whole).unlike == ()
 
 
@@ -311,7 +323,9 @@ def test_one_replica_that_carries_less_beside_fewer_is_a_difference() -> None:
     left = measurement(replicas=2, replicas_of=3, found=RateBracket(4.0, 6.0, "found"))
 
     assert any(
-        each.startswith("of one replica: it carries less: 4 to 5 requests/s a replica, now 2 to 3")
+        each.startswith(
+            "of one replica: it can serve less: 4 to 5 requests/s a replica before, 2 to 3"
+        )
         for each in compare(whole, left).differences
     )
 
@@ -327,5 +341,5 @@ def test_clients_on_another_machine_are_a_possible_cause() -> None:
     there = measurement(client=Client(2, 900.0, 0.0011, 0.0012, "load-01"))
 
     assert compare(measurement(), there).changed == (
-        "clients on controller, now on load-01: another network path to the servers",
+        "clients on controller, now on load-01, with a different network path to the servers",
     )

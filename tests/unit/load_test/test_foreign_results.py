@@ -45,16 +45,18 @@ def test_a_result_of_vllm_is_read_in_seconds_with_its_failures() -> None:
     assert found.e2e == {}
     assert found.output_tokens_per_second == 503.9
     assert "latencies and rates exclude 10 failed requests" in said(found)
-    assert "vary less than a Poisson process" in said(found)
+    assert "vary less than in a Poisson process" in said(found)
     assert "goodput excludes failed requests" in said(found)
-    assert "it has no e2e" in said(found)
+    assert "the file has no e2e" in said(found)
     assert "--max-concurrency" not in said(found)
 
 
 def test_with_a_bound_on_concurrency_vllm_counts_from_the_send(tmp_path: Path) -> None:
     (found,) = read_all({**VLLM, "max_concurrency": 16, "request_rate": "inf"}, tmp_path)
     assert (found.rate, found.concurrency) == (None, 16)
-    assert "latencies begin when a request is sent, not when it was due" in said(found)
+    assert "latencies begin when the client sends a request, not when the request was due" in said(
+        found
+    )
     assert "--max-concurrency 16" in said(found)
     assert "Poisson" not in said(found)
 
@@ -67,7 +69,7 @@ def test_zeros_that_vllm_writes_for_no_answer_are_no_latencies(tmp_path: Path) -
     # An endpoint that does not stream has no first token.
     (found,) = read_all({**VLLM, "median_ttft_ms": 0.0, "p99_ttft_ms": 0.0}, tmp_path)
     assert found.ttft == {}
-    assert "it has no TTFT" in said(found)
+    assert "the file has no TTFT" in said(found)
 
 
 def test_a_release_of_vllm_that_counts_no_failures_is_counted(tmp_path: Path) -> None:
@@ -83,7 +85,7 @@ def test_results_that_vllm_appends_are_levels_of_one_file(tmp_path: Path) -> Non
 
 def test_a_rate_that_rises_is_no_level(tmp_path: Path) -> None:
     (found,) = read_all({**VLLM, "ramp_up_strategy": "linear"}, tmp_path)
-    assert "its rate rises during the run: not a single level" in said(found)
+    assert "its rate rises during the run, so the result is not" in said(found)
 
 
 # -- guidellm
@@ -99,33 +101,33 @@ def test_each_benchmark_of_guidellm_is_a_level() -> None:
     assert open_loop.ttft["p99"] == 0.32
     assert open_loop.output_tokens_per_second == 499.2
     assert "4 failed requests are in no latency" in said(open_loop)
-    assert "6 requests that the end of the run cut off" in said(open_loop)
-    assert "its own warning: requests were sent late" in said(open_loop)
+    assert "6 requests that had not ended when the run ended" in said(open_loop)
+    assert "the tool's own warning: requests were sent late" in said(open_loop)
 
 
 def test_guidellms_itl_is_a_mean_of_each_answer_and_its_tpot_has_the_first_token() -> None:
     found, _ = read_foreign(DATA / "guidellm.json")
     assert found.tpot == {"p50": 0.008, "p90": 0.016, "p95": 0.02, "p99": 0.032}
     assert found.itl == {}
-    assert "read as TPOT here" in said(found)
+    assert "gpufleet shows it as TPOT" in said(found)
 
 
 def test_guidellms_latency_from_the_targeted_start_is_taken_where_it_is(tmp_path: Path) -> None:
     found, _ = read_foreign(DATA / "guidellm.json")
     assert found.e2e["p99"] == 5.0
-    assert "TTFT begins when a request is sent" in said(found)
+    assert "TTFT begins when the client sends a request" in said(found)
     older = copy.deepcopy(GUIDELLM)
     older["benchmarks"][0]["metrics"]["request_scheduled_latency"] = None
     found, _ = read_all(older, tmp_path)
     assert found.e2e["p99"] == 4.8
-    assert "latencies begin when a request is sent" in said(found)
+    assert "latencies begin when the client sends a request" in said(found)
 
 
 def test_percentiles_of_no_value_are_no_latencies() -> None:
     _, closed = read_foreign(DATA / "guidellm.json")
     assert closed.e2e == closed.ttft == {}
     assert (closed.completed, closed.failed) == (0, 12)
-    assert "it has no TTFT, no TPOT, no e2e" in said(closed)
+    assert "the file has no TTFT, no TPOT, no e2e" in said(closed)
 
 
 def test_strategies_of_guidellm_that_are_no_poisson_process_are_named(tmp_path: Path) -> None:
@@ -145,7 +147,7 @@ def test_strategies_of_guidellm_that_are_no_poisson_process_are_named(tmp_path: 
 
 def test_an_unknown_schema_of_guidellm_is_a_reservation(tmp_path: Path) -> None:
     newer = {**GUIDELLM, "metadata": {"version": 3, "guidellm_version": "0.9.0"}}
-    assert "its report schema 3 is not known" in said(read_all(newer, tmp_path)[0])
+    assert "does not know version 3 of its report schema" in said(read_all(newer, tmp_path)[0])
     first = {**GUIDELLM, "metadata": {"version": 1}}
     assert "schema" not in said(read_all(first, tmp_path)[0])
 
@@ -165,14 +167,14 @@ def test_a_result_of_aiperf_is_read_by_its_units() -> None:
     assert found.e2e["p50"] == 2.0
     assert found.output_tokens_per_second == 960.0
     assert "2 failed requests are in no latency" in said(found)
-    assert "latencies begin when a request is sent" in said(found)
+    assert "latencies begin when the client sends a request" in said(found)
 
 
 def test_a_unit_of_aiperf_that_is_unknown_is_never_guessed(tmp_path: Path) -> None:
     other = {**AIPERF, "time_to_first_token": {**AIPERF["time_to_first_token"], "unit": "ticks"}}
     (found,) = read_all(other, tmp_path)
     assert found.ttft == {}
-    assert "it has no TTFT" in said(found)
+    assert "the file has no TTFT" in said(found)
 
 
 def test_a_counter_that_aiperf_leaves_out_is_zero(tmp_path: Path) -> None:
@@ -187,10 +189,10 @@ def test_a_counter_that_aiperf_leaves_out_is_zero(tmp_path: Path) -> None:
 def test_a_run_of_aiperf_that_was_cut_short_is_named(tmp_path: Path) -> None:
     cut = {**AIPERF, "is_complete": False, "incomplete_reason": "stalled\x1b[2J"}
     (found,) = read_all(cut, tmp_path)
-    assert "its run did not end as planned: stalled" in said(found)
+    assert "the run did not end as planned: stalled" in said(found)
     assert "\x1b" not in said(found)
     (found,) = read_all({**AIPERF, "was_cancelled": True}, tmp_path)
-    assert "its run did not end as planned" in said(found)
+    assert "the run did not end as planned" in said(found)
 
 
 def test_loads_of_both_forms_of_aiperfs_configuration_are_read(tmp_path: Path) -> None:
@@ -218,7 +220,7 @@ def test_loads_of_both_forms_of_aiperfs_configuration_are_read(tmp_path: Path) -
         ('{"benchmarks": []}', "no level of load"),
         ('{"benchmarks": [1]}', "no level of load"),
         ('{"a": 1}\n{"b"', "line 2"),
-        ("[" * 100_000, "nested too deep"),
+        ("[" * 100_000, "too many nested levels"),
     ],
     ids=lambda value: value[:12],
 )

@@ -41,7 +41,7 @@ def test_it_takes_a_share_of_idle_slots_or_of_the_idle_kv_cache(loads, share, mo
     [
         ([load(), "tiny-1: its metrics cannot be read"], "tiny-1: its metrics cannot be read"),
         ([load(slots=None)], "set `flags.max-num-seqs`"),
-        ([load(running=63)], "1 more requests would fit, and a guest may use 50% of that"),
+        ([load(running=63)], "room for 1 more requests, of which a guest may use 50%"),
     ],
 )
 def test_what_is_not_known_or_not_idle_is_refused(loads, words) -> None:
@@ -57,7 +57,7 @@ def test_what_is_not_known_or_not_idle_is_refused(loads, words) -> None:
         ([load(running=64, kv=0.9)], ""),
         ([load(), load(waiting=2)], "2 requests wait for tiny-0"),
         ([load(kv=0.91)], "91% of tiny-0's KV cache is in use"),
-        ([load(), "tiny-1: no answer in time"], "a replica's load is no longer known"),
+        ([load(), "tiny-1: no answer in time"], "no longer knows the load of a replica"),
     ],
 )
 def test_it_stops_when_a_request_waits_or_the_kv_cache_is_full(loads, words) -> None:
@@ -80,7 +80,7 @@ def test_what_the_gateway_lets_through_limits_a_guest_too() -> None:
 def test_it_stops_when_others_may_wait_in_the_gateway_where_vllm_has_no_queue() -> None:
     full, free = behind(16, 16), behind(15, 16, "tiny-1")
 
-    assert "(`gateway.per_server`): others may wait in it" in stop_reason([full])
+    assert "(`gateway.per_server`), so requests of other clients may wait" in stop_reason([full])
     assert stop_reason([full, free]) == "", "the gateway sends the next one to the other"
     assert stop_reason([]) == ""
 
@@ -115,8 +115,8 @@ def test_its_own_requests_are_the_same_part_of_each_replicas(loads, own, left) -
         ([load(running=30, waiting=2)], 10, 0, "2 requests wait for tiny-0"),
         ([load(running=30, waiting=2)], 32, 32, ""),  # none of others is there
         ([load(running=10, kv=0.95)], 10, 0, "95% of tiny-0's KV cache is in use"),
-        ([load(running=63)], 0, 0, "1 more requests would fit, and a guest may use 50%"),
-        ([load(), "tiny-1: no answer in time"], 0, 0, "load is no longer known"),
+        ([load(running=63)], 0, 0, "room for 1 more requests, of which a guest may use 50%"),
+        ([load(), "tiny-1: no answer in time"], 0, 0, "no longer knows the load"),
     ],
 )
 def test_a_guest_that_stays_has_nothing_under_way_while_others_wait(

@@ -97,7 +97,9 @@ def test_objectives_that_no_request_meets_alone_are_refused_with_the_numbers(
     assert str(refused.value).startswith(
         "not even one request at a time meets the objectives of tiny: all of"
     )
-    assert "TTFT at best 0.2 s, 0.005 s are promised; E2E at best 0.5 s" in str(refused.value)
+    assert "TTFT is 0.2 s at best, but the objective is 0.005 s; E2E is 0.5 s at best" in str(
+        refused.value
+    )
     assert "`serving.tiny.objectives`" in str(refused.value)
 
 
@@ -151,7 +153,7 @@ def test_a_late_client_takes_back_a_miss_and_no_other_verdict(
 @pytest.mark.parametrize(
     ("faults", "with_key", "words"),
     [
-        ((), False, "(401): the key is not the server's"),
+        ((), False, "(401): the server does not accept the key"),
         (("429",), True, "(429): this client's requests are limited"),
     ],
 )

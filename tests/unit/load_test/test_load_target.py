@@ -98,7 +98,9 @@ def test_a_target_has_what_its_gateway_lets_through_to_a_server() -> None:
 def test_behind_affinity_by_client_the_load_is_noted_to_be_one_client() -> None:
     fleet = changed(gateways={"lb": front(affinity={"by": "client", "most_percent": 200})})
     (said,) = affinity_remarks("lb", fleet)
-    assert said.startswith("lb sends a client's requests to one replica until it has 200 % of")
+    assert said.startswith(
+        "lb sends a client's requests to one replica until the replica has 200 % of"
+    )
     assert affinity_remarks("lb", changed(gateways={"lb": front(affinity={"by": "session"})})) == ()
 
 
@@ -150,7 +152,7 @@ def test_what_listens_on_its_own_node_only_is_measured_from_there() -> None:
 
     assert replica_target("tiny", "tiny-1", alone, "b").url == "http://127.0.0.1:8001"
     assert gateway_target("tiny", "lb", "k", None, alone, place="lb").url == "https://[::1]:8443"
-    with pytest.raises(FleetError, match=r"load comes from a: .* or --from b"):
+    with pytest.raises(FleetError, match=r"load would come from a. .* or use --from b"):
         replica_target("tiny", "tiny-1", alone, "a")
 
 
@@ -159,9 +161,12 @@ def test_what_listens_on_its_own_node_only_is_measured_from_there() -> None:
     [
         (
             "a",
-            ["which runs tiny-0: clients take processor time from the servers that"],
+            ["which runs tiny-0: the load clients use processor time that the measured servers"],
         ),
-        ("b", ["which also runs tiny-1: clients take processor time from these"]),
+        (
+            "b",
+            ["which also runs tiny-1: the load clients use processor time that these replicas"],
+        ),
         ("lb", ["the gateway's own node"]),
         ("elsewhere", []),
     ],
@@ -181,7 +186,7 @@ def test_a_node_that_has_other_work_is_said(place: str, words: list[str]) -> Non
         (lambda: choose_model(FLEET, "tini"), "did you mean 'tiny'?"),
         (lambda: choose_model(changed(settings={}), None), "`serving` is empty"),
         (lambda: replica_target("tiny", "tiny-7", FLEET), "no replica 'tiny-7' that serves"),
-        (lambda: replica_target("tiny", None, changed(running=())), "deploy it first"),
+        (lambda: replica_target("tiny", None, changed(running=())), "deploy the model first"),
         (
             lambda: replica_target("tiny", "tiny-0", changed(settings={"a": node(listen="::1")})),
             "`vllm.listen`",

@@ -156,7 +156,9 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
     assert wanted(preset="pictures").work("generate") == PICTURES
     assert wanted().work("transcribe") == RECORDINGS
     PICTURES.check_context(449)
-    with pytest.raises(FleetError, match="448 tokens beside its picture, and the context has 448"):
+    with pytest.raises(
+        FleetError, match="448 tokens in addition to its picture, but the model's context has 448"
+    ):
         PICTURES.check_context(448)
     RECORDINGS.check_context(1)
     assert work_json(SMALL, 7, None) == {
@@ -176,9 +178,13 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ("transcribe", {"lengths": "x"}, "'x' is not a length"),
         ("transcribe", {"lengths": "601"}, "write 600 at most"),
         ("transcribe", {"prompts": "own.jsonl"}, "not read from files"),
-        ("generate", {"lengths": "8,4,0"}, "a picture of 0 pixels a side: write 1 to 4096"),
-        ("generate", {"lengths": "8,4,x"}, "a picture of 0 pixels"),
-        ("generate", {"lengths": "8,4,5000"}, "a picture of 5000 pixels"),
+        (
+            "generate",
+            {"lengths": "8,4,0"},
+            "a picture with 0 pixels a side is invalid: write 1 to 4096",
+        ),
+        ("generate", {"lengths": "8,4,x"}, "a picture with 0 pixels"),
+        ("generate", {"lengths": "8,4,5000"}, "a picture with 5000 pixels"),
         ("generate", {"lengths": "8"}, "a picture WORDS,ANSWER_TOKENS,PIXELS, as 32,100,512"),
         ("generate", {"lengths": "8,4,40,1"}, "is not a length"),
     ],
@@ -195,7 +201,7 @@ def test_a_model_of_speech_is_measured_by_the_time_to_its_transcript() -> None:
     assert kind_of("tiny", of_kind("transcribe")) == "transcribe"
     found = contract_of("tiny", of_kind("transcribe", e2e_p99_seconds=3), 0.9)
     assert found == Contract(e2e_seconds=3, share=0.9)
-    with pytest.raises(FleetError, match="measure with `e2e_p99_seconds` alone"):
+    with pytest.raises(FleetError, match="set only `e2e_p99_seconds`"):
         contract_of("tiny", of_kind("transcribe", e2e_p99_seconds=3, ttft_p99_seconds=1), 0.9)
     with pytest.raises(FleetError, match="set `e2e_p99_seconds`"):
         contract_of("tiny", of_kind("transcribe"), 0.9)

@@ -98,7 +98,7 @@ def test_a_page_that_cannot_show_it_is_a_reason_not_a_pass() -> None:
     for text, contract, words in (
         ("", CONTRACT, "or vllm:time_to_first_token_seconds"),
         ("no page {", CONTRACT, "cannot be read"),
-        (PAGE, Contract(ttft_seconds=1e6), "has no bound of 1e+06 s or more"),
+        (PAGE, Contract(ttft_seconds=1e6), "has no bucket bound of 1e+06 s or more"),
     ):
         found = read_counts(text, contract)
         assert isinstance(found, str), text[:20]
@@ -111,8 +111,8 @@ def test_an_objective_between_two_bounds_is_watched_from_the_next_bound_and_that
     assert not isinstance(found, str)
 
     assert bound_remarks(contract, shared_bounds([found])) == (
-        "others' TTFT count as late above 2.5 s, the first bound of vLLM's histogram from the "
-        "objective of 2 s on",
+        "TTFT of other clients count as late only above 2.5 s, because this is the first bucket "
+        "bound of vLLM's histogram that is not below the objective of 2 s",
     )
 
 
@@ -124,20 +124,25 @@ def test_an_objective_between_two_bounds_is_watched_from_the_next_bound_and_that
         ({"ttft": [0.2] * 199 + [3.0]}, [own(3.0)], ""),
         # One late of few may be chance, two are not; of a thousand ten are the objective's.
         ({"ttft": [0.2] * 40 + [3.0]}, [], ""),
-        ({"ttft": [0.2] * 40 + [3.0, 4.0]}, [], "2 of some 42 others' requests waited longer than "
-         "2.5 s for their first token in 10 s"),
+        ({"ttft": [0.2] * 40 + [3.0, 4.0]}, [], "of about 42 values of other "
+         "clients, 2 requests waited longer than 2.5 s for their first token in 10 s"),
         ({"ttft": [0.2] * 990 + [3.0] * 10}, [], ""),
-        ({"ttft": [0.2] * 989 + [3.0] * 11}, [], "11 of some 1000 others'"),
+        ({"ttft": [0.2] * 989 + [3.0] * 11}, [],
+         "of about 1000 values of other clients, 11 "),
         # The guest's many fast requests do not thin the others' late ones out.
-        ({"ttft": [0.1] * 900 + [0.2] * 40 + [3.0] * 4}, [own()] * 900, "4 of some 44 others'"),
+        ({"ttft": [0.1] * 900 + [0.2] * 40 + [3.0] * 4}, [own()] * 900,
+         "of about 44 values of other clients, 4 "),
         # Others share the queue in which the guest's own are late; and the alert counts all.
-        ({"ttft": [3.0] * 7 + [0.2] * 193}, [own(3.0)] * 7, "7 of 200 requests waited longer than "
-         "2.5 s for their first token in 10 s, its own among them: VllmTtftAboveObjective would "
+        ({"ttft": [3.0] * 7 + [0.2] * 193}, [own(3.0)] * 7,
+         "of 200 values, including those of the load test, 7 requests waited longer than 2.5 s "
+         "for their first token in 10 s: VllmTtftAboveObjective would "
          "fire"),
-        ({"e2e": [12.0] * 3}, [], "3 of some 3 others' requests took longer than 10 s"),
+        ({"e2e": [12.0] * 3}, [],
+         "of about 3 values of other clients, 3 requests took longer than 10 s"),
         # Pauses are counted as the alert does: 10 of fewer than 1000 may be late.
         ({"itl": [0.01] * 300 + [0.2] * 10}, [], ""),
-        ({"itl": [0.01] * 300 + [0.2] * 11}, [], "11 of some 311 others' pauses between tokens "
+        ({"itl": [0.01] * 300 + [0.2] * 11}, [],
+         "of about 311 values of other clients, 11 pauses between tokens "
          "were longer than 0.1 s"),
         ({"itl": [0.01] * 2000 + [0.2] * 11}, [own(gaps=(0.01,) * 1000 + (0.2,) * 2)] * 2, ""),
     ],
@@ -152,13 +157,13 @@ def test_it_stops_when_more_than_a_hundredth_is_late(observed, ended, words: str
 
 def test_a_request_of_its_own_that_is_in_flight_or_was_dropped_may_be_the_late_one() -> None:
     late = page(ttft=[0.2] * 98 + [3.0, 3.0])
-    assert "2 of some 100 others'" in Guest().after(10.0, late)
-    assert "its own among them" in Guest().after(10.0, late, in_flight=[1.0])
+    assert "of about 100 values of other clients, 2 " in Guest().after(10.0, late)
+    assert "including those of the load test" in Guest().after(10.0, late, in_flight=[1.0])
 
     guest = Guest()
     guest.others.end_level(unfinished=1)
     guest.others.begin_level()
-    assert "its own among them" in guest.after(10.0, late)
+    assert "including those of the load test" in guest.after(10.0, late)
 
 
 def test_a_look_counts_only_once_the_guests_own_requests_of_that_time_are_known() -> None:
@@ -170,7 +175,7 @@ def test_a_look_counts_only_once_the_guests_own_requests_of_that_time_are_known(
     guest.others.beat(7.9, [])
     assert guest.others.late_reason() == ""
     guest.others.beat(8.0, [])
-    assert "2 of some 2 others'" in guest.others.late_reason()
+    assert "of about 2 values of other clients, 2 " in guest.others.late_reason()
 
 
 def test_harm_of_an_hour_ago_does_not_count_and_a_quiet_hour_does_not_hide_harm() -> None:
@@ -178,7 +183,9 @@ def test_harm_of_an_hour_ago_does_not_count_and_a_quiet_hour_does_not_hide_harm(
     assert guest.after(10.0, page(ttft=before)) == ""
     for _ in range(3):
         assert guest.after(WINDOW_SECONDS, page(ttft=before)) == ""
-    assert "5 of some 5 others'" in guest.after(3.0, page(ttft=[*busy, *[3.0] * 5]))
+    assert "of about 5 values of other clients, 5 " in guest.after(
+        3.0, page(ttft=[*busy, *[3.0] * 5])
+    )
 
     guest = Guest()
     late = [3.0]

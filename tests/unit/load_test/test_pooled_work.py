@@ -117,7 +117,7 @@ def test_a_rate_above_the_capacity_is_missed() -> None:
 @each_row(
     "kind, fault, words",
     [
-        ("embed", "not a number", "(wrong answer): it is not a valid answer for the model's kind"),
+        ("embed", "not a number", "(wrong answer): the answer is not valid for the model's kind"),
         ("rerank", "not a number", "(wrong answer)"),
         ("classify", "not a number", "(wrong answer)"),
         ("embed", "not a stream", "(wrong answer)"),
@@ -168,7 +168,7 @@ def test_each_kind_has_workloads_that_small_encoders_can_read(kind: ModelKind) -
         expected = (each.document or each.input).mean
         assert mean(lengths) == pytest.approx(expected, rel=0.1)
         assert wanted(preset=each.name).work(kind) == each
-    with pytest.raises(FleetError, match=r"its longest .* tokens, and the context has 100"):
+    with pytest.raises(FleetError, match=r"the longest .* tokens, but the model's context has 100"):
         pooled_work.PRESETS[kind][0].check_context(100)
 
 
@@ -193,7 +193,7 @@ def test_without_a_preset_each_kind_has_its_own_first_one() -> None:
             "--preset chat: the presets for `kind: embed` are documents, queries",
         ),
         ("generate", {"preset": "queries"}, "are chat, rag, code, batch"),
-        ("embed", {"lengths": "16,256,20"}, "--lengths 16,256,20: a reranker's request has"),
+        ("embed", {"lengths": "16,256,20"}, "--lengths 16,256,20: for a reranker"),
         ("embed", {"lengths": "1000,200"}, "--lengths TOKENS"),
         ("rerank", {"lengths": "16"}, "--lengths QUERY,DOCUMENT,COUNT"),
         ("rerank", {"lengths": "16,256,x"}, "--lengths QUERY,DOCUMENT,COUNT"),

@@ -242,7 +242,7 @@ def test_only_a_miss_of_one_request_at_a_time_is_not_even_one() -> None:
     asked = search_on(search, lambda *_: "missed")
     assert asked == [0.5 / 2**n for n in range(MOST_HALVINGS + 1)]
     assert search.result().status == "budget"
-    assert "0.03125 to be missed" in search.result().why
+    assert "known not to meet it is 0.03125" in search.result().why
 
 
 def test_a_first_load_below_one_request_at_a_time_is_the_smallest() -> None:

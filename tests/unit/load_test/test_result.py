@@ -103,22 +103,22 @@ DEEP = '{"format": 1, "a": ' + "[" * 100_000 + "]" * 100_000 + "}"
     [
         ("is not JSON: column", json.dumps(WHOLE)[:900]),
         ("is empty", ""),
-        ("must be an object", "[]"),
+        ("must contain a JSON object", "[]"),
         ("no `format`", json.dumps(changed(WHOLE, "format", "1"))),
         ("no `format`", json.dumps({"version": "0.2.1", "run": {"uid": "a"}})),
         ("newer gpufleet", json.dumps(changed(WHOLE, "format", 2))),
         ("levels.0.kept", json.dumps(changed(WHOLE, "levels.0.kept", "400"))),
         ("levels.0.kept", json.dumps(changed(WHOLE, "levels.0.kept", 1.5))),
         ("levels.1.verdict", json.dumps(changed(WHOLE, "levels.1.verdict", "perhaps"))),
-        ("no `levels.2.speed`", json.dumps(changed(WHOLE, "levels.2.speed", 3))),
-        ("no `colour`", json.dumps(changed(WHOLE, "colour", "red"))),
+        ("no key `levels.2.speed`", json.dumps(changed(WHOLE, "levels.2.speed", 3))),
+        ("no key `colour`", json.dumps(changed(WHOLE, "colour", "red"))),
         ("contract", json.dumps(changed(WHOLE, "contract", None))),
         ("found: field required", json.dumps({k: v for k, v in WHOLE.items() if k != "found"})),
         ("time zone", json.dumps(changed(WHOLE, "when", "2026-11-20T12:30:05"))),
         ("replicas", json.dumps(changed(WHOLE, "replicas", 0))),
         ("replicas_of", json.dumps(changed(WHOLE, "replicas_of", 0))),
         ("NaN", json.dumps(WHOLE).replace("900.0", "NaN")),
-        ("nested too deep", DEEP),
+        ("too many nested levels", DEEP),
     ],
     ids=lambda value: value[:20],
 )
@@ -242,10 +242,10 @@ def test_alerts_that_the_best_level_would_fire_are_named_with_what_they_count() 
     )
 
     assert alert_remarks(kept, CONTRACT) == (
-        "at 4 requests/s p99 of TTFT is 0.9 s, above the objective of 0.5 s: "
-        "VllmTtftAboveObjective may fire there",
-        "at 4 requests/s p99 of pauses between tokens is 0.08 s, above the objective of 0.05 s: "
-        "VllmItlAboveObjective may fire there",
+        "at 4 requests/s the p99 of TTFT is 0.9 s, which is above the objective of 0.5 s, so "
+        "VllmTtftAboveObjective may fire at this load",
+        "at 4 requests/s the p99 of pauses between tokens is 0.08 s, which is above the objective "
+        "of 0.05 s, so VllmItlAboveObjective may fire at this load",
     )
     assert alert_remarks(LEVELS[0], CONTRACT) == ()
     assert alert_remarks(None, CONTRACT) == ()
@@ -314,7 +314,8 @@ def test_the_newest_result_counts_unless_it_says_nothing() -> None:
     assert (found.requests_per_second, found.when) == (3.0, later)
     missed = measurement(when=later, found=RateBracket(None, 0.5, "none", "0.5 requests/s miss it"))
     assert rate(measurement(), missed) == (
-        "llama misses its contract at the lowest rate that was measured: 0.5 requests/s miss it"
+        "llama does not meet its contract even at the lowest rate that was measured: "
+        "0.5 requests/s miss it"
     )
 
 
@@ -325,7 +326,7 @@ def test_a_result_of_other_settings_is_never_used_and_the_sentence_names_what_di
         arguments=tuple(each.replace("128", "256") for each in SUBJECT.arguments),
     )
     assert rate(measurement(), subject=now) == (
-        "llama was measured on 2026-11-20 with other settings: release 0.32.0-1a2b3c4d5e, now "
+        "llama was measured on 2026-11-20 with different settings: release 0.32.0-1a2b3c4d5e, now "
         "0.33.0-ffff; arguments --max-num-seqs 128, now --max-num-seqs 256"
     )
     more = replace(SUBJECT, arguments=(*SUBJECT.arguments, "--enforce-eager"))
@@ -336,7 +337,7 @@ def test_a_result_for_another_contract_or_of_a_closed_loop_or_model_is_never_use
     other = replace(CONTRACT, ttft_seconds=0.2, e2e_seconds=3.0)
     assert isinstance(rate(measurement(), contract=CONTRACT), MeasuredRate)
     assert rate(measurement(), contract=other) == (
-        "llama was measured on 2026-11-20 for another contract: ttft_seconds 0.5, now 0.2; "
+        "llama was measured on 2026-11-20 for a different contract: ttft_seconds 0.5, now 0.2; "
         "e2e_seconds none, now 3.0"
     )
     for found in (measurement(loop="closed"), measurement(model="qwen")):

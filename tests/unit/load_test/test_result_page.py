@@ -145,14 +145,14 @@ def test_what_others_wrote_is_text() -> None:
     "of, words",
     [
         (RateBracket(4.0, 8.0, "found", concurrency=6.4),
-         "keeps the contract at 4 requests/s (6.4 requests in the system on average), and misses "
-         "it at 8."),
-        (RateBracket(4.0, None, "most"), "no load was seen to miss it"),
+         "The contract is met at 4 requests/s (6.4 requests in the system on average), and not met "
+         "at 8."),
+        (RateBracket(4.0, None, "most"), "No measured load was too high to meet it"),
         (
             RateBracket(None, 0.5, "none"),
-            "No measured load keeps the contract: 0.5 requests/s misses it",
+            "The contract is met at no measured load, not even at 0.5 requests/s",
         ),
-        (RateBracket(None, None, "budget"), "Its capacity is unknown (budget)."),
+        (RateBracket(None, None, "budget"), "The capacity of this target is unknown (budget)."),
     ],
     ids=str,
 )  # fmt: skip
@@ -166,8 +166,8 @@ def test_the_contract_is_written_out() -> None:
     assert items(found(contract=contract), "Contract") == [
         "time to first token (TTFT): at most 500 ms",
         "mean time between the tokens of an answer (ITL): at most 50 ms",
-        "all of it for 0.9 of requests or more, with a confidence of 0.99; a failed request has "
-        "missed it",
+        "all of these limits must hold for a share of 0.9 of requests or more, with a confidence "
+        "of 0.99. A failed request counts as one that does not meet them",
     ]
 
 
@@ -191,10 +191,10 @@ def test_the_subject_has_its_fingerprint_and_no_key() -> None:
 def test_the_client_shows_its_ceiling_cost_and_lag() -> None:
     assert items(found(), "Was the client the bottleneck?") == [
         "2 processes on controller",
-        "it can send 900 requests/s at most: the highest level asked for 1% of it",
-        "a request costs it 1.1 ms of processor time",
-        "99 % of requests were sent within 1.2 ms of their intended arrival, which latencies "
-        "include",
+        "the client can send at most 900 requests/s, and the highest level used 1% of that",
+        "each request needs 1.1 ms of the client's processor time",
+        "99 % of requests were sent within 1.2 ms of their intended arrival. The latencies "
+        "include this delay",
     ]
 
 
@@ -210,10 +210,10 @@ def test_what_is_not_known_is_listed() -> None:
         ),
         "What is not known",
     )
-    for words in ("its ceiling is not known", "how late", "driver's version", "ITL: no level"):
+    for words in ("its maximum rate is not known", "how late", "driver's version", "ITL: no level"):
         assert any(words in each for each in unknown), words
     slow = items(found(client=Client(1, 7.0, None, 0.1, "x")), "What is not known")
-    assert any("its ceiling is lower" in each for each in slow)
+    assert any("its maximum rate is lower" in each for each in slow)
     closed = items(found(**IN_CLOSED_LOOP), "What is not known")
     assert any("closed loop" in each for each in closed)
 
@@ -233,8 +233,9 @@ def test_the_knee_and_the_load_at_which_itl_runs_away_are_named() -> None:
         for rate in tokens
     )  # fmt: skip
     said = Page(found(levels=levels)).of("p")
-    assert "The knee: above 8 requests/s, tokens per second rise by less." in said
-    assert "At 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
+    knee = "The knee is at 8 requests/s: above this load, tokens per second grow more slowly than "
+    assert f"{knee}the load." in said
+    assert "Up to 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
     assert not any("knee" in each or "larger factor" in each for each in Page(found()).of("p"))
 
 
@@ -245,7 +246,7 @@ def test_latencies_shares_and_tokens_are_drawn_against_the_load() -> None:
     text = found()
     titles = [each.findtext("title") for each in charts(text)]
     assert titles == [
-        "share of requests that kept the contract, by load",
+        "share of requests that met the contract, by load",
         "TTFT by load",
         "ITL by load",
         "End to end by load",
@@ -318,7 +319,7 @@ def test_the_open_loop_stands_beside_the_closed_one() -> None:
     ]
     assert rows[0][:4] == ["open", "4 requests/s", "8 requests/s", "4"]
     assert rows[1][:4] == ["closed", "8 concurrent requests", "12 concurrent requests", "8"]
-    assert "size by the open loop" in part
+    assert "use the result of the open loop" in part
     assert "<h2>Levels of the closed loop</h2>" in text
     assert "closed loop" not in found()
 
@@ -326,8 +327,8 @@ def test_the_open_loop_stands_beside_the_closed_one() -> None:
 def test_each_share_has_its_interval_and_its_verdict() -> None:
     share = charts(found())[0]
     said = [each.findtext("title") or "" for each in share.findall(".//circle")]
-    assert said[0] == "2 requests/s: 100.0% kept it (98.5% to 100.0%), kept"
-    assert said[-1] == "8 requests/s: 50.0% kept it (46.0% to 54.0%), missed"
+    assert said[0] == "2 requests/s: 100.0% of requests met the contract (98.5% to 100.0%), kept"
+    assert said[-1] == "8 requests/s: 50.0% of requests met the contract (46.0% to 54.0%), missed"
     styles = [each.get("class") for each in share.findall(".//g/g")]
     assert styles == ["kept", "kept", "unknown", "missed"]
     # From the intervals: a whisker and its two ends for each.

@@ -283,7 +283,9 @@ def test_all_mistakes_of_typed_values_are_named_at_once() -> None:
         )
 
     first, *rest = refused.value.problems
-    assert "'max-num-seq' is not a setting that is tried; did you mean 'max-num-seqs'" in first
+    assert (
+        "'max-num-seq' is not a setting that gpufleet can try; did you mean 'max-num-seqs'" in first
+    )
     assert ["whole numbers" in each for each in rest] == [True, True, False]
     assert "at most 8 values" in rest[-1]
 
@@ -345,7 +347,7 @@ def test_a_replica_that_a_person_has_drained_is_refused_with_the_reason() -> Non
     mark = Mark("ann@laptop", "new power supply", 1.0, None)
     drained = dataclasses.replace(FLEET, out={"tiny-0": f"drained by {mark}"})
 
-    with pytest.raises(FleetError, match=r"tiny-0 gets no requests: drained by .*power supply"):
+    with pytest.raises(FleetError, match=r"tiny-0 receives no requests: drained by .*power supply"):
         choose_replica("tiny", "tiny-0", drained, {"tiny-0": mark})
 
 

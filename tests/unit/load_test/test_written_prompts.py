@@ -63,20 +63,20 @@ def test_no_repr_and_no_format_has_a_prompt(tmp_path: Path) -> None:
     "line, why",
     [
         (f'{{"prompt": "{SECRET}"', "is not JSON"),
-        (f'"{SECRET}"', "is not an object"),
-        ({SECRET: 1}, "must have exactly one of `messages` and `prompt`"),
-        ({"prompt": SECRET, "messages": []}, "exactly one of"),
-        ({"prompt": [SECRET]}, "`prompt` is neither text"),
-        ({"prompt": ""}, "`prompt` is neither text"),
-        ({"prompt": [1, -1]}, "`prompt` is neither text"),
-        ({"prompt": {"text": SECRET}}, "`prompt` is neither text"),
-        ({"messages": SECRET}, "`messages` is no list"),
-        ({"messages": [{"content": SECRET}]}, "`messages` is no list"),
-        ({"messages": [SECRET]}, "`messages` is no list"),
-        ({"prompt": SECRET, "max_tokens": 0}, "`max_tokens` is no number"),
-        ({"prompt": SECRET, "max_tokens": SECRET}, "`max_tokens` is no number"),
+        (f'"{SECRET}"', "is not a JSON object"),
+        ({SECRET: 1}, "must have either `messages` or `prompt`, and not both"),
+        ({"prompt": SECRET, "messages": []}, "either `messages` or `prompt`"),
+        ({"prompt": [SECRET]}, "`prompt` must be text"),
+        ({"prompt": ""}, "`prompt` must be text"),
+        ({"prompt": [1, -1]}, "`prompt` must be text"),
+        ({"prompt": {"text": SECRET}}, "`prompt` must be text"),
+        ({"messages": SECRET}, "`messages` must be a list"),
+        ({"messages": [{"content": SECRET}]}, "`messages` must be a list"),
+        ({"messages": [SECRET]}, "`messages` must be a list"),
+        ({"prompt": SECRET, "max_tokens": 0}, "`max_tokens` must be a number"),
+        ({"prompt": SECRET, "max_tokens": SECRET}, "`max_tokens` must be a number"),
         ({"prompt": SECRET, "n": 2}, "several answers"),
-        ('{"prompt": "' + SECRET + '", "x": ' + "[" * 100_000, "nesting is too deep"),
+        ('{"prompt": "' + SECRET + '", "x": ' + "[" * 100_000, "too many nested levels"),
     ],
 )
 def test_a_refusal_names_the_line_and_not_its_text(tmp_path: Path, line: object, why: str) -> None:
@@ -108,8 +108,12 @@ def test_files_that_cannot_be_used_are_refused(tmp_path: Path) -> None:
 def test_requests_that_cannot_fit_the_context_are_refused(tmp_path: Path) -> None:
     prompts = read(tmp_path, {"prompt": [1] * 90, "max_tokens": 10}, {"prompt": SECRET})
     prompts.check_context(600)
-    with pytest.raises(FleetError, match="request 2 asks for 512 tokens after at least 1"):
+    with pytest.raises(
+        FleetError, match="request 2 has a prompt of at least 1 tokens and requests 512"
+    ):
         prompts.check_context(512)
-    with pytest.raises(FleetError, match="request 1 asks for 10 tokens after at least 90") as found:
+    with pytest.raises(
+        FleetError, match="request 1 has a prompt of at least 90 tokens and requests 10"
+    ) as found:
         prompts.check_context(99)
     assert SECRET not in str(found.value)

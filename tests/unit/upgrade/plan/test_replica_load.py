@@ -197,7 +197,7 @@ def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry(
 
 
 def test_a_measurement_that_does_not_hold_is_not_counted_and_the_plan_says_why():
-    why = "tiny was measured on 2026-11-20 with other settings: arguments a, now b"
+    why = "tiny was measured on 2026-11-20 with different settings: arguments a, now b"
     stages = [tiny(each, "--max-num-seqs 8", port=8000 + each) for each in range(2)]
     pages = {("a", 8000 + each): finished(100, 103, 108) for each in range(2)}
 
