@@ -1,4 +1,4 @@
-"""Facts about flags that a schema lacks: replacements, changed meanings, reasons.  Pure.
+"""Know what a schema does not have: replacements of flags, changed meanings, reasons.  Pure.
 
 Contract: `changes()` is the table in data/changes.json, written by hand from the sources of the
 releases in `schema.versions()` and from their release notes. A schema shows that a name was

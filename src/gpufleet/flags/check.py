@@ -61,7 +61,7 @@ _OBJECT_OR_TEXT = "0.11.1"
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The problems of a command line, and the corrected command line, if known."""
+    """The problems of a command line, and the corrected command line if it is known."""
 
     version: str
     argv: tuple[str, ...]

@@ -3,7 +3,7 @@
 Contract: `parse` takes the arguments of `vllm serve` and never raises for an operator's mistakes.
 The release's argparse accepts a command line without `unparsed`, except for values, which `parse`
 does not validate (types, choices, JSON). An abbreviated option is `unparsed` although argparse
-accepts it: in the next release it may be ambiguous.
+accepts it, because the abbreviation may be ambiguous in the next release.
 """
 
 from __future__ import annotations

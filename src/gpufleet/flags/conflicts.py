@@ -1,8 +1,9 @@
 """Find flags that are valid separately, but that vLLM refuses together at its start.  Pure.
 
-Contract: only conflicts that follow from the flags themselves. Rules that depend on the model, the
-GPUs or the node are elsewhere, because they need more than a command line. Each rule names the
-location of the error in vLLM's source, and applies from the first release whose source has it.
+Contract: this module finds only conflicts that follow from the flags themselves. Rules that depend
+on the model, the GPUs or the node are elsewhere, because they need more than a command line. Each
+rule names the location of the error in vLLM's source, and applies from the first release whose
+source has it.
 """
 
 from __future__ import annotations

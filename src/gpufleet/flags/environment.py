@@ -2,7 +2,7 @@
 
 Contract: this module checks vLLM's variables (VLLM_*, and all in the release's own table), and the
 values of a few variables of its libraries (`_WORDS`). A VLLM_* variable that the release does not
-read has no effect on vLLM; it is refused, because the operator set it on purpose.
+read has no effect on vLLM. Such a variable is refused, because the operator expects an effect.
 """
 
 from __future__ import annotations

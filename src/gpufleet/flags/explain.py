@@ -1,8 +1,8 @@
 """Explain a flag or variable, and how each release treats it. Pure.
 
 Contract: data/explanations/*.json has the purpose, use and cost of each name, and nothing that is
-specific to one release. The schemas show whether a release has the name, with its default, type and
-values; `changes` has replacements. The pages are therefore correct for every release.
+specific to one release. The schemas show whether a release has the name, and its default, type and
+values. `changes` has replacements. The pages are therefore correct for every release.
 """
 
 from __future__ import annotations

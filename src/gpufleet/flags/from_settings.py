@@ -1,4 +1,4 @@
-"""Command lines and environments of `vllm serve` from an operator's settings.
+"""Return command lines and environments of `vllm serve` from an operator's settings.
 
 Pure except `from_file`. They contain only the operator's settings, not the values of the plan
 (addresses, names).

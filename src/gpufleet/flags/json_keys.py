@@ -1,4 +1,4 @@
-"""Removed keys of JSON flags: the release that removed each key, and the key's replacement.
+"""Know removed keys of JSON flags: the release that removed a key, and the key's replacement.
 
 Pure. The packaged schemas show the releases with a key. Replacements come from vLLM's own messages
 in releases with both keys, or from the new keys of the release that removed the key.

@@ -1,4 +1,4 @@
-"""Rules for options that contradict each other, or whose value prevents every start.  Pure."""
+"""Rules for options that contradict each other, or have a value that prevents a start.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rules for contradictory flags that divide a model over processes.  Pure."""
+"""Define rules for contradictory flags that divide a model over processes.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remarks on options that the server accepts, but that do not have the intended effect.  Pure."""
+"""Find options that the server accepts, but that do not have the intended effect.  Pure."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """
-Model classes for which a release of vLLM has code, with their tasks.
+Know the model classes for which a release of vLLM has code, and their tasks.
 
 tools/collect_flags.py reads the data from each release (`on_node/flags/model_classes.py`). A class
-that no packaged release lists is not judged: it belongs to a publisher or a plugin. Pure, except
-that it reads its own data.
+that no packaged release lists is not judged, because it belongs to a publisher or a plug-in. Pure,
+except that it reads its own data.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Rules for options of the HTTP server that contradict each other or prevent its start.  Pure."""
+"""Rules for options of the HTTP server that contradict each other, or prevent its start.  Pure."""
 
 from __future__ import annotations
 

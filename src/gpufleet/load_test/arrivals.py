@@ -1,9 +1,9 @@
 """
 Compute the arrival times of requests: a Poisson process, a closed loop, a trace.
 
-Pure, except that it reads the trace's file. Each client process gets a part. A sum of Poisson
-processes is a Poisson process, so k clients with rate / k and different seeds give the whole rate
-without coordination.
+Pure, except that the module reads the trace's file. Each client process gets a part of the
+arrivals. A sum of Poisson processes is a Poisson process, so k clients with rate / k and different
+seeds give the whole rate without coordination.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Run load clients on this machine, or on a node over one SSH session.
 
-Border: `NodeClients` exchanges data with a command on a node. A node's output is untrusted, so the
-length of a message, the unread bytes and the total are limited.
+Border: `NodeClients` exchanges data with a command on a node. A node's output is untrusted, so this
+module limits the length of a message, the unread bytes and the total number of bytes.
 """
 
 from __future__ import annotations

@@ -2,18 +2,18 @@
 
 Only the following count as a difference:
 
-- Found rates, where the intervals from the highest rate that kept the contract to the lowest that
-  missed it do not overlap.
-- The share of requests that kept the contract at an equal load, where the levels' Wilson intervals
-  do not overlap. That is stricter than a test of the difference: two 95 % intervals of equal width
-  are disjoint by chance in less than 1 % of comparisons.
-- A latency at an equal load, where a percentile of one lies above a higher percentile of the
-  other, and the Wilson intervals of the two shares do not overlap: if p95 of A is above p99 of B,
-  at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are stored, so a
-  smaller shift is not detected.
+- Found rates, if their intervals do not overlap. The interval of a result reaches from the highest
+  rate at which the contract was met to the lowest rate at which it was not met.
+- The share of requests that met the contract at an equal load, if the levels' Wilson intervals do
+  not overlap. This condition is stricter than a test of the difference: two 95 % intervals of equal
+  width are disjoint by chance in less than 1 % of comparisons.
+- A latency at an equal load, if a percentile of one result is above a higher percentile of the
+  other result, and if the Wilson intervals of the two shares do not overlap. Example: if p95 of A
+  is above p99 of B, at most 95 % of A's requests are as fast as 99 % of B's. Only percentiles are
+  stored, so a smaller difference is not detected.
 
-Requests that share a queue are not independent. A level's interval shows how many independent
-requests they are worth, and latencies are judged with that number.
+Requests that share a queue are not independent. A level's interval shows as how many independent
+requests they count, and latencies are judged with that number.
 """
 
 from __future__ import annotations
@@ -174,7 +174,7 @@ def independent_requests(level: LevelSummary) -> float:
     Return a level's effective number of independent requests, from its interval's width.
 
     The number is at most that of the answered requests. The level's interval has a higher
-    confidence than `CONFIDENCE`, so the number is rather too small.
+    confidence than `CONFIDENCE`, so the number is too small rather than too large.
     """
     answered = level.requests - sum(level.errors.values())
     if not level.requests or answered <= 0:

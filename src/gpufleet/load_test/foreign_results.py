@@ -1,9 +1,9 @@
 """Parse results of `vllm bench serve`, guidellm and aiperf into one type.
 
 Each format is read by its own keys. A value that a format lacks, or counts differently from
-`gpufleet measure`, becomes a reservation: a sentence beside the numbers. A foreign file is
-untrusted: a missing value, or a value of another type, is unknown. Sources of the keys:
-vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
+`gpufleet measure`, becomes a reservation: a sentence next to the numbers. A foreign file is
+untrusted, so a missing value, or a value of a different type, is treated as unknown. Sources of the
+keys: vllm/benchmarks/serve.py of vLLM 0.18 to 0.33, guidellm 0.8.1 (report schemas 1 and 2), aiperf
 0.13.0 (export schemas up to 1.4).
 """
 

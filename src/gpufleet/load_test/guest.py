@@ -1,7 +1,7 @@
 """Limit load beside users to a share of the idle capacity, and decide when it must stop. Pure.
 
-The decision is by vLLM's own metrics, its queue and its KV cache usage. A queued user request also
-waits behind the guest's requests, so the first queued request ends the load.
+The decision uses vLLM's own metrics: its queue and its usage of the KV cache. If a user's request
+is queued, it also waits for the guest's requests, so the first queued request ends the load.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ def most_in_flight(loads: Iterable[ServerLoad | str], share: float) -> int:
     """
     Return a guest's limit of requests in flight.
 
-    The limit is `share` of the idle slots, or of the slots that the idle KV cache allows, if fewer.
-    A sentence instead of a load is the reason why the load is unknown. Raises `FleetError` if a
-    load is unknown, or nothing is idle.
+    The limit is `share` of the idle slots. If the idle KV cache allows fewer requests, the limit is
+    `share` of these. A sentence instead of a load is the reason why the load is unknown. Raises
+    `FleetError` if a load is unknown, or if nothing is idle.
     """
     idle = idle_slots(loads)
     if (most := math.floor(idle * share)) < 1:
@@ -90,7 +90,7 @@ def subtract_own_load(loads: Iterable[ServerLoad | str], own: int) -> list[Serve
     """
     Return loads without the guest's own requests, assumed to be an equal share on every server.
 
-    A server does not report the owners of requests, and a gateway spreads all evenly.
+    A server does not report the owners of requests, and a gateway spreads all requests evenly.
     """
     loads = list(loads)
     total = sum(each.running + each.waiting for each in loads if not isinstance(each, str))

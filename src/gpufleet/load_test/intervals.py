@@ -1,9 +1,9 @@
 """Compute confidence intervals, percentiles, trends and correlation of measurements. Pure.
 
 Requests that share a queue are not independent: a request that waits too long delays its
-neighbours. An interval that ignores this is far too narrow. `autocorrelation_time` is the number of
-consecutive requests that count as one independent request; divide counts by it before computing an
-interval.
+neighbours. An interval that ignores this dependence is far too narrow. `autocorrelation_time` is
+the number of consecutive requests that count as one independent request: divide counts by this
+number before you compute an interval.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decide during a level of load whether it needs more requests, and summarize it. Pure.
 
 Fast requests finish first, so a request counts only when all requests due before it are also
-decided: finished, failed, or too old to keep the contract. `verdicts` evaluates the share of kept
+decided: finished, failed, or too old to meet the contract. `verdicts` evaluates the share of kept
 requests. A level whose queue grows without end is stopped early.
 """
 
@@ -253,7 +253,7 @@ class Level:
         Return one request's time without queueing: the median of the first requests.
 
         If the median of all requests is lower, it is used instead, because the first requests may
-        have met a cold server.
+        have been slow because the server was cold.
         """
         if not self._times:
             return 0.0

@@ -1,6 +1,6 @@
 """Run levels of load on one target: requests, stop conditions, and the client's own cost.
 
-Border: it starts load clients and reads the key and certificate of the target.
+Border: this module starts load clients, and reads the key and the certificate of the target.
 """
 
 from __future__ import annotations
@@ -142,8 +142,8 @@ class LevelRuns:
         """
         Send requests of the workload one at a time until one of them keeps the contract.
 
-        Raises `FleetError` with their latencies if enough of them miss it to prove that its share
-        is not kept.
+        Raises `FleetError` with the requests' latencies if enough of them miss the contract to
+        prove that its share of requests cannot be reached.
         """
         most, give_up = fewest_alone(self.contract), give_up_seconds(self.contract)
         found: list[Outcome] = []
@@ -231,7 +231,7 @@ class LevelRuns:
 
 def blame_client(found: LevelSummary, lag_p99: float, contract: Contract) -> LevelSummary:
     """
-    Return a level; *not known* if the client was late and the level missed.
+    Return a level, as *not known* if the client was late and the level was missed.
 
     A late client only lengthens latencies, so a kept level stays kept. In a closed loop, `lag_p99`
     is the delay of the client's loop.
@@ -349,7 +349,7 @@ def _explain(error: str, work: Work) -> str:
 
 
 def read_key(path: str | None) -> str:
-    """Return the key in a file; "" without a file. Raises `FleetError` naming the file."""
+    """Return the key in a file, or "" without a file. Raises `FleetError` with the file's name."""
     if path is None:
         return ""
     try:

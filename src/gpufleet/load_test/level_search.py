@@ -1,4 +1,4 @@
-"""Search the highest level of load that keeps the contract."""
+"""Search for the highest level of load at which the contract is met."""
 
 from __future__ import annotations
 

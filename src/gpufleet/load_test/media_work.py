@@ -1,8 +1,8 @@
 """Define requests with a picture or a sound that the client generates. Pure.
 
-A picture has one colour and a sound is a tone, because a server's computation depends on their
-size. An answer about a picture has the requested length. A tone has few words, so a rate of sounds
-measures the encoder, and transcripts shorter than those of speech.
+A picture has one colour and a sound is a tone, because a server's computation depends only on the
+size of a picture or a sound. An answer about a picture has the requested length. A tone has few
+words, so a rate of sounds measures the encoder, and transcripts shorter than those of speech.
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""Find the highest load that keeps a contract: double until a miss, then bisect. Pure.
+"""Find the highest load at which a contract is met: double the load, then bisect. Pure.
 
-If the first level already misses, the load is halved, at most down to one request at a time.
+If the contract is not met at the first level, the load is halved, at most down to one request at a
+time.
 
 Only levels with a verdict bound the result. A level whose verdict is "not known" is tried once
-more, with twice the budget. If it is still unknown, the limit is close. Then levels below and above
-it are tried, as far away as the tolerance allows, because these reach a verdict sooner. If they do
-not enclose it closely enough, the result is "not known" with the levels.
+more, with twice the budget. If its verdict is still "not known", the limit is close to this level.
+Then levels below and above this level are tried, as far away as the tolerance allows, because they
+reach a verdict sooner. If these levels do not enclose the limit closely enough, the result is "not
+known" with the levels.
 
 A load is arrivals per second, or the concurrency of a closed loop.
 """
@@ -129,7 +131,7 @@ class RateSearch:
 
     def next(self) -> float | None:
         """
-        Return the load to measure next, or None at the end.
+        Return the load to measure next, or None if the search has ended.
 
         The same load is returned until its level is added.
         """

@@ -1,8 +1,8 @@
 """Choose the settings to try on one replica, and those with the highest rate. Pure.
 
-One setting is tried after the other, each value together with the best values so far. A trial is
-better only if `compare_results` would report it, because its interval of rates per GPU lies above
-the best one's.
+One setting is tried after the other, and each value is tried together with the best values so far.
+A trial is better only if `compare_results` would report the difference, because the trial's
+interval of rates per GPU is above that of the best trial so far.
 """
 
 from __future__ import annotations

@@ -1,22 +1,24 @@
-"""Judge whether requests kept the contract, with the confidence that their number allows. Pure.
+"""Judge whether requests met the contract, with the confidence that their number allows. Pure.
 
-Four corrections that keep a verdict about a level of load valid:
+Four corrections keep a verdict about a level of load valid:
 
-- **Warm-up.** Requests that come before the server is full (one request's time), or before a trend
-  ends, do not count. While latencies still rise, a level cannot be kept; while they still fall, it
-  cannot be missed.
-- **Queues.** Requests that share a queue miss together. Wilson's interval uses the number of
-  independent requests that these are worth, with Student's t. Plain Wilson errs grossly: one look
-  at 300 to 10,000 requests of a simulated M/D/c queue, exactly at its limit, calls it kept or
-  missed in 26 to 100 % of runs, at a confidence of 99.4 %. Here, all looks together call it so in 1
-  to 3 %.
-- **Each promise by itself.** Trends and correlation are sought in the strain of each promise. In
-their maximum, a constant strain would hide the others: with ITL at 94 % of its limit, a queue that
-  was still filling up looked steady, and searches with a small budget were wrong in 11 %.
-- **Looking often.** An interval that is checked after each request leaves the target sooner or
-  later by chance. It is checked at most `LOOKS` times, at fixed fractions of the budget, and each
-  look has its part of the error: the last one a half, each one before it half of the next one's.
-  Both directions and a second try share 1 - confidence.
+- **Warm-up.** Requests do not count if they arrive before the server is full (one request's time),
+  or before a trend ends. While latencies still rise, a level cannot be judged as kept. While
+  latencies still fall, a level cannot be judged as missed.
+- **Queues.** Requests that share a queue are often late together. Wilson's interval is therefore
+  computed with their number of independent requests, and with Student's t. Without this
+  correction, verdicts are often wrong. Example: a simulated M/D/c queue exactly at its limit, 300
+  to 10,000 requests, a confidence of 99.4 %. One evaluation with the plain interval gives the
+  verdict kept or missed in 26 to 100 % of runs. Here, all evaluations together do so in 1 to 3 %.
+- **Each promise by itself.** Trends and correlation are computed for the strain of each promise
+  separately. In the maximum of all strains, a constant strain would hide the others: with ITL at
+  94 % of its limit, a queue that was still filling up looked steady, and 11 % of searches with a
+  small budget were wrong.
+- **Repeated evaluation.** If an interval is evaluated after each request, it misses the true value
+  by chance at some time. An interval is therefore evaluated ("looked at") at most `LOOKS` times, at
+  fixed fractions of the budget. Each look has its part of the allowed error: the last look a half,
+  and each earlier look half of the part of the next one. Both directions and a second try share
+  the error 1 - confidence.
 """
 
 from __future__ import annotations
@@ -95,9 +97,9 @@ def is_answered(outcome: Outcome) -> bool:
 
 def strains_of(outcome: Outcome, contract: Contract) -> tuple[float, ...]:
     """
-    Return the part of each promised limit that a request took; above 1, the limit is missed.
+    Return the part of each promised limit that a request used. Above 1, the limit is exceeded.
 
-    A part is at most `MOST_STRAIN`, the value of a failed request for all limits. Without a
+    A part is at most `MOST_STRAIN`. A failed request has this value for all limits. Without a
     promised latency, the result is a single 0.
     """
     ttft, itl, e2e = contract.ttft_seconds, contract.itl_seconds, contract.e2e_seconds
@@ -132,11 +134,11 @@ def look_confidence(contract: Contract, look: int) -> float:
 
 def fewest_requests(contract: Contract) -> int:
     """
-    Return the number of kept requests, without a miss, that prove that a level is kept.
+    Return the number of requests that prove that a level is kept, if all of them are kept.
 
-    The requests must be independent, and after the warm-up. Levels close to the limit need 50 to
-    100 times as many requests: in simulated queues about 10,000 within 5 % of the limit, for any
-    server.
+    The requests must be independent, and must arrive after the warm-up. Levels close to the limit
+    need 50 to 100 times as many requests. In simulated queues, levels within 5 % of the limit
+    needed about 10,000 requests, for any server.
 
     >>> fewest_requests(Contract(share=0.95, confidence=0.95))
     130

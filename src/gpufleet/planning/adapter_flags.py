@@ -1,7 +1,7 @@
-"""Flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
+"""Return the flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
 
-Servers load the adapters when they start, from `--lora-modules NAME=PATH`: clients name an adapter,
-never a path, and a change of the adapters changes the flag.
+Servers load the adapters when they start, from `--lora-modules NAME=PATH`: clients send the name of
+an adapter, never a path. A change of the adapters changes the flag.
 """
 
 from __future__ import annotations

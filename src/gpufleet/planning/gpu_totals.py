@@ -1,8 +1,8 @@
 """
 Summarize a plan: how many GPUs it uses, with equal nodes as one block.  Pure.
 
-Two nodes are in one block if their GPUs are alike and each runs the same parts of the same models
-on the same GPUs and ports: only the numbers of the replicas differ.
+Two nodes are in one block if they have the same kind of GPUs, and if each runs the same parts of
+the same models on the same GPUs and ports. Only the numbers of their replicas differ.
 """
 
 from __future__ import annotations

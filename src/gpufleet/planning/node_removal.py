@@ -1,10 +1,10 @@
 """
 Refuse a plan in which a multi-node replica loses a node.  Pure.
 
-The other nodes of such a replica hold parts of a model that are useless alone. A typing error in an
-inventory, or a GPU that is reserved for others, would therefore end a service on other nodes. This
-is refused, unless the operator requests a new plan (`when_a_node_leaves: replan`). A single-node
-replica moves when its node is removed, and the plan shows the move.
+The other nodes of such a replica have parts of a model that are useless alone. A typing error in an
+inventory, or a GPU that is reserved for others, would therefore end a service on other nodes. Such
+a plan is refused, unless the operator requests a new plan (`when_a_node_leaves: replan`). A
+single-node replica moves when its node is removed, and the plan shows the move.
 """
 
 from __future__ import annotations

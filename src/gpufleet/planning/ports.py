@@ -1,13 +1,13 @@
 """
 Assign the port on which each replica answers, and its additional ports. Pure.
 
-A port on a node has one user. A model's first replica on a node gets the declared port, further
-replicas the next free ports. The ports of exporters, foreign programs and other stages are skipped,
-and also the declared ports of the node's other models, which are reserved for their first replica.
-A running replica keeps its port as long as these rules allow it.
+A port on a node has one user. A model's first replica on a node gets the declared port, and further
+replicas get the next free ports. The ports of exporters, foreign programs and other stages are
+skipped, and also the declared ports of the node's other models, which are reserved for their first
+replica. A running replica keeps its port as long as these rules allow it.
 
 A replica with several servers on a node needs a consecutive port for each server and one for their
-supervisor, and gets all or none.
+supervisor. The replica gets all of these ports or none.
 
 A model's first replica gets a port other than the declared one only if that is the default. An
 explicit port that another setting or a foreign program also uses is an error.

@@ -1,4 +1,4 @@
-"""Options for sizing from a model's settings and flags.  Pure."""
+"""Return the options for sizing from a model's settings and flags.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Planned stages, running stages, and the reasons for moves.  Pure."""
+"""Describe planned stages, running stages, and the reasons for moves.  Pure."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Remarks on settings that servers accept, but that do not suit nodes, models or clients.  Pure."""
+"""Find settings that servers accept, but that do not suit nodes, models or clients.  Pure."""
 
 from __future__ import annotations
 

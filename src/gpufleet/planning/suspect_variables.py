@@ -1,4 +1,4 @@
-"""Remarks on environment variables that work against the node or the server.  Pure."""
+"""Find environment variables that harm the node or the server.  Pure."""
 
 from __future__ import annotations
 

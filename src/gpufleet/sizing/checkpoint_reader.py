@@ -1,7 +1,7 @@
 """Read a model's files for sizing, from a directory or from the Hugging Face Hub.
 
-This module reads files and queries the Hub. Of weights it reads only the headers, some kilobytes at
-the front of each safetensors file, and stops there even if the Hub would send the rest.
+This module reads files and queries the Hub. Of the weights, this module reads only the headers
+(some kilobytes at the beginning of each safetensors file), even if the Hub would send the rest.
 
 The Hub's own client is used, so that its settings apply: HF_ENDPOINT, HF_HOME and HF_HUB_CACHE,
 HF_HUB_OFFLINE, HF_TOKEN_PATH and the token of `hf auth login`. A token comes from a file, never

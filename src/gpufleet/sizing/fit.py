@@ -5,8 +5,8 @@ vLLM gives the KV cache the rest of its budget on the smallest rank:
 
     utilization x total - weights - activation peak - non-torch [- CUDA graphs]
 
-and refuses to start if one request of `--max-model-len` does not fit into it. Weights and
-cache follow from the model's config; the other terms are estimates with an error of their own
+and refuses to start if one request of `--max-model-len` does not fit into it. Weights and cache are
+computed from the model's config. The other terms are estimates, each with an error of its own
 (`sizing/startup_memory.py`). A verdict within that error of the limit is "near the edge" and never
 a fit.
 """

@@ -1,7 +1,7 @@
 """
 Compute the bytes of a layer's KV cache in a block on one GPU, by release. Pure.
 
-A block is a number of tokens; a page is one layer's data of a block. All pages of a model must have
+A block is a number of tokens. A page is one layer's data of a block. All pages of a model must have
 the same size. vLLM therefore chooses the block by the attention backend; for models with states
 (Mamba, linear attention), the block is so large that an attention page holds a whole state. Source:
 vllm's v1/kv_cache_interface.py, the layers' get_kv_cache_spec, platforms/cuda.py, platforms/cpu.py,

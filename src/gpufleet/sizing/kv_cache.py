@@ -3,9 +3,9 @@ Compute a KV cache's tokens, and whether one request of maximum length fits, by 
 
 vLLM sorts a model's layers into groups, each with its own block table, and all groups share one
 pool of blocks. A block of the pool is as large as the pages of one group's layers. The number of
-blocks is the number that fits on the smallest rank; a request takes blocks of every group. Each
-rule notes its changes between releases. Source: vllm/v1/core/kv_cache_utils.py (0.33:
-kv_cache_planning.py) of 0.8.5 to 0.33.0.  Pure.
+blocks is the number that fits on the smallest rank. A request uses blocks of every group. The text
+of each rule has its changes between releases. Source: vllm/v1/core/kv_cache_utils.py (0.33:
+kv_cache_planning.py) of 0.8.5 to 0.33.0. Pure.
 """
 
 from __future__ import annotations

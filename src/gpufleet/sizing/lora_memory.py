@@ -2,8 +2,8 @@
 Compute the memory of LoRA adapters: two thin matrices for each linear layer.  Pure.
 
 The matrices are allocated when the model is loaded, for `--max-loras` adapters of rank
-`--max-lora-rank`, whatever adapters are used. Source: create_lora_weights in vllm/lora/layers of
-0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
+`--max-lora-rank`, independently of the adapters that are used. Source: create_lora_weights in
+vllm/lora/layers of 0.31.0: base_linear.py, column_parallel_linear.py, row_parallel_linear.py,
 vocab_parallel_embedding.py and logits_processor.py.
 """
 

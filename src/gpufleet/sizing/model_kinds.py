@@ -3,8 +3,8 @@ Read a model's kind from its files: text, embeddings, scores, labels, transcript
 
 The rules are vLLM's (config/model.py of 0.32.0: _get_default_runner_type, _SUFFIX_TO_DEFAULTS): a
 `modules.json` of sentence-transformers makes any model an embedder, otherwise the class name
-decides. The kind of an unlisted class whose name does not show it is unknown, and the operator must
-declare it.
+decides. If a class is not listed and its name does not show the kind, the kind is unknown, and the
+operator must declare it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Find parts whose memory cannot be computed, with which the verdict is unknown.  Pure."""
+"""Find parts whose memory cannot be computed, so that the verdict is unknown.  Pure."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """
 Estimate vLLM's memory at start without weights and KV cache, and its defaults.  Pure.
 
-This memory does not follow from a config. The activation peak is PyTorch's high-water mark in a
+This memory cannot be computed from a config. The activation peak is PyTorch's high-water mark in a
 dummy run of `max_num_batched_tokens` tokens (`sizing/dummy_run.py`); CUDA, NCCL and the kernels'
 libraries allocate the rest (`sizing/startup_ranges.py`). Each part is therefore an `Estimate`, a
 range, and a verdict is certain only if it is the same over the whole range (`sizing/fit.py`).

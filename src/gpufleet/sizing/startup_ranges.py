@@ -1,10 +1,10 @@
 """
 Estimate the start-up memory that no config states, as ranges from recorded starts. Pure.
 
-A start has one or more of the `PARTS`, and the memory of each part is in a range: from the lowest
-to the highest measured value, with a margin. Ranges are added end to end, low to low and high to
-high, because a new release or another host enlarges several parts together. The stated range is the
-share `AT_ONCE` of the sum, because in no start were all parts at their ends at once.
+A start has one or more of the `PARTS`. The memory of each part is in a range from the lowest to the
+highest measured value, with a margin. The lower ends of ranges are added, and so are the higher
+ends, because a new release or a different host enlarges several parts together. The stated range is
+the share `AT_ONCE` of the sum, because in no start all parts were at their ends at the same time.
 """
 
 from __future__ import annotations
