@@ -180,7 +180,7 @@ def test_measure_from_a_node_leaves_nothing_there(fleet: TlsFleet, bench: tuple[
     (level,) = found["levels"]
     assert found["client"]["place"] == NODES[0]
     assert found["client"]["ceiling"] > 1
-    assert any("clients take processor time" in each for each in found["notes"])
+    assert any("the load clients use processor time" in each for each in found["notes"])
     assert level["errors"] == {}
     assert finished(fleet) - answered >= level["requests"] == level["kept"] >= 20
     assert load_clients(fleet) == []

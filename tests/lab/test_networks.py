@@ -267,7 +267,10 @@ def test_a_node_may_not_leave_its_replica(pair: Fleet) -> None:
 
     run = pair.gpufleet("plan", str(half), "--diff")
     assert run.status == 2
-    assert "tiny-0 runs on gpu-01, gpu-02 together, but gpu-02 is no longer in the inventory" in run.stderr
+    assert (
+        "tiny-0 runs on gpu-01, gpu-02 together, but gpu-02 is no longer in the inventory"
+        in run.stderr
+    )
     assert pair.pids() == pids
 
 

@@ -79,7 +79,9 @@ def test_it_stops_when_others_requests_are_late_though_none_waits() -> None:
 
     said = look(watch, servers)
 
-    assert said.startswith("stopped as a guest: 2 of some 2 others' requests waited longer than")
+    assert said.startswith(
+        "stopped as a guest: of about 2 values of other clients, 2 requests waited"
+    )
 
 
 def test_requests_that_were_dropped_at_a_levels_end_are_its_own() -> None:
@@ -97,8 +99,13 @@ def test_requests_that_were_dropped_at_a_levels_end_are_its_own() -> None:
     [
         ([ServerLoad("tiny-0", 8, 2, 0.1, 8)], PAGE, "2 requests wait for tiny-0"),
         ([ServerLoad("tiny-0", 8, 0, 0.95, 8)], PAGE, "95% of tiny-0's KV cache"),
-        (["tiny-0: no answer"], PAGE, "a replica's load is no longer known (tiny-0: no answer)"),
-        ([IDLE], "", "or vllm:time_to_first_token_seconds, by which others' requests are watched"),
+        (["tiny-0: no answer"], PAGE, "no longer knows the load of a replica (tiny-0: no answer)"),
+        (
+            [IDLE],
+            "",
+            "or vllm:time_to_first_token_seconds, with which gpufleet watches the requests of"
+            " other clients",
+        ),
         ([IDLE], PAGE.replace(" 15.0", " 3.0"), "gpu-01:8000 was restarted"),
     ],
     ids=["queue", "cache", "silence", "no histogram", "restart"],
@@ -139,5 +146,7 @@ def test_servers_whose_latencies_cannot_be_watched_are_refused_before_any_load()
     servers = Servers()
     servers.page = "vllm:num_requests_running 0\n"
 
-    with pytest.raises(FleetError, match="by which others' requests are watched"):
+    with pytest.raises(
+        FleetError, match="with which gpufleet watches the requests of other clients"
+    ):
         servers.watch()

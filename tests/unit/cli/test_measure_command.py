@@ -187,7 +187,7 @@ def test_the_knee_and_where_itl_runs_away_are_named_in_the_terminal(
     print_result(found, write_result(found, tmp_path))
 
     said = capsys.readouterr().out
-    assert "At 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
+    assert "Up to 8 requests/s, p99 ITL has grown by a larger factor than the load." in said
 
 
 def test_what_a_search_in_a_closed_loop_has_not_is_refused_beside_it() -> None:

@@ -286,7 +286,7 @@ def test_an_objective_that_was_tightened_since_takes_the_rate_out(fleet: Measure
     fleet.set(**{"max-num-seqs": 64})
 
     assert "VllmNearMeasuredCapacity" not in fleet.rules()
-    assert "for another contract: ttft_seconds none, now 0.1" in fleet.plan()[0]
+    assert "for a different contract: ttft_seconds none, now 0.1" in fleet.plan()[0]
     assert len(stored_results(fleet.inventory).measurements) == 1
 
 
