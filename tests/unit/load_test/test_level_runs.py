@@ -95,7 +95,7 @@ def test_objectives_that_no_request_meets_alone_are_refused_with_the_numbers(
 
     assert sent >= requests
     assert str(refused.value).startswith(
-        "not even one request at a time meets the objectives of tiny: all of"
+        "not even one request at a time meets the objectives of tiny: none of"
     )
     assert "TTFT is 0.2 s at best, but the objective is 0.005 s; E2E is 0.5 s at best" in str(
         refused.value
@@ -115,7 +115,7 @@ def test_a_failure_of_every_request_is_named() -> None:
     server = QueueServer(slots=4, faults=("500",) * 20)
     with (
         virtual_clients(server) as clients,
-        pytest.raises(FleetError, match=r"missed them \(failures: 500\)"),
+        pytest.raises(FleetError, match=r"none of 3 requests met them \(failures: 500\)"),
     ):
         alone(clients, Contract(ttft_seconds=0.3)).check_alone()
 

@@ -176,7 +176,7 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ("transcribe", {"preset": "chat"}, "the presets for `kind: transcribe` are recordings"),
         ("embed", {"preset": "pictures"}, "are documents, queries"),
         ("transcribe", {"lengths": "x"}, "'x' is not a length"),
-        ("transcribe", {"lengths": "601"}, "write 600 at most"),
+        ("transcribe", {"lengths": "601"}, "write at most 600"),
         ("transcribe", {"prompts": "own.jsonl"}, "not read from files"),
         (
             "generate",

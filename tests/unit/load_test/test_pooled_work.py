@@ -257,7 +257,7 @@ def test_a_line_that_is_no_request_of_the_kind_is_named(
     file.write_text(json.dumps(line))
     with pytest.raises(FleetError) as refused:
         from_jsonl(file, kind)
-    assert f"{file}: line 1: is no" in str(refused.value)
+    assert f"{file}: line 1: the line is no" in str(refused.value)
     assert form in str(refused.value)
 
 

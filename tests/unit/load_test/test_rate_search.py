@@ -237,7 +237,7 @@ def test_only_a_miss_of_one_request_at_a_time_is_not_even_one() -> None:
     assert search_on(search, lambda *_: "missed") == [0.5, 0.25, 0.125, 0.1]
     found = search.result()
     assert found.status == "not even one"
-    assert found.why == "even one request at a time, 0.1, misses: its numbers"
+    assert found.why == "even one request at a time, 0.1, does not meet the contract: its numbers"
     search = RateSearch(0.5, 100, least=0.001)
     asked = search_on(search, lambda *_: "missed")
     assert asked == [0.5 / 2**n for n in range(MOST_HALVINGS + 1)]

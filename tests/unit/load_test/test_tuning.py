@@ -356,7 +356,7 @@ def test_replicas_over_several_nodes_and_unknown_ones_are_refused() -> None:
         FLEET, running=(runs("tiny-0", "a", "x"), runs("tiny-0", "b", "y", rank=1))
     )
 
-    with pytest.raises(FleetError, match="tiny-0 spans a, b"):
+    with pytest.raises(FleetError, match="tiny-0 runs on a, b together"):
         choose_replica("tiny", "tiny-0", spread, {})
     with pytest.raises(FleetError, match="no replica 'tiny-7'"):
         choose_replica("tiny", "tiny-7", FLEET, {})
