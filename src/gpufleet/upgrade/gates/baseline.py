@@ -311,7 +311,7 @@ def read_answers(
             try:
                 _read_node(node, said.get(node, "was not queried"), question, found, servers)
             except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
-                why = f"its answer is invalid ({type(problem).__name__}: {problem})"
+                why = f"the node's answer is invalid ({type(problem).__name__}: {problem})"
                 _mark_unknown(node, why, question, found, servers)
         answers[question.replica] = {prompt: tuple(each) for prompt, each in found.items()}
         readings[question.replica] = Reading(now, servers)
@@ -349,7 +349,10 @@ def traffic_between(first: Reading | None, last: Reading) -> Traffic:
         unread.append("no server's counters could be read")
     if first:
         gone = sorted(set(first.servers) - set(last.servers))
-        unread += (f"{name}: it existed before and is gone now" for name in gone)
+        unread += (
+            f"{name}: this server existed before the change and does not exist any more"
+            for name in gone
+        )
     return Traffic(
         last.at - first.at if first else 0.0,
         latencies,
@@ -368,7 +371,7 @@ def counters(text: str) -> Counters:
     """
     page = read_page(text)
     if page.engine is None:
-        raise ValueError(f"it serves no metrics of {join_names(each.title for each in engines())}")
+        raise ValueError(f"it has no metrics of {join_names(each.title for each in engines())}")
     found = {key: page.measured(measure) for key, measure in _MEASURES.items()}
     started = [value for _, value in page.samples.get(STARTED, ())]
     return Counters(
@@ -509,7 +512,7 @@ def _alerts(
             if not problem and not isinstance(document, str):
                 asked_at.append(float(document["alerts"]["at"]))
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as error:
-            problem = f"its answer is invalid ({type(error).__name__}: {error})"
+            problem = f"the answer is invalid ({type(error).__name__}: {error})"
         if problem:
             problems.append(f"{home}: Alertmanager did not report its alerts: {problem}")
     return Alerts(

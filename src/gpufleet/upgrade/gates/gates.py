@@ -36,9 +36,9 @@ single slow request is no evidence.
 _VECTORS = frozenset({"embed", "reward"})
 """Kinds of models with vectors of numbers as answers."""
 _CHANGED = {
-    "rerank": "has rank {} in the reranker's order, before it had {}",
-    "classify": "has the label {}, before it had {}",
-    "transcribe": "is transcribed as {}, before as {}",
+    "rerank": "has rank {} in the reranker's order, but it had rank {} before the change",
+    "classify": "has the label {}, but it had the label {} before the change",
+    "transcribe": "is transcribed as {}, but it was transcribed as {} before the change",
 }
 # Characters of a prompt or an answer that a message quotes.
 _SHOWN = 40
@@ -103,7 +103,7 @@ def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) 
     """
     case = _Case()
     if not before and not after:
-        case.remarks.append("no golden prompts are declared: answers are not compared")
+        case.remarks.append("no golden prompts are declared, so answers are not compared")
         return case.verdict
     shares = []
     loose = []
@@ -113,7 +113,7 @@ def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) 
         if not now:
             case.unknown.append(f"{name} was not tested after the change")
         elif failed := sorted({each.error for each in now if each.error and each.asked}):
-            case.against.append(f"{name} is not answered: {'; '.join(failed)}")
+            case.against.append(f"{name} got no answer: {'; '.join(failed)}")
         elif silent := sorted({each.error for each in now if each.error}):
             case.unknown.append(f"{name} could not be tested: {'; '.join(silent)}")
         elif (needed := cosine if now[0].kind in _VECTORS else same) == 0:
@@ -141,24 +141,29 @@ def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) 
 def _answers_at_all(case: _Case, name: str, was: Sequence[Answer], now: Sequence[Answer]) -> None:
     spoke = any(_tokens(each) for each in was if not each.error)
     if spoke and not all(_tokens(each) for each in now):
-        case.against.append(f"{name} has an empty answer, before it had text")
+        case.against.append(
+            f"{name} has an empty answer, but its answer had text before the change"
+        )
 
 
 def _unfit(was: Sequence[Answer], same: float) -> str:
     """Return why the baseline answers cannot be compared; "": they can."""
     if not was:
-        return "it was not queried before the change"
+        return "the prompt was not tested before the change"
     if failed := sorted({each.error for each in was if each.error}):
-        return f"it had no answer before either: {'; '.join(failed)}"
+        return f"the prompt got no answer before the change either: {'; '.join(failed)}"
     if not any(_tokens(each) for each in was):
-        return "its answer was empty before"
+        return "the answer was already empty before the change"
     if len(was) < 2:
-        return "it was tested once before, so it is unknown whether its answer is stable"
+        return (
+            "the prompt was tested only once before the change, so it is unknown whether the "
+            "answer is stable"
+        )
     share = min(_share(one, other) for one, other in combinations(was, 2))
     if share < same:
         return (
-            f"in {len(was)} tests before the change its answers had {_percent(share)} in common, "
-            f"but {_percent(same)} is required"
+            f"the answers of {len(was)} tests before the change had only the first "
+            f"{_percent(share)} in common, but {_percent(same)} is required"
         )
     return ""
 
@@ -214,7 +219,10 @@ def _other_kind(was: Sequence[Answer], now: Sequence[Answer]) -> str:
     if before == after and len(after) == 1:
         return ""
     names = (" and ".join(sorted(kinds)) for kinds in (before, after))
-    return "before, a model of kind {} answered it, now one of kind {}".format(*names)
+    return (
+        "a model of kind {} answered the prompt before the change, and a model of kind {} "
+        "answered it after the change"
+    ).format(*names)
 
 
 def _tokens(answer: Answer) -> int:
@@ -232,22 +240,25 @@ def _different(
     if one.kind in _VECTORS:
         sizes = len(one.numbers or ()), len(other.numbers or ())
         if sizes[0] != sizes[1]:
-            return f"{name} has a vector of {sizes[1]} numbers, before it had {sizes[0]}"
+            return (
+                f"{name} returned an embedding of {sizes[1]} numbers, but returned {sizes[0]} "
+                "numbers before the change"
+            )
         cosine = math.floor(share * 1e6) / 1e6
         return (
-            f"{name} has another vector: its cosine with the earlier one is {cosine:g}, but "
-            f"{same:g} is required (`golden.cosine`)"
+            f"{name} returned a different embedding: its cosine with the embedding from before "
+            f"the change is {cosine:g}, but at least {same:g} is required (`golden.cosine`)"
         )
     if one.kind in _CHANGED:
         return f"{name} {_CHANGED[one.kind].format(_quoted(other.text), _quoted(one.text))}"
     counted_in = "tokens" if one.tokens is not None and other.tokens is not None else "characters"
     lengths = ""
     if _tokens(one) != _tokens(other):
-        lengths = f" ({_tokens(other)} {counted_in} in place of {_tokens(one)})"
+        lengths = f" ({_tokens(other)} {counted_in} instead of {_tokens(one)})"
     return (
-        f"{name} is answered differently: the first {_percent(share)} of the {counted_in} are the "
-        f"same{lengths}, but {_percent(same)} are required (before {_quoted(one.text)}, now "
-        f"{_quoted(other.text)})"
+        f"{name} got a different answer: only the first {_percent(share)} of the {counted_in} are "
+        f"the same{lengths}, but {_percent(same)} are required. The answer was "
+        f"{_quoted(one.text)} and is now {_quoted(other.text)}"
     )
 
 
@@ -276,7 +287,7 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
     for name in after.restarted:
-        case.against.append(f"{name}: it restarted while it was observed")
+        case.against.append(f"{name}: the server restarted while it was observed")
     case.unknown += (f"after the change: {each}" for each in after.unread)
     case.unknown += (f"before the change: {each}" for each in before.unread)
     case.seen |= {"requests_before": before.requests, "requests_after": after.requests}
@@ -285,10 +296,12 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     for key, words in LATENCIES.items():
         was, now = before.latencies.get(key), after.latencies.get(key)
         if was is None and is_new:
-            case.remarks.append(f"{words}: not judged, because its model did not run before")
+            case.remarks.append(
+                f"{words}: not judged, because the model did not run before the change"
+            )
         elif was is None or now is None:
             when = "before" if was is None else "after"
-            case.unknown.append(f"{words}: no server counted it {when} the change")
+            case.unknown.append(f"{words}: no server reported this metric {when} the change")
         elif fewest < gates.latency_least_requests:
             case.remarks.append(
                 f"{words}: not judged, because there were {before.requests:g} requests before and "
@@ -316,7 +329,7 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
                 f"{words}: not judged, because no answer {when} the change had two tokens or more"
             )
         else:
-            case.unknown.append(f"{words}: its p99 {when} the change is unknown")
+            case.unknown.append(f"{words}: the p99 {when} the change is unknown")
         return
     case.seen |= {f"{key}_p99_before": one, f"{key}_p99_after": other}
     next_one = _bucket(bounds, was) + 1
@@ -324,8 +337,9 @@ def _latency(case: _Case, key: str, was: Histogram, now: Histogram, ratio: float
     # With fewer than a hundred requests, p99 is the slowest one, which may have any cause.
     if other > one * ratio and next_one < _bucket(bounds, now) and slower >= _LEAST_SLOW:
         case.against.append(
-            f"{words}: its p99 is {_seconds(other)} and was {_seconds(one)} before the change: "
-            f"{other / one:.1f} times as much, and {ratio:g} are allowed (`gates.latency_ratio`)"
+            f"{words}: the p99 is {_seconds(other)} and was {_seconds(one)} before the change. "
+            f"That is {other / one:.1f} times as much, but at most {ratio:g} times as much is "
+            "allowed (`gates.latency_ratio`)"
         )
 
 
@@ -375,7 +389,7 @@ def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
     """Judge both error counts of a release; at least one of them must exist."""
     rates = (
         ("requests that ended in an error", "finished", _error_rate),
-        ("HTTP answers 5xx", "answered", _server_error_rate),
+        ("HTTP responses with a 5xx status", "answered", _server_error_rate),
     )
     judged = False
     for words, name, rate in rates:
@@ -387,11 +401,12 @@ def _errors(case: _Case, before: Traffic, after: Traffic, ratio: float) -> None:
         case.seen |= {f"{name}_errors_before": one, f"{name}_errors_after": other}
         if other > one + ratio:
             case.against.append(
-                f"{words}: {_percent_up(other)} of {sum(now.values()):g} after the change, "
-                f"{_percent_up(one)} before: more than `gates.error_ratio` ({ratio:g}) allows"
+                f"{words}: {_percent_up(other)} of {sum(now.values()):g} after the change, and "
+                f"{_percent_up(one)} before. The increase is larger than `gates.error_ratio` "
+                f"({ratio:g}) allows"
             )
     if not judged:
-        case.unknown.append("errors: no server counted its requests' outcomes")
+        case.unknown.append("errors: no server reported how many of its requests failed")
 
 
 def _error_rate(finished: Mapping[str, float]) -> float:
@@ -432,13 +447,14 @@ def findings(before: Findings, after: Findings) -> Verdict:
         where = f"{each.node}{' GPU ' + each.gpu if each.gpu else ''}"
         (case.against if each.blocks else case.unknown).append(
             f"{where}: the check {each.check} {'fails' if each.blocks else 'could not be run'}, "
-            f"unlike before: {each.found}"
+            f"which was not so before the change: {each.found}"
         )
     if unchecked := sorted(set(before.nodes) - set(after.nodes)):
         case.unknown.append(f"not checked after the change: {', '.join(unchecked)}")
     if not before.nodes and after.nodes:
         case.unknown.append(
-            "nothing was checked before the change, so no finding is known to be old"
+            "no check ran before the change, so it is unknown which findings are older than the "
+            "change"
         )
     old = len(known & {each.key for each in after.stops})
     if old:
@@ -464,17 +480,19 @@ def alerts(
     case.unknown += before.problems
     case.unknown += (each for each in after.problems if each not in before.problems)
     if missing := sorted(set(after.asked) - set(before.asked)):
-        case.unknown.append(f"{', '.join(missing)}: was not queried before the change")
+        case.unknown.append(
+            f"{', '.join(missing)}: this Alertmanager was not queried before the change"
+        )
     old = {each.labels for each in before.alerts}
     for each in after.alerts:
         if each.node not in nodes or each.labels in old:
             continue
-        what = f"{each.node}: the alert {each.name} fires, and did not before"
+        what = f"{each.node}: the alert {each.name} fires, and did not fire before the change"
         said = f": {each.summary}" if each.summary else ""
         held = (holds or {}).get(each.name)
         began = _epoch(each.since) - held if held is not None else math.nan
         if before.at is not None and began < before.at:
-            case.remarks.append(f"{what}; its reason is older than the change{said}")
+            case.remarks.append(f"{what}, but its cause is older than the change{said}")
         else:
             case.against.append(what + said)
     return case.verdict
@@ -486,8 +504,9 @@ def never_passed(before: Alerts, rules: Gates) -> tuple[str, ...]:
         return ()
     return (
         *before.problems,
-        "no wave could pass the alert gate, and each would be rolled back: nothing was changed; "
-        "make the Alertmanager reachable, or write `alerts: false` under `upgrade.gates`",
+        "gpufleet changed nothing, because no wave could pass the alert gate and each wave would "
+        "be rolled back. Make the Alertmanager reachable, or write `alerts: false` under "
+        "`upgrade.gates`",
     )
 
 
@@ -514,16 +533,16 @@ def cannot_pass(
     return (*case.unknown, *(() if verdict.passed else verdict.reasons))
 
 
-WITHOUT_BASELINE = "so the gates of its wave will not pass, and the wave is changed and rolled back"
+WITHOUT_BASELINE = "so the gates of the wave cannot pass: the wave will be changed and rolled back"
 """Message text: the consequence if `cannot_pass` returns reasons."""
 
 
 def silent_replicas(silent: Mapping[str, str]) -> tuple[str, ...]:
     """Return a remark for each changed replica that does not answer before the change."""
     return tuple(
-        f"{replica}: {why}: it has no answers and no counters of before to compare with, "
-        f"{WITHOUT_BASELINE}: repair it first with deploys/vllm.py and the settings that it runs "
-        "with, or change it by that deploy instead"
+        f"{replica}: {why}. It has no earlier answers and no earlier counters to compare with, "
+        f"{WITHOUT_BASELINE}. Repair the replica first with deploys/vllm.py and its present "
+        "settings, or use deploys/vllm.py instead of an upgrade"
         for replica, why in sorted(silent.items())
     )
 

@@ -171,7 +171,7 @@ def recheck(
         need = needs[each.model]
         numbers = f"{each.model}: {each.left} of {each.serving} replicas are left, {_needs(need)}"
         if need.unknown and each.model not in accept_unknown_load:
-            waits.append(f"{each.model}: its load is unknown: {'; '.join(need.unknown)}")
+            waits.append(f"the load of {each.model} is unknown: {'; '.join(need.unknown)}")
         elif each.takes > spare(need, each.serving, most[each.model], accepted=each.accepted):
             waits.append(numbers)
         else:
@@ -179,7 +179,7 @@ def recheck(
     if waits:
         return Recheck("wait", f"wave {wave.number} waits: {'; '.join(waits)}")
     return Recheck(
-        "proceed", f"wave {wave.number}: {'; '.join(goes) or 'takes nothing that serves'}"
+        "proceed", f"wave {wave.number}: {'; '.join(goes) or 'drains no serving replica'}"
     )
 
 
@@ -193,15 +193,16 @@ def _most(found: Iterable[Wave], loads: Sequence[ReplicaLoad]) -> Counter[str]:
 
 
 def _needs(need: Need) -> str:
-    measured = f", by what was measured {need.measured}" if need.measured else ""
-    return f"{need.needed} needed for a load of {need.load:.2f} replicas{measured}"
+    measured = f", as measured {need.measured}" if need.measured else ""
+    return f"{need.needed} are needed for a load of {need.load:.2f} replicas{measured}"
 
 
 def _unknown(need: Need) -> str:
     return (
         f"{need.model}: the load of {count_of(len(need.unknown), 'replica')} of {need.serving} is "
-        f"unknown, and so is the number that may be drained: {'; '.join(need.unknown)}: fix that, "
-        f"or continue with `{ACCEPT_UNKNOWN_LOAD} {need.model}`, which counts it as full"
+        "unknown, so gpufleet does not know how many replicas it may drain: "
+        f"{'; '.join(need.unknown)}. Repair this, or continue with `{ACCEPT_UNKNOWN_LOAD} "
+        f"{need.model}`, which counts a replica of unknown load as full"
     )
 
 
@@ -232,25 +233,25 @@ class _Request:
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))
         more = count_of(len(lacks) - 1, "further wave")
-        others = f" (and so with {more})" if len(lacks) > 1 else ""
+        others = f" (and {more} with the same problem)" if len(lacks) > 1 else ""
         rule = (
-            f"its load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
+            f"the load of {need.load:.2f} replicas needs {need.needed} at a headroom of "
             f"{settings.headroom:g} (`upgrade.headroom`)"
         )
         if need.measured:
-            rule += f", by what its replicas were measured to carry {need.measured}"
+            rule += f", according to the capacity of its replicas that was measured {need.measured}"
         if need.needed == settings.keep and need.load <= settings.keep * settings.headroom:
             rule = f"`upgrade.keep` is {settings.keep}"
         serve = "serves" if worst.serving == 1 else "serve"
         said = (
-            f"upgrade.waves: wave {worst.wave} drains {_part(worst)} of {model} that "
-            f"{serve}{others}, which leaves {worst.left}, and {rule}"
+            f"upgrade.waves: wave {worst.wave}{others} drains {_part(worst)} of {model} that "
+            f"{serve}, so {worst.left} would be left, but {rule}"
         )
         add = f"(`serving.{model}.replicas`)"
         if worst.serving <= most:
             return (
-                f"{said}: all serving replicas are in this wave, so {model} is down while it loads "
-                f"({self._cost(model)}): add a replica first {add}, or accept the outage: "
+                f"{said}. All serving replicas are in this wave, so {model} is down while it loads "
+                f"({self._cost(model)}). Add a replica first {add}, or accept the outage with "
                 f"`{ACCEPT_OUTAGE} {model}`"
             )
         written = self._smaller(need)
@@ -258,17 +259,18 @@ class _Request:
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        ways.append(f"give it {count_of(worst.needed - remain, 'more replica')} {add}")
+        ways.append(f"add {count_of(worst.needed - remain, 'more replica')} of it {add}")
         if not written:
             ways.append(
-                "accept that the remaining replicas cannot carry the load, one group at a time: "
-                f"`{ACCEPT_OUTAGE} {model}`"
+                "accept with `"
+                f"{ACCEPT_OUTAGE} {model}` that the remaining replicas cannot serve the load: "
+                "gpufleet then changes one group at a time"
             )
         return f"{said}: {', or '.join(ways)}"
 
     def _cost(self, model: str) -> str:
         seconds = self.load_seconds.get(model)
-        return f"{seconds:.0f} s the last time" if seconds is not None else "for an unknown time"
+        return f"{seconds:.0f} s the last time" if seconds is not None else "an unknown time"
 
     def _smaller(self, need: Need) -> str:
         """

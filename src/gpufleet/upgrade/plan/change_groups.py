@@ -27,7 +27,7 @@ from gpufleet.planning.stage import Running, Stage
 from gpufleet.serving.restarts import NO_ARGUMENT
 from gpufleet.upgrade.plan.wave import Group, Kind
 
-STOPPED = "it does not run, or its start parameters are unknown"
+STOPPED = "the unit does not run, or its start parameters are unknown"
 
 
 def groups(
@@ -93,7 +93,8 @@ def without_cordoned(
             reasons = "; ".join(f"{node}: {cordoned[node]}" for node in kept)
             sentences.append(
                 f"{group.id} is left unchanged, because a person has cordoned {join_names(kept)} "
-                f"({reasons}): {uncordon_command(kept[0])}, and upgrade again when that is done"
+                f"({reasons}). When that work is done, run {uncordon_command(kept[0])} and upgrade "
+                "again"
             )
         else:
             on.append(group)

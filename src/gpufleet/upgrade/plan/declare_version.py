@@ -81,7 +81,9 @@ def _engine_edits(
     declared: Fleet, engine: EngineName, version: str, nodes: Collection[str]
 ) -> Collection[Edit]:
     if not RELEASE.fullmatch(version):
-        raise FleetError(f"--{engine} {version}: a version has three numbers, as 0.32.0")
+        raise FleetError(
+            f"--{engine} {version}: a version must have three numbers, for example 0.32.0"
+        )
     wanted = {
         name: (each, each.settings.engines[engine])
         for name, each in declared.gpu_nodes.items()
@@ -114,8 +116,8 @@ def _engine_edits(
             found[edit.file, edit.line] = edit
         if lock is not None and not ((declared.root / lock).is_file() or shipped_lock(lock)):
             problems.append(
-                f"{lock}: does not exist: create it with `gpufleet packages lock` "
-                f"(locks/README.md); {name} is built from it"
+                f"{lock}: does not exist, but {name} is built from this file: create it with "
+                "`gpufleet packages lock` (locks/README.md)"
             )
     problems += _others(declared, wanted, found.values())
     if problems:
@@ -158,8 +160,8 @@ def write_down(root: Path, wanted: Iterable[Edit]) -> None:
             continue
         if not found or found["key"] != edit.key or found["value"] != edit.before:
             problems.append(
-                f"{edit.file}:{edit.line}: is no longer `{edit.key}: {edit.before}`: write "
-                f"`{edit.after}` yourself"
+                f"{edit.file}:{edit.line}: this line is no longer `{edit.key}: {edit.before}`: "
+                f"write `{edit.after}` yourself"
             )
             continue
         lines[edit.line - 1] = (
@@ -211,21 +213,21 @@ def _edit(
     path = root / origin.file
     if after is None:
         raise FleetError(
-            f"{origin}: {engine}.lock is {before}, whose name does not contain the version, so the "
-            f"file for another version is unknown: write `{engine}.version` and `{engine}.lock` "
-            f"yourself, and remove --{engine}"
+            f"{origin}: {engine}.lock is {before}. This file name does not contain the version, so "
+            f"gpufleet does not know the lock file of a different version: write "
+            f"`{engine}.version` and `{engine}.lock` yourself, and remove --{engine}"
         )
     if not origin.line or path.suffix not in {".yml", ".yaml"} or origin.file.endswith(SUFFIX):
         raise FleetError(
-            f"{origin}: sets {engine}.{key}, and is not a file in group_vars or host_vars: write "
-            f"{after} there yourself, and remove --{engine}"
+            f"{origin}: sets {engine}.{key}, but is not a file in group_vars or host_vars, so "
+            f"gpufleet does not edit it: write {after} there yourself, and remove --{engine}"
         )
     line = _without_end(_lines(path)[origin.line - 1])
     found = _LINE.match(line)
     if not found or found["key"] != key or found["value"] != before:
         raise FleetError(
-            f"{origin}: `{line.strip()}` is not simply `{key}: {before}`: write {after} there "
-            f"yourself, and remove --{engine}"
+            f"{origin}: `{line.strip()}` is not simply `{key}: {before}`, so gpufleet does not "
+            f"edit it: write {after} there yourself, and remove --{engine}"
         )
     return Edit(origin.file, origin.line, key, before, after, engine)
 
@@ -244,8 +246,8 @@ def _others(declared: Fleet, wanted: Collection[str], found: Iterable[Edit]) -> 
         if others:
             problems.append(
                 f"{edit.file}:{edit.line}: {edit.engine}.{edit.key} also applies to "
-                f"{join_names(sorted(others))}, which --limit excludes: set it for them in their "
-                "own group_vars or host_vars, or remove --limit"
+                f"{join_names(sorted(others))}, which --limit excludes: set the key for these "
+                "nodes in their own group_vars or host_vars, or remove --limit"
             )
     return problems
 

@@ -30,8 +30,8 @@ def remarks(groups: Iterable[Group], settings: Mapping[str, NodeSettings]) -> It
     for decode, prefill in sorted(pairs):
         if {decode, prefill} <= changed:
             yield (
-                f"{decode} gets KV caches from {prefill}, and both change: until the last wave, "
-                "requests between a changed and an unchanged replica fail if the release, the "
-                "model or a flag of the cache differs. Send clients elsewhere meanwhile "
-                "(docs/plan/prefill-decode.md, Upgrades)"
+                f"{decode} gets KV caches from {prefill}, and this upgrade changes both of them. "
+                "Until the last wave, requests between a changed and an unchanged replica fail if "
+                "the release, the model or a flag of the cache differs. Send clients to other "
+                "servers during the upgrade (docs/plan/prefill-decode.md, Upgrades)"
             )

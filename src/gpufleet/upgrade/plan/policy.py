@@ -38,7 +38,7 @@ def fleet_policy(declared: Mapping[str, NodeVars]) -> Upgrade:
             f"{value} on {node_ranges(nodes)} ({_places(key, nodes, declared)})"
             for value, nodes in said.items()
         )
-        + ": set it once, in a group that contains them all"
+        + ": set it once, in a group that contains all these nodes"
         for key, said in values.items()
         if len(said) > 1
     ]

@@ -258,8 +258,8 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
             void.setdefault(each.not_counted, []).append(each.replica)
         if each.serves and each.measured_share is not None:
             measured.append(
-                f"{each.replica}: finishes {each.finished_per_second:.3g} of the "
-                f"{each.carries_per_second:.3g} requests/s that it was measured to carry "
+                f"{each.replica}: finishes {each.finished_per_second:.3g} requests/s at present. "
+                f"Its capacity is {each.carries_per_second:.3g} requests/s, measured "
                 f"{each.measured}"
             )
         if not each.serves:
@@ -269,17 +269,18 @@ def remarks(found: Iterable[ReplicaLoad]) -> tuple[str, ...]:
         elif each.assumed:
             assumed.setdefault((each.model, each.most_running), []).append(each.replica)
     said = [
-        f"{join_names(names)}: takes {slots} concurrent requests, vLLM's default: set "
-        f"`serving.{model}.flags.max-num-seqs` to change it"
+        f"{join_names(names)}: runs at most {slots} concurrent requests, which is vLLM's default. "
+        f"Set `serving.{model}.flags.max-num-seqs` to change this limit"
         for (model, slots), names in assumed.items()
     ]
     said += [
-        f"{join_names(names)}: its limit of concurrent requests is unknown, so its load is only "
-        f"known from its KV cache and its queue: set `serving.{model}.flags.max-num-seqs`"
+        f"{join_names(names)}: the limit of concurrent requests is unknown, so gpufleet computes "
+        "the load only from the KV cache and the queue: set "
+        f"`serving.{model}.flags.max-num-seqs`"
         for model, names in blind.items()
     ]
     measured += [
-        f"{join_names(names)}: no measured rate is counted: {why}" for why, names in void.items()
+        f"{join_names(names)}: no measured rate is used: {why}" for why, names in void.items()
     ]
     return (*idle, *measured, *said)
 
@@ -295,12 +296,12 @@ def _samples(
     """
     servers = [(each.node, port) for each in stages for port in each.servers]
     if not servers:
-        return "its units do not name its port"
+        return "the units of the replica contain no port"
     of_each: list[list[Sample]] = []
     for node, port in servers:
         texts = pages.get((node, port), "its metrics were not queried")
         if isinstance(texts, str) or not texts:
-            return f"{node}:{port}: {texts or 'it gave no metrics'}"
+            return f"{node}:{port}: {texts or 'the server returned no metrics'}"
         samples = [read(text) for text in texts]
         if wrong := [each for each in samples if isinstance(each, str)]:
             return f"{node}:{port}: {wrong[0]}"

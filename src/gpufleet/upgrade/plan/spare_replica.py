@@ -57,7 +57,7 @@ def remarks(
             "its `start_seconds`"
         )
         yield (
-            f"{model} has one replica, and does not answer while it loads ({took}): "
+            f"{model} has only one replica, so it does not answer while it loads ({took}): "
             f"{_room(model, found, documents, declared)}"
         )
 
@@ -78,7 +78,7 @@ def _room(
     }
     (count, *others) = counts
     if others or not isinstance(count, int):
-        return "`replicas: fit` already uses all room: one more does not fit"
+        return "`replicas: fit` already uses all GPUs, so one more replica does not fit"
     more = {
         name: replace(each, settings=_with(each.settings, model, count + 1))
         for name, each in declared.items()
@@ -86,18 +86,18 @@ def _room(
     try:
         then = assessment.plan_fleet(documents, more)
     except FleetError as error:
-        return f"one more does not fit ({error.problems[0]})"
+        return f"one more replica does not fit ({error.problems[0]})"
     before, after = _places(found.plan.stages), _places(then.plan.stages)
     new = [stage for stage in then.plan.stages if (stage.node, stage.id) not in before]
     if any(after.get(key) != place for key, place in before.items()) or not new:
-        return "one more only fits if others move"
+        return "one more replica fits only if other replicas move"
     where = " and ".join(
         f"{stage.node} (GPU {ranges(stage.gpus)})" for stage in sorted(new, key=lambda s: s.node)
     )
     return (
-        f"{where} has room for one more, without moves or restarts: "
-        f"`serving.{model}.replicas: {count + 1}` and `gpufleet deploy vllm INVENTORY` before "
-        f"anything else is changed, then upgrade, then {count} again and upgrade: {HOW}"
+        f"{where} has room for one more replica, without moves or restarts. Before you change "
+        f"anything else, set `serving.{model}.replicas: {count + 1}`, run `gpufleet deploy vllm "
+        f"INVENTORY` and upgrade. Then set it to {count} again and upgrade once more: {HOW}"
     )
 
 

@@ -126,7 +126,8 @@ def plan_waves(
             *said,
             *_accepted(left, loading),
             *(
-                f"{model}: {'; '.join(need.unknown)}: counted as full, as you accepted"
+                f"{model}: {'; '.join(need.unknown)}: a replica of unknown load counts as full, as "
+                "you accepted"
                 for model, need in required_replicas(
                     loads, settings.headroom, settings.keep
                 ).items()
@@ -140,7 +141,8 @@ def plan_waves(
 def _not_served(accepted: Iterable[str], loads: Sequence[ReplicaLoad], option: str) -> list[str]:
     models = sorted({each.model for each in loads})
     return [
-        f"{option} {name}: no replica of it runs; there is {', '.join(models) or 'no model'}"
+        f"{option} {name}: no replica of this model runs; models with running replicas: "
+        f"{', '.join(models) or 'none'}"
         for name in sorted({*accepted} - {*models})
     ]
 
@@ -158,10 +160,9 @@ def _accepted(left: Iterable[RemainingCapacity], loading: Mapping[str, float]) -
             else "for an unknown time"
         )
         what = (
-            f"{each.model} serves nothing while it loads ({cost})"
+            f"{each.model} does not answer while it loads ({cost})"
             if not each.left
-            else f"{each.left} of the {each.needed} replicas of {each.model} that its load needs "
-            "are left"
+            else f"the load of {each.model} needs {each.needed} replicas, and {each.left} are left"
         )
         said.append(f"wave {each.wave}: {what}: accepted by {capacity.ACCEPT_OUTAGE}")
     return said

@@ -40,11 +40,11 @@ _CLASSES = {
     "down": "own",
 }
 _LEGEND = (
-    ("drain", "drains: no new requests, running ones finish"),
-    ("own", "switches: marks, units, gateways"),
+    ("drain", "drains: gets no new requests, and running requests finish"),
+    ("own", "switches: gpufleet changes marks, units and gateways"),
     ("load", "loads its model"),
     ("judge", "answers golden prompts"),
-    ("soak", "serves, and is watched"),
+    ("soak", "serves, and gpufleet watches it"),
     ("change", "the layers below vLLM are changed"),
     ("back", "is rolled back"),
     ("bad", "failed, or stuck"),
@@ -77,10 +77,11 @@ ul { padding-left: 1.2rem; } li { white-space: pre-line; overflow-wrap: anywhere
 """
 
 _COLUMNS = (
-    "away: time without requests from gateways. Parts: drain, load, judged (golden prompts); "
-    "own: the rest. left: requests that had not finished when the drain ended."
+    "away: the time in which the gateways sent no requests. It is the sum of drain, load, judged "
+    "(golden prompts) and own (all other steps). left: the number of requests that had not "
+    "finished when the drain ended."
 )
-_WINDOWS = "Before the upgrade, and under load after the change."
+_WINDOWS = "Each cell has the value before the upgrade and the value under load after the change."
 
 
 def report_html(found: Report) -> str:
@@ -101,7 +102,7 @@ def report_html(found: Report) -> str:
     for heading, lines in (
         ("Gates", list(_judged(found))),
         ("Failures", [f"{g.group.id}: {each}" for g in found.groups for each in g.failures]),
-        ("Why it was changed", list(_whys(found))),
+        ("Reasons for the changes", list(_whys(found))),
         ("Notes", [*(f"{g.group.id}: {n}" for g in found.groups for n in g.notes), *found.notes]),
         ("Variables that were rewritten", list(found.declared)),
     ):
@@ -155,7 +156,7 @@ def _table(head: Iterable[str], rows: Iterable[Iterable[str]]) -> str:
 
 
 def _judged(found: Report) -> Iterator[str]:
-    words = {True: "passed", False: "did not pass", None: "is not known to pass"}
+    words = {True: "passed", False: "did not pass", None: "has an unknown result"}
     for group in found.groups:
         for each in group.judged:
             why = f": {'; '.join(each.reasons)}" if each.reasons else ""
@@ -191,7 +192,7 @@ def _timeline(found: Report) -> str:
         height=str(height),
         role="img",
     )
-    ET.SubElement(page, "title").text = "what was done with each group, by time"
+    ET.SubElement(page, "title").text = "the steps of each group over time"
     for at in _ticks(long):
         x = _LABEL + at / long * _CHART
         _shape(page, "line", x1=x, y1=_TOP - 6, x2=x, y2=height - 8)

@@ -63,8 +63,8 @@ class Progress:
         parts.append(f"{about}: {said}" if about else said)
         if entry.group and entry.what in _OVER:
             left = len(self._groups) - len(self._over)
-            of_all = f"{left} of {count_of(len(self._groups), 'group')} to go"
-            parts.append(f"({of_all if left else 'no group to go'})")
+            of_all = f"{left} of {count_of(len(self._groups), 'group')} remaining"
+            parts.append(f"({of_all if left else 'no group remaining'})")
         return printable("  ".join(parts))
 
     def logged(self, entry: Entry) -> str | None:
@@ -115,14 +115,14 @@ def _of_node(entry: Entry) -> str | None:
 
 def _drained(said: Mapping[str, Any]) -> str:
     left = int(said.get("left") or 0)
-    told = f"drained{_in(said)}, {count_of(left, 'request')} left"
+    told = f"drained{_in(said)}, {count_of(left, 'request')} not finished"
     if unknown := said.get("unknown"):
-        told += f"; {join_names(map(str, unknown))} did not report how many it has"
+        told += f"; {join_names(map(str, unknown))} did not report a number of requests"
     return told
 
 
 def _judged(said: Mapping[str, Any]) -> str:
-    verdict = "is not known to pass"
+    verdict = "has an unknown result"
     if said.get("passed") is not None:
         verdict = "passed" if said["passed"] else "did not pass"
     return _with(f"gate {said.get('gate')} {verdict}", said.get("reasons"))
@@ -163,33 +163,33 @@ _WORDS: Mapping[str, str | Callable[[Mapping[str, Any]], str]] = {
     "locked": lambda said: f"{count_of(len(said.get('nodes') or ()), 'node')} locked",
     "planned": lambda said: count_of(len(said.get("waves") or ()), "wave") + " planned",
     "confirmed": lambda said: f"confirmed by {said.get('by')}",
-    "preparing": lambda said: _logged("preparing all nodes first", said),
+    "preparing": lambda said: _logged("preparing all nodes before the first wave", said),
     "prepared": lambda said: _logged("prepared: no unit has changed yet", said),
     "baseline": "the baseline of the replicas is recorded",
     "wave": "begins",
     "paused": lambda said: _with("paused", said.get("why")),
-    "aborting": lambda said: _with("the groups in progress are undone", said.get("why")),
+    "aborting": lambda said: _with("the groups in progress are rolled back", said.get("why")),
     "resumed": lambda said: f"resumed by {said.get('by')}",
     "finishing": lambda said: _logged("verifying that everything is as declared", said),
     "unlocked": "nodes unlocked",
     "finished": "finished: everything is as declared",
     "stopped": lambda said: _with("stopped", said.get("why")),
     "noted": lambda said: str(said.get("text", "")),
-    "draining": "drains: no new requests",
+    "draining": "drains: gets no new requests",
     "drained": _drained,
     "changing": lambda said: _logged("changes the layers below vLLM", said),
     "changed": lambda said: _logged("the layers below vLLM are changed", said),
-    "switching": "switches",
-    "switched": "switched, loads",
+    "switching": "switches to the new units",
+    "switched": "switched, and loads its model",
     "ready": _ready,
     "judged": _judged,
     "undraining": "gets requests again",
-    "undrained": "serves, and is watched",
+    "undrained": "serves, and gpufleet watches it",
     "soaked": lambda said: "watched" + _in(said).replace(" in ", " for "),
     "done": "done",
     "failed": lambda said: _with("failed", said.get("why")),
     "restoring": "is rolled back",
-    "restored": "has its former units, and loads",
+    "restored": "has its former units again, and loads its model",
     "returned": "serves as before",
-    "stuck": lambda said: _with("stuck: a person is needed", said.get("why")),
+    "stuck": lambda said: _with("stuck: repair it by hand", said.get("why")),
 }

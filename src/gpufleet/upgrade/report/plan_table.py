@@ -22,7 +22,7 @@ _REASONS = 3
 def waves(plan: WavePlan) -> RenderableType:
     """Return one line per wave and per model, then sentences and the total time."""
     if not plan.waves:
-        return Lines(*_sentences(plan), Text("nothing differs: no wave"))
+        return Lines(*_sentences(plan), Text("nothing differs, so there is no wave"))
     table = _table("wave", "groups", "nodes", "why", "replicas left serving", "time")
     for wave, expected in zip(plan.waves, plan.estimates, strict=True):
         kept = [each for each in plan.left if each.wave == wave.number]
@@ -57,9 +57,9 @@ def _needs(plan: WavePlan) -> Table:
     """
     Return one line per model: its replicas, how many its load needs, how many may stop at once.
     """
-    table = _table("model", "serve", "load in replicas", "needed", "may go at once")
+    table = _table("model", "serving", "load in replicas", "needed", "may stop at once")
     for need in plan.needs.values():
-        load = f"{need.load:.2f}" + (" (in part not known)" if need.unknown else "")
+        load = f"{need.load:.2f}" + (" (partly unknown)" if need.unknown else "")
         cells = (need.model, str(need.serving), load, str(need.needed), str(need.spare))
         table.add_row(*map(Text, cells))
     return table

@@ -64,8 +64,8 @@ def totals(found: Report) -> list[str]:
     """Return the closing sentences of a report: times, and unfinished requests."""
     said = [
         f"{iso(found.started)} to {iso(found.ended)}: "
-        f"{format_duration(found.ended - found.started)}, of which "
-        f"{format_duration(found.waves_seconds)} in waves; all loads together "
+        f"{format_duration(found.ended - found.started)} in total, of which the waves took "
+        f"{format_duration(found.waves_seconds)}. All model loads together took "
         f"{format_duration(found.load_seconds)}"
     ]
     count = sum(each.outcome == "done" for each in found.groups)
@@ -73,7 +73,7 @@ def totals(found: Report) -> list[str]:
     cut = [unit for group in found.groups for node in group.nodes for unit in node.cut]
     lost = f"{count_of(found.left, 'request')} had not finished when their drain ended"
     said.append(
-        f"{lost}; {count_of(len(cut), 'unit')} killed with running requests" if cut else lost
+        f"{lost}. {count_of(len(cut), 'unit')} killed with running requests" if cut else lost
     )
     return said
 
@@ -141,7 +141,7 @@ def _lines(found: Report) -> Iterator[str]:
     """Yield the failed gates, the failures and the notes."""
     for group in found.groups:
         for judged in group.judged:
-            verdict = {True: "passed", False: "did not pass", None: "is not known to pass"}
+            verdict = {True: "passed", False: "did not pass", None: "has an unknown result"}
             for reason in judged.reasons:
                 yield f"{group.group.id}: {judged.gate} {verdict[judged.passed]}: {reason}"
         said = {reason for judged in group.judged for reason in judged.reasons}

@@ -168,9 +168,9 @@ class FleetActions:
             checked = set(self.journal.state.baseline["findings"]["nodes"])
             if self.rules.gates.findings and not checked & set(group.nodes):
                 names = ", ".join(group.nodes)
-                reasons.append(f"{names}: nothing was checked, so no finding is known to be old")
+                reasons.append(f"{names}: no check ran, so it is unknown which findings are old")
             if reasons:
-                text = f"warning: {'; '.join(reasons)}: {gates.WITHOUT_BASELINE}"
+                text = f"warning: {'; '.join(reasons)}, {gates.WITHOUT_BASELINE}"
                 self.journal.append("noted", text=text)
 
     def _cannot_pass(self, replica: str) -> tuple[str, ...]:
@@ -257,7 +257,7 @@ class FleetActions:
                 continue
             for seen in ReadyAnswer.read(name, answer).units.values():
                 if not seen.ready:
-                    why = f"{name}: it had passed, but no longer serves: {seen.why}"
+                    why = f"{name}: {seen.unit} had passed, but no longer serves: {seen.why}"
                     found.setdefault(owners[name, seen.unit], []).append(why)
         return found
 
@@ -471,7 +471,7 @@ class FleetActions:
         return (
             gates.combine(verdicts)
             if verdicts
-            else Verdict(True, ("there is nothing left to query",))
+            else Verdict(True, ("the group has no replica left to test",))
         )
 
     def undrain(self, group: Group) -> Mapping[str, Any]:
@@ -496,10 +496,10 @@ class FleetActions:
         cordons = {n: look.cordon for n, look in looks.items() if look.cordon}
         theirs = {n: mark for n, mark in cordons.items() if mark.upgrade is None}
         for replica, mark in drained.items():
-            text = f"{replica} stays drained, for {mark}"
+            text = f"{replica} stays drained, because it is also marked by {mark}"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         for name, mark in theirs.items():
-            text = f"{name} stays cordoned, for {mark}"
+            text = f"{name} stays cordoned, because it is also marked by {mark}"
             self.journal.append("noted", wave=state.wave, group=group.id, text=text)
         served = [each for each in group.replicas if each not in drained]
         self._update_gateways(group)
@@ -599,7 +599,9 @@ class FleetActions:
         for name, each in found.items():
             if each.lock is None or each.lock.id != self.id:
                 owner = each.lock or "nobody"
-                raise LostError(f"{name}: this upgrade lost its lock to {owner}, so it stops")
+                raise LostError(
+                    f"{name}: this upgrade stops, because it lost the node's lock to {owner}"
+                )
         self.looks |= found
         return found
 

@@ -83,27 +83,29 @@ def problems(
             if sent is None:
                 yield (
                     f"{each.model}: its servers would require {key}, but the gateway {gateway} "
-                    "sends none: run `gpufleet deploy gateway INVENTORY` first, because a server "
-                    "without a key accepts any; then upgrade"
+                    "sends no key. First run `gpufleet deploy gateway INVENTORY`, so that the "
+                    "gateway sends the key: a server that requires no key accepts any key. Then "
+                    "upgrade"
                 )
             else:
                 yield (
-                    f"{each.model}: {key} is not the key that the gateway {gateway} sends, and it "
-                    "sends one key to old and new servers: restore the former key and upgrade, "
-                    f"and change the key separately: {HOW}"
+                    f"{each.model}: {key} is not the key that the gateway {gateway} sends, and the "
+                    "gateway sends the same key to old and new servers. Restore the former key and "
+                    f"upgrade, and change the key separately: {HOW}"
                 )
         for node in each.nodes if not gateways else ():
-            there = (nodes or {}).get(node, FileState("unknown", error="it was not queried"))
+            there = (nodes or {}).get(node, FileState("unknown", error="the node was not queried"))
             if there.kind == "file" and there.sha256 != each.sha256:
                 yield (
                     f"{each.model}: {key} is not the key that its servers on {node} have, and "
-                    "clients send one key to all of them: restore the former key and upgrade, "
-                    f"and change the key separately: {HOW}"
+                    "clients send the same key to old and new servers. Restore the former key and "
+                    f"upgrade, and change the key separately: {HOW}"
                 )
             elif there.kind not in {"file", "absent"}:
                 yield (
-                    f"{each.model}: it is unknown whether {key} is the key that {node} has: "
-                    f"{API_KEY_FILE}: {there.error or there.kind}"
+                    f"{each.model}: it is unknown whether {key} is the key that {node} has, "
+                    f"because {API_KEY_FILE} could not be read there: "
+                    f"{there.error or there.kind}"
                 )
 
 

@@ -121,7 +121,7 @@ class Nodes:
             gevent.sleep(AGAIN_SECONDS)
         problems = tuple(f"{name}: {answers[name]}" for name in sorted(left))
         if not self.is_any_reachable():
-            raise LostError(*problems, "no node answers: is this machine's network up?")
+            raise LostError(*problems, "no node answers: check the network of this machine")
         raise FleetError(*problems)
 
     @contextmanager
@@ -189,8 +189,8 @@ def command_error(problem: Exception) -> str:
     """Return why a command on a connected node was not started, and the fix if known."""
     if isinstance(problem, ChannelException) and problem.code in _NO_SESSION:
         return (
-            f"sshd refuses another session ({printable(problem.text)}): set its MaxSessions to 3 "
-            "or more"
+            f"the node's sshd refuses one more session ({printable(problem.text)}): set "
+            "MaxSessions in its configuration to 3 or more"
         )
     text = problem.text if isinstance(problem, ChannelException) else str(problem)
     return f"the command was not started: {printable(text) or type(problem).__name__}"

@@ -73,7 +73,7 @@ class UpgradeRun:
         state = self.journal.state
         if not state.wave:
             if state.aborting:
-                return self._end(Decision("stop", why=("nothing had been changed",)))
+                return self._end(Decision("stop", why=("gpufleet had changed nothing",)))
             try:
                 actions = self._begin()
             except BaseException as error:
@@ -171,7 +171,7 @@ class UpgradeRun:
         self._write_plan(found, plan)
         by = self.confirm("Begin?")
         if by is None:
-            raise DeclinedError("not confirmed: nothing was changed")
+            raise DeclinedError("not confirmed, so gpufleet changed nothing")
         self.journal.append("confirmed", by=by)
         if self.wanted.edits:
             self.journal.append("declared", files=[each.as_json() for each in self.wanted.edits])
@@ -306,7 +306,11 @@ class UpgradeRun:
                 self._put_back()
                 self._close_silences()
                 stuck = self.journal.state.marked
-                how = f"; {join_names(stuck)} stays drained: fix it, then --resume" if stuck else ""
+                how = (
+                    f"; {join_names(stuck)} stays drained: repair it, then continue with --resume"
+                    if stuck
+                    else ""
+                )
                 self.journal.append("stopped", why=end.why, how=how)
                 self._unlock()
                 return STOPPED
@@ -335,7 +339,7 @@ class UpgradeRun:
                 if before.get(unit, since) != since
             )
             if again:
-                text = f"{SERVE} restarted {join_names(again)}, which no wave had changed"
+                text = f"{SERVE} restarted {join_names(again)}, although no wave had changed it"
                 self.journal.append("noted", text=text)
             self._collect()
         self._close_silences()

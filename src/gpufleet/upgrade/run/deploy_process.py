@@ -89,7 +89,7 @@ class Deploy:
         if status is None:
             raise FleetError(f"{file} did not finish within {seconds:.0f} s: see {path}")
         if status:
-            raise FleetError(f"{file} failed: {_failure(path, begin)} (all of it: {path})")
+            raise FleetError(f"{file} failed: {_failure(path, begin)} (full output: {path})")
         return path
 
 
@@ -160,7 +160,7 @@ def failure_lines(text: str) -> str:
         for number, line in enumerate(lines):
             if mark in line:
                 return "; ".join(lines[number : number + _QUOTED])
-    return "; ".join(lines[-_QUOTED:]) or "it said nothing"
+    return "; ".join(lines[-_QUOTED:]) or "it printed nothing"
 
 
 def _operation(lines: list[str]) -> list[str]:

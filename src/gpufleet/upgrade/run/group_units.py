@@ -66,8 +66,8 @@ def is_out_of_service(look: NodeLook, unit: str) -> bool:
 def cordoned_by_people(looks: Mapping[str, NodeLook]) -> list[str]:
     """Return a sentence for each node that a person has cordoned."""
     return [
-        f"{name} was cordoned by {look.cordon}: its units are not stopped: run `gpufleet uncordon "
-        f"INVENTORY {name}` when that is done"
+        f"{name} was cordoned by {look.cordon}, so gpufleet does not stop its units. When that "
+        f"work is done, run `gpufleet uncordon INVENTORY {name}`"
         for name, look in sorted(looks.items())
         if look.cordon and look.cordon.upgrade is None
     ]

@@ -360,7 +360,7 @@ def _document(node: str, answer: Answer) -> Mapping[str, Any]:
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
     if answer.get("schema") != SCHEMA:
-        raise FleetError(f"{node}: on_node/change/change.py gave an unexpected answer")
+        raise FleetError(f"{node}: on_node/change/change.py returned an unexpected answer")
     return answer
 
 
@@ -377,7 +377,7 @@ def _unit_ready(said: Mapping[str, Any]) -> UnitReady:
 
 def _why(said: Mapping[str, Any]) -> str:
     """Return why a unit is not ready, with the likely cause and lines of its journal."""
-    seen = said.get("seen") or {"error": "it was not queried"}
+    seen = said.get("seen") or {"error": "the unit was not queried"}
     if said.get("served_name") is None:
         return _why_unit(said, seen)
     found = readiness.verdict(
@@ -400,5 +400,5 @@ def _why_unit(said: Mapping[str, Any], seen: Mapping[str, Any]) -> str:
     properties = seen.get("unit") or {}
     lines = readiness.relevant_lines(seen.get("journal", []))
     told = "".join(f"\n    {line}" for line in lines)
-    state = properties.get("ActiveState") or seen.get("error") or "not there"
+    state = properties.get("ActiveState") or seen.get("error") or "not found"
     return f"{said['unit']} is {state} after {said['seconds']:.0f} s{told}"

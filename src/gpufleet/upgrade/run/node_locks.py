@@ -78,7 +78,7 @@ def release(ask: Ask, nodes: Sequence[str], upgrade: str) -> tuple[str, ...]:
             problems += error.problems
             continue
         if found.lock and found.lock.id == upgrade:
-            problems.append(f"{name}: {found.problem or 'it keeps the lock'}")
+            problems.append(f"{name}: {found.problem or 'the node is still locked'}")
     return tuple(problems)
 
 
@@ -87,6 +87,7 @@ def _refusal(name: str, found: LockAnswer) -> str:
         return f"{name}: the lock was refused: {found.problem or 'unknown reason'}"
     since = time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime(found.lock.since))
     return (
-        f"{name} is being changed by {found.lock} since {since}: wait, or continue from its "
-        "journal with `--resume`; if it is abandoned, take over with `--steal WHY`"
+        f"{name} has been locked by {found.lock} since {since}. Wait until that change ends, or "
+        "continue it from its journal with `--resume`. If it was abandoned, take over its lock "
+        "with `--steal WHY`"
     )

@@ -207,7 +207,7 @@ def restore(
     return _question(
         "restore",
         2 * stop_seconds + SWITCH_SECONDS,
-        "the way back",
+        "the rollback",
         id=upgrade,
         units=None if units is None else sorted(units),
         seconds=stop_seconds,

@@ -282,7 +282,7 @@ def _collect_pages(
             if "text" in metrics and isinstance(before, list):
                 before.append(metrics["text"])
             elif "text" not in metrics:
-                pages[key] = str(metrics.get("error", "it gave no metrics"))
+                pages[key] = str(metrics.get("error", "the server returned no metrics"))
 
 
 def _metrics(said: Answer, replica: str, port: int) -> Mapping[str, Any]:
@@ -305,7 +305,7 @@ def without_requests(running: Iterable[Running], looks: Mapping[str, NodeLook]) 
             continue
         unit = seen.units.get(unit_of(each.id))
         if unit is None or not unit.is_running:
-            found[each.id] = f"its unit is {unit.active if unit else 'not there'} on {each.node}"
+            found[each.id] = f"its unit is {unit.active if unit else 'not found'} on {each.node}"
         elif mark := seen.drained.get(each.id):
             found[each.id] = f"drained by {mark}"
     return found
@@ -347,7 +347,10 @@ def observe_replicas(
         for name in nodes.names
         if (text := baseline.program(name, asked, homes.get(name))) is not None
     }
-    look = {name: NodeQuestion(text, seconds, "the look") for name, text in programs.items()}
+    look = {
+        name: NodeQuestion(text, seconds, "the query of replicas")
+        for name, text in programs.items()
+    }
     said = nodes.ask(look)
     # A connection that was lost says nothing of a replica: a new one is tried, once.
     if silent := {name: each for name, each in look.items() if isinstance(said.get(name), str)}:

@@ -80,8 +80,12 @@ def model_rotation(
 def _why_out(state: haproxy.ServerState | None) -> str:
     """Return why a server gets no requests; "": it gets requests."""
     if state is None:
-        return "does not have it: run the gateway's deploy"
+        return "does not have this server: run the gateway's deploy"
     if state.drained:
-        return "has it drained"
+        return "has drained this server"
     # "UP 1/3" goes down, "DOWN 1/2" comes up, "no check" is taken as up.
-    return "" if state.status.startswith(("UP", "no check")) else f"has it as {state.status}"
+    return (
+        ""
+        if state.status.startswith(("UP", "no check"))
+        else f"reports this server as {state.status}"
+    )

@@ -368,7 +368,7 @@ class Driver:
             for entry in reversed(self.journal.entries)
             if entry.what == "judged" and entry.group == wanted.group.id
         )
-        unknown = "it is unknown whether it passes: " if state.passed[gate] is None else ""
+        unknown = "it is unknown whether the gate passes: " if state.passed[gate] is None else ""
         reasons = [f"{unknown}{each}" for each in judged.get("reasons") or ("no reason given",)]
         self._write(wanted, "failed", why=reasons, by="engine")
 

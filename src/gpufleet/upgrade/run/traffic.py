@@ -169,12 +169,15 @@ class Frontends:
             out, _ = process.communicate(timeout=balancer.seconds)
         except TimeoutExpired:
             process.kill()
-            return f"balancer.{name}: did not end within {balancer.seconds} s for {server['name']}"
-        if process.returncode:
-            said = printable(out.decode("utf-8", "replace").strip()[-500:]) or "it said nothing"
             return (
-                f"balancer.{name}: ended with status {process.returncode} for {server['name']}: "
-                f"{said}"
+                f"balancer.{name}: the command for {server['name']} did not end within "
+                f"{balancer.seconds} s"
+            )
+        if process.returncode:
+            said = printable(out.decode("utf-8", "replace").strip()[-500:]) or "it printed nothing"
+            return (
+                f"balancer.{name}: the command for {server['name']} ended with status "
+                f"{process.returncode}: {said}"
             )
         return ""
 

@@ -86,8 +86,8 @@ class Journal:
             _sync_folder(folder)
         except OSError as error:
             raise FleetError(
-                f"{path}: cannot be written ({error.strerror}), and every step must be recorded "
-                "first: set another directory with --journal"
+                f"{path}: cannot be written ({error.strerror}), but gpufleet must record each step "
+                "before it starts the step: set a different directory with --journal"
             ) from None
         lock_file(path, file)
         return cls(path, file, ())
@@ -206,7 +206,7 @@ def find(folder: Path, upgrade: str) -> Path:
     if is_id(upgrade) and path.is_file():
         return path
     there = ", ".join(each.stem for each in list_journals(folder)) or "none"
-    raise FleetError(f"{folder}: has no upgrade {upgrade!r}; there is {there}")
+    raise FleetError(f"{folder}: has no journal of upgrade {upgrade!r}; upgrades there: {there}")
 
 
 def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
@@ -235,8 +235,9 @@ def _read(path: Path) -> tuple[int, tuple[Entry, ...]]:
 
 def _no_entry(path: Path, number: int, why: str) -> str:
     return (
-        f"{path}:{number}: is not an entry of a journal ({why}): it was changed by hand, or by "
-        "another release of gpufleet; `gpufleet status` shows the nodes' state"
+        f"{path}:{number}: this line is not a valid entry of a journal ({why}): it was changed by "
+        "hand, or written by a different release of gpufleet. `gpufleet status` shows the state "
+        "of the nodes"
     )
 
 

@@ -94,14 +94,14 @@ def plan_now(
     come = {replica for each in differs for replica in each.comes}
     if come and front.is_declared() and not front.gateways:
         said = (
-            f"{join_names(come)}: your load balancer must know it by then: waves rely on it as "
-            "soon as it serves"
+            f"{join_names(come)} is new: add it to your load balancer before it serves, because "
+            "the waves rely on it from then on"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     if not front.is_declared():
         said = (
-            "no node has `gateway`, and there is no `balancer`: requests to a replica fail while "
-            "it changes"
+            "no node has `gateway`, and `balancer` is not set either, so requests to a replica "
+            "fail while the replica changes"
         )
         plan = replace(plan, remarks=(*plan.remarks, said))
     return found, plan
@@ -226,8 +226,8 @@ def _limit(found: Sequence[Group], limit: Sequence[str]) -> tuple[Group, ...]:
     if halves := [each for each in here if not set(each.nodes) <= set(limit)]:
         raise FleetError(
             *(
-                f"--limit: {each.id} changes on {join_names(each.nodes)} together: name all of "
-                "them in --limit, or none"
+                f"--limit: {each.id} changes on {join_names(each.nodes)} at the same time: "
+                "include all of these nodes in --limit, or none of them"
                 for each in halves
             )
         )
