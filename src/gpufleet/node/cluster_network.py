@@ -89,9 +89,9 @@ class _Interface:
         if self.down:
             return "is down"
         if self.own is None:
-            return f"{self.alone}, of unknown prefix" if self.alone else "no IPv4 address"
+            return f"{self.alone}, with unknown prefix" if self.alone else "no IPv4 address"
         if self.own.is_link_local or self.own.is_loopback:
-            return "an address that ends at this link"
+            return "a loopback or link-local address"
         return self.virtual
 
     @property
@@ -128,7 +128,7 @@ def networks(
     sizes = {each.mtu for each in chosen.values()}
     if len(sizes) > 1:
         each_mtu = ", ".join(f"{each.mtu} on {node}" for node, each in chosen.items())
-        why += f"; their MTU differs ({each_mtu}): packets of the larger size may be lost"
+        why += f"; the MTU differs ({each_mtu}), so packets of the larger size may be lost"
     hcas, remark = _hcas(documents, gpus)
     return {
         node: Network(
@@ -165,7 +165,7 @@ def describe_networks(replica: str, found: Mapping[str, Network]) -> str:
     """Return a replica's network, and its reason, as a line of the plan."""
     where = ", ".join(f"{node} {each.interface} {each.address}" for node, each in found.items())
     why = next((each.why for each in found.values()), "")
-    return f"{replica}: its nodes communicate over {where}: {why}"
+    return f"{replica}: the nodes of this replica communicate over {where}: {why}"
 
 
 # The network that the operator names
@@ -184,8 +184,8 @@ def _on_named_network(
         if network is None:
             which = next(str(each) for each in wanted.values() if each)
             problems.append(
-                f"{node}: cluster_network is not set, and other nodes of {replica} have it "
-                f"({which}): set it for all of them or for none"
+                f"{node}: cluster_network is not set, but it is set for other nodes of {replica} "
+                f"({which}): set it for all of these nodes or for none of them"
             )
             continue
         inside = sorted((each for each in interfaces if _lies_in(each, network)), key=_order)
@@ -193,8 +193,8 @@ def _on_named_network(
         if not usable:
             tried = "; ".join(f"{each} is down" for each in inside) or _listing(interfaces)
             problems.append(
-                f"{node}: no interface with an address in cluster_network {network}, which "
-                f"{replica} needs there: {tried}"
+                f"{node}: no interface has an address in cluster_network {network}, but {replica} "
+                f"needs such an address on this node: {tried}"
             )
             continue
         chosen[node] = usable[0]
@@ -203,8 +203,8 @@ def _on_named_network(
     if problems:
         raise FleetError(*problems)
     ranges = ", ".join(dict.fromkeys(str(each) for each in wanted.values()))
-    also = f"; also in it: {', '.join(more)}" if more else ""
-    return chosen, f"cluster_network names {ranges}{also}"
+    also = f"; other interfaces in this network: {', '.join(more)}" if more else ""
+    return chosen, f"cluster_network is set to {ranges}{also}"
 
 
 def _lies_in(each: _Interface, network: IPv4Network) -> bool:
@@ -218,8 +218,9 @@ def _doubles(replica: str, chosen: Mapping[str, _Interface]) -> Iterator[str]:
         address = str(each.own.ip if each.own else each.alone)
         if address in owners:
             yield (
-                f"{owners[address]} and {node} both have {address} in cluster_network, and "
-                f"{replica} needs both: set a network that connects them"
+                f"{owners[address]} and {node} have the same address {address} in "
+                f"cluster_network, and {replica} needs both nodes: set a network in which each "
+                "node has its own address"
             )
         owners.setdefault(address, node)
 
@@ -250,15 +251,15 @@ def _derived(
     if not choices:
         raise FleetError(_none(replica, found, usable, doubled))
     (_, network, chosen), *others = sorted(choices, key=lambda choice: choice[0])
-    why = f"{network} is the only network that all of them have ({_speed(chosen)})"
+    why = f"{network} is the only network that all these nodes have ({_speed(chosen)})"
     if others:
         also = ", ".join(
             f"{other} ({'/'.join(_names(members))}, {_speed(members)})"
             for _, other, members in others
         )
         why = (
-            f"of the networks that all of them have, {network} comes first ({_speed(chosen)}); "
-            f"also {also}: set `cluster_network` for another"
+            f"{network} is the first choice of the networks that all these nodes have "
+            f"({_speed(chosen)}). To use a different one ({also}), set `cluster_network`"
         )
     return chosen, why
 
@@ -318,11 +319,12 @@ def _none(
         for node, interfaces in found.items()
     )
     if any(each.alone for own in found.values() for each in own):
-        tried += ". Networks without a prefix come from an older probe: probe these nodes again"
+        tried += ". Addresses without a prefix come from an older probe: probe these nodes again"
     return (
-        f"{replica} spans {' and '.join(found)}, and no network connects them: set one in "
-        "`cluster_network` (where they reach each other through a router, one that holds an "
-        f"address of each), or configure one on their interfaces. Tried: {tried}"
+        f"{replica} spans {' and '.join(found)}, but no network connects these nodes. Set a "
+        "network in `cluster_network`, or configure one on the nodes' interfaces. If the nodes "
+        "reach each other through a router, set a network that contains an address of each node. "
+        f"Tried: {tried}"
     )
 
 
@@ -340,7 +342,7 @@ def _not_shared(
         for other, own in usable.items()
         if other != node and not any(_has(one, network) for one in own)
     ]
-    return f"{' and '.join(without)} not in it" if without else doubled.get(network, "")
+    return f"not on {' and '.join(without)}" if without else doubled.get(network, "")
 
 
 def _listing(interfaces: list[_Interface], reasons: Mapping[_Interface, str] | None = None) -> str:
@@ -454,8 +456,8 @@ def _hcas(
     if not some:
         return {}, ""
     return {}, (
-        f"; without RDMA, although {' and '.join(some)} could use it: not every node has active "
-        "ports of the same link layer"
+        f"; without RDMA, although {' and '.join(some)} could use RDMA, because not every node "
+        "has active ports of the same link layer"
     )
 
 

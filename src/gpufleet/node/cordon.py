@@ -61,6 +61,6 @@ def uncordon_command(node: str, force: bool = False) -> str:
 def describe_cordon(node: str, cordon: Cordon) -> str:
     """Return a plan's sentence about a cordoned node."""
     return (
-        f"{node}: {cordon}; no new replicas are placed there, running ones stay; "
-        f"{uncordon_command(node, cordon.upgrade is not None)} lifts it"
+        f"{node}: {cordon}. gpufleet places no new replicas on this node, and running replicas "
+        f"stay. {uncordon_command(node, cordon.upgrade is not None)} removes the cordon"
     )

@@ -23,7 +23,7 @@ def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tu
     """
     silent = [f"{node}: {said}" for node, said in documents.items() if isinstance(said, str)]
     if silent:
-        raise FleetError(*silent, f"{name}: its IMEX domain is unknown until every node answers")
+        raise FleetError(*silent, f"{name}: the IMEX domain is unknown until every node answers")
     nodes = {
         node: node_from_probe(node, said)
         for node, said in sorted(documents.items())
@@ -32,13 +32,13 @@ def addresses(documents: Mapping[str, Mapping[str, Any] | str], name: str) -> tu
     own = nodes[name].domain
     if own is None:
         raise FleetError(
-            f"{name}: its GPUs have not joined their NVLink fabric, which defines its IMEX "
-            "domain: see `nvidia-smi -q | grep -A4 Fabric`, and the rack's fabric manager"
+            f"{name}: the GPUs have not joined an NVLink fabric, and the fabric determines the "
+            "IMEX domain: check `nvidia-smi -q | grep -A4 Fabric`, and the rack's fabric manager"
         )
     members = [node for node in nodes.values() if node.domain == own]
     if unknown := [node.name for node in members if node.address is None]:
         raise FleetError(
-            f"{', '.join(unknown)}: the default route's interface has no known IPv4 address, and "
-            "IMEX needs one from each node"
+            f"{', '.join(unknown)}: the interface of the default route has no known IPv4 address, "
+            "but IMEX needs an IPv4 address of each node"
         )
     return tuple(node.address for node in members if node.address)

@@ -105,7 +105,7 @@ class Interconnect:
             )
         island = self.islands[0]
         size = len(island)
-        less = f", and {self.max_tp} is the largest power of two in {size}"
+        less = f", and {self.max_tp} is the largest power of two that is not above {size}"
         return (
             f"GPUs {ranges(island)} are an NVLink island of {size} "
             f"({words(self.widths(island).values())}){less if self.max_tp < size else ''}"
@@ -176,7 +176,7 @@ def from_probe(name: str, document: Mapping[str, Any]) -> Interconnect:
         ]
     except (KeyError, IndexError, TypeError, AttributeError, ValueError) as error:
         raise FleetError(
-            f"{name}: its probe is incomplete ({type(error).__name__}: {error}): record it again "
+            f"{name}: the probe is incomplete ({type(error).__name__}: {error}): record it again "
             "with `gpufleet probe INVENTORY --json`"
         ) from None
     gpus = tuple(gpu.index for gpu in node.gpus)
@@ -220,10 +220,10 @@ def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[st
     answering = {gpu.index for gpu in node.gpus}
     for facts in document["gpus"]:
         if facts["index"] not in answering:
-            why = facts.get("missing", "it reports only part of its facts").replace("_", " ")
+            why = facts.get("missing", "some of its facts are missing").replace("_", " ")
             yield (
-                f"GPU {facts['index']} does not answer ({why}) and is in no island: see `gpufleet "
-                "check`"
+                f"GPU {facts['index']} does not answer ({why}), so it is in no NVLink island: see "
+                "`gpufleet check`"
             )
     unread = [
         gpu.index
@@ -235,8 +235,8 @@ def _gpus_without_answer(node: Node, document: Mapping[str, Any]) -> Iterator[st
     ]
     if unread:
         yield (
-            f"how near {named(unread)} {'is' if len(unread) == 1 else 'are'} to others on PCIe "
-            "could not be read: unknown distances count as SYS, the farthest"
+            f"the PCIe distance of {named(unread)} to other GPUs could not be read. gpufleet "
+            "treats an unknown distance as SYS, the farthest"
         )
 
 
@@ -252,8 +252,8 @@ def _not_granted(node: Node, document: Mapping[str, Any]) -> Iterator[str]:
         between = ranges({gpu for pair in refused for gpu in pair})
         yield (
             f"NVLinks between GPUs {between} are up, but the driver allows no peer access over "
-            "them, so they are not used: check that nvidia-fabricmanager runs with the driver's "
-            "version and that MIG mode is off"
+            "these links, so they are not used: check that nvidia-fabricmanager runs in the same "
+            "version as the driver, and that MIG mode is off"
         )
 
 
@@ -274,6 +274,7 @@ def _one_sided(document: Mapping[str, Any]) -> Iterator[str]:
         if seen[i, j] != seen[j, i]:
             few, many = sorted((i, j), key=lambda end: seen[end, i + j - end])
             yield (
-                f"GPU {many} sees {seen[many, few]} NVLinks to GPU {few}, which sees "
-                f"{seen[few, many]}: the lower number counts; reset both GPUs or reboot the node"
+                f"GPU {many} reports {seen[many, few]} NVLinks to GPU {few}, but GPU {few} reports "
+                f"{seen[few, many]} to GPU {many}. gpufleet uses the lower number. Reset both "
+                "GPUs or reboot the node"
             )

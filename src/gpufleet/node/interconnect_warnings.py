@@ -47,9 +47,9 @@ def _mig(node: Interconnect) -> Iterator[str]:
     if node.mig:
         yield (
             f"{named(node.mig)} {'is' if len(node.mig) == 1 else 'are'} partitioned into MIG "
-            "instances, which have no peer access to each other or to other GPUs: no tensor "
-            "parallelism over "
-            "them; for it switch MIG off (`nvidia-smi -mig 0 -i GPU`) and reset the GPU"
+            "instances. MIG instances have no peer access to each other or to other GPUs, so "
+            "tensor parallelism cannot use them. For tensor parallelism, switch MIG off "
+            "(`nvidia-smi -mig 0 -i GPU`) and reset the GPU"
         )
 
 
@@ -71,10 +71,11 @@ def _uneven(node: Interconnect) -> Iterator[str]:
             for gpu, count in links.items():
                 if count < max(links.values()):
                     yield (
-                        f"GPU {gpu} has {count} NVLinks where others of island {ranges(island)} "
-                        f"have {max(links.values())}: a link is down and slows every all-reduce "
-                        f"of the island; see `nvidia-smi nvlink -s -i {gpu}`, then reset the "
-                        "island's GPUs, and have the board serviced if the link stays down"
+                        f"GPU {gpu} has {count} NVLinks, but other GPUs of island "
+                        f"{ranges(island)} have {max(links.values())}: a link is down and slows "
+                        "every all-reduce of the island. Check `nvidia-smi nvlink -s -i "
+                        f"{gpu}`, then reset the GPUs of the island. If the link stays down, have "
+                        "the board serviced"
                     )
         elif len(set(used.values())) == 1:
             wired_so.append(island)
@@ -83,23 +84,25 @@ def _uneven(node: Interconnect) -> Iterator[str]:
         else:
             fewest = [gpu for gpu in island if used[gpu] == min(used.values())]
             yield (
-                f"pairs of island {ranges(island)} differ ({differ}), and not all of its GPUs use "
-                f"as many links, the fewest of them by {named(fewest)}: one may be down; see "
+                f"pairs of island {ranges(island)} differ ({differ}), and its GPUs do not all use "
+                f"the same number of links. {named(fewest)} "
+                f"{'uses' if len(fewest) == 1 else 'use'} the fewest: a link may be down. Check "
                 "`nvidia-smi nvlink -s`"
             )
     if wired_so:
         found = {width for island in wired_so for width in node.widths(island).values()}
         yield (
             f"NVLink pairs differ ({words(found)}) in "
-            f"{_groups(wired_so)}, and every GPU uses as many links as its neighbours: the board "
-            "is wired this way, and an all-reduce runs at the pace of the narrowest pair"
+            f"{_groups(wired_so)}, and every GPU uses as many links as its neighbours. The board "
+            "is wired this way, and an all-reduce runs at the speed of the pair with the fewest "
+            "links"
         )
 
     for island in halves:
         yield (
-            f"NVLink pairs differ (NV1 and NV2) in {ranges(island)}, as in each half of a mesh of "
-            "eight V100, whose other links lead to GPUs that are not in this machine: the board "
-            "is wired this way, and an all-reduce runs at the pace of the narrowest pair"
+            f"NVLink pairs differ (NV1 and NV2) in {ranges(island)}. Each half of a board with "
+            "eight V100 is wired this way: its other links lead to GPUs that are not in this "
+            "machine. An all-reduce runs at the speed of the pair with the fewest links"
         )
 
 
@@ -129,10 +132,11 @@ def _unlike(node: Interconnect) -> Iterator[str]:
     for island, width in pairs.items():
         best = max(each for other, each in pairs.items() if alike[other] == alike[island])
         if width < best:
-            unless = "" if island[0] in node.models else ", unless its cards are of another model"
+            unless = "" if island[0] in node.models else ", unless its cards are a different model"
             yield (
-                f"island {ranges(island)} has NV{width} where another of its size has NV{best}: "
-                f"a link is down or a bridge is missing{unless}; see `nvidia-smi nvlink -s`"
+                f"island {ranges(island)} has NV{width}, but another island of the same size has "
+                f"NV{best}: a link is down or a bridge is missing{unless}. Check `nvidia-smi "
+                "nvlink -s`"
             )
 
 
@@ -150,14 +154,14 @@ def _off_nvlink(node: Interconnect) -> Iterator[str]:
         if not any(gpu in pair for pair in node.nvlink) and {node.models.get(gpu)} == models
     ]
     if alone and len(island) > max(2, len(alone)):
-        unless = "" if node.models else ", or of another kind"
+        unless = "" if node.models else ", or the model is different"
         is_one = len(alone) == 1
         yield (
-            f"no NVLink joins {named(alone)} to any other, and {named(island)} are joined by "
-            f"{words(node.widths(island).values())}: {'its' if is_one else 'their'} NVLinks are "
-            f"down, or {'it is' if is_one else 'they are'} in MIG mode{unless}; see `nvidia-smi "
-            f"nvlink -s -i {ranges(alone)}`, then reset the node's GPUs or reboot it, and have the "
-            "board serviced if they stay down"
+            f"no NVLink connects {named(alone)} to any other GPU, but {named(island)} are "
+            f"connected by {words(node.widths(island).values())}. The NVLinks of {named(alone)} "
+            f"are down, or {'the GPU is' if is_one else 'the GPUs are'} in MIG mode{unless}. Check "
+            f"`nvidia-smi nvlink -s -i {ranges(alone)}`, then reset the node's GPUs or reboot the "
+            "node. If the links stay down, have the board serviced"
         )
 
 
@@ -166,10 +170,10 @@ def _no_nvlink_at_all(node: Interconnect) -> Iterator[str]:
     boards = [gpu for gpu in node.gpus if is_always_wired(node.models.get(gpu, ""))]
     if len(boards) > 1 and not node.nvlink and not node.mig:
         yield (
-            f"{named(boards)} are boards that are sold with NVLink only, and it joins no two of "
-            "them: nvidia-fabricmanager does not run, NVLink is down, or a hypervisor gave this "
-            "machine GPUs without it; see `systemctl status nvidia-fabricmanager` and `nvidia-smi "
-            "nvlink -s`"
+            f"{named(boards)} are boards that are only sold with NVLink, but NVLink connects no "
+            "two of them. Either nvidia-fabricmanager does not run, or NVLink is down, or a "
+            "hypervisor passes the GPUs to this machine without NVLink. Check `systemctl status "
+            "nvidia-fabricmanager` and `nvidia-smi nvlink -s`"
         )
 
 
@@ -184,8 +188,9 @@ def _not_a_power_of_two(node: Interconnect) -> Iterator[str]:
         fits = 1 << (size.bit_length() - 1)
         if fits < size:
             yield (
-                f"NVLink joins {size} GPUs ({ranges(island)}): tensor parallel {2 * fits} does "
-                f"not fit, {fits} does and leaves {size - fits} of them unused"
+                f"NVLink connects {size} GPUs ({ranges(island)}). A tensor-parallel size of "
+                f"{2 * fits} does not fit. A size of {fits} fits, and leaves {size - fits} of "
+                "these GPUs unused"
             )
 
 
@@ -196,9 +201,9 @@ def _several_cliques(node: Interconnect) -> Iterator[str]:
             yield _without_a_pair(node, component, apart)
         elif len(inside) > 1:
             yield (
-                f"NVLink reaches all of GPUs {ranges(component)} but does not join every pair: "
-                f"they are {len(inside)} islands ({_groups(inside)}), because tensor parallelism "
-                "talks between all pairs"
+                f"NVLink reaches all of GPUs {ranges(component)} but does not connect every pair. "
+                "Tensor parallelism communicates between all pairs, so these GPUs form "
+                f"{len(inside)} islands ({_groups(inside)})"
             )
 
 
@@ -217,15 +222,17 @@ def _without_a_pair(node: Interconnect, component: tuple[int, ...], apart: Pair)
         and not any(set(apart) <= set(group) for group in (half, rest))
     ]
     twice = (
-        f"; until then GPUs {_groups(halves[0])} each carry tensor parallel {size // 2}, of which "
-        f"the plan, which keeps to islands, places one ({_groups(node.islands)})"
+        f". Until then, GPUs {_groups(halves[0])} can each run a tensor-parallel size of "
+        f"{size // 2}, but the plan only uses whole islands ({_groups(node.islands)}), so it "
+        "places one such group"
         if halves
         else ""
     )
     return (
-        f"of GPUs {ranges(component)} NVLink joins every pair but {apart[0]} and {apart[1]}, and "
-        f"tensor parallelism talks between all pairs: their link is down; see `nvidia-smi nvlink "
-        f"-s -i {apart[0]},{apart[1]}`, then reset both or reseat the bridge{twice}"
+        f"NVLink connects every pair of GPUs {ranges(component)} except {apart[0]} and "
+        f"{apart[1]}, but tensor parallelism communicates between all pairs. The link between "
+        f"{apart[0]} and {apart[1]} is down: check `nvidia-smi nvlink -s -i "
+        f"{apart[0]},{apart[1]}`, then reset both GPUs or reseat the bridge{twice}"
     )
 
 
@@ -251,16 +258,17 @@ def _leaves_nvlink(node: Interconnect) -> Iterator[str]:
         "PHB": "PCIe and the CPU's host bridge",
     }
     above = "without NVLink, tensor parallelism" if node.max_tp == 1 else ""
-    above = above or f"tensor parallelism above {node.max_tp} leaves NVLink and"
-    sentence = f"{above} crosses {words.get(tier, 'PCIe switches')} ({tier} at the farthest)"
+    above = above or f"a tensor-parallel size above {node.max_tp} does not only use NVLink, but"
+    sentence = f"{above} crosses {words.get(tier, 'PCIe switches')} (up to {tier})"
     near = [
         f"{name}: {_groups(groups)}"
         for name, groups in node.tiers.items()
         if name != tier and max(map(len, groups)) > node.max_tp
     ]
     yield (
-        f"{sentence}, and every layer waits for that; only `allow_pcie: true` places it so"
-        + (f" (nearest groups, {'; '.join(near)})" if near else "")
+        f"{sentence}, and every layer waits for this traffic. gpufleet places a replica this way "
+        "only if `allow_pcie: true` is set"
+        + (f" (groups of near GPUs: {'; '.join(near)})" if near else "")
     )
 
 
@@ -274,15 +282,15 @@ def _all_as_far(node: Interconnect) -> Iterator[str]:
             return
         if len(groups) == 1:
             yield (
-                f"every pair is SYS, yet all GPUs are next to NUMA node {next(iter(groups))}: "
-                "here PCIe distance does not show which GPUs are nearer, so the NUMA node is one "
-                "group"
+                "the PCIe distance of every pair is SYS, although all GPUs are next to NUMA node "
+                f"{next(iter(groups))}. On this node the distance does not show which GPUs are "
+                "nearer, so gpufleet treats all GPUs of the NUMA node as one group"
             )
         else:
             yield (
-                "every pair is SYS, also those next to one NUMA node: here PCIe distance does "
-                "not show which GPUs are nearer, so the NUMA nodes are the groups "
-                f"({_numa(groups)})"
+                "the PCIe distance of every pair is SYS, even between GPUs that are next to the "
+                "same NUMA node. On this node the distance does not show which GPUs are nearer, "
+                f"so gpufleet groups GPUs by NUMA node ({_numa(groups)})"
             )
 
 
@@ -297,9 +305,9 @@ def _far_from_nics(node: Interconnect) -> Iterator[str]:
     near = [gpu for gpu in node.gpus if gpu not in far]
     if far and near:
         yield (
-            f"no NIC is near {named(far)} (SYS at best): traffic from there to other nodes "
-            "crosses the link between NUMA nodes; place replicas over several nodes on "
-            f"{named(near)}"
+            f"no NIC is near {named(far)} (the nearest is SYS), so traffic from "
+            f"{'this GPU' if len(far) == 1 else 'these GPUs'} to other nodes crosses the link "
+            f"between NUMA nodes. Place replicas that span several nodes on {named(near)}"
         )
     elif far and set(far) <= node.c2c:
         groups = {
@@ -307,13 +315,15 @@ def _far_from_nics(node: Interconnect) -> Iterator[str]:
             for numa in set(node.numa.values())
         }
         yield (
-            "every NIC is SYS from every GPU because a Grace's GPU is connected to its CPU by "
-            "NVLink-C2C, which is not a PCIe path: the class does not show how near a NIC is; "
-            "use NUMA nodes instead" + (f" (GPUs {_numa(groups)})" if groups else "")
+            "the distance from every GPU to every NIC is SYS, because the GPU of a Grace "
+            "superchip is connected to its CPU by NVLink-C2C, which is not a PCIe path. So the "
+            "distance does not show how near a NIC is. Use NUMA nodes instead"
+            + (f" (GPUs {_numa(groups)})" if groups else "")
         )
     elif far:
         yield (
-            "no NIC is near any GPU (SYS at best): traffic to other nodes crosses NUMA nodes first"
+            "no NIC is near any GPU (the nearest is SYS), so traffic to other nodes crosses the "
+            "link between NUMA nodes"
         )
 
 
@@ -321,10 +331,10 @@ def _geforce(node: Interconnect) -> Iterator[str]:
     cards = [gpu for gpu in node.gpus if "GeForce" in node.models.get(gpu, "")]
     if len(cards) > 1:
         yield (
-            f"GPUs {ranges(cards)} are GeForce, for which NVIDIA's driver grants no peer access "
-            "over PCIe: set NCCL_P2P_DISABLE=1 and vLLM's --disable-custom-all-reduce, above all "
-            "with a patched driver that reports peer access: such drivers have given wrong "
-            "results"
+            f"GPUs {ranges(cards)} are GeForce cards, and NVIDIA's driver allows no peer access "
+            "over PCIe between GeForce cards: set NCCL_P2P_DISABLE=1 and vLLM's "
+            "--disable-custom-all-reduce. Set them especially with a patched driver that reports "
+            "peer access, because such drivers have given wrong results"
         )
 
 

@@ -159,15 +159,17 @@ def from_probe(document: Mapping[str, Any]) -> tuple[System, Machine]:
     for what, value in (
         ("/etc/os-release's ID", os_release.get("id")),
         ("/etc/os-release's VERSION_ID", os_release.get("version_id")),
-        ("its processor", document["arch"]),
-        ("its kernel", document["kernel"]),
-        ("its PCI bus", document["pci"]),
+        ("the node's processor", document["arch"]),
+        ("the node's kernel", document["kernel"]),
+        ("the node's PCI bus", document["pci"]),
     ):
         if _missing(value):
-            problems.append(f"{what} could not be read ({_why(value)}): read it on the node")
+            problems.append(f"{what} could not be read ({_why(value)}): check it on the node")
     arch = document["arch"]
     if not problems and arch not in {"x86_64", "aarch64"}:
-        problems.append(f"its processor is {arch}: NVIDIA's packages are for x86_64 and aarch64")
+        problems.append(
+            f"the node's processor is {arch}: NVIDIA's packages are for x86_64 and aarch64"
+        )
     if problems:
         raise FleetError(*problems)
     return System(os_release["id"], os_release["version_id"], arch), _machine(document)

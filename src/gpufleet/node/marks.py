@@ -75,12 +75,13 @@ def deploy_problems(found: Mapping[str, Deploy]) -> tuple[str, ...]:
         names.setdefault(each.id, []).append(name)
         first.setdefault(each.id, each)
     return tuple(
-        f"{join_names(names[run])}: {printable(each.owner)} is deploying there "
+        f"{join_names(names[run])}: {printable(each.owner)} is running a deploy there "
         f"({printable(each.what)}) since "
         f"{time.strftime('%Y-%m-%d %H:%M:%S UTC', time.gmtime(each.since))}, from "
-        f"{printable(each.origin)}, process {each.process} on that machine: wait for its end, or "
-        "end it. Nodes are free when its connections end: at once when it is killed, within a "
-        "minute when its machine or network is gone"
+        f"{printable(each.origin)} (process {each.process} on that machine). Wait until the deploy "
+        "ends, or end its process. The nodes are free when the deploy's connections end: "
+        "immediately if the process is killed, or within a minute if its machine or network has "
+        "failed"
         for run, each in first.items()
     )
 

@@ -29,11 +29,11 @@ def document_problem(document: Any) -> str | None:
     'has schema 1, and this gpufleet reads 2: probe the node again with this version'
     """
     if not isinstance(document, dict) or "schema" not in document:
-        return "is no probe's document"
+        return "is not the document of a probe"
     if document["schema"] != SCHEMA or isinstance(document["schema"], bool):
         return (
-            f"has schema {document['schema']!r}, and this gpufleet reads {SCHEMA}: probe the node "
-            "again with this version"
+            f"has schema {document['schema']!r}, but this gpufleet reads schema {SCHEMA}: probe "
+            "the node again with this version of gpufleet"
         )
     bad = next((name for name in _OBJECTS if not isinstance(document.get(name), dict)), None)
     bad = bad or next((name for name in _OF_GPUS if not isinstance(document.get(name), list)), None)
@@ -42,7 +42,7 @@ def document_problem(document: Any) -> str | None:
         bad = "errors"
     if bad is None and not set(document["driver"]) >= {"init", "version", "gpu_count"}:
         bad = "driver"
-    return f"is incomplete: look at {bad!r} in it, or probe the node again" if bad else None
+    return f"is incomplete: correct {bad!r} in it, or probe the node again" if bad else None
 
 
 def _bad_gpus(document: Mapping[str, Any]) -> str | None:
@@ -84,9 +84,11 @@ def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise FleetError(f"{where}:{error.lineno}: is not JSON: {json_fault(error)}") from None
     except (RecursionError, ValueError):  # too deep; a number of thousands of digits
-        raise FleetError(f"{where}: is not a probe: it is too deep or too long for one") from None
+        raise FleetError(
+            f"{where}: is not a probe: its JSON is nested too deeply or too long"
+        ) from None
     if not isinstance(found, dict):
-        raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
+        raise FleetError(f"{where}: is JSON, but not a probe: {_WANTED}")
     if "findings" in found or "facts" in found:
         nodes = _reported(found)
     elif "schema" in found:
@@ -94,7 +96,7 @@ def parse_documents(text: str, where: str, alone: str) -> dict[str, Any]:
     else:
         nodes = found
     if not nodes or not all(isinstance(each, str | dict) for each in nodes.values()):
-        raise FleetError(f"{where}: is JSON and no probe: {_WANTED}")
+        raise FleetError(f"{where}: is JSON, but not a probe: {_WANTED}")
     return nodes
 
 

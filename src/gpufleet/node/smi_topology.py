@@ -62,8 +62,8 @@ _ERRORS = re.compile(
 _SHOWN = 8  # problems: what cuts one row cuts them all
 
 _REMEDY = (
-    "nothing of this matrix was used: write it with `nvidia-smi topo -m > topo.txt` on the node, "
-    "where no terminal wraps or cuts it, and give that file"
+    "gpufleet used nothing of this matrix. A terminal can wrap or cut the matrix, so write it to "
+    "a file on the node (`nvidia-smi topo -m > topo.txt`) and give that file"
 )
 
 
@@ -123,8 +123,8 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
         if problem := _error_of_smi(lines):
             raise FleetError(f"{where}{problem}")
         raise FleetError(
-            f"{where}: has no line with the columns `GPU0 GPU1 ...`, so the meaning of its rows "
-            "is unknown: give the output of `nvidia-smi topo -m` with its first line, or a "
+            f"{where}: has no line with the columns `GPU0 GPU1 ...`, so the meaning of the rows "
+            "is unknown: give the output of `nvidia-smi topo -m` including its first line, or a "
             "recorded probe (`gpufleet probe INVENTORY --json`)"
         )
     rows: dict[str, _Row] = {}
@@ -139,15 +139,16 @@ def parse(text: str, where: str = "the text") -> TopoMatrix:
         problems = list(_contradictions(header, rows))
     if problems and (block := _block_of_gpus(header, lines)):
         remark = (
-            f"{where}:{header.line}: columns of NICs have run together, so nothing of NICs was "
-            "used; X on the diagonal and pairs that agree from both ends prove the GPUs' part: "
-            "write it with `nvidia-smi topo -m > topo.txt` to see the NICs"
+            f"{where}:{header.line}: the columns of NICs have run together, so gpufleet used only "
+            "the part with the GPUs. That part is consistent: X is on the diagonal, and both ends "
+            "of each pair agree. To see the NICs, write the matrix with `nvidia-smi topo -m > "
+            "topo.txt`"
         )
         return replace(_matrix(*block, {}, lines), remarks=(remark,))
     if problems:
         shown = [f"{where}{problem}" for problem in problems[:_SHOWN]]
         if hidden := len(problems) - len(shown):
-            shown.append(f"{where}: {hidden} more lines cannot be trusted")
+            shown.append(f"{where}: {hidden} more lines are invalid")
         raise FleetError(*shown, f"{where}: {_REMEDY}")
     return _matrix(header, rows, legend, lines)
 
@@ -228,12 +229,12 @@ def _read_rows(
         if number > header.line and _is_row(words, header.columns):
             for stray in between:
                 yield (
-                    f":{stray}: is between the rows of the matrix but is not a row: the terminal "
-                    "has wrapped a row, or a row was broken"
+                    f":{stray}: this line is between the rows of the matrix but is not a row: the "
+                    "terminal has wrapped a row, or a row was broken"
                 )
             between = []
             if label in rows:
-                yield f":{number}: {label} has a row already, in line {rows[label].line}"
+                yield f":{number}: {label} already has a row in line {rows[label].line}"
                 continue
             cells = tuple(takewhile(_is_class, words[1:]))
             row = _Row(number, cells, tuple(words[1 + len(cells) :]))
@@ -241,17 +242,17 @@ def _read_rows(
             rows[label] = row
         elif number > header.line and _header(number, words):
             yield (
-                f":{number}: begins a second matrix, the first begins in line {header.line}: keep "
-                "one of them"
+                f":{number}: a second matrix begins here, and the first begins in line "
+                f"{header.line}: keep only one of them"
             )
             return
         elif all(map(_is_cell, words)) and any(map(_is_class, words)):
             yield (
-                f":{number}: has cells and no label ({' '.join(words[:4])}): the terminal has "
-                "wrapped a row, or its label is missing"
+                f":{number}: this line has cells but no label ({' '.join(words[:4])}): the "
+                "terminal has wrapped a row, or the label of the row is missing"
             )
         elif number < header.line and _is_row(words, header.columns):
-            yield f":{number}: is a row of {label} above the header of line {header.line}"
+            yield f":{number}: this row of {label} is above the header in line {header.line}"
         elif number > header.line:
             between.append(number)
 
@@ -272,8 +273,9 @@ def _unusable_columns(header: _Header) -> Iterator[str]:
     named = [name for name in nics if not _NIC.fullmatch(name)]
     if named and len(named) < len(nics):
         yield (
-            f"{at} the header has NICs by number and {named[0]!r} by name, but a driver prints "
-            "all in one way: a name was cut"
+            f"{at} the header has some NICs by number and {named[0]!r} by name, but a driver "
+            "prints "
+            "all NICs in the same way: a name was cut"
         )
 
 
@@ -281,31 +283,33 @@ def _miscounted(label: str, row: _Row, header: _Header) -> Iterator[str]:
     wanted, found = len(header.columns), len(row.cells)
     if label not in header.columns:
         yield (
-            f":{row.line}: {label} has a row and no column: the header was cut, line {header.line}"
+            f":{row.line}: {label} has a row but no column: the header in line {header.line} was "
+            "cut"
         )
         return
     if found == wanted:
         if header.aside is not None and len(row.aside) > len(header.aside):
             yield (
-                f":{row.line}: {label} has {_cells(len(row.aside))} right of the matrix, and the "
-                f"header of line {header.line} has {len(header.aside)}: it is unknown which are "
-                "too many"
+                f":{row.line}: {label} has {_cells(len(row.aside))} to the right of the matrix, "
+                "but "
+                f"the header in line {header.line} has {len(header.aside)}: it is unknown which "
+                "cells are too many"
             )
         elif any(map(_is_class, row.aside)):
-            yield f":{row.line}: {label} has cells of the matrix after those of its CPUs"
+            yield f":{row.line}: {label} has cells of the matrix after the cells of its CPUs"
         return
     odd = next(iter(row.aside), "")
     if found < wanted and odd and not _CPUS.fullmatch(odd):
         yield (
             f":{row.line}: {label}: {odd!r} in column {header.columns[found]} is not in "
-            f"nvidia-smi's legend (X, NV#, {', '.join(PCIE)}): it was cut, or two cells have run "
-            "together"
+            f"nvidia-smi's legend (X, NV#, {', '.join(PCIE)}): the cell was cut, or two cells have "
+            "run together"
         )
         return
     yield (
-        f":{row.line}: {label} has {_cells(found)}, and the header of line {header.line} has "
-        f"{wanted} columns ({header.columns[0]} to {header.columns[-1]}): which are "
-        f"{'missing' if found < wanted else 'too many'} is unknown"
+        f":{row.line}: {label} has {_cells(found)}, but the header in line {header.line} has "
+        f"{wanted} columns ({header.columns[0]} to {header.columns[-1]}): it is unknown which "
+        f"cells are {'missing' if found < wanted else 'too many'}"
     )
 
 
@@ -320,15 +324,15 @@ def _missing_rows(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
     nics_have_rows = any(not _GPU.fullmatch(label) for label in rows)
     for label in dict.fromkeys(header.columns):
         if label not in rows and (nics_have_rows or _GPU.fullmatch(label)):
-            yield f":{header.line}: {label} has a column and no row: the text was cut"
+            yield f":{header.line}: {label} has a column but no row: the text was cut"
 
 
 def _unlisted_nics(header: _Header, legend: Mapping[str, tuple[int, str]]) -> Iterator[str]:
     for label, (line, name) in legend.items():
         if label not in header.columns:
             yield (
-                f":{line}: the legend names {label} ({name}), which has no column in line "
-                f"{header.line}: the header was cut"
+                f":{line}: the legend contains {label} ({name}), but the header in line "
+                f"{header.line} has no column {label}: the header was cut"
             )
 
 
@@ -338,8 +342,8 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
         for column, cell in zip(header.columns, row.cells, strict=True):
             if (cell == SELF) != (label == column):
                 yield (
-                    f":{row.line}: {label} has {cell} in column {column}, but X belongs where a "
-                    "device meets itself: the row is shifted"
+                    f":{row.line}: {label} has {cell} in column {column}, but X stands only where "
+                    "the row and the column are the same device: the row is shifted"
                 )
                 break
             if _NVLINK.fullmatch(cell) and not (_GPU.fullmatch(label) and _GPU.fullmatch(column)):
@@ -353,8 +357,8 @@ def _contradictions(header: _Header, rows: Mapping[str, _Row]) -> Iterator[str]:
         there = rows[other].cells[header.columns.index(one)]
         if here != there:
             yield (
-                f":{rows[one].line}: {one} has {here} to {other}, and {other} has {there} to {one} "
-                f"(line {rows[other].line}): one of them is wrong"
+                f":{rows[one].line}: {one} has {here} to {other}, but {other} has {there} to {one} "
+                f"(line {rows[other].line}): one of the two cells is wrong"
             )
 
 
@@ -364,9 +368,9 @@ def _error_of_smi(lines: Iterable[tuple[int, list[str]]]) -> str | None:
         line = " ".join(words)
         if _ERRORS.search(line):
             return (
-                f":{number}: is a driver error, not a matrix ({line[:100]}): `gpufleet check "
-                "INVENTORY` shows what is wrong and what to do; run `nvidia-smi topo -m` again "
-                "once `nvidia-smi` answers"
+                f":{number}: this is a driver error and not a matrix ({line[:100]}). `gpufleet "
+                "check INVENTORY` shows what is wrong and how to repair it. When `nvidia-smi` "
+                "works again, run `nvidia-smi topo -m` again"
             )
     return None
 

@@ -155,7 +155,7 @@ def node_from_probe(name: str, document: Mapping[str, Any]) -> Node:
     links but without the driver's peer access is not joined.
     """
     if wrong := document_problem(document):
-        raise FleetError(f"{name}: its probe {wrong}")
+        raise FleetError(f"{name}: the probe {wrong}")
     with refuse_malformed(name):
         return _whole_node(name, document)
 
