@@ -71,6 +71,6 @@ def running_engines(seen: Snapshot) -> tuple[str, ...]:
 def engine_warning(engine: str) -> str:
     """Return the warning about a running engine's containers."""
     return (
-        f"{engine} runs: containers with GPUs that started before the links in {LINKS} existed "
-        "lose their GPUs when systemd reloads its units; restart them after this run"
+        f"{engine} runs. Containers with GPUs that started before the links in {LINKS} existed "
+        "lose their GPUs when systemd reloads its units: restart these containers after this run"
     )

@@ -106,8 +106,8 @@ class InUse:
         named = "; ".join(map(str, self.by[:NAMED]))
         more = f"; and {len(self.by) - NAMED} more" if len(self.by) > NAMED else ""
         return (
-            f"{self.reason}, and the driver is held by {named}{more}. Nothing was stopped: stop "
-            "them or wait for them, then run this again"
+            f"{self.reason}, but the driver is in use by {named}{more}. gpufleet stopped nothing. "
+            "Stop these processes or wait until they end, then run this again"
         )
 
 
@@ -141,7 +141,7 @@ def driver_state(
     either. Both flavours have the same versions.
     """
     driver = document["driver"]
-    asked = {"the loaded module": "module", "the module on the disk": "disk"}
+    asked = {"the loaded module": "module", "the module on disk": "disk"}
     unread = tuple(
         f"{what} could not be read ({_why(driver[key])})"
         for what, key in asked.items()
@@ -161,7 +161,10 @@ def driver_state(
             said = f"the {told} module {loaded} is loaded, but gpu_lock.modules is {flavour}"
             return _to_be_loaded(document, loaded, on_disk, said)
         if _missing(driver.get("init")) == "version_mismatch":
-            said = f"module and libraries are {on_disk}, but NVML reports a mismatch"
+            said = (
+                f"the module and the libraries have version {on_disk}, but NVML reports a version "
+                "mismatch"
+            )
             return NeedsReboot(said, on_disk)
         return Active(on_disk, tuple(_remarks(document)))
     return _to_be_loaded(document, loaded, on_disk)
@@ -194,8 +197,8 @@ def _without_module(
         and _library(document["driver"]) == loaded
     ):
         said = (
-            f"{running} no longer has an NVIDIA module on disk: the next boot may be without a "
-            "driver"
+            f"{running} no longer has an NVIDIA module on disk, so the node may have no driver "
+            "after the next boot"
         )
         return Active(loaded, (said,))
     boots = next((each for each in _kernels(document) if each["newest"]), None)
@@ -203,14 +206,15 @@ def _without_module(
         version = str(boots["nvidia"])
         if matches_lock(version, wanted):
             said = (
-                f"the running kernel {running} has no NVIDIA module; {boots['kernel']}, which "
-                f"boots next, has {version}"
+                f"the running kernel {running} has no NVIDIA module, but the kernel that boots "
+                f"next, {boots['kernel']}, has module {version}"
             )
             return NeedsReboot(said, version)
     return Blocked(
         (
-            f"no NVIDIA module on disk for {running}: `dkms status` shows why it was not built; "
-            f"install that kernel's headers (linux-headers-{running}, or kernel-devel)",
+            f"there is no NVIDIA module on disk for {running}: `dkms status` shows whether the "
+            "module was built. Install the headers of this kernel "
+            f"(linux-headers-{running}, or kernel-devel)",
         )
     )
 
@@ -219,16 +223,16 @@ def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Itera
     """Yield the package problems to correct before any module is loaded."""
     if not matches_lock(on_disk, wanted):
         yield (
-            f"the module on the disk is {on_disk}, but gpu_lock.driver is {wanted}: its packages "
-            "are not installed; run deploys/node.py"
+            f"the module on disk is {on_disk}, but gpu_lock.driver is {wanted}, and the packages "
+            "of that version are not installed: run deploys/node.py"
         )
     library = _library(driver)
     if library is None:
-        yield f"the module on the disk is {on_disk}, and libnvidia-ml.so.1 is missing"
+        yield f"the module on disk is {on_disk}, but libnvidia-ml.so.1 is missing"
     elif library != on_disk:
         yield (
-            f"the module on the disk is {on_disk} and the libraries are {library}: an upgrade was "
-            "interrupted; `dpkg --audit` or `rpm -qa '*nvidia*'` names its packages"
+            f"the module on disk is {on_disk}, but the libraries are {library}: an upgrade was "
+            "interrupted. `dpkg --audit` or `rpm -qa '*nvidia*'` lists the packages of the upgrade"
         )
 
 
@@ -237,14 +241,14 @@ def _to_be_loaded(
 ) -> NeedsReload | NeedsReboot | InUse:
     modules = _known(document["system"]["modules"], [])
     if loaded is None and "nouveau" in modules:
-        return NeedsReboot("nouveau holds the GPUs, and releases them only at a reboot", version)
+        return NeedsReboot("nouveau uses the GPUs, and releases them only at a reboot", version)
     reason = reason or (
-        f"module {loaded} is loaded, {version} is on disk"
+        f"module {loaded} is loaded, but module {version} is on disk"
         if loaded
-        else f"no NVIDIA module is loaded, {version} is on disk"
+        else f"no NVIDIA module is loaded, and module {version} is on disk"
     )
     if strange := sorted(set(document.get("used_by", ())) - set(UNLOAD_ORDER)):
-        said = f"{reason}, and {', '.join(strange)} is built against the loaded one"
+        said = f"{reason}, and {', '.join(strange)} depends on the loaded module"
         return NeedsReboot(said, version)
     active = tuple(document.get("active", ()))
     others = tuple(holder for holder in _holders(document) if holder.unit not in active)
@@ -269,7 +273,7 @@ def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
     if boots and not boots["running"]:
         kernel, module = boots["kernel"], boots["nvidia"]
         yield (
-            f"kernel {kernel} is installed and boots next, without an NVIDIA module"
+            f"kernel {kernel} is installed and boots next, but has no NVIDIA module"
             if _missing(module)
             else f"kernel {kernel} is installed and boots next, with module {module}"
         )
@@ -357,7 +361,7 @@ def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
             )
             return Decision(
                 "fail",
-                f"{state.reason}: driver {state.version} needs a reboot, and {allowed}. Reboot "
+                f"{state.reason}: driver {state.version} needs a reboot, but {allowed}. Reboot "
                 "the node and run this again, or set gpu.reboot: when_needed",
             )
         case InUse():

@@ -108,11 +108,11 @@ def _reasons(
     yield f"driver {which} with {lock.modules} modules, as packaged for {found.packaging}"
     yield from (f"{name}: {reason}" for name, reason in fabric)
     if not machine.nvswitch:
-        yield "no fabric manager: the node manages no NVSwitch, so it would fail"
+        yield "no fabric manager: it would fail, because the node has no NVSwitches to manage"
     if machine.nvlink5:
         yield "nvlsm, infiniband-diags: the fabric manager needs them for NVLink 5 switches"
     if system.is_red_hat:
-        yield "dkms comes from EPEL, which must be one of the node's repositories"
+        yield "dkms is a package of EPEL, so EPEL must be one of the node's repositories"
     if lock.kernel == "held":
         yield f"kernels held: {', '.join(machine.kernel_packages) or 'none is installed'}"
 
@@ -133,8 +133,9 @@ def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPack
     newest = cuda_major(lock.branch)
     if newest is None:
         raise FleetError(
-            f"gpu_lock.driver is {lock.driver}, and the CUDA version of R{lock.branch} is "
-            "unknown, and so is DCGM's package: lock a known branch, or remove `gpu_lock.dcgm`"
+            f"gpu_lock.driver is {lock.driver}, but the CUDA version of R{lock.branch} is "
+            "unknown, so gpufleet cannot choose a package of DCGM: lock a known branch, or remove "
+            "`gpu_lock.dcgm`"
         )
     majors = {newest, 12} if machine.generations & _WITHOUT_CUDA_13 else {newest}
     packages = (
@@ -150,4 +151,4 @@ def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPack
     if lock.dcgm.exporter:
         values.append(Package("datacenter-gpu-manager-exporter", lock.dcgm.exporter, hold=True))
     cuda = " and ".join(map(str, sorted(majors)))
-    return DriverPackages(tuple(values), (f"DCGM for CUDA {cuda}, as R{lock.branch} serves it",))
+    return DriverPackages(tuple(values), (f"DCGM for CUDA {cuda}, the version of R{lock.branch}",))

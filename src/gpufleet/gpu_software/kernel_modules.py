@@ -22,8 +22,8 @@ def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
         return None
     state = "is on" if machine.secure_boot else "could not be read"
     return (
-        f"Secure Boot {state}, and DKMS modules load only if the firmware knows their signing "
-        "key, which has to be confirmed at the console. Enrol it "
+        f"Secure Boot {state}. With Secure Boot, a DKMS module loads only if the firmware knows "
+        "the signing key, and a person must confirm that key at the console. Enrol the key "
         "(`mokutil --import`, docs/gpu-nodes/supported-systems.md) and set gpu.secure_boot: "
         "enrolled, or switch Secure Boot off"
     )
@@ -42,7 +42,10 @@ def module_problems(document: Mapping[str, Any], driver: str) -> tuple[str, ...]
     """Return why the locked driver would be missing after a reboot, as sentences."""
     if _missing(document["kernels"]):
         why = document["kernels"].get("detail") or document["kernels"]["missing"]
-        return (f"the kernels that have an NVIDIA module could not be read ({why}): check by hand",)
+        return (
+            f"gpufleet could not read which kernels have an NVIDIA module ({why}): check this by "
+            "hand",
+        )
     return (*_unbuilt(document, driver), *_unsigned(document))
 
 
@@ -58,8 +61,9 @@ def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
         which += ", boots next" if row["newest"] and not row["running"] else ""
         reason = f" DKMS said:\n{said[kernel]}" if said.get(kernel) else ""
         yield (
-            f"kernel {kernel} {which} and has {has}, not driver {driver}: install what DKMS needs "
-            f"to build it, or remove that kernel if the node does not boot it.{reason}"
+            f"kernel {kernel} {which} and has {has}, but driver {driver} is required: install the "
+            "packages that DKMS needs to build the module, or remove this kernel if the node does "
+            f"not boot it.{reason}"
         )
 
 
@@ -74,14 +78,14 @@ def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
     ]
     if bare:
         yield (
-            f"Secure Boot is on, and the modules of {', '.join(bare)} are not signed: let DKMS "
-            "sign them (`mok_signing_key` in /etc/dkms/framework.conf), then "
+            f"Secure Boot is on, but the modules of {', '.join(bare)} are not signed: let DKMS "
+            "sign the modules (`mok_signing_key` in /etc/dkms/framework.conf), then run "
             "`dkms install --force`"
         )
     elif document["enrolled"] is False:
         yield (
-            "Secure Boot is on, and the firmware does not know DKMS's signing key: `mokutil "
-            "--import` it and confirm at the next boot's console"
+            "Secure Boot is on, but the firmware does not know DKMS's signing key: enrol the key "
+            "with `mokutil --import`, and confirm it at the console at the next boot"
         )
 
 

@@ -175,7 +175,7 @@ def changes(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
     `seen` is the document of `on_node/converge/sysctl.py`.
     """
     return tuple(
-        f"set {each} (it is {found['value']})"
+        f"set {each} (now {found['value']})"
         for each, found in _readable(settings, seen)
         if not each.accepts(found["value"])
     )
@@ -192,7 +192,7 @@ def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tupl
     ]
     if seen["applied"]:
         said += [
-            f"{each} was set, and the kernel took {found['value']}{_cause(each)}"
+            f"{each} was set, but the kernel has {found['value']}{_cause(each)}"
             for each, found in _readable(settings, seen)
             if not each.accepts(found["value"])
         ]
@@ -202,8 +202,9 @@ def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tupl
 def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
     """Return foreign files that undo a setting at the next boot, as sentences."""
     return tuple(
-        f"{found['later']['file']} has {each.name} = {found['later']['value']} and is read after "
-        f"{SYSCTL}, which has {each.value}: the file read last wins at boot; remove its line"
+        f"{found['later']['file']} has {each.name} = {found['later']['value']}, but {SYSCTL} has "
+        f"{each.value}. At boot, {found['later']['file']} is read last and therefore applies: "
+        "remove the line from that file"
         for each, found in _readable(settings, seen)
         if found["later"] and not each.accepts(found["later"]["value"])
     )
@@ -222,7 +223,7 @@ def _readable(
 def _cause(setting: KernelSetting) -> str:
     if setting.name == "vm.nr_hugepages":
         return (
-            " of them: free memory is fragmented. They are reserved at the next boot: reboot the "
-            "node, or lower gpu.huge_pages.count"
+            " of these pages, because the free memory is fragmented. The kernel reserves all of "
+            "them at the next boot: reboot the node, or lower gpu.huge_pages.count"
         )
     return ": another program on this node sets it"

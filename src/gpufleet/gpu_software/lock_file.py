@@ -54,19 +54,20 @@ def overlay(
         found = variables.load_file(file, root)
         if not found:
             problems.append(
-                f"{variables.shown_path(file, root)}: is empty: write it with `gpufleet lock`, or "
-                "remove it"
+                f"{variables.shown_path(file, root)}: the file is empty: write it with `gpufleet "
+                "lock`, or remove it"
             )
         problems += [
-            f"{origin}: {key}: this file is for `{KEY}` only, and `gpufleet lock` overwrites it: "
-            f"move the key to {variables.shown_path(file.with_name(f'{group}.yml'), root)}"
+            f"{origin}: {key}: this file may only contain `{KEY}`, because `gpufleet lock` "
+            "overwrites the file: move the key to "
+            f"{variables.shown_path(file.with_name(f'{group}.yml'), root)}"
             for key, (_, origin) in found.items()
             if key != KEY
         ]
         if KEY in found and KEY in written:
             problems.append(
                 f"{found[KEY][1]}: {KEY}: the group also has a lock in {written[KEY][1]}: remove "
-                "one of the two"
+                "one of the two locks"
             )
         locked = variables.merge(locked, found)
     if problems:

@@ -54,7 +54,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     driver, system = document["driver"], document["system"]
     for what in ("packages", "units"):
         if value_or(system[what]) is None:
-            yield f"its {what} could not be read ({system[what]['missing']})"
+            yield f"the node's {what} could not be read ({system[what]['missing']})"
     packages = value_or(system["packages"], {})
     toolkits = _toolkits(packages, settings)
     if len(toolkits) > 1:
@@ -63,22 +63,25 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
     loaded = value_or(driver["module"])
     if loaded is None or not re.fullmatch(DRIVER, loaded):
         yield (
-            "no NVIDIA driver is loaded, so nothing can be locked: start from a set of versions "
-            "(`--set`), or run deploys/node.py first"
+            "no NVIDIA driver is loaded, so there is no version to lock: start from a set of "
+            "versions (`--set`), or run deploys/node.py first"
         )
         return
     if modules_flavour(document) is None:
-        yield "the loaded kernel modules could not be read: `cat /proc/driver/nvidia/version`"
+        yield (
+            "the version of the loaded kernel modules could not be read: check `cat "
+            "/proc/driver/nvidia/version` on the node"
+        )
     parts = {
-        "on the disk": _version(driver["disk"]) or "none that can be read",
-        "as its library": _version(driver["library"]) or "none that can be read",
+        "on disk": _version(driver["disk"]) or "an unreadable version",
+        "as its library": _version(driver["library"]) or "an unreadable version",
         "as its fabric manager": _fabric_manager(packages) or loaded,  # only with NVSwitches
     }
     others = {what: version for what, version in parts.items() if version != loaded}
     if others:
         said = " and ".join(f"{version} {what}" for what, version in others.items())
         yield (
-            f"runs driver {loaded} but has {said} installed: activate one version first "
+            f"runs driver {loaded} but has {said} installed: first activate one of these versions "
             "(deploys/node.py, or a reboot)"
         )
 

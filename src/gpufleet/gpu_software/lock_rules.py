@@ -72,15 +72,15 @@ def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
     if oldest is None:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"{wheels.source} contains CUDA {major}.{minor}, and the driver that it needs is "
-            "unknown: look it up in NVIDIA's CUDA compatibility guide",
+            f"{wheels.source} contains CUDA {major}.{minor}, but gpufleet does not know which "
+            "driver this CUDA version needs: look it up in NVIDIA's CUDA compatibility guide",
             refused=False,
         )
     elif not _reaches(lock, oldest):
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and {wheels.source} contains CUDA {major}.{minor}, which runs on "
-            f"{oldest} and newer: lock a newer driver, or a vLLM built for an older CUDA",
+            f"is {lock.driver}, but {wheels.source} contains CUDA {major}.{minor}, which needs "
+            f"driver {oldest} or newer: lock a newer driver, or a vLLM built for an older CUDA",
         )
 
 
@@ -91,7 +91,7 @@ def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
     if known is None:
         yield Objection(
             at,
-            f"R{lock.branch} is an unknown branch: its requirements are not checked",
+            f"R{lock.branch} is an unknown branch, so its requirements are not checked",
             refused=False,
         )
     elif known.end_of_life and known.end_of_life < today:
@@ -115,7 +115,7 @@ def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     if there is False:
         yield Objection(
             ("gpu_lock", "dcgm"),
-            f"NVIDIA publishes no DCGM for {system}: remove it and `dcgm` for these nodes",
+            f"NVIDIA publishes no DCGM for {system}: remove this key and `dcgm` for these nodes",
         )
     elif there is None:
         yield Objection(
@@ -136,7 +136,7 @@ def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[
     if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:
         yield Objection(
             ("gpu_lock", "vllm", "python"),
-            f"is {lock.vllm.python}, and the node's {OWN_PYTHON} is {own}: set `vllm.python` to "
+            f"is {lock.vllm.python}, but the node's {OWN_PYTHON} is {own}: set `vllm.python` to "
             f"{OWN_PYTHON.removesuffix('3')}{lock.vllm.python}, or lock {own}",
         )
 
@@ -152,21 +152,21 @@ def machine_objections(
     if lock.modules == "proprietary" and (machine.grace or blackwell):
         yield Objection(
             ("gpu_lock", "modules"),
-            f"is proprietary, and {'Blackwell' if blackwell else 'Grace Hopper'} needs the open "
+            f"is proprietary, but {'Blackwell' if blackwell else 'Grace Hopper'} needs the open "
             "modules: write `open`",
         )
     first = max((_first_branch(device) for device in machine.gpus), default=0)
     if int(lock.branch) < first:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and the node's GPUs ({_ids(machine.gpus)}) need R{first} or newer",
+            f"is {lock.driver}, but the node's GPUs ({_ids(machine.gpus)}) need R{first} or newer",
         )
     unknown = tuple(device for device in machine.gpus if generation(device) is None)
     if unknown:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and it is unknown whether it supports {_ids(unknown)}: see the "
-            "driver's list of supported GPUs",
+            f"is {lock.driver}, but it is unknown whether this driver supports {_ids(unknown)}: "
+            "check the driver's list of supported GPUs",
             refused=False,
         )
 
@@ -176,21 +176,20 @@ def _before_turing(lock: GpuLock, names: str, wheels: Wheels | None) -> Iterator
     if lock.modules == "open":
         yield Objection(
             ("gpu_lock", "modules"),
-            f"is open, and the open modules need Turing or newer; the node has {names}: write "
-            f"`proprietary`, with R{LAST_BEFORE_TURING} or older",
+            f"is open, but the open modules need Turing or newer, and the node has {names}: write "
+            f"`proprietary`, and lock R{LAST_BEFORE_TURING} or older",
         )
     if int(lock.branch) > LAST_BEFORE_TURING:
         yield Objection(
             ("gpu_lock", "driver"),
-            f"is {lock.driver}, and R{LAST_BEFORE_TURING} is the last branch for {names}: lock "
-            "that one",
+            f"is {lock.driver}, but R{LAST_BEFORE_TURING} is the last branch that supports "
+            f"{names}: lock R{LAST_BEFORE_TURING}",
         )
     if wheels and wheels.cuda and wheels.cuda >= (13, 0):
         yield Objection(
             ("gpu_lock", "vllm"),
-            f"{wheels.source} contains CUDA {wheels.cuda[0]}, whose kernels need Turing or newer; "
-            "the "
-            f"node has {names}: lock a vLLM built for CUDA 12",
+            f"{wheels.source} contains CUDA {wheels.cuda[0]}, whose kernels need Turing or newer, "
+            f"but the node has {names}: lock a vLLM built for CUDA 12",
         )
 
 

@@ -50,8 +50,8 @@ def package_names(system: System, lock: GpuLock) -> PackageNames:
     if packaging is None:
         known = ", ".join(f"{name} {version}" for name, version in _PACKAGINGS)
         raise FleetError(
-            f"{system}: NVIDIA's driver can be installed on {known}. Remove `gpu_lock` and "
-            "install it by hand, or use one of those"
+            f"{system}: gpufleet can install NVIDIA's driver only on {known}. Use one of these "
+            "systems, or remove `gpu_lock` and install the driver by hand"
         )
     return packaging(lock)
 

@@ -82,7 +82,7 @@ def read_provisioning(
     for name in locked:
         answer = answers[name]
         if isinstance(answer, str):
-            refused.append(f"{name}: {answer}; `--exclude {name}` continues without it")
+            refused.append(f"{name}: {answer}; `--exclude {name}` continues without this node")
             continue
         try:
             with refuse_malformed("the probe"):
@@ -105,13 +105,13 @@ def _refusals(node: BareNode) -> Iterator[str]:
     lock = node.lock
     if not node.machine.gpus:
         yield (
-            "its PCI bus has no NVIDIA GPU: check `lspci -d 10de:`, or remove the node from the "
-            "group that has `gpu_lock`"
+            "there is no NVIDIA GPU on the node's PCI bus: check `lspci -d 10de:`, or remove the "
+            "node from the group that has `gpu_lock`"
         )
     if node.settings.cuda is None:
         yield (
-            "gpu_lock is set, but `cuda.repository`, the source of its packages, is not: set it "
-            "(docs/configure/inventory.md)"
+            "gpu_lock is set, but `cuda.repository`, the source of the packages, is not set: set "
+            "`cuda.repository` (docs/configure/inventory.md)"
         )
     try:
         driver_packages.driver_packages(node.system, lock, node.machine)

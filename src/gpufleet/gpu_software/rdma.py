@@ -67,14 +67,14 @@ def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
         return
     if lock.modules == "proprietary":
         yield (
-            "gpu.rdma.way is dma_buf, and gpu_lock.modules is proprietary: those modules do not "
-            "export dma-buf; write `modules: open`, or `way: peermem`"
+            "gpu.rdma.way is dma_buf, but gpu_lock.modules is proprietary, and proprietary modules "
+            "do not export dma-buf: write `modules: open`, or `way: peermem`"
         )
     numbers = re.match(r"(\d+)\.(\d+)", kernel)
     if numbers and (int(numbers[1]), int(numbers[2])) < DMA_BUF_SINCE:
         yield (
-            f"gpu.rdma.way is dma_buf, and the kernel is {kernel}: adapters support dma-buf since "
-            "Linux 5.12; upgrade the kernel, or write `way: peermem`"
+            f"gpu.rdma.way is dma_buf, but the kernel is {kernel}, and adapters support dma-buf "
+            "only since Linux 5.12: upgrade the kernel, or write `way: peermem`"
         )
 
 
@@ -82,9 +82,9 @@ def load_error(module: str, said: str) -> str:
     """Return why a module could not be loaded, as a sentence; `said` is modprobe's error text."""
     if module == PEERMEM and "Invalid argument" in said:
         return (
-            f"{PEERMEM} finds no kernel interface to register with: only the adapter vendor's "
-            "driver (DOCA or OFED) has it, not the distribution's; install that, or "
-            "write `gpu.rdma.way: dma_buf`"
+            f"{PEERMEM} finds no kernel interface to register with. Only the adapter vendor's "
+            "driver (DOCA or OFED) has this interface, and the distribution's driver does not: "
+            "install the vendor's driver, or write `gpu.rdma.way: dma_buf`"
         )
     return f"kernel module {module} could not be loaded: {said}"
 

@@ -167,7 +167,7 @@ def address_mistake(url: str, system: System) -> str | None:
     if found is None or f"{found[1]}/{found[2]}" == repository_path(system):
         return None
     return (
-        f"cuda.repository.url ends in {found[1]}/{found[2]}, and the node runs {system}, whose "
-        f"repository is {repository_path(system)}: correct it, or put the node into a separate "
-        "group"
+        f"cuda.repository.url ends in {found[1]}/{found[2]}, but the node runs {system}, whose "
+        f"repository is {repository_path(system)}: correct the URL, or put the node into a "
+        "separate group"
     )

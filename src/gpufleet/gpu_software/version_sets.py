@@ -43,7 +43,7 @@ def release_set(name: str) -> ReleaseSet:
         return found
     near = suggestion(name, list(release_sets()))
     known = "; ".join(f"{each.name}: {each.title}" for each in release_sets().values())
-    raise FleetError(f"--set {name}: no such set{near} ({known})")
+    raise FleetError(f"--set {name}: there is no such set{near} (known sets: {known})")
 
 
 @cache

@@ -183,13 +183,13 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
         yield "the firewall's table `inet gpufleet` is not loaded: run the deploy"
     elif seen["loaded"] != seen["canonical"]:
         lines = "; ".join(changes(seen["canonical"], seen["loaded"]))
-        yield f"the firewall's loaded rules differ from the declared ones: {lines}"
+        yield f"the firewall's loaded rules differ from the declared rules: {lines}"
     if not seen["saved"]:
-        yield f"{RULES} differs from the declared rules: it would apply after a reboot"
+        yield f"{RULES} differs from the declared rules, and would be loaded after a reboot"
     if seen["pending"]:
-        yield "the firewall's rules were not confirmed, and will be rolled back"
+        yield "the firewall's new rules were not confirmed, so they will be rolled back"
     if seen["service"] != "active":
-        yield f"{SERVICE} is {seen['service'] or 'unknown'}: after a reboot no rules would apply"
+        yield f"{SERVICE} is {seen['service'] or 'unknown'}, so no rules would be loaded after a reboot"
 
 
 # Connections between nodes
@@ -319,9 +319,9 @@ def _exposed(settings: NodeSettings) -> Iterator[str]:
     for first, last in (each.ports for each in wanted.open if each.protocol == "tcp"):
         if behind := [port for port, _ in _exporters(settings) if first <= port <= last]:
             yield (
-                f"firewall.open: {_ports([(first, last)])} opens "
-                f"{' and '.join(map(str, behind))}, where exporters listen: list their clients in "
-                "`firewall.monitoring`"
+                f"firewall.open: {_ports([(first, last)])} also opens "
+                f"{' and '.join(map(str, behind))}, where exporters listen: list the clients of "
+                "exporters in `firewall.monitoring` instead"
             )
 
 
@@ -360,8 +360,8 @@ def _unsupported(meetings: Iterable[PeerAddress]) -> Iterator[str]:
     for name in sorted({each.interface for each in meetings}):
         if name and not _INTERFACE.fullmatch(name):
             yield (
-                f"the interface {name!r} connects nodes of a replica, and nftables cannot express "
-                "its name: rename it, or set another network in `cluster_network`"
+                f"the interface {name!r} connects nodes of a replica, but nftables does not accept "
+                "this name: rename the interface, or set a different network in `cluster_network`"
             )
 
 
@@ -370,7 +370,8 @@ def _contradictions(wanted: Firewall, guarded: Sequence[Range]) -> Iterator[str]
         for begin, end in guarded:
             if first <= end and begin <= last:
                 yield (
-                    f"firewall.open: {_ports([(first, last)])}, and {_ports([(begin, end)])} are "
-                    "used between the nodes of a replica, where any client can run code: remove "
-                    "them, or move `cluster_port`"
+                    f"firewall.open: {_ports([(first, last)])} overlaps {_ports([(begin, end)])}, "
+                    "which the nodes of a replica use between each other. Any client that reaches "
+                    "such a port can run code on the node: remove these ports from firewall.open, "
+                    "or change `cluster_port`"
                 )

@@ -310,8 +310,9 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
                 f"{file or 'none'} on {' and '.join(names)}" for file, names in files.items()
             )
             yield (
-                f"serving.{entry}: its nodes have different `vllm.api_key_file`s ({said}), and a "
-                "gateway sends one key to all servers of a model: set the same file for them"
+                f"serving.{entry}: its nodes have different values of `vllm.api_key_file` "
+                f"({said}), but a gateway sends the same key to all servers of a model: set the "
+                "same file for all these nodes"
             )
     for entry in sorted({"v1", "v2"} & set(by_entry)):
         yield (
@@ -327,8 +328,8 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     for client in front.clients if front else ():
         for name in sorted(adapters.keys() & {*client.models}):
             yield (
-                f"gateway.clients: {client.name} has the adapter {name} in `models`: write its "
-                f"model, {adapters[name]}, which includes its adapters"
+                f"gateway.clients: {client.name} has the adapter {name} in `models`: write the "
+                f"model {adapters[name]} instead, which includes all its adapters"
             )
     for entry in sorted(front.limits.keys() - by_entry.keys() if front else ()):
         yield (
@@ -341,7 +342,7 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
         if wanted and closed and _outside(nodes[home].address, wanted.clients):
             yield (
                 f"{name}: firewall.clients does not include the gateway {home} "
-                f"({nodes[home].address}): add its address"
+                f"({nodes[home].address}): add the gateway's address"
             )
 
 

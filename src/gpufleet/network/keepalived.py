@@ -39,7 +39,10 @@ def keepalived(wanted: VirtualAddress, password: bytes) -> bytes:
     said = password.decode("utf-8", "replace")
     where = f"{wanted.password_file}: see `gateway.virtual_address.password_file` in group_vars"
     if len(said) > _LONGEST_PASSWORD:
-        raise FleetError(f"{where}: VRRP uses {_LONGEST_PASSWORD} bytes of a password: shorten it")
+        raise FleetError(
+            f"{where}: VRRP uses only the first {_LONGEST_PASSWORD} bytes of a password: write a "
+            "shorter password"
+        )
     if not _PASSWORD.fullmatch(said):
         raise FleetError(f"{where}: the password must be one word of letters, digits and ._+:/@-")
     return render_template(
@@ -75,8 +78,8 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
     for name, each in sorted(nodes.items()):
         if each.address == address:
             yield (
-                f"{home}: gateway.virtual_address.address: {address} is {name}'s own: use an "
-                "unused address"
+                f"{home}: gateway.virtual_address.address: {address} is the own address of {name}: "
+                "write an address that no node has"
             )
         theirs = _virtual_address(each)
         # Reported once for the two: by the gateway whose name comes first.
@@ -86,9 +89,9 @@ def problems(nodes: Mapping[str, NodeVars], home: str) -> Iterator[str]:
             mine, other = getattr(ours, key), getattr(theirs, key)
             if mine != other:
                 yield (
-                    f"gateway.virtual_address.{key}: {mine} on {home}, {other} on {name}: the two "
-                    f"would not see each other, and both would hold {address}: write the same for "
-                    "both"
+                    f"gateway.virtual_address.{key}: {mine} on {home}, but {other} on {name}. The "
+                    "two gateways would not see each other, so both would use the address "
+                    f"{address} at the same time: write the same value for both"
                 )
 
 

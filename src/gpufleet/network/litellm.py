@@ -156,7 +156,7 @@ def problems(wanted: Litellm, nodes: Mapping[str, NodeVars], home: str) -> Itera
     if served:
         found += [*_of_models(wanted, served), *_of_others(wanted, served)]
     else:
-        found.append("models: no node of the inventory declares `serving`: there are no models")
+        found.append("models: no node of the inventory declares `serving`, so there are no models")
     yield from (f"{home}: litellm.{sentence}" for sentence in found)
 
 
@@ -168,8 +168,8 @@ def _of_models(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
         for entry in model.entries:
             if entry not in served:
                 yield (
-                    f"{at}.entries: no node serves {entry}{suggestion(entry, [*served])}; "
-                    f"`serving` has {', '.join(served)}"
+                    f"{at}.entries: no node serves {entry}{suggestion(entry, [*served])}; entries "
+                    f"of `serving`: {', '.join(served)}"
                 )
         if not model.entries and name not in own:
             yield (
@@ -179,19 +179,20 @@ def _of_models(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
         hidden = [e for e, each in served.items() if each == name and e not in model.entries]
         if model.entries and hidden:
             yield (
-                f"{at}: hides {' and '.join(hidden)}, which has the same name: add it to "
-                "`entries`, or rename this one"
+                f"{at}: hides {' and '.join(hidden)}, because the served model name is the same: "
+                f"add {' and '.join(hidden)} to `entries`, or rename `{at}`"
             )
         for fallback in model.fallbacks:
             if fallback not in every:
                 yield (
-                    f"{at}.fallbacks: there is no {fallback}{suggestion(fallback, sorted(every))}"
+                    f"{at}.fallbacks: there is no model {fallback}"
+                    f"{suggestion(fallback, sorted(every))}"
                 )
     for name in sorted(own - {name for name, model in wanted.models.items() if model.entries}):
         if len(behind := [entry for entry, each in served.items() if each == name]) > 1:
             yield (
-                f"models: {' and '.join(behind)} are both named {name}: list in "
-                f"`models.{name}.entries` where its requests go"
+                f"models: {' and '.join(behind)} have the same name {name}: list in "
+                f"`models.{name}.entries` the entries that get its requests"
             )
 
 
@@ -201,14 +202,14 @@ def _of_others(wanted: Litellm, served: Mapping[str, str]) -> Iterator[str]:
     every = known | set(wanted.aliases)
     for alias, name in wanted.aliases.items():
         if alias in own:
-            yield f"aliases.{alias}: hides a model of the same name: rename it"
+            yield f"aliases.{alias}: hides a model of the same name: rename the alias"
         if name not in known:
-            yield f"aliases.{alias}: there is no {name}{suggestion(name, sorted(known))}"
+            yield f"aliases.{alias}: there is no model {name}{suggestion(name, sorted(known))}"
     for client in wanted.clients:
         for name in client.models:
             if name not in every:
                 yield (
-                    f"clients: {client.name} may request {name}, which does not exist"
+                    f"clients: {client.name} may request the model {name}, which does not exist"
                     f"{suggestion(name, sorted(every))}"
                 )
 
@@ -219,24 +220,25 @@ def _of_upstream(
     if wanted.upstream_url is None:
         if gateway is None:
             yield (
-                "upstream_url: this node has no `gateway`: declare one here, or set its address "
-                "(https://gateway.example.net:8443)"
+                "upstream_url: this node has no `gateway`: declare a gateway on this node, or set "
+                "upstream_url to the address of a gateway (https://gateway.example.net:8443)"
             )
         elif gateway.tls:
             yield (
-                "upstream_url: the gateway of this node uses TLS: write its address as in the "
-                "certificate (https://gateway.example.net:8443)"
+                "upstream_url: the gateway of this node uses TLS: write the gateway's address with "
+                "the host name of its certificate (https://gateway.example.net:8443)"
             )
     here = [gateway] if gateway else _gateways(nodes)
     if not here and wanted.request_seconds is None:
         yield (
-            "request_seconds: no node of the inventory has a `gateway` to take the timeout from: "
-            "set it"
+            "request_seconds: is not set, and no node of the inventory has a `gateway` whose "
+            "timeout LiteLLM could use: set request_seconds"
         )
     if any(each.clients for each in here) and wanted.upstream_key_file is None:
         yield (
-            "upstream_key_file: the gateway needs a key: create one for LiteLLM (openssl rand "
-            "-base64 33), put its hash into `gateway.clients` and its file here"
+            "upstream_key_file: is not set, but the gateway requires a key: create a key for "
+            "LiteLLM (openssl rand -base64 33), add its hash to `gateway.clients`, and set "
+            "upstream_key_file to the key's file"
         )
 
 
@@ -251,11 +253,14 @@ def unknown_key(
             continue
         digest = hashlib.sha256(key).hexdigest()
         found = next((c for c in each.clients if c.key_sha256.lower() == digest), None)
-        said = f"{home}: litellm.upstream_key_file: {wanted.upstream_key_file} has a key that"
+        said = f"{home}: litellm.upstream_key_file: the key in {wanted.upstream_key_file}"
         if found is None:
-            return f"{said} no entry of `gateway.clients` has: add its hash ({digest})"
+            return f"{said} is in no entry of `gateway.clients`: add its hash ({digest})"
         if found.models and (lacks := [entry for entry in needed if entry not in found.models]):
-            return f"{said} may not use {', '.join(lacks)}: see `gateway.clients`, {found.name}"
+            return (
+                f"{said} may not use {', '.join(lacks)}: add this to the `models` of "
+                f"{found.name} in `gateway.clients`"
+            )
     return None
 
 
