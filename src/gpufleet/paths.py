@@ -37,8 +37,8 @@ def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
     folder = module.partition(".")[0]
     if not (PROJECT / folder).is_dir():
         raise FleetError(
-            f"`{needed_by}` runs from a checkout of the project, whose directory {folder}/ is not "
-            f"part of the installed package: clone it and run {run} there"
+            f"`{needed_by}` needs the project's directory {folder}/, which is not part of the "
+            f"installed package: clone the project and run {run} there"
         )
     add_project_to_path()
     return import_module(module)
@@ -94,6 +94,6 @@ def lock_file(path: Path, descriptor: int) -> None:
     except OSError:
         os.close(descriptor)
         raise FleetError(
-            f"{path}: in use by another process on this machine: wait for it, or stop it (`fuser` "
-            "shows it)"
+            f"{path}: in use by another process on this machine: wait until that process ends, or "
+            "stop it (`fuser` shows the process)"
         ) from None

@@ -159,10 +159,10 @@ def download_text(done: int, total: int, left: Iterable[str]) -> str:
     once it is complete.
 
     >>> download_text(1_288_490_188, 5_690_831_667, ["torch", "triton"])
-    '1.2 of 5.3 GiB are there, 2 left: torch, triton'
+    '1.2 of 5.3 GiB done, 2 left: torch, triton'
     """
     names = list(left)
-    text = f"{amount_of(done, total)} are there"
+    text = f"{amount_of(done, total)} done"
     return f"{text}, {len(names)} left: {join_names(names)}" if names else text
 
 

@@ -91,10 +91,10 @@ def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
     if isinstance(answer, str):
         return answer
     if answer.get("error"):
-        return f"its kind of node is unknown: {answer['error']}"
+        return f"the kind of the node is unknown: {answer['error']}"
     kind = answer.get("kind")
     if not isinstance(kind, list) or not all(isinstance(each, str) for each in kind):
-        return "it reports no kind of node"
+        return "the node reported no kind"
     return TreeState(answer.get("whole") is True, tuple(kind), str(answer.get("digest") or ""))
 
 
@@ -114,7 +114,7 @@ def plan_distribution(
     other nodes.
     """
     alone = {
-        node: said if isinstance(said := looks.get(node), str) else "it was not queried"
+        node: said if isinstance(said := looks.get(node), str) else "the node was not queried"
         for node in wanting
         if not isinstance(looks.get(node), TreeState)
     }
@@ -184,7 +184,9 @@ def describe_action(what: str, verb: str, share: Share, node: str) -> str:
     'build release 1, once for gpu-01, gpu-02'
     """
     if node != share.source:
-        return f"copy {what} from {share.source}" + ("" if share.there else " after that")
+        return f"copy {what} from {share.source}" + (
+            "" if share.there else f" when {share.source} has it"
+        )
     together = ", ".join((share.source, *share.others))
     return f"{verb} {what}" + (f", once for {together}" if share.others else "")
 
@@ -215,4 +217,4 @@ def describe_sources(answer: Mapping[str, Any]) -> str:
     parts = [f"{format_bytes(count)} from {name}" for name, count in given]
     if answer.get("found"):
         parts.append(f"{format_bytes(answer['found'])} already here")
-    return ", ".join(parts) or "nothing to bring"
+    return ", ".join(parts) or "nothing to transfer"

@@ -61,7 +61,7 @@ def _entries(document: Any) -> Iterator[tuple[tuple[str, str], Files]]:
 def _digest(each: Any) -> tuple[str, str]:
     algorithm, digest = each
     if not _DIGEST[algorithm].fullmatch(digest):
-        raise ValueError(f"{digest!r} is no {algorithm}")
+        raise ValueError(f"{digest!r} is not a {algorithm} hash")
     return algorithm, digest
 
 
@@ -95,8 +95,8 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
         (model, repository): served for model, repository, served in _unlocked(settings.values())
     }
     if refused := tuple(
-        f"serving.{model}: `trust-remote-code` runs code of {repository}, which no lock covers: "
-        "write a lock with `gpufleet lock INVENTORY --models`, or set "
+        f"serving.{model}: `trust-remote-code` runs code of {repository}, but no lock contains the "
+        "hashes of this code: write a lock with `gpufleet lock INVENTORY --models`, or set "
         "`allow_unlocked_code: true`"
         for (model, repository), served in sorted(unlocked.items())
         if _runs_code(served) and not served.allow_unlocked_code
@@ -106,8 +106,8 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     if not names:
         return ()
     return (
-        f"{names}: nodes accept any downloaded files, because no lock has their hashes: write "
-        "one with `gpufleet lock INVENTORY --models`",
+        f"{names}: nodes accept any downloaded files, because no lock contains the hashes of the "
+        "files: write a lock with `gpufleet lock INVENTORY --models`",
     )
 
 

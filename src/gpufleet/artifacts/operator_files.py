@@ -23,7 +23,7 @@ def read(path: str) -> bytes:
         here = "" if Path(path).is_absolute() else f" in {Path.cwd()}"
         raise FleetError(
             f"{path} cannot be read{here} ({error.strerror}): see `vllm` in group_vars"
-            + ("; relative paths start at the current directory" if here else "")
+            + (". A relative path starts at the current directory" if here else "")
         ) from None
 
 

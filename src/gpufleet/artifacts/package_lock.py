@@ -90,15 +90,16 @@ def packages(pylock: str) -> tuple[Package, ...]:
         }
         if not wheels or not version:
             problems.append(
-                f"{name} {version}".rstrip() + ": has no wheel, and nodes build none: build one, "
-                "publish it on a page, and give that page as --find-links and in `find_links`"
+                f"{name} {version}".rstrip() + ": has no wheel, and nodes do not build wheels: "
+                "build a wheel, publish it on a page, and give that page as --find-links and in "
+                "`find_links`"
             )
         elif not all(map(_SHA256.fullmatch, wheels.values())):
-            problems.append(f"{name} {version}: the index lists a wheel of it without a SHA-256")
+            problems.append(f"{name} {version}: the index lists one of its wheels without SHA-256")
         else:
             found.append(Package(name, version, wheels, each.get("marker", "")))
     if problems or not found:
-        raise FleetError(*(problems or ("uv has found no package",)))
+        raise FleetError(*(problems or ("uv found no package",)))
     return tuple(sorted(found, key=lambda each: (each.name, each.version)))
 
 
@@ -187,7 +188,7 @@ def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
         *(f"only the SBOM has {each}" for each in sorted(listed - pins)),
         *(f"only the lock has the hash {each}" for each in sorted(hashes - files.keys())),
         *(f"only the SBOM has the hash {each}" for each in sorted(files.keys() - hashes)),
-        *(f"{file} is no wheel" for file in sorted(files.values()) if not file.endswith(".whl")),
+        *(f"{file} is not a wheel" for file in sorted(files.values()) if not file.endswith(".whl")),
     )
 
 

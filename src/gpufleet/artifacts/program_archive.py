@@ -73,8 +73,8 @@ def install_script(wanted: ProgramArchive) -> str:
     new = f"{wanted.all_versions}/.{wanted.version}.new"
     has = " && ".join(f"test -x {quote(f'{new}/files/{name}')}" for name in wanted.programs)
     refused = (
-        f"{url} does not match its sha256 in group_vars: correct one of them (a proxy's error "
-        "page also causes this)"
+        f"the content of {url} does not match its sha256 in group_vars: correct the URL or the "
+        "sha256 (the cause may also be an error page of a proxy)"
     )
     lacks = f"{url} contains no folder with {' and '.join(wanted.programs)}"
     return f"""set -eu

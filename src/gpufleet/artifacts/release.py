@@ -146,8 +146,8 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
         if b"--hash=sha256:" not in text:
             problems.append(
-                f"{name}: a lock needs a hash for every package: create it with "
-                "`gpufleet packages lock` (locks/README.md)"
+                f"{name}: has no hashes, but a lock needs a hash for every package: create the "
+                "lock with `gpufleet packages lock` (locks/README.md)"
             )
     package = program.package
     pinned = f"{package}=={source.version}"
@@ -157,7 +157,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
             (line for line in pins if line.startswith(f"{package}==")), f"no {package} at all"
         )
         problems.append(
-            f"{source.lock}: {package}.version is {source.version}, the lock has {other}"
+            f"{source.lock}: {package}.version is {source.version}, but the lock has {other}"
         )
     if problems:
         raise FleetError(*problems)
@@ -302,7 +302,8 @@ if ! test -e {wanted.mark}; then
     # Of uv's findings, those about what a package requires (others, a needed Python): it also calls
     # wheels with unusual platform tags wrong, which were just installed and are imported next.
     if echo "$said" | grep ' requires '; then
-        echo 'the lock does not fit together, or is for another Python: see locks/README.md' >&2
+        echo 'the packages of the lock do not fit together, or the lock is for a different' \
+            'Python: see locks/README.md' >&2
         exit 1
     fi
     {unprivileged} $python -IB -c 'import {", ".join(program.imports)}'

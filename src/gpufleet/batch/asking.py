@@ -58,8 +58,9 @@ class Asker:
             if isinstance(error, ssl.SSLCertVerificationError):
                 said = printable(error.verify_message)
                 raise FleetError(
-                    f"https://{self._host}:{self._port}: its certificate is not trusted ({said}): "
-                    "see `gateway.tls`, or name its authority, `--ca-file`"
+                    f"https://{self._host}:{self._port}: the server's certificate is not trusted "
+                    f"({said}): check `gateway.tls`, or give the certificate authority with "
+                    "`--ca-file`"
                 ) from None
             return Reply(problem="refused")
         whole = False

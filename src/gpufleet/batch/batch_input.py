@@ -32,7 +32,7 @@ URLS = {
     "/pooling": "/pooling",
 }
 """The allowed values of a line's `url`, with vLLM's equivalent routes, below /v1 where possible."""
-_NOT_WHOLE = {"stream": "a stream", "background": "an answer to fetch later"}
+_NOT_WHOLE = {"stream": "a stream", "background": "an answer that is fetched later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20
 """The maximum number of problems in a refusal."""
@@ -93,7 +93,8 @@ class BatchInput:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             self._file.close()
             raise FleetError(
-                f"{path} is not a regular file, and a batch is read twice: write it to a file"
+                f"{path} is not a regular file, but gpufleet reads a batch twice: write the batch "
+                "to a file"
             )
         self._state = self._now()
 
@@ -117,9 +118,9 @@ class BatchInput:
             else:
                 if (key := id_hash(line.custom_id)) in seen:
                     problem = (
-                        f"`custom_id` {json.dumps(line.custom_id)[:80]} is also that of an "
-                        "earlier line, and answers are matched to lines by it: give each line "
-                        "its own"
+                        f"an earlier line has the same `custom_id` "
+                        f"{json.dumps(line.custom_id)[:80]}, but answers are matched to lines by "
+                        "`custom_id`: write a different one in each line"
                     )
                 seen.add(key)
                 paths[line.path] = None
@@ -132,7 +133,7 @@ class BatchInput:
         if problems:
             raise FleetError(*problems)
         if not seen:
-            raise FleetError(f"{self._path} has no line: write one JSON object per line")
+            raise FleetError(f"{self._path} is empty: write one JSON object per line")
         return CheckedInput(len(seen), digest.hexdigest(), tuple(paths))
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
@@ -174,8 +175,8 @@ class BatchInput:
 
     def _refuse_change(self) -> NoReturn:
         raise FleetError(
-            f"{self._path} was changed while it was read: its answers belong to the earlier "
-            "content: restore it, or write another output"
+            f"{self._path} was changed while gpufleet read it, but the answers in the output "
+            "belong to the earlier content: restore the input, or write a different output"
         )
 
 
@@ -189,41 +190,45 @@ def parse_line(raw: bytes | None, rules: InputRules) -> Line:
     """Return a line's request. Raises `LineError` with the mistake and its correction."""
     largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
     if raw is None:
-        raise LineError(f"is {largest} request")
+        raise LineError(f"the line is {largest} request")
     found = _parse_json(raw)
     if not isinstance(found, dict):
         raise LineError(
-            'is not an object: write {"custom_id": "1", "method": "POST", "url": '
+            'the line is not an object: write {"custom_id": "1", "method": "POST", "url": '
             '"/v1/chat/completions", "body": {...}}'
         )
     custom_id, body = found.get("custom_id"), found.get("body")
     if not (isinstance(custom_id, str) and custom_id):
         raise LineError(
-            "has no `custom_id`, by which its answer is found: write one that no other line has"
+            "the line has no `custom_id`, but its answer is found by `custom_id`: write one that "
+            "no other line has"
         )
     if found.get("method", "POST") != "POST":
-        raise LineError('its `method` is not POST: write "method": "POST"')
+        raise LineError('`method` is not POST: write "method": "POST"')
     if not isinstance(found.get("url"), str) or found["url"] not in URLS:
-        raise LineError(f"its `url` is not served: write one of {', '.join(URLS)}")
+        raise LineError(f"`url` has a value that is not served: write one of {', '.join(URLS)}")
     if unknown := sorted(found.keys() - _KEYS):
-        raise LineError(f"has the unknown key {json.dumps(unknown[0])[:80]}: remove it")
+        raise LineError(f"the key {json.dumps(unknown[0])[:80]} is unknown: remove it")
     if not isinstance(body, dict):
-        raise LineError("its `body` is not an object: write the request there, with `model`")
+        raise LineError("`body` is not an object: write the request there, with `model`")
     if body.get("model") != rules.model:
         what = json.dumps(body.get("model"))[:80]
-        raise LineError(f"its `model` is {what}: write {json.dumps(rules.model)}")
+        raise LineError(f"`model` is {what}: write {json.dumps(rules.model)}")
     if asked := [key for key in _NOT_WHOLE if body.get(key)]:
         what = _NOT_WHOLE[asked[0]]
-        raise LineError(f"asks for {what}, but each answer is one whole line: remove `{asked[0]}`")
+        raise LineError(
+            f"the request asks for {what}, but a batch writes each whole answer as one line: "
+            f"remove `{asked[0]}`"
+        )
     try:
         text = json.dumps(body, ensure_ascii=False, separators=(",", ":"), allow_nan=False)
         data = text.encode()
     except UnicodeEncodeError:
-        raise LineError("has an unpaired surrogate (`\\ud800` to `\\udfff`)") from None
+        raise LineError("the text has an unpaired surrogate (`\\ud800` to `\\udfff`)") from None
     except ValueError:
-        raise LineError("has a number that is too large: write a smaller one") from None
+        raise LineError("a number is too large: write a smaller one") from None
     if len(data) > rules.body_bytes:
-        raise LineError(f"its `body` is {largest} one")
+        raise LineError(f"`body` is {largest} one")
     return Line(custom_id, URLS[found["url"]], data)
 
 
@@ -231,15 +236,15 @@ def _parse_json(raw: bytes) -> Any:
     try:
         return json.loads(raw.decode(), parse_constant=_refuse_constant)
     except json.JSONDecodeError as error:
-        raise LineError(f"is not JSON: {json_fault(error)}") from None
+        raise LineError(f"the line is not JSON: {json_fault(error)}") from None
     except UnicodeDecodeError as error:
         raise LineError(file_fault(error)) from None
     except RecursionError:
-        raise LineError("its nesting is too deep") from None
+        raise LineError("the line is nested too deeply") from None
     except _ConstantError as error:
-        raise LineError(f"has {error}, which is not valid JSON: write null") from None
+        raise LineError(f"the line has {error}, which is not valid JSON: write null") from None
     except ValueError:
-        raise LineError("has a number with too many digits") from None
+        raise LineError("a number has too many digits") from None
 
 
 class _ConstantError(Exception):

@@ -81,8 +81,8 @@ class BatchOutput:
             with suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise FleetError(
-                f"{self.path} cannot be written: {file_fault(error)}; the answers in it are kept: "
-                "make room, and run the same command again"
+                f"{self.path} cannot be written: {file_fault(error)}. The answers in this file are "
+                "kept: free some space, and run the same command again"
             ) from None
         self._size += len(data)
         self._unsynced = True
@@ -122,13 +122,13 @@ class BatchOutput:
         if not text.endswith(b"\n") and has_answers:
             # It is written whole before the first answer.
             raise FleetError(
-                f"{self.path} exists, and {place.name} does not name the input that it answers: "
-                "name another output with `-o`, or move it away"
+                f"{self.path} exists, but {place.name} does not state which input its answers "
+                "belong to: give a different output with `-o`, or move this file away"
             )
         if has_answers and _parse_state(text) != wanted:
             raise FleetError(
-                f"{self.path} has answers to another input, or of another model ({place.name}): "
-                "name another output with `-o`, or put the input back"
+                f"{self.path} has answers to a different input, or answers of a different model "
+                f"({place.name}): give a different output with `-o`, or restore the input"
             )
         if not has_answers:
             os.ftruncate(lock, 0)
@@ -161,8 +161,9 @@ class BatchOutput:
                 key = id_hash(document["custom_id"])
                 if key in self.done:
                     raise FleetError(
-                        f"{self.path}: line {number}: this `custom_id` has an answer in an "
-                        "earlier line: the file was changed by hand; remove one of the two lines"
+                        f"{self.path}: line {number}: an earlier line already has an answer for "
+                        "this `custom_id`, so the file was changed by hand: remove one of the two "
+                        "lines"
                     )
                 self._count(document)
                 size += len(line)
@@ -175,8 +176,9 @@ class BatchOutput:
             Totals().add(document)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
             raise FleetError(
-                f"{self.path}: line {number}: was not written by `gpufleet batch`: the file was "
-                "changed by hand; remove the line, and its request is sent again"
+                f"{self.path}: line {number}: this line was not written by `gpufleet batch`, so "
+                "the file was changed by hand: remove the line, and gpufleet sends its request "
+                "again"
             ) from None
         return document
 

@@ -176,8 +176,8 @@ class BatchRun:
         verdict = judge(reply)
         if verdict.kind == "refused":
             raise FleetError(
-                f"the fleet refuses the key (status {verdict.status}): see --key-file, and "
-                "`gateway.clients`; nothing was written for this line"
+                f"the fleet refuses the key (status {verdict.status}): check --key-file and "
+                "`gateway.clients`. gpufleet wrote no answer for this line"
             )
         now = time.monotonic()
         if verdict.holds:

@@ -157,7 +157,7 @@ def _message(verdict: Verdict) -> str:
         if isinstance(said, str):
             return said
     if verdict.status:
-        return f"the fleet answered with status {verdict.status}, and without a message"
+        return f"the fleet answered with status {verdict.status} and no message"
     return f"{verdict.code}: no answer was received"
 
 

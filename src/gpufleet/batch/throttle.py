@@ -62,5 +62,5 @@ class Throttle:
         if now - self._looked_at > STALE_SECONDS:
             return "the fleet's load is no longer known"
         if now < self._held_until:
-            return "the fleet refuses or loses requests: retrying"
+            return "the fleet refuses or loses requests, so gpufleet waits and tries again"
         return "" if self._allowed else self._why

@@ -48,14 +48,17 @@ def find(source: str, pins: Iterable[tuple[str, str]]) -> tuple[Advisory, ...]:
     for a package without a version.
     """
     if not source.startswith(("http://", "https://")):
-        raise FleetError(f"--advisories {source}: is not an address: write http:// or https://")
+        raise FleetError(
+            f"--advisories {source}: is not a URL: write an address that begins with http:// or "
+            "https://"
+        )
     source = source.rstrip("/")
     wanted = sorted(set(pins))
     if unknown := [name for name, version in wanted if not version]:
         raise FleetError(
             *(
-                f"{name}: is locked as a URL without a version: check it by hand, or lock its "
-                "version"
+                f"{name}: is locked as a URL without a version, so no advisories can be found for "
+                "it: check this package by hand, or lock a version of it"
                 for name in unknown
             )
         )
@@ -103,7 +106,7 @@ def _named(source: str, wanted: Sequence[tuple[str, str]]) -> dict[tuple[str, st
         for (each, _), (ids, _) in zip(asked, rows, strict=True):
             found[each] |= ids
         asked = [(each, page) for (each, _), (_, page) in zip(asked, rows, strict=True) if page]
-    raise FleetError(f"{source}: its answer about {asked[0][0][0]} has too many pages")
+    raise FleetError(f"{source}: the answer about {asked[0][0][0]} has too many pages")
 
 
 def _query(name: str, version: str, page: str) -> dict[str, Any]:
@@ -159,5 +162,6 @@ def _read(url: str, parse: Callable[[Any], _T], data: bytes | None = None) -> _T
         return parse(json.loads(content))
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise FleetError(
-            f"{url}: its answer is not from an advisory source ({error}): the lock was not checked"
+            f"{url}: the answer does not have the format of an advisory source ({error}), so the "
+            "lock was not checked"
         ) from None

@@ -58,7 +58,8 @@ def require_tools() -> None:
     """Raise FleetError if this machine lacks apt's tools."""
     if missing := sorted({name for tool, name in TOOLS.items() if not shutil.which(tool)}):
         raise FleetError(
-            f"this machine lacks {' and '.join(missing)}, which are needed to read apt archives: "
+            f"this machine does not have {' and '.join(missing)}, but gpufleet needs "
+            f"{'this program' if len(missing) == 1 else 'these programs'} to read apt archives: "
             "create the bundle on Debian or Ubuntu"
         )
 
@@ -139,7 +140,7 @@ class Archives:
                     folder.write(beside, (folder.root / path).read_bytes())
                     yield beside
             if not kept and f"{stem}" in hashes:
-                raise FleetError(f"{at}: lists {stem}, but in no format that apt reads")
+                raise FleetError(f"{at}: lists {stem}, but not in a format that apt reads")
         # Last, because it makes the new indexes valid.
         for name, content in names.items():
             folder.write(f"{bundle_path(at)}/{name}", content)
@@ -168,7 +169,7 @@ class Archives:
         }
         text = found.get("InRelease") or found.get("Release")
         if text is None or ("InRelease" not in found and "Release.gpg" not in found):
-            raise FleetError(f"{at}: it has no signed Release file")
+            raise FleetError(f"{at}: the archive has no signed Release file")
         return text.decode("utf-8", "replace"), found
 
     def _prepare(self) -> None:
@@ -225,8 +226,8 @@ class Archives:
             )
         except subprocess.TimeoutExpired:
             raise FleetError(
-                f"`apt-get {arguments[0]}` did not finish within {seconds:g} s: is an archive "
-                "slow? Run it again: it continues where it stopped"
+                f"`apt-get {arguments[0]}` did not finish within {seconds:g} s, perhaps because an "
+                "archive is slow. Run the command again: the download continues where it stopped"
             ) from None
 
 

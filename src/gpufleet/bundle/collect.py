@@ -97,7 +97,7 @@ def _packages(done: Collected, wanted: Packages) -> None:
     mark = hashlib.sha256(repr([source.url for source in sources]).encode()).hexdigest()[:10]
     home = done.folder.state / "apt" / f"{wanted.architecture}-{mark}"
     archives = apt.Archives(home, sources, wanted.architecture)
-    done.say(f"packages of {wanted.system}: ask {len(sources)} archives")
+    done.say(f"packages of {wanted.system}: querying {len(sources)} archives")
     archives.update()
     done.packages |= done.bring(archives.packages(wanted.words))
     done.packages |= set(archives.keep_indexes(done.folder))
@@ -118,7 +118,10 @@ def nodes_sources(wanted: Packages) -> str:
         f"{_components(archive)}Targets: Packages\nSigned-By: {archive.key_file}\n"
         for archive in wanted.archives
     ]
-    head = "# Put the mirror's address for @MIRROR@, and the file into /etc/apt/sources.list.d/.\n"
+    head = (
+        "# Replace @MIRROR@ by the mirror's address, and put this file into "
+        "/etc/apt/sources.list.d/.\n"
+    )
     return head + "\n".join(stanzas)
 
 
@@ -149,7 +152,7 @@ def _key_file(name: str, url: str) -> Path:
     path = Path(name).expanduser().resolve()
     if not path.is_file():
         raise FleetError(
-            f"{name}: does not exist; it must hold the public keys of {url} (`key_file` in "
+            f"{name}: does not exist: write the public keys of {url} into this file (`key_file` in "
             "group_vars)"
         )
     return path

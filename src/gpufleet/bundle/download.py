@@ -55,8 +55,8 @@ class Digest:
     def __post_init__(self) -> None:
         if self.algorithm not in _ALGORITHMS:
             raise FleetError(
-                f"a source has only {self.algorithm} hashes, which are not secure: it needs one "
-                f"of {', '.join(_ALGORITHMS)}"
+                f"a source has only {self.algorithm} hashes, which are not secure: use a source "
+                f"with hashes of one of these kinds: {', '.join(_ALGORITHMS)}"
             )
 
 
@@ -134,9 +134,9 @@ class Folder:
             partial.unlink()
             expected = " or ".join(digest.hexdigest for digest in remote.digests)
             raise FleetError(
-                f"{without_password(remote.url)}: its content does not match what the source "
-                f"lists ({expected[:200]}) and was discarded; if the source has just changed, run "
-                "again"
+                f"{without_password(remote.url)}: the content does not match the hash that the "
+                f"source lists ({expected[:200]}), so it was discarded. If the source has just "
+                "changed, run the command again"
             )
         with self._lock:
             self.downloaded += partial.stat().st_size
@@ -245,13 +245,13 @@ def open_folder(root: Path) -> Iterator[Folder]:
             )
         folder.state.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise FleetError(f"{root}: cannot hold a bundle: {error.strerror}") from None
+        raise FleetError(f"{root}: gpufleet cannot write a bundle here: {error.strerror}") from None
     with (folder.state / "lock").open("w") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
             raise FleetError(
-                f"{root}: another run is writing this directory: wait for it"
+                f"{root}: another run is writing this directory: wait until that run ends"
             ) from None
         folder.load()
         try:
@@ -272,7 +272,9 @@ def read(
         try:
             return answer.read(), answer.headers.get_content_type()
         except (OSError, http.client.HTTPException) as error:
-            raise FleetError(f"{without_password(url)}: was cut off: {error}") from None
+            raise FleetError(
+                f"{without_password(url)}: the download was cut off: {error}"
+            ) from None
 
 
 def without_password(url: str) -> str:
@@ -306,9 +308,12 @@ def _download(remote: Remote, partial: Path, arrived: Callable[[int], None]) -> 
             partial.unlink()
         except (OSError, http.client.HTTPException) as error:
             if attempt == ATTEMPTS - 1:
-                raise FleetError(f"{without_password(remote.url)}: was cut off: {error}") from None
+                raise FleetError(
+                    f"{without_password(remote.url)}: the download was cut off: {error}"
+                ) from None
     raise FleetError(
-        f"{without_password(remote.url)}: is shorter than its size of {remote.size} bytes"
+        f"{without_password(remote.url)}: the file is shorter than its listed size of "
+        f"{remote.size} bytes"
     )
 
 
@@ -345,7 +350,7 @@ def _answer_at_once(url: str, headers: Mapping[str, str], data: bytes | None) ->
         if error.code == 416:
             raise _RangeRefused from None
         kind = _BusyServerError if error.code in BUSY else FleetError
-        raise kind(f"{without_password(url)}: answers {error.code} {error.reason}") from None
+        raise kind(f"{without_password(url)}: HTTP status {error.code} {error.reason}") from None
     except OSError as error:
         # Silence of a minute, or a wrong certificate, is not asked for four times.
         final = isinstance(getattr(error, "reason", error), TimeoutError | ssl.SSLError)

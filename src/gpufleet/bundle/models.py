@@ -101,17 +101,17 @@ def _names(model: Model, token: str | None) -> tuple[str, ...]:
     ) as error:  # for an invalid name, or an answer that is not JSON
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
         raise FleetError(
-            f"{model.repository} at {model.revision}: the Hub does not list its files: {said}; "
-            "a gated model needs `vllm.hf_token_file`"
+            f"{model.repository} at {model.revision}: the Hub does not list the files of this "
+            f"model: {said}. For a gated model, set `vllm.hf_token_file`"
         ) from None
     if info.sha != model.revision:
         raise FleetError(
-            f"{model.repository}: the Hub answers with revision {info.sha} where "
-            f"{model.revision} was asked for"
+            f"{model.repository}: the Hub returned revision {info.sha}, but {model.revision} was "
+            "requested"
         )
     names = tuple(each.rfilename for each in info.siblings or ())
     if odd := [name for name in names if name.startswith("/") or ".." in name.split("/")]:
-        raise FleetError(f"{model.repository}: names files outside its folder: {odd[0]!r}")
+        raise FleetError(f"{model.repository}: lists a file outside its folder: {odd[0]!r}")
     return names
 
 
@@ -124,11 +124,14 @@ def _remote(model: Model, name: str, token: str | None) -> Remote:
         found = get_hf_file_metadata(url, token=token or False, timeout=60)
     except (HTTPError, OSError) as error:
         said = (str(error).strip() or type(error).__name__).splitlines()[0]
-        raise FleetError(f"{without_password(url)}: the Hub does not describe it: {said}") from None
+        raise FleetError(
+            f"{without_password(url)}: the Hub returned no information about this file: {said}"
+        ) from None
     etag = found.etag or ""
     if not re.fullmatch(r"[0-9a-f]+", etag) or len(etag) not in _DIGEST:
         raise FleetError(
-            f"{without_password(url)}: its ETag {etag!r} is not a hash to verify the content with"
+            f"{without_password(url)}: the ETag {etag!r} is not a hash, so the content cannot be "
+            "verified"
         )
     headers: Mapping[str, Any] = {"Authorization": f"Bearer {token}"} if token else {}
     return Remote(

@@ -64,5 +64,5 @@ def resolve(
         raise FleetError(f"uv did not resolve within {RESOLVE_SECONDS} s: try again") from None
     if done.returncode:
         said = [printable(line) for line in done.stderr.splitlines() if line.strip()]
-        raise FleetError("uv finds no compatible wheels:", *said[-_SAID_LINES:])
+        raise FleetError("uv found no compatible wheels:", *said[-_SAID_LINES:])
     return done.stdout

@@ -103,14 +103,14 @@ def needs(nodes: Iterable[NodeNeeds], index_url: str, kinds: Collection[str] = K
             pass
         elif node.system.is_red_hat:
             remarks[
-                f"packages of {node.system} are not bundled: mirror its repositories with "
-                "`dnf reposync`, and NVIDIA's to `mirror.vendor`"
+                f"gpufleet does not bundle packages of {node.system}: mirror the repositories of "
+                "this system with `dnf reposync`, and NVIDIA's repository to `mirror.vendor`"
             ] = None
         elif not (found := _packages(node)).archives:
             problems[
-                f"{node.name}: `mirror.archives` is missing: set {node.system.id}'s archives, "
-                "which hold the dependencies (docs/gpu-nodes/air-gap.md), or bundle "
-                "`--only wheels --only models`"
+                f"{node.name}: `mirror.archives` is missing: set the archives of "
+                f"{node.system.id}, which contain the dependencies (docs/gpu-nodes/air-gap.md), "
+                "or bundle only `--only wheels --only models`"
             ] = None
         else:
             packages[found] = None
@@ -184,7 +184,7 @@ def _target(node: NodeNeeds) -> Target:
     if glibc is None or len(parts) < 2 or not all(part.isdecimal() for part in parts[:2]):
         known = ", ".join(f"{name} {version}" for name, version in GLIBC)
         raise FleetError(
-            f"{node.name}: the wheels for {node.system} with Python {python or 'unknown'} are "
-            f"unknown; known are {known}"
+            f"{node.name}: gpufleet does not know which wheels run on {node.system} with Python "
+            f"{python or 'unknown'}. Known systems: {known}"
         )
     return Target((int(parts[0]), int(parts[1])), glibc, node.system.arch)

@@ -158,8 +158,9 @@ def _choose(
         )
     if wanted.url:
         raise FleetError(
-            f"{lock.name}: {called} is a URL, and nodes would not download it from the mirror: "
-            "lock its version, and set the page that lists it in `vllm.find_links`"
+            f"{lock.name}: {called} is a URL, so nodes would not download the package from the "
+            "mirror: lock a version of the package, and set the page that lists its wheels in "
+            "`vllm.find_links`"
         )
     links = [*flat]
     if lock.index_url:
@@ -172,9 +173,10 @@ def _choose(
     )
     if not ranked:
         raise FleetError(
-            f"{lock.name}: {called} has no wheel with a hash of the lock for these nodes at "
-            f"{', '.join(filter(None, (*lock.find_links, lock.index_url)))}: is the lock for "
-            "their Python and processor? (Packages without wheels cannot be bundled)"
+            f"{lock.name}: {called} has no wheel for these nodes with a hash of the lock at "
+            f"{', '.join(filter(None, (*lock.find_links, lock.index_url)))}: check that the lock "
+            "is for the Python and the processor of these nodes. Packages without wheels cannot "
+            "be bundled"
         )
     best = ranked[0][2]
     digests = [best.sha256] if best.sha256 else sorted(hashes)

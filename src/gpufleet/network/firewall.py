@@ -189,7 +189,8 @@ def problems(seen: Mapping[str, Any]) -> Iterator[str]:
     if seen["pending"]:
         yield "the firewall's new rules were not confirmed, so they will be rolled back"
     if seen["service"] != "active":
-        yield f"{SERVICE} is {seen['service'] or 'unknown'}, so no rules would be loaded after a reboot"
+        state = seen["service"] or "unknown"
+        yield f"{SERVICE} is {state}, so no rules would be loaded after a reboot"
 
 
 # Connections between nodes
