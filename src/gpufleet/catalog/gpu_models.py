@@ -64,28 +64,28 @@ def card(name: str) -> Card:
     found = _by_key().get(_key(name))
     if found and found.shares_name and _key(name) in map(_key, found.products):
         raise FleetError(
-            f"--gpu {name}: cards of this name differ in memory; give {found.name}, or "
-            "--gpu-memory-gib with the GiB that CUDA reports"
+            f"--gpu {name}: there are cards of this name with different memory sizes: give "
+            f"{found.name}, or --gpu-memory-gib with the GiB that CUDA reports"
         )
     if found:
         return found
     if (counted := _COUNTED.fullmatch(name)) and (one := _by_key().get(_key(counted["name"]))):
         raise FleetError(
-            f"--gpu {name}: is a number of GPUs and a name: write --gpu {one.name} --gpus "
+            f"--gpu {name}: contains a number of GPUs and a name: write --gpu {one.name} --gpus "
             f"{counted['first'] or counted['last']}"
         )
     if _OTHER_MAKER.match(name):
         raise FleetError(
-            f"--gpu {name}: is not one of NVIDIA's GPUs, and gpufleet plans and runs no others: "
-            "its numbers would not hold (`gpufleet size --gpu list` has those that are known)"
+            f"--gpu {name}: is not a GPU of NVIDIA. gpufleet only plans and runs NVIDIA's GPUs, so "
+            "its numbers would be wrong (`gpufleet size --gpu list` lists the known GPUs)"
         )
     cards = _cards()
     keys = {_key(one): one for one in cards}
     near = [keys[key] for key in difflib.get_close_matches(_key(name), keys, n=3, cutoff=0.5)]
-    hint = f"near names: {', '.join(near)}" if near else f"known are {', '.join(cards)}"
+    hint = f"similar names: {', '.join(near)}" if near else f"known GPUs: {', '.join(cards)}"
     raise FleetError(
-        f"--gpu {name}: the memory of this GPU is unknown; {hint} (`gpufleet size --gpu list` has "
-        "all); or give --gpu-memory-gib with the GiB that CUDA reports "
+        f"--gpu {name}: the memory of this GPU is unknown. Give a known GPU ({hint}; `gpufleet "
+        "size --gpu list` lists all), or give --gpu-memory-gib with the GiB that CUDA reports "
         "(torch.cuda.mem_get_info()[1] / 2**30)"
     )
 

@@ -156,8 +156,8 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
         found = getattr(family, parser.replace("-", "_"))
         if found is None:
             raise FleetError(
-                f"preset {preset}: models like {name} have no {parser} in vLLM: remove the "
-                f"preset, or set `flags.{parser}` yourself"
+                f"preset {preset}: vLLM has no {parser} for models like {name}: remove the preset, "
+                f"or set `flags.{parser}` yourself"
             )
         if subject.vllm < numbers(family.since):
             raise FleetError(
@@ -166,8 +166,8 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
             )
         return str(found)
     raise FleetError(
-        f"preset {preset}: no {parser} is known for {name}: set `flags.{parser}` yourself; the "
-        "model's card names it"
+        f"preset {preset}: gpufleet knows no {parser} for {name}: set `flags.{parser}` yourself to "
+        "the value on the model's card"
     )
 
 

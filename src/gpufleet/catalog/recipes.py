@@ -109,7 +109,7 @@ def find(model: str) -> Recipe:
     inside = [one.model for one in all_recipes() if model.lower() in one.model.lower()]
     close = difflib.get_close_matches(model.lower(), names, n=3, cutoff=0.6)
     near = (inside or [*dict.fromkeys(names[each].model for each in close)])[:5]
-    hint = f"near names: {join_names(near)}" if near else "`gpufleet recipes` lists all"
+    hint = f"similar names: {join_names(near)}" if near else "`gpufleet recipes` lists all"
     raise FleetError(f"{model}: no recipe for this model; {hint}")
 
 
@@ -129,8 +129,8 @@ def addition(
     if unknown := [name for name in features if name not in recipe.optional]:
         known = join_names(recipe.optional) or "none"
         raise FleetError(
-            f"--with {unknown[0]}: the recipe of {recipe.model} has no such optional feature; it "
-            f"has {known}"
+            f"--with {unknown[0]}: the recipe of {recipe.model} has no such optional feature. Its "
+            f"optional features: {known}"
         )
     words = [*recipe.arguments]
     for found in (*recipe.features.values(), *(recipe.optional[name] for name in features)):

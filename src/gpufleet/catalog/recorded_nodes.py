@@ -33,7 +33,8 @@ def document(name: str) -> dict[str, Any]:
     """
     if name not in names():
         raise FleetError(
-            f"no hardware is named {name!r}{suggestion(name, names())}; known are "
+            f"there is no recorded hardware {name!r}{suggestion(name, names())}; recorded "
+            "hardware: "
             f"{', '.join(names())}"
         )
     found: dict[str, Any] = json.loads((_DATA / f"{name}.json").read_text(encoding="utf-8"))

@@ -40,18 +40,24 @@ def lines(file: File, found: Mapping[str, Any] | str | None) -> Iterator[str]:
     reason why it is unknown.
     """
     if file.secret:
-        yield f"{file.path}: not shown: its content is a secret"
+        yield f"{file.path}: the difference is not shown, because the content is a secret"
         return
     if not is_readable(file):
-        yield f"{file.path}: not shown: its mode is to be {file.mode:04o}, not readable by all"
+        yield (
+            f"{file.path}: the difference is not shown, because with mode {file.mode:04o} not all "
+            "users may read the file"
+        )
         return
     before = _before(found)
     if isinstance(before, str):
-        yield f"{file.path}: its current content is not shown: {before}"
+        yield f"{file.path}: the current content is not shown: {before}"
         return
     old, new = _text(before), _text(file.content)
     if old is None or new is None or len(file.content) > MOST_BYTES:
-        yield f"{file.path}: {len(before)} bytes become {len(file.content)}; binary, not shown"
+        yield (
+            f"{file.path}: {len(before)} bytes become {len(file.content)}. The content is binary, "
+            "or too large to be shown"
+        )
         return
     if old == new:
         return
@@ -73,9 +79,9 @@ def _before(found: Mapping[str, Any] | str | None) -> bytes | str:
     if not isinstance(found, Mapping):
         return "the node's answer is not valid"
     if "hidden" in found:
-        return "its mode does not let all users read it"
+        return "the mode of the file does not allow all users to read it"
     if "content" not in found:
-        return str(found.get("error") or f"it has {found.get('bytes')} bytes")
+        return str(found.get("error") or f"the file has {found.get('bytes')} bytes")
     try:
         return base64.b64decode(found["content"], validate=True)
     except (TypeError, ValueError, binascii.Error):

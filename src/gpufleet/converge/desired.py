@@ -140,8 +140,8 @@ class File:
         _must_be_owned(self)
         if self.secret and self.mode & 0o007:
             raise FleetError(
-                f"{self.path} is a secret with mode {self.mode:04o}, readable or writable by all "
-                "users of the node: set a last digit of 0, as 0600 or 0640"
+                f"{self.path} is a secret, but with mode {self.mode:04o} all users of the node "
+                "could read or write it: set a mode whose last digit is 0, for example 0600 or 0640"
             )
 
     @property
@@ -208,8 +208,8 @@ class NoOtherFiles:
         must_be_path(self.pattern, "of files")
         if any(wildcard in self.directory for wildcard in "*?["):
             raise FleetError(
-                f"{self.pattern}: a wildcard is in a directory's name: only the last part may "
-                "have one"
+                f"{self.pattern}: the name of a directory has a wildcard, but only the last part "
+                "of the path may have one"
             )
 
     @property
@@ -238,7 +238,7 @@ class Line:
     def __post_init__(self) -> None:
         must_be_path(self.path, "of a line")
         if not self.line or CONTROL.search(self.line):
-            raise FleetError(f"{self.line!r} for {self.path} is not one line of text")
+            raise FleetError(f"{self.line!r}, to be added to {self.path}, is not one line of text")
 
 
 @dataclass(frozen=True)
@@ -309,8 +309,8 @@ class NoOtherUnits:
         must_match(_UNIT_PATTERN, self.pattern, "a pattern of unit names")
         if not re.match(r"[A-Za-z0-9]{2}", self.pattern) or "." not in self.pattern:
             raise FleetError(
-                f"{self.pattern}: it would match system units: start with the units' own prefix "
-                "and end with their suffix, as vllm-*.service"
+                f"{self.pattern}: this pattern would match system units: begin it with the prefix "
+                "of your units and end it with their suffix, for example vllm-*.service"
             )
 
 
@@ -408,14 +408,17 @@ def unit_of(path: str) -> str | None:
 def _must_be_unit(name: str) -> None:
     must_match(_UNIT, name, "a unit name")
     if "@." in name:
-        raise FleetError(f"{name} is a template: only its instances run, e.g. name@1.service")
+        raise FleetError(
+            f"{name} is a template of units, and only its instances can run: write an instance, "
+            "for example name@1.service"
+        )
 
 
 def _must_be_owned(value: File | Directory) -> None:
     must_match(_ACCOUNT, value.user, f"the owner of {value.path}")
     must_match(_ACCOUNT, value.group, f"the group of {value.path}")
     if not 0 <= value.mode <= 0o7777:
-        raise FleetError(f"{value.path}: {value.mode:#o} is not a mode: 0 to 0o7777")
+        raise FleetError(f"{value.path}: {value.mode:#o} is not a mode: write 0 to 0o7777")
 
 
 def _subject(value: Value) -> str:
@@ -440,18 +443,30 @@ def _contradictions(values: Iterable[Value]) -> Iterator[str]:
     for value in values:
         other = seen.setdefault(_subject(value), value)
         if other != value:
-            yield f"{_subject(value)} is declared twice, as {other} and as {value}: keep one"
+            yield (
+                f"{_subject(value)} is declared twice, as {other} and as {value}: keep only one of "
+                "the two"
+            )
     for unwanted in (value for value in values if isinstance(value, NoPackage)):
         for package in (value for value in values if isinstance(value, Package)):
             if unwanted.matches(package.name):
-                yield f"{package} is wanted, and {unwanted} would remove it: keep one"
+                yield (
+                    f"{package} is declared, but {unwanted} would remove it: keep only one of the "
+                    "two"
+                )
     for value in values:
         if isinstance(value, Line) and (whole := seen.get(f"path {value.path}")):
-            yield f"a line is wanted in {value.path}, which is also wanted as {whole}: keep one"
+            yield (
+                f"a line is declared in {value.path}, but the whole file is also declared as "
+                f"{whole}: keep only one of the two"
+            )
         if isinstance(value, File | Link) and (unit := unit_of(value.path)):
             gone = seen.get(f"unit {unit}")
             if isinstance(gone, UnitGone):
-                yield f"{value.path} is wanted, and {gone} would remove it: keep one"
+                yield (
+                    f"{value.path} is declared, but {gone} would remove it: keep only one of the "
+                    "two"
+                )
 
 
 def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
@@ -462,6 +477,7 @@ def _unrecorded_starts(values: Iterable[Value]) -> Iterator[str]:
         line = started_line(unit.fingerprint or "").encode()
         if files and not any(line in file.content.splitlines() for file in files):
             yield (
-                f"{unit.name} is wanted with fingerprint {unit.fingerprint}, and none of its files "
-                "records it: put wanted.started_line(fingerprint) into its [Service] section"
+                f"{unit.name} is declared with fingerprint {unit.fingerprint}, but no file of the "
+                "unit records this fingerprint: put wanted.started_line(fingerprint) into its "
+                "[Service] section"
             )

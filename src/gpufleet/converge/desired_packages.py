@@ -87,7 +87,7 @@ class PackageSource:
         must_match(_REPOSITORY, self.url, f"the address of package source {self.id}")
         must_be_path(self.key, f"of the key file of package source {self.id}")
         if not self.packages:
-            raise FleetError(f"package source {self.id} names no packages to install from it")
+            raise FleetError(f"package source {self.id} lists no packages to install from it")
         for pattern in self.packages:
             must_match(_PACKAGE_PATTERN, pattern, f"a pattern of packages of {self.id}")
 
@@ -109,8 +109,8 @@ class NoPackage:
             must_match(_PACKAGE_PATTERN, pattern, "a pattern of package names")
         if not re.match(r"[A-Za-z0-9]{3}", self.pattern):
             raise FleetError(
-                f"{self.pattern}: it would match system packages: start with the packages' own "
-                "prefix, as nvidia-dkms-*"
+                f"{self.pattern}: this pattern would match system packages: begin it with the "
+                "prefix of your packages, for example nvidia-dkms-*"
             )
 
     def matches(self, name: str) -> bool:
@@ -133,7 +133,7 @@ class Lockstep:
 
     def __post_init__(self) -> None:
         if not self.names:
-            raise FleetError("a lockstep without packages has no effect: name its packages")
+            raise FleetError("a lockstep without packages has no effect: list its packages")
         for name in self.names:
             must_match(_PACKAGE, name, "a package name")
 

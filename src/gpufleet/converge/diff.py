@@ -176,8 +176,8 @@ class _Work:
 
     def report_unknown(self, what: str, reason: str) -> None:
         self.problems.append(
-            f"{what} could not be read on the node ({reason}): nothing was changed; if permission "
-            "is missing, connect as root or set `_sudo: true`"
+            f"{what} could not be read on the node ({reason}), so gpufleet changed nothing. If the "
+            "user of the connection lacks the permission, connect as root or set `_sudo: true`"
         )
 
     def run(self, *argv: str, seconds: int = SHORT_SECONDS) -> None:
@@ -244,11 +244,11 @@ def _new_user(user: User) -> tuple[str, ...]:
 
 def _changed_user(user: User, found: UserState) -> Iterator[tuple[str, tuple[str, ...]]]:
     if found.home != user.home:
-        yield f"home is {found.home}, wanted {user.home}", ("--home", user.home)
+        yield f"home is {found.home}, declared {user.home}", ("--home", user.home)
     if found.shell != user.shell:
-        yield f"shell is {found.shell}, wanted {user.shell}", ("--shell", user.shell)
+        yield f"shell is {found.shell}, declared {user.shell}", ("--shell", user.shell)
     if found.group != user.group:
-        yield f"group is {found.group}, wanted {user.group}", ("--gid", user.group)
+        yield f"group is {found.group}, declared {user.group}", ("--gid", user.group)
     if missing := [group for group in user.groups if group not in found.groups]:
         names = ",".join(missing)
         yield f"not in {names}", ("--append", "--groups", names)
@@ -259,7 +259,7 @@ def _changed_user(user: User, found: UserState) -> Iterator[tuple[str, tuple[str
 
 def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
     values = [v for v in wanted if isinstance(v, File | Directory | Link | Absent)]
-    work = _Work(f"{len(values)} paths are as wanted")
+    work = _Work(f"{len(values)} paths are as declared")
     entries: list[dict[str, Any]] = []
     # Directories first, upper ones before lower ones, so that what lies in them finds them.
     for value in sorted(values, key=lambda v: (0, v.path) if isinstance(v, Directory) else (1, "")):
@@ -280,7 +280,7 @@ def _files(wanted: DesiredState, snapshot: Snapshot) -> Part:
             work.report_unknown(pattern.pattern, matches.reason)
             continue
         for path in sorted(matches - named):
-            work.changes.append(f"remove {path}: nothing wants it")
+            work.changes.append(f"remove {path}: it is not declared")
             entries.append({"kind": "absent", "path": path})
     if isinstance(snapshot.leftovers, Unknown):
         work.report_unknown("the journal of placed files", snapshot.leftovers.reason)
@@ -300,13 +300,13 @@ def _in_the_way(value: File | Directory | Link | Absent, found: FileState) -> st
     """
     if isinstance(value, Directory) and found.exists and found.kind != "directory":
         return (
-            f"{value.path} must be a directory, but {_what(found)} is there: move it away, or set "
-            "another path"
+            f"{value.path} must be a directory, but {_what(found)} exists there: move it away, or "
+            "set a different path"
         )
     if not isinstance(value, Directory) and found.kind == "directory":
         return (
-            f"{value.path} is to be {type(value).__name__.lower()}, but a directory is there: "
-            "move it away"
+            f"{value.path} must be {type(value).__name__.lower()}, but a directory exists there: "
+            "move the directory away"
         )
     return None
 
@@ -317,22 +317,24 @@ def _what(found: FileState) -> str:
 
 def _why_place(value: File | Directory | Link | Absent, found: FileState) -> str | None:
     if isinstance(value, Absent):
-        return "it is not wanted" if found.exists else None
+        return "it is not declared" if found.exists else None
     if not found.exists:
         return "it is missing"
     if isinstance(value, Link):
         if found.kind != "link":
-            return f"{_what(found)} is there"
+            return f"{_what(found)} exists there"
         return f"it points to {found.target}" if found.target != value.target else None
     if isinstance(value, File) and found.kind != "file":
-        return f"{_what(found)} is there"
+        return f"{_what(found)} exists there"
     reasons = []
     if isinstance(value, File) and found.sha256 != value.sha256:
         reasons.append("its content differs")
     if (found.user, found.group) != (value.user, value.group):
-        reasons.append(f"it is {found.user}:{found.group}'s, wanted {value.user}:{value.group}")
+        reasons.append(
+            f"its owner is {found.user}:{found.group}, declared {value.user}:{value.group}"
+        )
     if found.mode != value.mode:
-        reasons.append(f"its mode is {found.mode:04o}, wanted {value.mode:04o}")
+        reasons.append(f"its mode is {found.mode:04o}, declared {value.mode:04o}")
     return ", ".join(reasons) or None
 
 
@@ -372,7 +374,7 @@ def _lines(wanted: DesiredState, snapshot: Snapshot) -> Part:
 
 def _units(wanted: DesiredState, snapshot: Snapshot) -> Part:
     units = wanted.values_of(Unit)
-    work = _Work(f"{len(units)} units are as wanted")
+    work = _Work(f"{len(units)} units are as declared")
     seen: dict[str, UnitState] = {}
     gone = tuple(_gone(wanted, snapshot, work))
     for name in dict.fromkeys([*(unit.name for unit in units), *(unit.name for unit in gone)]):
@@ -469,7 +471,7 @@ def _reload(wanted: DesiredState, snapshot: Snapshot, work: _Work) -> None:
         and name in _related(wanted)
     }
     if names := sorted(placed | stale):
-        work.changes.append(f"have systemd read {', '.join(names)} again: the definition changed")
+        work.changes.append(f"reload systemd, because the definition of {', '.join(names)} changed")
         work.run("systemctl", "daemon-reload", seconds=RELOAD_SECONDS)
 
 
@@ -494,7 +496,7 @@ def _related(wanted: DesiredState) -> frozenset[str]:
 
 def _refuse_masked(units: list[Unit], seen: dict[str, UnitState], work: _Work) -> None:
     work.problems += [
-        f"{unit.name} is masked with `systemctl mask`, and must start: unmask it with `systemctl "
+        f"{unit.name} must start, but is masked with `systemctl mask`: unmask it with `systemctl "
         f"unmask {unit.name}`"
         for unit in units
         if seen[unit.name].load == "masked" and (unit.running or unit.enabled)
@@ -548,5 +550,5 @@ def _why_start(unit: Unit, state: UnitState) -> str | None:
         return f"start {unit.name}: it is {state.active} ({state.sub})"
     if unit.fingerprint is None or state.started == unit.fingerprint:
         return None
-    before = state.started[:12] if state.started else "something that was not recorded"
-    return f"restart {unit.name}: started with {before}, wanted {unit.fingerprint[:12]}"
+    before = state.started[:12] if state.started else "an unknown fingerprint"
+    return f"restart {unit.name}: started with {before}, declared {unit.fingerprint[:12]}"

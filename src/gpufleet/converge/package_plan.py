@@ -83,7 +83,7 @@ def packages(wanted: DesiredState, snapshot: Snapshot) -> Packages:
     half = snapshot.dpkg_unfinished
     if (install or remove) and not isinstance(half, Unknown) and half:
         changes.insert(
-            0, f"finish what {_TOOL[manager]} left unfinished: {', '.join(sorted(half))}"
+            0, f"finish the interrupted run of {_TOOL[manager]}: {', '.join(sorted(half))}"
         )
     plan = Plan(
         manager=manager,
@@ -143,8 +143,8 @@ def _seen(snapshot: Snapshot, name: str) -> PackageState | None:
 def _impossible(wanted: DesiredState, manager: Manager) -> Iterator[str]:
     if manager == "apt" and (streams := wanted.values_of(ModuleStream)):
         yield (
-            f"dnf module {streams[0].name} is declared, but this node has apt: declare it for "
-            "nodes with dnf only"
+            f"dnf module {streams[0].name} is declared, but this node has apt: declare it only for "
+            "nodes with dnf"
         )
 
 
@@ -167,7 +167,7 @@ def _unwanted(wanted: DesiredState, snapshot: Snapshot) -> dict[str, str]:
         alike = snapshot.packages_like[pattern.pattern]
         names = frozenset() if isinstance(alike, Unknown) else alike
         for name in filter(pattern.matches, names):
-            found.setdefault(name, f"no {pattern.pattern} is wanted")
+            found.setdefault(name, f"no {pattern.pattern} is declared")
     return dict(sorted(found.items()))
 
 
@@ -194,8 +194,8 @@ def _aligned(
         exact = {upstream(version) for version in versions if _is_whole(version)}
         if len(exact) > 1:
             problems.append(
-                f"{', '.join(lockstep.names)} need the same version, and are declared with "
-                f"{' and '.join(sorted(exact))}: choose one"
+                f"{', '.join(lockstep.names)} need the same version, but are declared with "
+                f"{' and '.join(sorted(exact))}: declare one of these versions for all of them"
             )
             continue
         if (target := _target(members, seen)) is None:

@@ -33,7 +33,8 @@ def systemd_quote(value: str, *, command: bool = True) -> str:
 
 
 UNQUOTABLE = (
-    "holds a NUL, a lone surrogate or a Unicode noncharacter, which a systemd unit cannot contain"
+    "contains a NUL, a lone surrogate or a Unicode noncharacter, but a systemd unit cannot contain "
+    "these characters"
 )
 
 

@@ -158,7 +158,7 @@ class Snapshot:
     streams: Mapping[str, str | Unknown | None] = field(default_factory=dict)
     dpkg_unfinished: frozenset[str] | Unknown = frozenset()
     leftovers: frozenset[str] | Unknown = frozenset()
-    missed: str = "it was not queried"
+    missed: str = "this part was not queried"
 
     def file(self, path: str) -> FileState:
         """Return the state of a path."""
@@ -235,7 +235,7 @@ def from_document(document: Mapping[str, Any], asked: Iterable[Question]) -> Sna
     Without a document of the right schema, everything in the snapshot is unknown.
     """
     if document.get("schema") != SCHEMA:
-        reason = "the node gave no snapshot"
+        reason = "the node returned no snapshot"
         unknown = Unknown(reason)
         return Snapshot(
             missed=reason, package_manager=unknown, dpkg_unfinished=unknown, leftovers=unknown

@@ -52,9 +52,15 @@ def argument_lines(
 
 def _wrong_flag(value: Argument, said: tuple[str, ...]) -> str | None:
     if value == []:
-        return "is an empty list, which a command line cannot express: remove it, or set it to null"
+        return (
+            "is an empty list, but a command line cannot contain an empty list: remove the key, or "
+            "set it to null"
+        )
     if isinstance(value, list) and any(word.startswith("-") for word in said[1:]):
-        return "has a value that starts with a dash, which the server would take for the next flag"
+        return (
+            "has a value that starts with a dash, but the server would read such a value as the "
+            "next flag"
+        )
     if any(is_unquotable(word) for word in said):
         return UNQUOTABLE
     return None
@@ -84,7 +90,10 @@ def variables(stage: Stage, model: Served, settings: EngineSettings) -> dict[str
 
 def _wrong_variable(name: str, value: str) -> str | None:
     if not _VARIABLE.fullmatch(name):
-        return "is not a name of a variable (letters, digits and _, not a digit first)"
+        return (
+            "is not a valid name of a variable: write letters, digits and _, and do not begin with "
+            "a digit"
+        )
     if is_unquotable(value):
         return UNQUOTABLE
     return None

@@ -109,8 +109,8 @@ def _ask(release: Release) -> Schema:
         raise NoAnswerError(f"{unread}, because the node did not answer: run the deploy again")
     if "refused" in document:
         raise FleetError(
-            f"{unread} ({document['refused']}), so it has accepted no flags: remove that folder "
-            "and deploy again, or use a release that gpufleet can read and report this one"
+            f"{unread} ({document['refused']}), so the release has accepted no flags: remove this "
+            "folder and deploy again, or use a different release and report this one to gpufleet"
         )
     try:
         with refuse_malformed(host.name):
@@ -154,7 +154,7 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
         yield from refuse(part.problems)
         return
     if not part.changes:
-        host.noop(f"release {proof.release.id} has accepted its stages' flags")
+        host.noop(f"release {proof.release.id} has already accepted the flags of its stages")
         return
     try:
         found = proof.judge()
@@ -179,7 +179,7 @@ def _foretell(proof: Proof) -> Commands:
         yield from refuse((f"{proof.release.directory} is incomplete: run the deploy again",))
         return
     log_dry_run(
-        f"ask release {proof.release.id}, once it is built, whether it accepts the flags of "
+        f"check whether release {proof.release.id}, when it is built, accepts the flags of "
         f"{len(proof.stages)} stages"
     )
     yield FunctionCommand(lambda *_: True, (), {})
@@ -204,8 +204,11 @@ def require_all_accepted() -> Commands:
     """Fail this node if any node's release refused its flags in this run."""
     others = [name for name in _run().refused if name != host.name]
     if not ctx_state.get().is_executing or not _run().refused:
-        host.noop("no release has refused")
+        host.noop("no release has refused flags")
         return
     yield from refuse(
-        (f"stages are unchanged: on {', '.join(others) or host.name} the release refused",)
+        (
+            "gpufleet changes no stage, because the release refused flags on "
+            f"{', '.join(others) or host.name}",
+        )
     )

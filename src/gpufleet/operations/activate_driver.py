@@ -86,7 +86,7 @@ def refuse_unchecked_node(node: Converge) -> Commands:
         return
     reason = _look().get("mark") or there.error or f"see {quarantine.MARK}"
     yield from refuse(
-        (f"it is out of service: {printable(reason)}. deploys/node.py checks it again",)
+        (f"the node is out of service: {printable(reason)}. deploys/node.py checks it again",)
     )
 
 
@@ -134,8 +134,8 @@ def _settle(state: State, host: Host, driver: DriverPolicy) -> bool:
     if _judge(state, host, driver):
         _fail(
             host,
-            "the driver's packages are not as declared; the node keeps serving with "
-            "the installed ones",
+            "the driver's packages differ from the declared ones, and the node keeps serving with "
+            "the installed packages",
         )
     return False
 
@@ -168,11 +168,11 @@ def activate_driver(driver: DriverPolicy) -> Commands:
 def _description(state: DriverState, found: Decision) -> str:
     match found.way:
         case "fail" if isinstance(state, Blocked):
-            return "activate the driver, once its packages are installed"
+            return "activate the driver when its packages are installed"
         case "fail":
             return f"fail: {found.said}"
         case "nothing":
-            return "finish loading and starting, which an earlier run left unfinished"
+            return "finish loading modules and starting units, which an earlier run did not finish"
         case way:
             verb = {"reload": "unload and load the driver", "ask": "ask for a reboot"}
             return f"{verb.get(way, 'reboot')}: {found.said}"
@@ -180,7 +180,7 @@ def _description(state: DriverState, found: Decision) -> str:
 
 def _activate(state: State, host: Host, driver: DriverPolicy) -> bool:  # noqa: ARG001
     """Mark the node, then activate its driver."""
-    marked = _act("mark", reason="its driver is being changed")
+    marked = _act("mark", reason="the driver is being changed")
     return _succeeded(host, marked) and _bring_into_force(host, driver)
 
 
@@ -211,7 +211,9 @@ def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
             return _fail(host, chosen.said)
         if not _may_reboot(host, chosen):
             return _fail(
-                host, f"{chosen.said}: the operator declined a reboot; the node stays unchecked"
+                host,
+                f"{chosen.said}: the operator declined a reboot, so the node stays marked as "
+                "unchecked",
             )
         if problem := _reboot(host, driver, seen, chosen):
             return _fail(host, problem)
@@ -219,7 +221,7 @@ def _bring_into_force(host: Host, driver: DriverPolicy) -> bool:
 
 
 def _reload(host: Host, driver: DriverPolicy, wanted: NeedsReload) -> dict[str, Any]:
-    logger.info("%s%s: unload and load it", host.print_prefix, wanted.reason)
+    logger.info("%s%s: unload and load the driver", host.print_prefix, wanted.reason)
     return _act("reload", driver, version=wanted.version, load=list(wanted.load))
 
 
@@ -274,7 +276,7 @@ def check_node(driver: DriverPolicy) -> Commands:
         return
     waiting = ", ".join([*seen["kept"]["units"], *seen["barred"]])
     start = f"start {waiting}" if waiting else "let units start"
-    announce(printable(f"check the node; if it passes, {start}"))
+    announce(printable(f"check the node and, if it passes, {start}"))
     yield FunctionCommand(_judge, (driver,), {})
 
 
@@ -289,7 +291,9 @@ def _judge(state: State, host: Host, driver: DriverPolicy) -> bool:
         for problem in found:
             logger.error("%s%s", host.print_prefix, problem)
         _act("fail", reason="; ".join(found)[:2000])
-        return _fail(host, f"the node stays out of service: {quarantine.MARK} on it has the reason")
+        return _fail(
+            host, f"the node stays out of service: {quarantine.MARK} on the node has the reason"
+        )
     return _succeeded(host, _act("clear", driver))
 
 

@@ -71,11 +71,11 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
         return
     if not executing and seen["canonical"] is None:
         for line in changes(None, text):
-            log_dry_run(f"load, once nft and vLLM's user exist: {line}")
+            log_dry_run(f"load, when nft and the user of vLLM exist: {line}")
         yield FunctionCommand(lambda *_: True, (), {})
         return
     if seen["canonical"] is None:
-        yield from refuse(("this node has no nft, or no user for vLLM",))
+        yield from refuse(("the node has no nft, or no user for vLLM",))
         return
     if seen["loaded"] == seen["canonical"] and seen["saved"] and not seen["pending"]:
         host.noop("the rules are loaded")
@@ -99,10 +99,12 @@ def _replace(state: State, host: Host, text: str, seconds: int) -> bool:
         return True
     back = _error(_ask("revert", text))
     logger.error(
-        "%sunder the new rules of the firewall %s: %s",
+        "%swith the new rules of the firewall, %s: %s",
         host.print_prefix,
         error,
-        f"they are rolled back within {seconds} s ({back})" if back else "they were rolled back",
+        f"the node rolls the rules back within {seconds} s ({back})"
+        if back
+        else "the rules were rolled back",
     )
     return False
 

@@ -50,10 +50,10 @@ def build_release(
     Its files are recorded once it is complete (`distribute.note_build`).
     """
     if node.snapshot().file(wanted.mark).exists:
-        host.noop(f"release {wanted.id} is there")
+        host.noop(f"release {wanted.id} exists")
         return
     if is_copied(artifact):
-        host.noop(f"release {wanted.id} comes from another node")
+        host.noop(f"release {wanted.id} is copied from another node")
         return
     yield from _build(node, wanted)
     if artifact and artifact.has_other_nodes:
@@ -66,7 +66,7 @@ def build_missing_release(
 ) -> Generator[StringCommand]:
     """Build the release if the copy from another node failed."""
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
-        host.noop(f"release {wanted.id} is there")
+        host.noop(f"release {wanted.id} exists")
         return
     yield from _build(node, wanted)
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))

@@ -30,9 +30,9 @@ def check_exporter_flags(
     """
     seen = node.snapshot().file(rendered.path)
     if seen.exists and seen.sha256 == rendered.file.sha256:
-        host.noop("it accepts them")
+        host.noop("the exporter accepts its flags")
         return
     if not ctx_state.get().is_executing:
-        log_dry_run(f"ask {program(wanted)} for its flags")
+        log_dry_run(f"check which flags {program(wanted)} accepts")
     node.mark_read_only()
     yield StringCommand("sh", "-c", QuoteString(flag_check_script(wanted, access)))

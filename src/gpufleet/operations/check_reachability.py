@@ -76,7 +76,7 @@ def probe_reachability(wanted: Replica, asking: Ask) -> ReachabilityResult:
         return payload.program("reach/preflight", **looks[node]) if node in looks else None
 
     seen = reachability.check_preflights(
-        asking(look, reachability.LOOK_SECONDS, "the query of what it has")
+        asking(look, reachability.LOOK_SECONDS, "the query of its network")
     )
     given = reachability.exchange_parameters(wanted, seen, secrets.token_hex(16))
 
@@ -104,7 +104,7 @@ def check_reachability(node: Converge, stages: Sequence[Stage]) -> Generator[Fun
     if not ctx_state.get().is_executing:
         for stage in spanning:
             nodes = " and ".join(stage.nodes)
-            log_dry_run(f"first test that {nodes} reach each other, for {stage.id}")
+            log_dry_run(f"first test for {stage.id} whether {nodes} reach each other")
     yield FunctionCommand(_prove, (spanning,), {})
 
 
@@ -126,7 +126,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
             logger.error("%s%s", host.print_prefix, printable(problem))
         if isinstance(found, ReachabilityResult) and not problems:
             logger.info(
-                "%s%s: %d nodes reach each other, proven in %.1f s",
+                "%s%s: %d nodes reach each other (tested in %.1f s)",
                 host.print_prefix,
                 stage.id,
                 len(stage.nodes),
@@ -134,7 +134,7 @@ def _may_start(state: State, host: Host, stage: Stage) -> bool:
             )
     if problems:
         logger.error(
-            "%s%s stays unchanged on all of its nodes (%s)",
+            "%s%s stays unchanged on all its nodes (%s)",
             host.print_prefix,
             stage.id,
             ", ".join(stage.nodes),
@@ -149,8 +149,8 @@ def _proof(state: State, stage: Stage) -> ReachabilityResult | FleetError:
     failed = sorted(each.name for each in state.failed_hosts if each.name in stage.nodes)
     if failed:
         return FleetError(
-            f"{stage.id}: {', '.join(failed)} failed earlier in this run, so its rank would start "
-            "with other settings than the others"
+            f"{stage.id}: {', '.join(failed)} failed earlier in this run, so the rank there would "
+            "start with settings that differ from the other ranks"
         )
     declared = loader.current().nodes
     try:

@@ -167,7 +167,7 @@ def units(node: Converge | DesiredState) -> Commands:
 def require_path(node: Converge, path: str, otherwise: str) -> Commands:
     """Fail a node on which `path` does not exist, with this message; `node` must watch the path."""
     if node.snapshot().file(path).exists:
-        host.noop(f"{path} is there")
+        host.noop(f"{path} exists")
         return
     yield from refuse((otherwise,))
 

@@ -143,7 +143,7 @@ def _tell_unknown(state: State, artifact: Artifact, found: DistributionPlan) -> 
     told.update(names)
     if names:
         logger.warning(
-            "%s: %s exists with files that %s does not list, and is not copied from there. If "
+            "%s: %s exists with files that %s does not list, so it is not copied from there. If "
             "none of your deploys has built it, remove %s there and deploy again",
             ", ".join(names),
             artifact.what,
@@ -178,7 +178,7 @@ def note_build(state: State, host: Host, artifact: Artifact) -> bool:
         else:
             return True
     logger.warning(
-        "%s%s is not recorded, so later runs do not copy it from here: %s",
+        "%s%s could not be recorded, so later runs do not copy it from this node: %s",
         host.print_prefix,
         artifact.what,
         printable(str(why or found)),
@@ -194,7 +194,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
     A failed copy does not fail the node: if nothing arrived, the next operation makes the artifact.
     """
     if node.snapshot().file(artifact.mark).exists:
-        host.noop(f"{artifact.what} is there")
+        host.noop(f"{artifact.what} exists")
         return
     executing = ctx_state.get().is_executing
     found = _course(artifact, "copy" if executing else "make")
@@ -205,7 +205,7 @@ def copy(node: Converge, artifact: Artifact) -> Generator[FunctionCommand]:
             "%s%s is not copied to this node: %s", host.print_prefix, artifact.what, printable(why)
         )
     if own is None or (executing and not own.there):
-        host.noop(f"no node has {artifact.what} for this node")
+        host.noop(f"no other node has {artifact.what} for this node")
         return
     if not executing:
         log_dry_run(distribution.describe_action(artifact.what, artifact.verb, own, host.name))
@@ -217,11 +217,11 @@ def _copy(state: State, host: Host, artifact: Artifact, own: Share) -> bool:
     """Wait for this node's copy, and log its outcome; a failure does not fail the node."""
     key = (artifact.directory, "copies", own.source, own.others)
     answers = once(state, key, lambda: _copies(state, artifact, own))
-    said = answers.get(host.name, "it was not queried")
+    said = answers.get(host.name, "the node was not queried")
     why = said if isinstance(said, str) else str(said.get("error") or "")
     if why:
         logger.warning(
-            "%s%s could not be copied from %s (%s): this node makes its own",
+            "%s%s could not be copied from %s (%s), so this node downloads or builds it",
             host.print_prefix,
             artifact.what,
             own.source,
@@ -281,7 +281,7 @@ def _copies(state: State, artifact: Artifact, own: Share) -> Answers:
         if why := served if isinstance(served, str) else served.get("error"):
             prefix = source.print_prefix
             logger.warning(
-                "%s%s was not handed out: %s", prefix, artifact.what, printable(str(why))
+                "%s%s was not sent to other nodes: %s", prefix, artifact.what, printable(str(why))
             )
         return answers
 

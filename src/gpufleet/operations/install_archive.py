@@ -21,7 +21,7 @@ def install_archive(node: Converge, wanted: ProgramArchive) -> Generator[StringC
     `node` must watch `wanted.directory`; use `_timeout=program_archive.DOWNLOAD_SECONDS`.
     """
     if node.snapshot().file(wanted.directory).exists:
-        host.noop(f"{wanted.name} {wanted.version} is there")
+        host.noop(f"{wanted.name} {wanted.version} exists")
         return
     if not ctx_state.get().is_executing:
         log_dry_run(f"download {wanted.archive.url}")
@@ -39,7 +39,7 @@ def remove_other_versions(node: Converge, wanted: ProgramArchive) -> Generator[S
     """Remove other versions of the program, once its unit runs this one."""
     old = wanted.other_versions(node.snapshot().listing(wanted.all_versions))
     if not old:
-        host.noop(f"no other version of {wanted.name}")
+        host.noop(f"no other version of {wanted.name} exists")
         return
     for name in old:
         announce(f"remove {wanted.all_versions}/{name}")

@@ -35,7 +35,7 @@ def join_imex_domain(driver: str) -> Commands:
         if state.is_executing:
             yield from refuse(error.problems)
             return
-        log_dry_run("ask for its domain: the driver is not active")
+        log_dry_run("query the IMEX domain of the node when its driver is active")
         for problem in error.problems:
             logger.info("%s    %s", host.print_prefix, printable(problem))
         yield FunctionCommand(lambda *_: True, (), {})

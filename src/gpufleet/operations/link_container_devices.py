@@ -24,7 +24,7 @@ def link_container_devices(node: Converge) -> Generator[StringCommand]:
     """
     seen = node.snapshot()
     if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):
-        host.noop("the device links are there")
+        host.noop("the device links exist")
         return
     for engine in container_toolkit.running_engines(seen):
         logger.warning("%s%s", host.print_prefix, container_toolkit.engine_warning(engine))

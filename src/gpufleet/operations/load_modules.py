@@ -41,7 +41,7 @@ def _load(state: State, host: Host, modules: tuple[str, ...]) -> bool:  # noqa: 
         )
         if not done:
             well = False
-            said = " ".join(output.stderr_lines) or "modprobe says nothing"
+            said = " ".join(output.stderr_lines) or "modprobe printed nothing"
             logger.error("%s%s", host.print_prefix, rdma.load_error(module, said))
     return well
 

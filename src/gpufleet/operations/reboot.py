@@ -48,7 +48,10 @@ def reboot_node(
     returns the present boot id, None without an answer.
     """
     if not isinstance(host.connector, SSHConnector):
-        return "it needs a reboot, and the deploy runs on this machine: reboot it, then run again"
+        return (
+            "the node needs a reboot, but it is the machine on which the deploy runs: reboot it, "
+            "then run the deploy again"
+        )
     began = time.monotonic()
     if problem := begin():
         return problem
@@ -56,7 +59,7 @@ def reboot_node(
     while (spent := time.monotonic() - began) < wanted.seconds:
         if pace.is_due(began + spent):
             logger.info(
-                "%sreboots: not back after %s; it has %s",
+                "%sreboots: no answer after %s, of at most %s",
                 host.print_prefix,
                 format_duration(spent),
                 format_duration(wanted.seconds),
@@ -65,14 +68,14 @@ def reboot_node(
         _disconnect(host)
         gevent.sleep(APART_SECONDS)
         if boot_id() not in {None, wanted.boot_id}:
-            with show_elapsed("it is back, and its units are starting", START_SECONDS):
+            with show_elapsed("the node answers again, and its units start", START_SECONDS):
                 _until_started(host)
             spent = time.monotonic() - began
-            logger.info("%sback after %.0f s, with another boot id", host.print_prefix, spent)
+            logger.info("%sanswers again after %.0f s, with a new boot", host.print_prefix, spent)
             return ""
     return (
-        f"it did not come back from its reboot within {wanted.seconds} s (gpu.reboot_seconds): see "
-        "its console; when it is back, run this again"
+        f"the node did not answer within {wanted.seconds} s after its reboot "
+        "(gpu.reboot_seconds): check its console. When the node answers again, run this again"
     )
 
 

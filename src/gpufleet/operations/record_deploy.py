@@ -32,7 +32,7 @@ def read_facts(node: Converge) -> Generator[StringCommand]:
     if node.snapshot().file(FACTS).exists:
         host.noop("the node has facts")
         return
-    announce("read the node's facts: it has none yet")
+    announce("collect the node's facts, because it has none yet")
     yield StringCommand("systemctl", "start", SERVICE)
     node.forget()
 

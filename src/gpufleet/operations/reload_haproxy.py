@@ -105,13 +105,13 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
     """
     executing = ctx_state.get().is_executing
     if not if_it_runs and not executing and running.difference().units.commands:
-        host.noop("it starts with its configuration")
+        host.noop(f"{UNIT} starts with the written configuration")
         return
     found = gateway_state("show")
     if not found.runs and (if_it_runs or not executing):
         if executing:
             logger.warning("%s%s does not run: %s", host.print_prefix, UNIT, found.error)
-        host.noop("it does not run")
+        host.noop(f"{UNIT} does not run")
         return
     if executing and not found.runs:
         found = _after_restart(found)
@@ -119,7 +119,7 @@ def reload_haproxy(running: Converge, fingerprint: str, *, if_it_runs: bool = Fa
         yield from refuse((f"{UNIT}: {found.error}",))
         return
     if found.fingerprint == fingerprint:
-        host.noop("it runs with the written configuration")
+        host.noop(f"{UNIT} runs with the written configuration")
         return
     announce(f"reload {UNIT}")
     yield FunctionCommand(_load, (fingerprint,), {})

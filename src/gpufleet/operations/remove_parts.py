@@ -60,7 +60,7 @@ def remove_part(part: Part) -> Commands:
         return
     changes = tuple(removal_lines(found))
     if not changes:
-        host.noop("it is not installed")
+        host.noop("nothing of this part exists on the node")
         return
     for change in changes:
         announce(change)

@@ -76,10 +76,10 @@ def stage_model(
     """Download a model's files, unless the node has them or copies them from another node."""
     wanted = download.wanted
     if node.snapshot().file(wanted.mark).exists:
-        host.noop(f"{wanted.repository} is there")
+        host.noop(f"{wanted.repository} exists")
         return
     if is_copied(artifact):
-        host.noop(f"{wanted.repository} comes from another node")
+        host.noop(f"{wanted.repository} is copied from another node")
         return
     yield from _download(node, download)
 
@@ -91,7 +91,7 @@ def stage_missing_model(
     """Download a model's files if the copy from another node failed."""
     wanted = download.wanted
     if not ctx_state.get().is_executing or node.snapshot().file(wanted.mark).exists:
-        host.noop(f"{wanted.repository} is there")
+        host.noop(f"{wanted.repository} exists")
         return
     yield from _download(node, download)
     yield StringCommand("rm", "-rf", QuoteString(artifact.coming))
@@ -119,7 +119,7 @@ def chown_models(node: Converge, servers: EngineSettings) -> Generator[StringCom
     """Make root the owner of models that the service user owned; `node` must watch their folder."""
     found = node.snapshot().file(MODELS)
     if not found.exists or (found.user, found.group) == ("root", "root"):
-        host.noop(f"{MODELS} is root's")
+        host.noop(f"{MODELS} belongs to root")
         return
     announce(f"make root the owner of {MODELS} and its contents, instead of {servers.user}")
     yield _placing("own", directory=MODELS)

@@ -36,7 +36,7 @@ def tune_kernel(settings: tuple[KernelSetting, ...]) -> Commands:
             logger.warning("%s%s", host.print_prefix, remark)
     changes = kernel_tuning.changes(settings, seen)
     if not changes:
-        host.noop("the kernel's settings are in force")
+        host.noop("the kernel already has these settings")
         return
     for change in changes:
         announce(change)

@@ -54,7 +54,7 @@ class ServerConfig:
 def validate_config(node: Converge, wanted: ServerConfig) -> Commands:
     """Check a configuration with the server's own program before it is written."""
     if not node.difference().files.commands:
-        host.noop("its configuration does not change")
+        host.noop(f"the configuration of {wanted.unit} does not change")
         return
     announce(f"validate the configuration of {wanted.unit}")
     yield FunctionCommand(_validate, (wanted,), {})
@@ -71,7 +71,9 @@ def _validate(state: State, host: Host, wanted: ServerConfig) -> bool:  # noqa: 
     )
     error = _ask(program, wanted.seconds + 30, "the proof")["error"]
     if error:
-        logger.error("%s%s is refused, nothing was changed:", host.print_prefix, wanted.directory)
+        logger.error(
+            "%s%s is refused, so gpufleet changed nothing:", host.print_prefix, wanted.directory
+        )
         for line in error.splitlines():
             logger.error("%s  %s", host.print_prefix, printable(line))
     return not error
@@ -84,7 +86,7 @@ def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> C
     """
     executing = ctx_state.get().is_executing
     if not executing and running.difference().units.commands:
-        host.noop("it starts with its configuration")
+        host.noop(f"{wanted.unit} starts with the written configuration")
         return
     if executing or not files.difference().files.commands:
         found = _ask_server("look", wanted)
@@ -92,7 +94,7 @@ def reload_config(files: Converge, running: Converge, wanted: ServerConfig) -> C
             yield from refuse((f"{wanted.unit}: {found['error']}",))
             return
         if found["in_force"] or not (found["active"] or executing):
-            host.noop("it runs with the written configuration")
+            host.noop(f"{wanted.unit} runs with the written configuration")
             return
     announce(f"reload {wanted.unit}")
     yield FunctionCommand(_reload, (wanted,), {})

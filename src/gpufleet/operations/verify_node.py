@@ -70,12 +70,12 @@ def endpoint_problems(
 
 def _exporter_problems(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator[str]:
     if answer.get("status") is None:
-        yield f"{exporter.unit}: {exporter.url} gives {answer.get('error')}"
+        yield f"{exporter.unit}: {exporter.url} does not answer: {answer.get('error')}"
     elif answer["status"] != 200:
         said = " ".join(str(answer.get("error") or "").split())
         yield f"{exporter.unit}: {exporter.url} answers {answer['status']} {said}".rstrip()
     elif missing := answer.get("missing"):
-        yield f"{exporter.unit}: lacks the metrics {', '.join(missing)}"
+        yield f"{exporter.unit}: does not export the metrics {', '.join(missing)}"
     if exporter.access.password and answer.get("without_password") not in {None, 401}:
         yield (
             f"{exporter.unit}: {exporter.url} answers {answer['without_password']} without the "
@@ -84,11 +84,12 @@ def _exporter_problems(exporter: Metrics, answer: Mapping[str, Any]) -> Iterator
     if exporter.loopback_port and answer.get("exposed") != []:
         at = answer.get("exposed")
         yield (
-            f"port {exporter.loopback_port}, DCGM's host engine: which addresses it listens on "
-            "could not be read"
+            f"DCGM's host engine (port {exporter.loopback_port}): gpufleet could not read on which "
+            "addresses it listens"
             if at is None
-            else f"port {exporter.loopback_port}, DCGM's host engine: listens beyond loopback, and "
-            "any client that reaches it can configure GPUs: check `systemctl cat nvidia-dcgm`"
+            else f"DCGM's host engine (port {exporter.loopback_port}) listens on more than the "
+            "loopback address, and any client that reaches it can configure GPUs: check "
+            "`systemctl cat nvidia-dcgm`"
         )
 
 

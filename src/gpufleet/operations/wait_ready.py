@@ -111,8 +111,8 @@ def _wait(state: State, host: Host, endpoints: tuple[Endpoint, ...]) -> bool:
     while waiting:
         if not seen and is_lost(host.connector):
             text = (
-                "%sthe connection to the node is lost, so the deploy no longer waits for %s: "
-                "check at its console whether the node runs, then deploy again"
+                "%sthe connection to the node is lost, so the deploy no longer waits for %s: check "
+                "at the node's console whether the node runs, then deploy again"
             )
             logger.error(text, host.print_prefix, join_names(waiting))
             return False

@@ -87,11 +87,11 @@ def form_problem(program: str, document: Any) -> str | None:
         first = error.errors(include_url=False, include_context=False)[0]
         where = ".".join(map(str, first["loc"])) or "it"
         found = printable(repr(first["input"])[:80])
-        wanted = _KINDS.get(first["type"], "its program writes another kind of document")
-        return f"its answer is invalid: {printable(where)} is {found}: {wanted}"
+        wanted = _KINDS.get(first["type"], "the program writes a different kind of document")
+        return f"the node's answer is invalid: {printable(where)} is {found}: {wanted}"
     # Numbers of hundreds of digits.
     except (OverflowError, RecursionError, ValueError) as error:
-        return f"its answer is invalid: {printable(answer_fault(error))}"
+        return f"the node's answer is invalid: {printable(answer_fault(error))}"
     return None
 
 
@@ -107,4 +107,4 @@ def refuse_malformed(node: str) -> Generator[None]:
         yield
     except OTHER_FORM as error:
         why = printable(answer_fault(error))
-        raise FleetError(f"{node}: its answer is invalid: {why}") from error
+        raise FleetError(f"{node}: the node's answer is invalid: {why}") from error

@@ -32,4 +32,7 @@ def open_command(state: State, host: Host, command: str) -> Iterator[Streams]:
         with local_command(text) as streams:
             yield streams
     else:
-        raise FleetError(f"{host.name}: is reached neither by SSH nor as @local: name another node")
+        raise FleetError(
+            f"{host.name}: gpufleet reaches this node neither by SSH nor as @local: give a "
+            "different node"
+        )

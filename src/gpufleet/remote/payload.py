@@ -291,7 +291,8 @@ def binding() -> Path:
     if (sha256 := hashlib.sha256(path.read_bytes()).hexdigest()) != BINDING_SHA256:
         raise FleetError(
             f"{path} has the SHA-256 {sha256}, but nvidia-ml-py {BINDING_VERSION} has "
-            f"{BINDING_SHA256}; a file that differs is not sent to nodes: {_BINDING_REMEDY}"
+            f"{BINDING_SHA256}, and gpufleet does not send a different file to nodes: "
+            f"{_BINDING_REMEDY}"
         )
     return path
 

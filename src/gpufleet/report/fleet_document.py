@@ -314,8 +314,8 @@ def read_form(kind: type[AnyForm], text: str, where: str, made_by: str) -> AnyFo
     except ValidationError as error:
         faults = error.errors(include_url=False, include_context=False, include_input=False)
     problems = [
-        f"{where}: {'.'.join(map(str, each['loc'])) or 'it'}: {_fault(each['type'])}: give a file "
-        f"that `{made_by}` of this gpufleet wrote"
+        f"{where}: {'.'.join(map(str, each['loc'])) or 'the file'}: {_fault(each['type'])}: give a "
+        f"file that `{made_by}` of this gpufleet wrote"
         for each in faults[:MOST_PROBLEMS]
     ]
     raise FleetError(*map(printable, problems))
@@ -324,7 +324,7 @@ def read_form(kind: type[AnyForm], text: str, where: str, made_by: str) -> AnyFo
 def _fault(kind: str) -> str:
     known = {
         "json_invalid": "is not JSON",
-        "missing": "is not there",
+        "missing": "is missing",
         "extra_forbidden": "is not a known key",
         "literal_error": "has a value that is not allowed",
     }

@@ -182,7 +182,7 @@ def _values(about: str, what: str, before: str, after: str) -> Iterator[Differen
 
 
 def _commit(checkout: Checkout) -> str:
-    changed = " and what is not committed" if checkout.changed else ""
+    changed = " with uncommitted changes" if checkout.changed else ""
     return f"{checkout.commit or 'not in git'}{changed}"
 
 
@@ -217,7 +217,7 @@ def _nodes(
 
 
 def _answered(node: NodeManifest | None) -> str:
-    return "answers" if node else "does not answer: its state is unknown"
+    return "answers" if node else "does not answer, so its state is unknown"
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:

@@ -53,7 +53,7 @@ def fleet_page(found: Document) -> str:
         "drift": ("Drift", _drift(found)),
         "upgrades": ("Last upgrades", _upgrades(found)),
         "certificates": ("Certificates", _certificates(found)),
-        "unknown": ("What is not known", _unknown(found)),
+        "unknown": ("Unknown parts", _unknown(found)),
     }
     links = "".join(f'<li><a href="#{key}">{head}</a></li>' for key, (head, _) in sections.items())
     title = f"Fleet {found.inventory}"
@@ -71,7 +71,7 @@ def fleet_page(found: Document) -> str:
             for key, (head, parts) in sections.items()
         ),
         "</main>",
-        '<footer><p class="pale">Written by <code>gpufleet report</code>; secrets are left out.'
+        '<footer><p class="pale">Written by <code>gpufleet report</code>, without secrets.'
         "</p></footer>",
     ]
     return html_page(title, _STYLE, body)
@@ -120,7 +120,7 @@ def _moment(when: dt.datetime) -> str:
 def _settings(found: Document) -> str:
     at = found.checkout
     if not at.commit:
-        return html_text(f"Settings: not in git: {at.problem or 'there is no commit'}.")
+        return html_text(f"Settings: not in git ({at.problem or 'there is no commit'}).")
     changed = (
         f"{count_of(len(at.changed), 'file')} not committed: {join_names(at.changed)}"
         if at.changed
@@ -138,7 +138,7 @@ def _settings(found: Document) -> str:
 
 def _summary(found: Document) -> Iterator[str]:
     silent = [each.name for each in found.nodes if each.silent]
-    unasked = f", of which not known: {node_ranges(silent)}" if silent else ""
+    unasked = f", of which unknown: {node_ranges(silent)}" if silent else ""
     gpus = [gpu for node in found.nodes for gpu in node.gpus]
     ready = sum(each.serves for each in found.replicas)
     counts: Counter[str] = Counter(each.severity for each in found.findings)
@@ -152,7 +152,7 @@ def _summary(found: Document) -> Iterator[str]:
             ("models", _models(found)),
             ("replicas ready", f"{ready} of {len(found.replicas)} found{hidden}"),
             ("findings", severities),
-            ("not known", count_of(len(found.unknown), "part")),
+            ("unknown", count_of(len(found.unknown), "part")),
         ],
     )
     yield _list(found.missing)
@@ -194,7 +194,7 @@ def _node(node: Node) -> Iterator[str]:
         yield _not_known(f"silent: {node.silent}")
         return
     if not node.gpu_node:
-        yield _text("without GPUs; it is not probed")
+        yield _text("the node has no GPUs, so gpufleet does not probe it")
         return
     yield _text(f"{gpu_names(node.gpus)}; {node.system}")
     if node.gpus:
@@ -205,10 +205,10 @@ def _node(node: Node) -> Iterator[str]:
 def _plan(found: Document) -> Iterator[str]:
     plan = found.plan
     if plan.unknown:
-        yield _not_known("where replicas would run now: " + "; ".join(plan.unknown))
+        yield _not_known("the nodes on which replicas would run now: " + "; ".join(plan.unknown))
         return
     if plan.refused:
-        yield '<p><strong class="FAIL">NO PLAN</strong>: a deploy would be refused.</p>'
+        yield '<p><strong class="FAIL">NO PLAN</strong>: gpufleet would refuse a deploy.</p>'
         yield _list(plan.refused)
         return
     yield _text(plan.totals)
@@ -230,13 +230,13 @@ def _plan(found: Document) -> Iterator[str]:
     )
     yield '<p class="pale">TP, PP, DP: tensor, pipeline and data parallel size.</p>'
     if plan.changes:
-        yield "<h3>What a deploy would change</h3>"
+        yield "<h3>Changes that a deploy would make</h3>"
         yield _list(plan.changes)
     if plan.reasons:
         yield "<h3>Reasons</h3>"
         yield _list(plan.reasons)
     if plan.candidates:
-        yield "<h3>What was considered</h3>"
+        yield "<h3>Considered choices</h3>"
         yield _table(
             ("model", "nodes", "division", "choice", "fits", "why"),
             [
@@ -268,14 +268,15 @@ def _capacity(found: Document) -> Iterator[str]:
             tokens = f"{each.kv_tokens:,} KV-cache tokens" if each.kv_tokens is not None else ""
             most = f"{each.concurrency:.3g} requests of full length at once"
             what = ", ".join(e for e in (tokens, most if each.concurrency is not None else "") if e)
-            source = "estimate of its memory"
+            source = "estimate from its memory"
         else:
             what, source = "not known", Cell("UNKNOWN", "UNKNOWN")
         rows.append((each.model, each.replicas or "all", what, source, each.why))
-    yield _table(("model", "replicas", "carries", "source", "because"), rows)
+    yield _table(("model", "replicas", "capacity", "source", "reason"), rows)
     yield (
-        '<p class="pale">Measured: <code>gpufleet measure</code>, within the model\'s objectives. '
-        "An estimate says what fits into memory, not how fast it is.</p>"
+        '<p class="pale">A measured capacity comes from <code>gpufleet measure</code>, and is the '
+        "load at which the model still meets its objectives. An estimate shows what fits into "
+        "memory, and does not show the speed.</p>"
     )
 
 
@@ -357,10 +358,10 @@ def _drift(found: Document) -> Iterator[str]:
     drift = found.drift
     if not drift.whole:
         yield _text(
-            "Compared: drivers, locks, and changes at the next boot. Not compared: changes that "
-            "deploys would make (gpufleet report --drift)."
+            "gpufleet compared drivers, locks, and changes at the next boot. It did not compare "
+            "changes that deploys would make: gpufleet report --drift also compares these."
         )
-    yield _list(f"a deploy would be refused: {each}" for each in drift.refused)
+    yield _list(f"gpufleet would refuse a deploy: {each}" for each in drift.refused)
     states: dict[str, list[str]] = {}
     for node in drift.nodes:
         states.setdefault(node.state, []).append(node.node)
@@ -382,7 +383,7 @@ def _drift(found: Document) -> Iterator[str]:
 
 def _upgrades(found: Document) -> Iterator[str]:
     if not found.upgrades:
-        yield _text("no upgrade of this inventory is on record on this machine")
+        yield _text("this machine has no record of an upgrade of this inventory")
         return
     yield _table(
         ("upgrade", "began", "ended", "by", "what", "outcome"),
@@ -402,7 +403,7 @@ def _upgrades(found: Document) -> Iterator[str]:
 
 def _certificates(found: Document) -> Iterator[str]:
     if not found.certificates:
-        yield _text("gpufleet deploys no certificate here")
+        yield _text("gpufleet deploys no certificate to this inventory")
         return
     yield _table(
         ("server", "status", "ends", "found", "proof"),
@@ -424,4 +425,4 @@ def _unknown(found: Document) -> Iterator[str]:
         yield f"<p>{_UNKNOWN}: these parts could not be read.</p>"
         yield _list(found.unknown)
     else:
-        yield _text("Everything was read.")
+        yield _text("gpufleet could read all parts.")

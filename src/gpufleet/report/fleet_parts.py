@@ -94,7 +94,7 @@ def models(
 def _adapter(name: str, of: Adapter) -> str:
     """Return an adapter as one line: its source, and the revision or hash if one is set."""
     pinned = of.revision or of.sha256
-    return f"{name}: {of.source}{f' at {pinned}' if pinned else ', as it lies there'}"
+    return f"{name}: {of.source}{f' at {pinned}' if pinned else ', without a revision or hash'}"
 
 
 def plan(found: Assessment) -> Plan:
@@ -177,10 +177,10 @@ def capacities(
             source="estimate",
             kv_tokens=row.kv_cache_tokens,
             concurrency=row.max_concurrency,
-            why=why.get(row.model, "it was not measured"),
+            why=why.get(row.model, "the model was not measured"),
         )
     for name in sorted({each.name for each in entries} - told):
-        no_plan = "there is no plan, and so no estimate" if found is None else "not sized"
+        no_plan = "there is no plan, so there is no estimate" if found is None else "not sized"
         yield Capacity(model=name, replicas="", source="not known", why=why.get(name) or no_plan)
 
 
@@ -249,7 +249,7 @@ def certificates(
 ) -> Iterator[Certificate]:
     """Yield each server's certificate, as received by the node that connects to it."""
     for each in sorted(servers, key=lambda one: one.id):
-        look = looks.get(each.asked_from, "it was not queried")
+        look = looks.get(each.asked_from, "the node was not queried")
         verdict = certificate_verdict(each, look, now)
         ends = None
         if not isinstance(look, str):

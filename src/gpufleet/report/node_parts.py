@@ -43,7 +43,7 @@ def gpu_node(
             return Node.model_validate({**plain.model_dump(), **parts})
     except FleetError as error:
         why = "; ".join(error.problems).removeprefix(f"{name}: ")
-        return plain.model_copy(update={"silent": f"its probe cannot be read: {why}"})
+        return plain.model_copy(update={"silent": f"the node's probe cannot be read: {why}"})
 
 
 def _parts(

@@ -51,7 +51,7 @@ def node_picture(node: Node) -> str:
 def picture_text(node: Node) -> str:
     """Return the picture's content as text."""
     parts = [f"{node.name}: {gpu_names(node.gpus)}"]
-    parts += [f"NVLink joins GPUs {ranges(e.gpus)} ({e.links})" for e in node.islands]
+    parts += [f"NVLink connects GPUs {ranges(e.gpus)} ({e.links})" for e in node.islands]
     if not node.islands and len(node.gpus) > 1:
         parts.append("no NVLink")
     numa: dict[int, list[int]] = {}

@@ -192,8 +192,9 @@ def check_fingerprint() -> str:
 
 def _not_known(begun: LaunchCommand) -> str:
     return (
-        f"{begun.engine}.version: the flags of {engine(begun.engine).title} {begun.version} are "
-        "not known here: each node's installed release checks them before any restart"
+        f"{begun.engine}.version: this gpufleet does not know the flags of "
+        f"{engine(begun.engine).title} {begun.version}, so the release that is installed on each "
+        "node checks them before any restart"
     )
 
 

@@ -46,7 +46,8 @@ def check_files(
     remarks: list[str] = []
     for (sentence, remedy), nodes in found.items():
         where = (
-            f"{sentence} on {join_names(sorted(set(nodes)))}, whose server reads it at its start"
+            f"{sentence} on {join_names(sorted(set(nodes)))}, but the server reads it when it "
+            "starts"
         )
         if remedy:
             refused.append(f"{where}: {remedy}")
@@ -83,7 +84,7 @@ def _is_marked(said: Any) -> bool:
     return isinstance(said, Mapping) and said.get("marked") is True
 
 
-_PUT_IT_THERE = "put it there, or write a path that exists on every node that serves this model"
+_PUT_IT_THERE = "create it there, or write a path that exists on every node that serves this model"
 
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
@@ -99,13 +100,16 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
         names = ", ".join(printable(str(each)) for each in lost[:3])
         why = f"has weights that cannot be loaded ({names}{', ...' if len(lost) > 3 else ''})"
         if served.is_path:
-            return why, "restore them there"
-        return why, f"remove {model_directory(served)}/{MARK} there: a deploy then downloads them"
+            return why, "restore these files on that node"
+        return why, (
+            f"remove {model_directory(served)}/{MARK} on that node, and run a deploy, which "
+            "downloads them again"
+        )
     if "missing" not in said:
         return "", ""
     if said["missing"] == "absent":
-        return "is not there", _PUT_IT_THERE
-    return f"could not be looked for ({printable(str(said['missing']))})", ""
+        return "does not exist", _PUT_IT_THERE
+    return f"could not be checked ({printable(str(said['missing']))})", ""
 
 
 def _reads_safetensors(served: Served) -> bool:

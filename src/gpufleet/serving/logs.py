@@ -95,8 +95,8 @@ class Journals:
         self.replica = self.replica.removeprefix(PREFIX).removesuffix(SUFFIX)
         if not _ID.fullmatch(self.replica):
             raise FleetError(
-                f"{self.replica!r} is not a replica's name: give a model and its number, as "
-                "`gpufleet status` shows them: llama-0"
+                f"{self.replica!r} is not the name of a replica: give the model and the number of "
+                "the replica as `gpufleet status` shows them, for example llama-0"
             )
         if not 0 < self.lines <= MOST_LINES:
             raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
@@ -156,7 +156,7 @@ class Journals:
                 TypeError,
                 ValueError,
             ) as why:
-                self._lost(node, f"its answer is invalid ({type(why).__name__}: {why})")
+                self._lost(node, f"the node's answer is invalid ({type(why).__name__}: {why})")
                 continue
             found += taken
         found.sort()
@@ -165,7 +165,9 @@ class Journals:
         if not self._rounds:
             found = found[-self.lines :]
         elif more:
-            self._note(f"more than {self._most} lines arrived at once: only the last are shown")
+            self._note(
+                f"more than {self._most} lines arrived at once: only the last ones are shown"
+            )
             self.whole = False
         self._rounds += 1
         return found
@@ -173,7 +175,7 @@ class Journals:
     def _lost(self, node: str, why: str) -> None:
         self.whole = False
         self._silent.add(node)
-        self._note(f"{node}: {why}: if a rank of {self.replica} is there, its lines are missing")
+        self._note(f"{node}: {why}: if a rank of {self.replica} runs there, its lines are missing")
 
     def _clocks(self, node: str, clocks: Any) -> None:
         if not isinstance(clocks, Mapping) or "missing" in clocks:
@@ -182,7 +184,7 @@ class Journals:
             if abs(ahead) >= CLOCK_MILLISECONDS:
                 first, last = sorted((node, str(peer)))
                 differ = f"the clocks of {first} and {last} differ by {abs(ahead) / 1000:.1f} s"
-                self._note(f"{differ}: the order of their lines is off by as much")
+                self._note(f"{differ}, so the order of their lines may be wrong by this time")
 
     def _note(self, text: str) -> None:
         if text not in self._noted:
@@ -194,7 +196,11 @@ class Journals:
             raise FleetError(f"no node that answered has {self.replica}", *self.notes)
         raise FleetError(
             f"no node has {self.replica}{suggestion(self.replica, sorted(known))}"
-            + (f"; there are {', '.join(sorted(known))}" if known else "; nothing is deployed")
+            + (
+                f"; known replicas: {', '.join(sorted(known))}"
+                if known
+                else "; nothing is deployed"
+            )
         )
 
 
@@ -209,7 +215,9 @@ def _lines(replica: str, node: str, answer: Mapping[str, Any]) -> list[Line]:
     if isinstance(lines, Mapping):
         if isinstance(answer["here"], list) and replica not in answer["here"]:
             return []  # what it cannot read is not a gpufleet unit
-        raise _UnreadError(f"its journal cannot be read: {lines.get('detail') or lines['missing']}")
+        raise _UnreadError(
+            f"the unit's journal cannot be read: {lines.get('detail') or lines['missing']}"
+        )
     rank = answer["rank"] if isinstance(answer["rank"], int) else None
     found = [
         Line(int(at), node, order, rank, pid, priority, str(text))

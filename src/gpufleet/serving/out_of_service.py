@@ -72,7 +72,9 @@ def out_of_service(
             continue
         try:
             if refused := [each for each in found.values() if each and "missing" in each]:
-                unread.append(f"{node}: its cordon and drains are unknown: {reason(refused[0])}")
+                unread.append(
+                    f"{node}: the cordon and the drains are unknown: {reason(refused[0])}"
+                )
                 continue
             lock, cordon = Lock.from_file(found["lock"]), Mark.from_file(found["cordon"])
             read = {name: Mark.from_file(each) for name, each in found["drained"].items()}
@@ -81,7 +83,7 @@ def out_of_service(
                 iso(float(each.since) if each else None)  # raises for a time that is not a date
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
             why = f"{type(problem).__name__}: {problem}"
-            unread.append(f"{node}: its cordon and drains cannot be read ({why})")
+            unread.append(f"{node}: the cordon and the drains cannot be read ({why})")
             continue
         cordoned += [(node, cordon)] if cordon else []
         drained += [(name, node, mark) for name, mark in marks.items()]

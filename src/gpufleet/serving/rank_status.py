@@ -17,7 +17,7 @@ STALE_SECONDS = 20
 # A rank's program records the end of a group before systemd records the end of the program; between
 # them is a drain, of at most the default time.
 SAME_END_SECONDS = 120
-WENT_DOWN = "the node went down without a shutdown: power, a crash or a reset"
+WENT_DOWN = "the node went down without a shutdown: a power failure, a crash or a reset"
 
 
 class Health(StrEnum):
@@ -175,7 +175,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     if properties.get("ActiveState") == "deactivating":
         return Health.DOWN, f"{unit} is being stopped"
     if _is_stopped(properties):
-        again = f"`systemctl start {unit}` there, or run deploys/vllm.py"
+        again = f"run `systemctl start {unit}` on the node, or deploys/vllm.py"
         return Health.DOWN, f"{unit} is stopped: {again}"
     if "Permission denied" in seen.get("key_error", ""):
         return Health.UNKNOWN, f"{unit}: reading its API key needs root ({seen['key_error']})"
@@ -192,7 +192,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     )
     health, why = _HEALTH[verdict.state], verdict.text
     if health is Health.WRONG and seen.get("started") != stage["fingerprint"]:
-        why = f"{unit}: its unit has changed since it was started: run deploys/vllm.py"
+        why = f"{unit}: the unit file has changed since the unit was started: run deploys/vllm.py"
     if health is Health.STARTS:
         why = f"{unit} starts: {why}{_health_answer(seen)}"
     if health in {Health.DOWN, Health.UNKNOWN}:
@@ -206,7 +206,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     if health is Health.SERVES:
         ill = [place for place, health in stage["engines"].items() if health.get("status") != 200]
         if ill:
-            return Health.STARTS, f"{unit}: no /health yet of {', '.join(ill)}"
+            return Health.STARTS, f"{unit}: /health is not 200 yet on {', '.join(ill)}"
     return health, "" if health is Health.SERVES else why
 
 
@@ -246,7 +246,7 @@ def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
     if silence > STALE_SECONDS:
         return (
             Health.UNKNOWN,
-            f"{unit}: the rank's program has reported nothing in {silence:.0f} s",
+            f"{unit}: the rank's program has reported nothing for {silence:.0f} s",
         )
     phase = str(state["phase"])
     health = _PHASES.get(phase, Health.UNKNOWN)
@@ -330,7 +330,7 @@ def _words(known: Mapping[str, Any], exited: Mapping[str, Any], status: str) -> 
     if "out of memory" in known or result == "oom-kill":
         return "killed by the kernel: the node was out of memory"
     if result in {"timeout", "watchdog", "start-limit-hit", "resources"}:
-        return f"systemd gave up on it ({result})"
+        return f"systemd gave up on the unit ({result})"
     if exited.get("exit_code") in {"killed", "dumped"}:
         return f"killed by signal {exited.get('signal', status)}"
     return f"exit status {status}"

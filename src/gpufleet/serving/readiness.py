@@ -82,13 +82,13 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
         return found.causes[0].sentence
     if any(each.rule.id == _KILLED_ITSELF for each in found.consequences):
         at = found.unknown and (found.unknown.exception or found.unknown.first_error)
-        return f"SGLang killed itself after an error: {at.text if at else 'see its journal'}"
+        return f"SGLang killed itself after an error: {at.text if at else 'see the journal'}"
     if exit_status == "2":
         return (
             "the server refused its command line (exit status 2): see `systemctl cat` of the unit"
         )
     if exit_status == "137":
-        return "it was killed: out of memory, or by hand; see `journalctl -k`"
+        return "the process was killed, because of a lack of memory or by hand: see `journalctl -k`"
     return None
 
 
@@ -148,18 +148,20 @@ def verdict(
         return Verdict(State.DEAD, _death(unit, properties, lines))
     if fingerprint is not None and seen.get("started") != fingerprint:
         return Verdict(
-            State.WRONG, f"{unit}: runs with other settings than the plan's: run deploys/vllm.py"
+            State.WRONG,
+            f"{unit}: runs with settings that differ from the plan: run deploys/vllm.py",
         )
     health = seen.get("health", {})
     if health.get("status") != 200:
         return Verdict(State.WAITING, progress(lines))
     if "key_error" in seen:
-        return Verdict(State.WRONG, f"{unit}: its API key cannot be read: {seen['key_error']}")
+        return Verdict(State.WRONG, f"{unit}: the API key cannot be read: {seen['key_error']}")
     if "models_error" in seen:
         return Verdict(State.WRONG, f"{unit}: /v1/models answers {_short(seen['models_error'])}")
     if served_name not in seen.get("models", []):
         return Verdict(
-            State.WRONG, f"{unit}: serves {seen.get('models')}, the plan says {served_name!r}"
+            State.WRONG,
+            f"{unit}: serves {seen.get('models')}, but the plan has {served_name!r}",
         )
     if keyed and (wrong := _answers_without_key(unit, seen.get("without_key") or {})):
         return wrong
@@ -167,9 +169,9 @@ def verdict(
     if "timed out" in str(seen.get("completion_error", {}).get("error", "")):
         return Verdict(
             State.BUSY,
-            f"{unit}: /health is 200, but {asked} takes over a minute: it is saturated, or its "
-            f"engine is frozen (compare its running requests and its {_progress(seen)} tokens in "
-            "its /metrics)",
+            f"{unit}: /health is 200, but {asked} takes longer than a minute: the server is "
+            "saturated, or its engine is frozen (compare the running requests and the "
+            f"{_progress(seen)} tokens in the server's /metrics)",
         )
     if "completion_error" in seen:
         cause = likely_cause(lines)
@@ -198,19 +200,20 @@ def _adapter_verdict(
     if others := sorted(set(seen.get("models", [])) - may):
         return Verdict(
             State.WRONG,
-            f"{unit}: also serves {', '.join(others)}, which no unit of gpufleet loads: restart it "
-            "(`systemctl restart` on its node), and find out what loaded it",
+            f"{unit}: also serves {', '.join(others)}, which no unit of gpufleet loads: restart "
+            "the "
+            f"unit (`systemctl restart` on its node), and find out what loaded {', '.join(others)}",
         )
     answers = seen.get("adapters", {})
     for name in sorted(adapters) if "completion" in seen else ():
-        answer = answers.get(name, {"error": "it was not queried"})
+        answer = answers.get(name, {"error": "the adapter was not queried"})
         if answer.get("status") == _OK:
             continue
         late = "timed out" in str(answer.get("error", ""))
         return Verdict(
             State.BUSY if late else State.WRONG,
-            f"{unit}: a completion with the adapter {name} fails, but one with the model does "
-            f"not: {_short(answer)}",
+            f"{unit}: a completion with the adapter {name} fails, but a completion with the model "
+            f"alone does not: {_short(answer)}",
         )
     return None
 
@@ -225,20 +228,20 @@ def _other_kind(seen: Mapping[str, Any]) -> str:
     kind = seen.get("kind", "generate")
     if questions.UNRANKED in str(seen["completion_error"].get("error", "")):
         return (
-            "; if its model scores something else, declare `kind: reward` or `kind: classify` for "
-            "its entry in `serving`; a reranker may lack the `flags.hf-overrides` that its "
-            "publisher says (docs/configure/model-kinds.md)"
+            ". If the model does not rank documents, declare `kind: reward` or `kind: classify` "
+            "for its entry in `serving`. If the model is a reranker, set the `flags.hf-overrides` "
+            "that its publisher gives (docs/configure/model-kinds.md)"
         )
     if kind == "picture":
         return (
-            "; if clients send it no pictures, set `flags.limit-mm-per-prompt: {image: 0}` of its "
-            "entry in `serving`"
+            ". If clients send no pictures to this model, set `flags.limit-mm-per-prompt: {image: "
+            "0}` in its entry in `serving`"
         )
     if seen["completion_error"].get("status") != _NOT_FOUND:
         return ""
     return (
-        f": the server has no such path, so its model is not of `kind: {kind}`: correct `kind` of "
-        "its entry in `serving` (docs/configure/model-kinds.md)"
+        f": the server does not have this path, so its model is not of `kind: {kind}`: correct "
+        "`kind` of its entry in `serving` (docs/configure/model-kinds.md)"
     )
 
 
@@ -248,15 +251,15 @@ def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | No
         if status not in {None, _UNAUTHORIZED}:
             return Verdict(
                 State.WRONG,
-                f"{unit}: answers {asked} with {status} without the API key, where it must answer "
+                f"{unit}: answers {asked} without the API key with {status}, but it must answer "
                 "401: run deploys/vllm.py, and read the unit's journal if that does not help",
             )
     if not statuses or None in statuses.values():
         asked = next((asked for asked, status in statuses.items() if status is None), "a request")
         return Verdict(
             State.UNKNOWN,
-            f"{unit}: unknown whether it refuses clients without the key: {asked} without it got "
-            "no answer instead of 401",
+            f"{unit}: it is unknown whether the server refuses clients without the API key, "
+            f"because {asked} without the key got no answer instead of 401",
         )
     return None
 
@@ -267,8 +270,8 @@ def _death(unit: str, properties: Mapping[str, str], lines: Sequence[str]) -> st
     told = "".join(f"\n    {line}" for line in relevant_lines(lines))
     return (
         f"{unit} is {properties.get('ActiveState')} ({properties.get('Result')}, exit status "
-        f"{status}): {cause or 'no known cause; its last lines follow'}"
-        f"{told or ' (its journal has no line since the start)'}"
+        f"{status}): {cause or 'no known cause; the last lines of its journal follow'}"
+        f"{told or ' (the journal has no line since the start)'}"
     )
 
 
@@ -283,8 +286,8 @@ def not_ready_error(deadline_seconds: int, unit: str, lines: Sequence[str]) -> F
     cause = likely_cause(lines)
     told = "".join(f"\n    {line}" for line in relevant_lines(lines))
     return FleetError(
-        f"{unit} did not answer within {deadline_seconds} s and still runs: "
-        f"{cause or 'raise start_seconds if it is only loading; its last lines follow'}{told}"
+        f"{unit} did not answer within {deadline_seconds} s, but still runs: "
+        f"{cause or 'raise start_seconds if it is still loading; its last lines follow'}{told}"
     )
 
 

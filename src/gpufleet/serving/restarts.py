@@ -100,13 +100,14 @@ def partial_restarts(
         if here and (without := sorted(stale - here)):
             yield (
                 f"{name} is planned on {nodes}, but this run leaves out {join_names(without)}, "
-                "where it is not as planned: ranks that differ wait for each other and serve "
-                "nothing: name all of its nodes in --limit, or none"
+                "where the replica differs from the plan. Ranks with different settings wait for "
+                "each other and serve nothing: include all of these nodes in --limit, or none of "
+                "them"
             )
         elif serial and stale & here and len(ranks) > 1:
             yield (
-                f"--serial: {name} must start on {nodes} at the same time, and with --serial the "
-                "first would wait for the others: remove --serial"
+                f"--serial: {name} must start on {nodes} at the same time, but with --serial the "
+                "first node would wait for the others: remove --serial"
             )
 
 

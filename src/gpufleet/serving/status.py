@@ -140,13 +140,14 @@ def fleet_status(
             continue
         try:
             if isinstance(answer["stages"], Mapping):
-                silent[node] = f"its units cannot be read: {reason(answer['stages'])}"
+                silent[node] = f"the node's units cannot be read: {reason(answer['stages'])}"
                 continue
             for stage in _stages(answer):
                 if "model" not in stage:
                     if "foreign" in stage:
                         remarks.append(
-                            f"{node}: {stage['unit']} is not managed by gpufleet: unchanged"
+                            f"{node}: gpufleet does not manage {stage['unit']}, and does not "
+                            "change it"
                         )
                     else:
                         why = f"{stage['unit']} could not be read: {reason(stage)}"
@@ -160,7 +161,7 @@ def fleet_status(
                 members[key] = max(members.get(key, ()), names, key=len)
         # A broken or hostile node must not affect the others.
         except (AttributeError, KeyError, OverflowError, TypeError, ValueError) as problem:
-            silent[node] = f"its answer is invalid ({type(problem).__name__}: {problem})"
+            silent[node] = f"the node's answer is invalid ({type(problem).__name__}: {problem})"
     replicas = tuple(
         _replica(key, tuple(ranks), members[key], silent) for key, ranks in sorted(found.items())
     )
@@ -209,7 +210,7 @@ def _replica(
     told += [*_doubled(ranks), *_absent(ranks, members, silent), *_estranged(ranks)]
     health = next((each for each in _WORST_FIRST if each in {s for s, _ in told}), Health.SERVES)
     if not told and not any(rank.health is Health.SERVES for rank in ranks):
-        health, told = Health.UNKNOWN, [(Health.UNKNOWN, "none of its ranks has an endpoint")]
+        health, told = Health.UNKNOWN, [(Health.UNKNOWN, "no rank of the replica has an endpoint")]
     return ReplicaStatus(model, number, ranks, health, tuple(text for _, text in told))
 
 
@@ -222,8 +223,8 @@ def _doubled(ranks: Iterable[RankStatus]) -> Iterator[tuple[Health, str]]:
         if len(names) > 1:
             yield (
                 Health.WRONG,
-                f"{' and '.join(names)} both have rank {number} of it: one of them was left "
-                "behind; run deploys/vllm.py",
+                f"{' and '.join(names)} both run rank {number} of this replica, because one of the "
+                "two is left from an earlier deploy: run deploys/vllm.py",
             )
 
 
@@ -240,7 +241,7 @@ def _absent(
         else:
             yield (
                 Health.UNKNOWN,
-                f"rank {number} on {node}: that node was not queried, or has no unit",
+                f"rank {number} on {node}: the node was not queried, or has no unit of the rank",
             )
 
 
@@ -249,7 +250,7 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
     running = [rank for rank in ranks if rank.health.is_good and rank.incarnation]
     if len({rank.incarnation for rank in running}) > 1:
         which = ", ".join(f"rank {rank.rank} {rank.incarnation}" for rank in running)
-        yield Health.WRONG, f"its ranks are of different incarnations: {which}"
+        yield Health.WRONG, f"the ranks of the replica belong to different starts: {which}"
 
 
 def _compared(
@@ -272,7 +273,7 @@ def _compared(
         if counts[model] < count
     }
     undeclared = tuple(
-        f"{model} is not declared any more: the next deploy stops it"
+        f"{model} is not declared any more, so the next deploy stops it"
         for model in sorted(counts)
         if model not in wanted
     )
@@ -324,8 +325,8 @@ def _adapter_remarks(
         ]
         if told and any(rank.port is not None for rank in replica.ranks):
             yield (
-                f"{replica.id} {' and '.join(told)}: `adapters` of its entry in `serving` has "
-                "changed: run an upgrade or deploys/vllm.py"
+                f"{replica.id} {' and '.join(told)}, because `adapters` of its entry in `serving` "
+                "has changed: run an upgrade or deploys/vllm.py"
             )
 
 

@@ -79,10 +79,10 @@ def system_problems(
         if settings[name].serving and isinstance(system, str) and system in _WITHOUT_APT:
             version = document["os_release"].get("version_id")
             yield (
-                f"{name}: it runs {system} {version}, but deploys/vllm.py installs packages of "
-                f"Debian and Ubuntu ({', '.join(PACKAGES)}): deploys/node.py can provision it, "
-                "but it cannot serve; give it Debian 12 or Ubuntu 22.04 or newer, or take "
-                "`serving` from it"
+                f"{name}: the node runs {system} {version}, but deploys/vllm.py installs packages "
+                f"of Debian and Ubuntu ({', '.join(PACKAGES)}). deploys/node.py can provision this "
+                "node, but the node cannot serve: install Debian 12 or newer or Ubuntu 22.04 or "
+                "newer on it, or remove `serving` from its variables"
             )
 
 
@@ -294,15 +294,16 @@ def _secrets(settings: NodeSettings) -> tuple[dict[str, bytes], list[str]]:
         elif name in _ONE_LINE and any(byte < 0x20 or byte > 0x7E for byte in content.strip()):
             problems.append(
                 f"{path} has more than one line, or characters that an HTTP header cannot contain, "
-                "so clients could not send it: write one line of ASCII into it, such as `openssl "
-                "rand -hex 32` prints"
+                "so clients could not send it as a key: write one line of ASCII into the file, for "
+                "example the output of `openssl rand -hex 32`"
             )
         elif name.startswith(f"{VARIABLE}.") and (
             b"\0" in content or len(content) > _LONGEST_VARIABLE
         ):
             problems.append(
-                f"{path} has {len(content):,} bytes or a NUL among them, which no variable can "
-                f"have: put text of at most {_LONGEST_VARIABLE:,} bytes into it"
+                f"{path} has {len(content):,} bytes or contains a NUL, but the value of a variable "
+                f"may have at most {_LONGEST_VARIABLE:,} bytes and no NUL: write such a text into "
+                "the file"
             )
     return contents, list(dict.fromkeys(problems))
 
