@@ -250,7 +250,7 @@ def _estranged(ranks: Sequence[RankStatus]) -> Iterator[tuple[Health, str]]:
     running = [rank for rank in ranks if rank.health.is_good and rank.incarnation]
     if len({rank.incarnation for rank in running}) > 1:
         which = ", ".join(f"rank {rank.rank} {rank.incarnation}" for rank in running)
-        yield Health.WRONG, f"the ranks of the replica belong to different starts: {which}"
+        yield Health.WRONG, f"the ranks of the replica are of different incarnations: {which}"
 
 
 def _compared(

@@ -259,7 +259,7 @@ class _Request:
         ways = [f"write {written}"] if written else []
         if remain >= settings.keep:
             ways.append(f"wait for a load of at most {remain * settings.headroom:.2f} replicas")
-        ways.append(f"add {count_of(worst.needed - remain, 'more replica')} of it {add}")
+        ways.append(f"add {count_of(worst.needed - remain, 'more replica')} {add}")
         if not written:
             ways.append(
                 "accept with `"
