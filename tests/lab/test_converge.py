@@ -290,19 +290,19 @@ def test_a_second_run_changes_nothing_and_restarts_nothing(clean: Node) -> None:
     ("drift", "operation", "said"),
     [
         ("echo more >> /etc/gfc/plain", "files", "write /etc/gfc/plain: its content differs"),
-        ("chmod 0666 /etc/gfc/token", "files", "its mode is 0666, wanted 0640"),
-        ("chown games /etc/gfc/private", "files", "it is games:gfc's, wanted gfc:gfc"),
+        ("chmod 0666 /etc/gfc/token", "files", "its mode is 0666, declared 0640"),
+        ("chown games /etc/gfc/private", "files", "its owner is games:gfc, declared gfc:gfc"),
         ("ln -sfn other /etc/gfc/link", "files", "it points to other"),
         ("rm /etc/gfc/plain && mkfifo /etc/gfc/plain", "files", "a special file is there"),
         ("touch /etc/gfc/old", "files", "remove /etc/gfc/old"),
         ("echo other > /etc/gfc/lines", "lines", "append to /etc/gfc/lines: first line"),
-        ("usermod -s /bin/sh gfc", "accounts", "shell is /bin/sh, wanted /usr/sbin/nologin"),
+        ("usermod -s /bin/sh gfc", "accounts", "shell is /bin/sh, declared /usr/sbin/nologin"),
         (f"systemctl stop {UNIT}", "units", f"start {UNIT}: it is inactive (dead)"),
         (f"systemctl disable {UNIT}", "units", f"enable {UNIT}"),
         (
             f"rm /run/gpufleet/started/{UNIT}",
             "units",
-            "started with something that was not recorded",
+            "started with an unknown fingerprint",
         ),
     ],
 )
@@ -339,7 +339,7 @@ def test_a_changed_unit_restarts_it_and_the_dry_run_foretells_that(clean: Node) 
 
     foretold = clean.dry(*served("3c4d"))
     assert foretold.changed() == {"files", "units"}
-    assert f"would restart {UNIT}: started with 1a2b, wanted 3c4d" in foretold.err
+    assert f"would restart {UNIT}: started with 1a2b, declared 3c4d" in foretold.err
     assert clean.converge(*served("3c4d")) == {"files", "units"}
     assert clean.pid() != before
     assert clean.ssh(f"cat /run/gpufleet/started/{UNIT}") == "3c4d"

@@ -325,7 +325,7 @@ def test_rules_that_lock_the_operator_out_are_taken_back(walls: Walls) -> None:
         run = walls.deploy("-y", "--limit", "gpu-01")
         assert run.status != 0
         assert "no new SSH connection succeeded" in run.output
-        assert "they were rolled back" in run.output
+        assert "the rules were rolled back" in run.output
         assert walls.table("gpu-01") == before
         assert walls.ssh("gpu-01", f"grep -c 'policy drop' {RULES} || :").strip() == "0"
     finally:

@@ -249,7 +249,7 @@ def test_a_reranker_that_does_not_rank_does_not_serve(kinds: KindsFleet) -> None
     finally:
         serve(right)
     assert "a ranking fails: for " in said["why"][0]
-    assert f"{questions.UNRANKED}; if its model scores something else" in said["why"][0]
+    assert f"{questions.UNRANKED}. If the model does not rank documents" in said["why"][0]
     assert kinds.status_of("rerank", until="serves")["why"] == []
 
 

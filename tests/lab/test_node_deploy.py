@@ -145,7 +145,7 @@ def test_an_upgrade_that_fails_costs_a_node_that_serves_nothing(
 
     assert run.status == 1, run.output
     assert says in run.output
-    assert "the node keeps serving with the installed ones" in run.output
+    assert "the node keeps serving with the installed packages" in run.output
     in_force(node, FIRST)
     assert node.sh(f"systemctl is-active {STAGE}") == "active"
     assert node.sh(f"systemctl show -P MainPID {STAGE}") == process, "it was not even restarted"

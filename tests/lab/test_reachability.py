@@ -140,7 +140,7 @@ def test_a_replica_starts_once_its_nodes_have_proven_that_they_reach_each_other(
     """Foretold by a dry run; and no proof is asked for when nothing is to start."""
     foretold = deploy(pair, "--dry", "--json")
     assert any(PROOF in name for name in foretold.changed), foretold.output
-    assert "would first test that gpu-01 and gpu-02" in foretold.output
+    assert "would first test for tiny-0 whether gpu-01 and gpu-02" in foretold.output
     status, found = reach(pair)
     assert (status, found["problems"]) == (0, [])
     assert {(way["from"], way["to"]) for way in found["ways"]} == {
@@ -202,7 +202,7 @@ def test_a_restart_is_refused_on_both_nodes_and_what_runs_runs_on(pair: Fleet, f
         assert run.status != 0
         assert said in run.output
         assert more in run.output
-        assert run.output.count("tiny-0 stays unchanged on all of its nodes") == 2
+        assert run.output.count("tiny-0 stays unchanged on all its nodes") == 2
         assert pair.pids() == pids
         assert files(pair) == units
     finally:

@@ -108,7 +108,7 @@ def test_a_node_that_is_being_deployed_is_neither_upgraded_nor_drained(fleet: Fl
         ):
             run = fleet.gpufleet(*words, seconds=300)
             assert run.status == 2, run.output
-            assert "is deploying there" in run.output
+            assert "is running a deploy there" in run.output
         change = "/var/lib/gpufleet/change"
         assert "json" not in fleet.ssh("gpu-01", f"ls {change} | grep -v deploy.json || :")
 

@@ -156,5 +156,5 @@ def test_the_lab_says_that_it_needs_a_checkout(installed: Path, tmp_path: Path) 
     done = run(installed, "lab", "up", cwd=tmp_path)
 
     assert done.returncode == 2
-    assert "runs from a checkout" in done.stderr
+    assert "needs the project's directory" in done.stderr
     assert "Traceback" not in done.stderr

@@ -127,9 +127,9 @@ def test_a_node_of_which_nothing_is_known_makes_its_own_and_says_why() -> None:
     assert found.shares == ()
     assert found.alone == {
         "b": "cannot be reached: refused",
-        "c": "its kind of node is unknown: no such file: '/usr/bin/python3.13'",
+        "c": "the kind of the node is unknown: no such file: '/usr/bin/python3.13'",
     }
-    assert parse_look({"whole": True, "kind": "noble"}) == "it reports no kind of node"
+    assert parse_look({"whole": True, "kind": "noble"}) == "the node reported no kind"
     assert parse_look({"whole": 1, "kind": []}) == TreeState(False, ())
 
 

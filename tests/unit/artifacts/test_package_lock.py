@@ -51,7 +51,7 @@ def test_everything_without_a_wheel_or_a_hash_is_named_at_once() -> None:
         )
     first, second = refused.value.problems
     assert first.startswith("source 1: has no wheel")
-    assert second == "plain 2: the index lists a wheel of it without a SHA-256"
+    assert second == "plain 2: the index lists one of its wheels without SHA-256"
     with pytest.raises(FleetError, match="no package"):
         package_lock.packages(pylock())
 

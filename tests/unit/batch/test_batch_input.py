@@ -57,24 +57,27 @@ def test_a_line_is_asked_where_a_gateway_and_a_server_have_its_route(tmp_path: P
         (b'{"custom_id": "\xff"}', "its byte 16 is not valid UTF-8"),
         ('{"a": NaN}', "has NaN, which is not valid JSON"),
         ("[" * 100_000, "its nesting is too deep"),
-        (line(None), "has no `custom_id`"),
-        (line(7), "has no `custom_id`"),
-        (line(""), "has no `custom_id`"),
-        (line("first"), '`custom_id` "first" is also that of an earlier line'),
+        (line(None), "the line has no `custom_id`"),
+        (line(7), "the line has no `custom_id`"),
+        (line(""), "the line has no `custom_id`"),
+        (line("first"), 'an earlier line has the same `custom_id` "first"'),
         (line(method="GET"), 'write "method": "POST"'),
-        (line(url="/v1/audio/speech"), "its `url` is not served: write one of /v1/chat"),
-        (line(url=["/v1/completions"]), "its `url` is not served"),
-        (line(priority=1), 'has the unknown key "priority"'),
-        (line(body={"model": "qwen"}), 'its `model` is "qwen": write "llama"'),
+        (
+            line(url="/v1/audio/speech"),
+            "`url` has a value that is not served: write one of /v1/chat",
+        ),
+        (line(url=["/v1/completions"]), "`url` has a value that is not served"),
+        (line(priority=1), 'the key "priority" is unknown'),
+        (line(body={"model": "qwen"}), '`model` is "qwen": write "llama"'),
         (line(body={"model": None}), 'its `model` is null: write "llama"'),
-        ('{"custom_id": "a", "url": "/score", "body": 1}', "its `body` is not an object"),
+        ('{"custom_id": "a", "url": "/score", "body": 1}', "`body` is not an object"),
         (line(body={"stream": True}), "asks for a stream"),
         (line(body={"background": True}), "remove `background`"),
         (line(body={"prompt": "x" * (1 << 20)}), "its `body` is larger than 1 MiB"),
         (line(body={"prompt": "x" * (9 << 20)}), "is larger than 1 MiB"),
         (line().replace(SECRET, "\\ud800"), "unpaired surrogate"),
-        (line(body={"top_p": 7}).replace("7", "1e999"), "a number that is too large"),
-        (line(body={"top_p": 7}).replace("7", "7" * 5000), "a number with too many digits"),
+        (line(body={"top_p": 7}).replace("7", "1e999"), "a number is too large"),
+        (line(body={"top_p": 7}).replace("7", "7" * 5000), "a number has too many digits"),
     ],
 )
 def test_a_wrong_line_is_refused_with_its_number_and_what_to_write(
@@ -125,6 +128,6 @@ def test_an_input_that_is_changed_meanwhile_is_asked_no_further(tmp_path: Path) 
     next(lines)
     file.write_text(line("other"))
 
-    with pytest.raises(FleetError, match="was changed while it was read"):
+    with pytest.raises(FleetError, match="was changed while gpufleet read it"):
         next(lines)
     source.close()

@@ -88,7 +88,7 @@ def test_an_output_of_another_input_or_model_is_refused_and_left_alone(
     write(path, "a")
     before = path.read_bytes(), state_file(path).read_bytes()
 
-    with pytest.raises(FleetError, match="another input, or of another model"):
+    with pytest.raises(FleetError, match="a different input, or answers of a different model"):
         BatchOutput(path, of, model, retry_failed=True)
     assert (path.read_bytes(), state_file(path).read_bytes()) == before
 
@@ -100,7 +100,7 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
     if state is not None:
         state_file(path).write_bytes(state)
 
-    with pytest.raises(FleetError, match="does not name the input"):
+    with pytest.raises(FleetError, match="does not state which input"):
         opened(path)
     assert path.read_text() == "mine"
 
@@ -108,10 +108,13 @@ def test_a_file_that_is_no_output_is_not_written_to(tmp_path: Path, state: bytes
 @pytest.mark.parametrize(
     ("text", "words"),
     [
-        (b"{}\n", "line 2: was not written by `gpufleet batch`"),
-        (b"[]\n", "line 2: was not written by"),
-        (b'{"custom_id": "b", "error": null, "response": null}\n', "line 2: was not written by"),
-        (None, "line 2: this `custom_id` has an answer in an earlier line"),
+        (b"{}\n", "line 2: this line was not written by `gpufleet batch`"),
+        (b"[]\n", "line 2: this line was not written by"),
+        (
+            b'{"custom_id": "b", "error": null, "response": null}\n',
+            "line 2: this line was not written by",
+        ),
+        (None, "line 2: an earlier line already has an answer for this `custom_id`"),
     ],
 )
 def test_an_output_that_was_changed_by_hand_is_refused(
@@ -157,7 +160,8 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (size + 20, limits[1]))
         try:
             with pytest.raises(
-                FleetError, match="File too large; the answers in it are kept: make room"
+                FleetError,
+                match="File too large. The answers in this file are kept: free some space",
             ):
                 output.add(answer("b"))
         finally:

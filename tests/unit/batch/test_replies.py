@@ -73,8 +73,8 @@ def test_a_line_of_the_output_is_openais() -> None:
             {"code": "400", "message": "too long"},
         ),
         (Reply(400, b'{"message": "old form"}'), 400, {"code": "400", "message": "old form"}),
-        (Reply(422, b"?"), 422, {"code": "422", "message": "the fleet answered with status 422, "
-                                 "and without a message"}),
+        (Reply(422, b"?"), 422, {"code": "422", "message": "the fleet answered with status 422 "
+                                 "and no message"}),
         (Reply(problem="timeout"), None, {"code": "timeout", "message": "timeout: no answer was "
                                           "received"}),
     ],

@@ -349,7 +349,7 @@ def test_a_keyring_of_another_content_is_refused(fleet: Fleet, tmp_path: Path):
 
     said = refusal(fleet, tmp_path / "out", cuda=cuda)
 
-    assert "does not match what the source lists" in said
+    assert "does not match the hash that the source lists" in said
 
 
 def test_a_version_that_the_vendor_has_not_is_named(fleet: Fleet, tmp_path: Path):
@@ -367,7 +367,7 @@ def test_a_version_that_the_vendor_has_not_is_named(fleet: Fleet, tmp_path: Path
         pytest.param("vllm==0.32.0", "has no hash", id="no-hash"),
         pytest.param(
             "a @ https://away.example/a-1-py3-none-any.whl --hash=sha256:" + "0" * 64,
-            "not download it from the mirror",
+            "not download the package from the mirror",
             id="an-address",
         ),
     ],

@@ -106,7 +106,7 @@ def test_a_file_is_held_to_its_hash(folder: Folder, origin: Origin, digest: str)
 
 
 def test_another_content_is_thrown_away(folder: Folder, origin: Origin):
-    with pytest.raises(FleetError, match="does not match what the source lists"):
+    with pytest.raises(FleetError, match="does not match the hash that the source lists"):
         folder.fetch(remote(origin, "0" * 64))
 
     names = {path.name for path in folder.root.rglob("*") if path.is_file()}
@@ -140,7 +140,7 @@ def test_what_a_killed_run_left_of_another_file_is_not_believed(folder: Folder, 
     left.parent.mkdir(parents=True)
     left.write_bytes(b"another")
 
-    with pytest.raises(FleetError, match="does not match what the source lists"):
+    with pytest.raises(FleetError, match="does not match the hash that the source lists"):
         folder.fetch(remote(origin, size=len(CONTENT)))
 
     assert folder.fetch(remote(origin, size=len(CONTENT)))

@@ -64,5 +64,7 @@ def test_a_hub_that_does_not_name_a_models_files_is_a_sentence(
         find(Model("lab/tiny", "0" * 40, address, None), None)
 
     (sentence,) = refused.value.problems
-    assert sentence.startswith(f"lab/tiny at {'0' * 40}: the Hub does not list its files: ")
+    assert sentence.startswith(
+        f"lab/tiny at {'0' * 40}: the Hub does not list the files of this model: "
+    )
     assert said in sentence

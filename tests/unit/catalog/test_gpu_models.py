@@ -26,7 +26,7 @@ def test_a_product_is_the_same_card_under_nvmls_name(name):
     for product in found.products:
         assert cuda_total_gib(product, 1 << 50) == found.memory_gib
         if found.shares_name:
-            with pytest.raises(FleetError, match=f"differ in memory; give {name}"):
+            with pytest.raises(FleetError, match=f"with different memory sizes: give {name}"):
                 card(product)
         else:
             assert card(product) == found

@@ -112,12 +112,13 @@ def test_a_lock_of_no_group_is_named_as_unread(project: Project) -> None:
         ),
         (
             {"h100.lock.yml": LOCK + "gpus:\n  count: 8\n"},
-            "group_vars/h100.lock.yml:3: gpus: this file is for `gpu_lock` only, and `gpufleet "
-            "lock` overwrites it: move the key to group_vars/h100.yml",
+            "group_vars/h100.lock.yml:3: gpus: this file may only contain `gpu_lock`, because "
+            "`gpufleet lock` overwrites the file: move the key to group_vars/h100.yml",
         ),
         (
             {"h100.lock.yml": "# nothing\n"},
-            "group_vars/h100.lock.yml: is empty: write it with `gpufleet lock`, or remove it",
+            "group_vars/h100.lock.yml: the file is empty: write it with `gpufleet lock`, or remove "
+            "it",
         ),
         (
             {

@@ -114,7 +114,7 @@ def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):
             "--vllm 0.7.3: gpufleet does not support releases before 0.8",
         ),
         (("--gpu", "H100", "--max-model-len", "long"), "'long' is not a number above 0"),
-        (("--gpu", "MI300X"), "--gpu MI300X: is not one of NVIDIA's GPUs"),
+        (("--gpu", "MI300X"), "--gpu MI300X: is not a GPU of NVIDIA"),
         (("--gpu", "H100", "--gpu-memory-utilization", "95%"), "is not a valid number (as 0.95)"),
         (("--gpu", "H100", "-q", "int4"), "instead: remove --quantization"),
         (("--gpu", "H100", "-q", "awq"), "--quantization awq: the checkpoint is not quantized"),

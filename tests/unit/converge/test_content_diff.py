@@ -51,11 +51,23 @@ def test_a_new_file_is_shown_as_a_whole() -> None:
 @pytest.mark.parametrize(
     ("found", "more", "why"),
     [
-        ({"hidden": True}, {}, "its current content is not shown: its mode does not let all users"),
-        (None, {"mode": 0o600}, "not shown: its mode is to be 0600, not readable by all"),
-        (said(b"hunter2\n"), {"mode": 0o640}, "not shown: its mode is to be 0640"),
-        (said(b"hunter2\n"), {"mode": 0o600, "secret": True}, "not shown: its content is a secret"),
-        ({"hidden": True}, {"mode": 0o600, "secret": True}, "not shown: its content is a secret"),
+        (
+            {"hidden": True},
+            {},
+            "the current content is not shown: the mode of the file does not allow all users",
+        ),
+        (None, {"mode": 0o600}, "is not shown, because with mode 0600 not all users"),
+        (said(b"hunter2\n"), {"mode": 0o640}, "is not shown, because with mode 0640"),
+        (
+            said(b"hunter2\n"),
+            {"mode": 0o600, "secret": True},
+            "is not shown, because the content is a secret",
+        ),
+        (
+            {"hidden": True},
+            {"mode": 0o600, "secret": True},
+            "is not shown, because the content is a secret",
+        ),
     ],
 )
 def test_what_not_everybody_may_read_is_not_shown(
@@ -75,8 +87,8 @@ def test_what_not_everybody_may_read_is_not_shown(
         (b"a\n", "the node gave no reason", "the node gave no reason"),
         (b"a\n", {"content": "no base64"}, "the node's answer is not valid"),
         (b"a\n", ["nonsense"], "the node's answer is not valid"),
-        (b"a\0b", said(b"text\n"), "5 bytes become 3; binary, not shown"),
-        (b"text\n", said(b"\xff\xfe"), "2 bytes become 5; binary, not shown"),
+        (b"a\0b", said(b"text\n"), "5 bytes become 3. The content is binary"),
+        (b"text\n", said(b"\xff\xfe"), "2 bytes become 5. The content is binary"),
         (b"a" * (MOST_BYTES + 1), None, "binary, not shown"),
     ],
 )

@@ -137,12 +137,12 @@ def test_nothing_is_asked_that_is_not_needed() -> None:
         (
             Unit(UNIT, "3c4d"),
             UnitState("loaded", "active", "running", "enabled", started="1a2b"),
-            f"restart {UNIT}: started with 1a2b, wanted 3c4d",
+            f"restart {UNIT}: started with 1a2b, declared 3c4d",
         ),
         (
             Unit(UNIT, "3c4d"),
             UP,
-            f"restart {UNIT}: started with something that was not recorded, wanted 3c4d",
+            f"restart {UNIT}: started with an unknown fingerprint, declared 3c4d",
         ),
         (
             Unit(UNIT, "3c4d"),
@@ -469,6 +469,6 @@ def test_the_deadline_of_a_stop_holds_the_longest_of_those_that_stop() -> None:
 
 @pytest.mark.parametrize("mode", [-1, 0o10000])
 def test_a_mode_that_is_none_is_refused(mode: int) -> None:
-    with pytest.raises(FleetError, match="is not a mode: 0 to 0o7777"):
+    with pytest.raises(FleetError, match="is not a mode: write 0 to 0o7777"):
         File("/etc/a", b"a", mode=mode)
     assert File("/etc/a", b"a", mode=0o7777).mode == 0o7777

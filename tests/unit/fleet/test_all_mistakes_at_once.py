@@ -177,5 +177,5 @@ def test_locks_and_secrets_are_judged_all_at_once(tmp_path: Any) -> None:
     assert [sum(name in each for each in found) for name in ("empty", "lines", "none", "gone")] == [
         1
     ] * 4
-    assert any("lock: a lock needs a hash" in each for each in found)
+    assert any("lock: has no hashes, but a lock needs a hash" in each for each in found)
     assert len(found) == 5

@@ -76,7 +76,7 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "communicate over" in reason)
     assert said.startswith(
-        "q-0: its nodes communicate over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24"
+        "q-0: the nodes of this replica communicate over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24"
     )
 
 
@@ -89,7 +89,7 @@ def test_a_node_without_apt_is_refused_where_it_is_to_serve(fleet, system, versi
         assessment.plan_fleet(documents, declared(settings))
     (said,) = refused.value.problems
     assert said.startswith(f"a: it runs {system} {version}, but deploys/vllm.py installs packages")
-    assert "or take `serving` from it" in said
+    assert "or remove `serving` from its variables" in said
     # What only looks at it is not refused, nor is a node that serves nothing.
     assert assessment.plan_fleet(documents, declared(settings), unfit_stops=False).plan.stages
     del settings["serving"]

@@ -85,9 +85,9 @@ def test_a_second_operator_is_told_all_nodes_who_since_where_and_what_to_do(
 
     assert silent == {}
     assert re.fullmatch(
-        r"gpu-01, gpu-02, gpu-03: ann@laptop is deploying there \(deploys/vllm\.py\) since "
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, from /srv/fleet, process 4711 on that machine: wait "
-        r"for its end, or end it\. .*",
+        r"gpu-01, gpu-02, gpu-03: ann@laptop is running a deploy there \(deploys/vllm\.py\) since "
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC, from /srv/fleet \(process 4711 on that "
+        r"machine\)\. Wait until the deploy ends, or end its process\. .*",
         said,
     )
 
@@ -116,7 +116,7 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
 
     assert [each.split(" ")[0] for each in problems] == ["upgrade", "gpu-03:", "gpu-02:"]
     assert "has locked gpu-01: a deploy would restart" in problems[0]
-    assert "ann@laptop is deploying there" in problems[1]
+    assert "ann@laptop is running a deploy there" in problems[1]
     assert (
         "it is being deployed: /var/lib/gpufleet/change/lock.json is not a JSON object"
         in problems[2]

@@ -181,7 +181,7 @@ def test_what_the_next_boot_changes_is_a_remark_and_no_reboot():
     seen["system"]["reboot_required"] = True
     found = driver_state(seen, NEW)
     assert isinstance(found, Active)
-    assert "without an NVIDIA module" in found.remarks[0]
+    assert "has no NVIDIA module" in found.remarks[0]
     assert "reboot-required" in found.remarks[1]
 
 

@@ -134,9 +134,9 @@ def test_the_declared_vllm_is_locked_with_the_nodes_python() -> None:
     [
         ({"driver__module": {"missing": "absent"}}, "no NVIDIA driver is loaded"),
         ({"driver__library__version": "580.95.05"}, "has 580.95.05 as its library"),
-        ({"driver__disk__version": "580.95.05"}, "has 580.95.05 on the disk"),
-        ({"driver__disk": {"missing": "absent"}}, "none that can be read on the disk"),
-        ({"driver__library": {"missing": "timeout"}}, "none that can be read as its library"),
+        ({"driver__disk__version": "580.95.05"}, "has 580.95.05 on disk"),
+        ({"driver__disk": {"missing": "absent"}}, "an unreadable version on disk"),
+        ({"driver__library": {"missing": "timeout"}}, "an unreadable version as its library"),
         ({"driver__proc": {"missing": "absent"}}, "the loaded kernel modules could not"),
         ({"system__packages": {"missing": "timeout"}}, "its packages could not be read (timeout)"),
         ({"system__units": {"missing": "timeout"}}, "its units could not be read (timeout)"),

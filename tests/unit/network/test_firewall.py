@@ -224,8 +224,9 @@ def test_what_must_never_be_open_is_not_opened():
             [HEAD], settings(open=[{"ports": "29000-29600"}, {"ports": "29515", "protocol": "udp"}])
         )
     assert len(refused.value.problems) == 2
-    assert "firewall.open: 29000-29600, and 29500-29515 are used between the nodes" in str(
-        refused.value
+    assert (
+        "firewall.open: 29000-29600 overlaps 29500-29515, which the nodes of a replica use"
+        in str(refused.value)
     )
 
 
@@ -309,9 +310,9 @@ def test_what_is_wrong_on_a_node_is_said():
         ({"loaded": None}, "is not loaded"),
         (
             {"loaded": "table inet gpufleet {\n\taccept\n\tdrop\n}"},
-            "differ from the declared ones: + drop",
+            "differ from the declared rules: + drop",
         ),
-        ({"saved": False}, "it would apply after a reboot"),
+        ({"saved": False}, "and would be loaded after a reboot"),
         ({"pending": True}, "not confirmed"),
         ({"service": "inactive"}, "gpufleet-firewall.service is inactive"),
         ({"error": "nft: no permission"}, "nft: no permission"),

@@ -87,7 +87,7 @@ def test_of_three_networks_the_one_that_reaches_the_peers_is_taken():
     found = chosen(one, other)
 
     assert taken(found) == [("eno1", "10.1.0.4"), ("eno2", "10.1.0.5")]
-    assert "the only network that all of them have" in found[0].why
+    assert "the only network that all these nodes have" in found[0].why
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_among_networks_that_all_have_the_best_is_taken_and_the_others_are_said(
 
     assert [each.address for each in found] == ["10.3.0.1", "10.3.0.2"], why
     assert "10.2.0.0/24" in found[0].why
-    assert "set `cluster_network` for another" in found[0].why
+    assert "set `cluster_network`" in found[0].why
 
 
 def test_rdma_comes_before_speed_and_its_rate_counts_where_linux_knows_no_speed():
@@ -228,9 +228,9 @@ def test_without_a_network_every_interface_is_named_and_why_it_is_not_the_one():
     assert "llama-0 spans gpu-01 and gpu-02" in said
     for part in (
         "docker0 172.17.0.1/16 (is a bridge without a NIC)",
-        "eth0 10.1.0.1/24 (gpu-02 not in it)",
+        "eth0 10.1.0.1/24 (not on gpu-02)",
         "ib0 (is down)",
-        "eth0 10.2.0.1/24 (gpu-01 not in it)",
+        "eth0 10.2.0.1/24 (not on gpu-01)",
         "eth1 (no IPv4 address)",
         "`cluster_network`",
     ):
@@ -267,7 +267,7 @@ def test_the_named_network_decides_also_over_a_router_and_on_what_seems_virtual(
     found = chosen(one, other, named="10.1.0.0/16")
 
     assert taken(found) == [("vpn", "10.1.1.1"), ("eth3", "10.1.2.1")]
-    assert found[0].why == "cluster_network names 10.1.0.0/16"
+    assert found[0].why == "cluster_network is set to 10.1.0.0/16"
 
 
 def test_of_several_interfaces_in_the_named_network_the_best_is_taken_and_the_others_are_said():
@@ -277,7 +277,7 @@ def test_of_several_interfaces_in_the_named_network_the_best_is_taken_and_the_ot
     found = chosen(one, other, named="10.1.0.0/16")
 
     assert found[0].interface == "eth1"
-    assert "also in it: gpu-01 eth0" in found[0].why
+    assert "other interfaces in this network: gpu-01 eth0" in found[0].why
 
 
 def test_a_node_without_an_address_in_the_named_network_is_refused_with_what_it_has():
@@ -288,8 +288,8 @@ def test_a_node_without_an_address_in_the_named_network_is_refused_with_what_it_
     )
 
     assert said == (
-        "gpu-02: no interface with an address in cluster_network 10.1.0.0/16, which llama-0 needs "
-        "there: eth1 10.1.0.2/24 is down"
+        "gpu-02: no interface has an address in cluster_network 10.1.0.0/16, but llama-0 needs "
+        "such an address on this node: eth1 10.1.0.2/24 is down"
     )
 
 
@@ -309,7 +309,7 @@ def test_two_nodes_with_one_address_are_refused_also_if_their_network_is_named()
         named="192.168.122.0/24",
     )
 
-    assert "gpu-01 and gpu-02 both have 192.168.122.1" in said
+    assert "gpu-01 and gpu-02 have the same address 192.168.122.1" in said
 
 
 # What is worth knowing of it
@@ -326,13 +326,14 @@ def test_different_mtus_are_said():
 
 def test_the_choice_is_a_line_of_the_plan():
     found = {
-        "gpu-01": Network("eth0", "10.1.0.1", why="cluster_network names 10.1.0.0/24"),
-        "gpu-02": Network("eth1", "10.1.0.2", why="cluster_network names 10.1.0.0/24"),
+        "gpu-01": Network("eth0", "10.1.0.1", why="cluster_network is set to 10.1.0.0/24"),
+        "gpu-02": Network("eth1", "10.1.0.2", why="cluster_network is set to 10.1.0.0/24"),
     }
 
     assert describe_networks("llama-0", found) == (
-        "llama-0: its nodes communicate over gpu-01 eth0 10.1.0.1, gpu-02 eth1 10.1.0.2: "
-        "cluster_network names 10.1.0.0/24"
+        "llama-0: the nodes of this replica communicate over gpu-01 eth0 10.1.0.1, gpu-02 eth1 "
+        "10.1.0.2: "
+        "cluster_network is set to 10.1.0.0/24"
     )
 
 

@@ -117,15 +117,18 @@ def test_tensor_parallelism_is_the_largest_power_of_two_on_an_island(size):
 @each_row(
     ("name", "says"),
     [
-        ("h100-dead-link", "GPU 3 has 17 NVLinks where others of island 0-7 have 18: a link is"),
-        ("dgx-1v", "they are 2 islands (0-3 | 4-7)"),
+        ("h100-dead-link", "GPU 3 has 17 NVLinks, but other GPUs of island 0-7 have 18: a link is"),
+        ("dgx-1v", "so these GPUs form 2 islands (0-3 | 4-7)"),
         ("dgx-1v", "differ (NV1 and NV2) in 0-3 | 4-7, and every GPU uses as many links"),
-        ("dgx-1v", "tensor parallelism above 4 leaves NVLink and crosses PCIe and the link"),
-        ("a100-pcie-pairs", "tensor parallelism above 2 leaves NVLink"),
+        (
+            "dgx-1v",
+            "a tensor-parallel size above 4 does not only use NVLink, but crosses PCIe and the link",
+        ),
+        ("a100-pcie-pairs", "a tensor-parallel size above 2 does not only use NVLink"),
         ("h100-nvl", "no NIC is near GPUs 2-3"),
-        ("l40s-pcie", "(nearest groups, PIX: 0-1 | 2-3 | 4-5 | 6-7; NODE: 0-3 | 4-7)"),
+        ("l40s-pcie", "(groups of near GPUs: PIX: 0-1 | 2-3 | 4-5 | 6-7; NODE: 0-3 | 4-7)"),
         ("rtx4090", "all GPUs are next to NUMA node 0"),
-        ("rtx4090", "are GeForce, for which NVIDIA's driver grants no peer access"),
+        ("rtx4090", "are GeForce cards, and NVIDIA's driver allows no peer access"),
     ],
 )
 def test_what_there_is_to_know_is_said(name, says):
@@ -145,64 +148,76 @@ GRACE = {"nics": {"mlx5_0": dict.fromkeys(range(4), "SYS")}, "numa": {0: 0, 1: 0
         # Two bridged pairs of unlike cards: each as wide as it is built.
         (
             node(4, PAIRS, models={0: "A", 1: "A", 2: "B", 3: "B"}),
-            "tensor parallelism above 2",
+            "a tensor-parallel size above 2",
             "a bridge is missing",
         ),
         (node(4, PAIRS, models=dict.fromkeys(range(4), "A")), "a bridge is missing", "unless"),
-        (node(4, PAIRS), "a bridge is missing, unless its cards are of another model", "down;"),
+        (node(4, PAIRS), "a bridge is missing, unless its cards are a different model", "down;"),
         # p3.8xlarge: four V100 of a cube mesh, the ends of the double line use a link less.
-        (node(4, HALF_A_CUBE, models=V100), "the board is wired this way", "one may be down"),
-        (node(4, HALF_A_CUBE), "that are not in this machine", "one may be down"),
-        (node(4, HALF_A_CUBE | {(0, 3): 1}, models=V100), "one may be down", "wired so"),
-        (node(4, HALF_A_CUBE, models=dict.fromkeys(range(4), "A")), "one may be down", "wired so"),
+        (node(4, HALF_A_CUBE, models=V100), "eight V100 is wired this way", "a link may be down"),
+        (node(4, HALF_A_CUBE), "that are not in this machine", "a link may be down"),
+        (node(4, HALF_A_CUBE | {(0, 3): 1}, models=V100), "a link may be down", "wired so"),
+        (
+            node(4, HALF_A_CUBE, models=dict.fromkeys(range(4), "A")),
+            "a link may be down",
+            "wired so",
+        ),
         # One GPU off NVLink beside seven.
         (
             node(8, clique((0, 1, 2, 3, 4, 6, 7))),
-            "no NVLink joins GPU 5 to any other, and GPUs 0-4,6-7 are joined by NV18: its NVLinks "
-            "are down, or it is in MIG mode, or of another kind; see `nvidia-smi nvlink -s -i 5`",
+            "no NVLink connects GPU 5 to any other GPU, but GPUs 0-4,6-7 are connected by NV18. "
+            "The "
+            "NVLinks of GPU 5 are down, or the GPU is in MIG mode, or the model is different. "
+            "Check "
+            "`nvidia-smi nvlink -s -i 5`",
             "wired so",
         ),
         (
             node(5, clique(range(4)), models=dict.fromkeys(range(4), "A100") | {4: "DGX Display"}),
             "",
-            "no NVLink joins",
+            "no NVLink connects",
         ),
-        (node(3, clique(range(2))), "", "no NVLink joins"),
+        (node(3, clique(range(2))), "", "no NVLink connects"),
         # All pairs SYS on two NUMA nodes.
         (
             node(4, {}, numa={0: 0, 1: 0, 2: 1, 3: 1}),
-            "the NUMA nodes are the groups (0-1 at node 0 | 2-3 at node 1)",
+            "gpufleet groups GPUs by NUMA node (0-1 at node 0 | 2-3 at node 1)",
             "one group",
         ),
-        (node(4, {}, numa={0: 0, 1: 0, 2: 1}), "", "NUMA nodes are the groups"),
-        (node(3, {}, numa={0: 0, 1: 1, 2: 2}), "", "NUMA nodes are the groups"),
+        (node(4, {}, numa={0: 0, 1: 0, 2: 1}), "", "groups GPUs by NUMA node"),
+        (node(3, {}, numa={0: 0, 1: 1, 2: 2}), "", "groups GPUs by NUMA node"),
         # SXM boards without any NVLink.
         (
             node(2, {}, models=dict.fromkeys(range(2), "NVIDIA H100 80GB HBM3")),
-            "GPUs 0-1 are boards that are sold with NVLink only, and it joins no two of them: "
-            "nvidia-fabricmanager does not run",
+            "GPUs 0-1 are boards that are only sold with NVLink, but NVLink connects no two of "
+            "them. Either nvidia-fabricmanager does not run",
             "wired so",
         ),
-        (node(2, {}, models=dict.fromkeys(range(2), "NVIDIA H100 PCIe")), "", "sold with NVLink"),
+        (
+            node(2, {}, models=dict.fromkeys(range(2), "NVIDIA H100 PCIe")),
+            "",
+            "only sold with NVLink",
+        ),
         # MIG instances have no peer access.
         (
             node(2, clique(range(2)), mig=frozenset({0, 1})),
-            "GPUs 0-1 are partitioned into MIG instances, which have no peer access",
-            "sold with NVLink",
+            "GPUs 0-1 are partitioned into MIG instances. MIG instances have no peer access",
+            "only sold with NVLink",
         ),
         # Every NIC is SYS on Grace.
         (
             node(4, clique(range(4)), c2c=frozenset(range(4)), **GRACE),
-            "use NUMA nodes instead (GPUs 0-1 at node 0 | 2-3 at node 1)",
+            "Use NUMA nodes instead (GPUs 0-1 at node 0 | 2-3 at node 1)",
             "no NIC is near any",
         ),
         # A bridge over four cards with one dead pair.
         (
             node(4, SIX),
-            "of GPUs 0-3 NVLink joins every pair but 0 and 3, and tensor parallelism talks between "
-            "all pairs: their link is down; see `nvidia-smi nvlink -s -i 0,3`, then reset both or "
-            "reseat the bridge; until then GPUs 0-1 | 2-3 each carry tensor parallel 2",
-            "leaves 1 of them unused",
+            "NVLink connects every pair of GPUs 0-3 except 0 and 3, but tensor parallelism "
+            "communicates between all pairs. The link between 0 and 3 is down: check `nvidia-smi "
+            "nvlink -s -i 0,3`, then reset both GPUs or reseat the bridge. Until then, GPUs 0-1 | "
+            "2-3 can each run a tensor-parallel size of 2",
+            "leaves 1 of these GPUs unused",
         ),
     ],
 )
@@ -246,15 +261,18 @@ def test_seven_of_eight_say_what_fits_and_what_is_left_over():
     (warning,) = node(7, clique(range(7))).warnings
 
     assert warning == (
-        "NVLink joins 7 GPUs (0-6): tensor parallel 8 does not fit, 4 does and leaves 3 of them "
-        "unused"
+        "NVLink connects 7 GPUs (0-6). A tensor-parallel size of 8 does not fit. A size of 4 fits, "
+        "and leaves 3 of these GPUs unused"
     )
 
 
 def test_a_bridge_that_is_narrower_than_its_twin_is_said():
     found = node(4, {(0, 1): 12, (2, 3): 8})
 
-    assert any("island 2-3 has NV8 where another of its size has NV12" in w for w in found.warnings)
+    assert any(
+        "island 2-3 has NV8, but another island of the same size has NV12" in w
+        for w in found.warnings
+    )
     assert not any("narrower" in w or "NV8" in w for w in sample("h100-nvl").warnings)
 
 
@@ -269,7 +287,7 @@ def test_groups_that_are_no_larger_than_an_island_are_not_offered():
     found = Interconnect("n", found.gpus, {**found.classes, (2, 3): "PIX"})
 
     (warning,) = found.warnings
-    assert warning.startswith("tensor parallelism above 2 leaves NVLink")
+    assert warning.startswith("a tensor-parallel size above 2 does not only use NVLink")
     assert "nearest groups" not in warning
 
 
@@ -286,7 +304,7 @@ def test_a_mesh_that_lost_a_link_is_not_called_wired_so():
 
     said = "\n".join(broken.warnings)
 
-    assert "fewest of them by GPUs 0,3" in said
+    assert "GPUs 0,3 use the fewest" in said
     assert "in 4-7, and every GPU uses as many" in said
 
 
@@ -294,7 +312,8 @@ def test_nics_that_are_far_from_every_gpu_are_one_sentence():
     found = node(2, clique(range(2)), nics={"mlx5_0": {0: "SYS", 1: "SYS"}})
 
     assert found.warnings == (
-        "no NIC is near any GPU (SYS at best): traffic to other nodes crosses NUMA nodes first",
+        "no NIC is near any GPU (the nearest is SYS), so traffic to other nodes crosses the link "
+        "between NUMA nodes",
     )
 
 
@@ -320,7 +339,7 @@ def test_a_gpu_that_does_not_answer_is_not_in_the_picture_and_said(document):
 
     assert seven.gpus == (0, 1, 2, 3, 4, 6, 7)
     assert seven.max_tp == 4
-    assert "GPU 5 does not answer (lost) and is in no island" in seven.warnings[0]
+    assert "GPU 5 does not answer (lost), so it is in no NVLink island" in seven.warnings[0]
     assert any("NVLink joins 7 GPUs (0-4,6-7)" in warning for warning in seven.warnings)
     assert len(seven.warnings) == 2
 
@@ -355,7 +374,7 @@ def test_a_link_that_one_end_alone_sees_is_said(document):
     node = from_probe("gpu-01", found)
 
     assert node.nvlink[0, 1] == 11
-    assert "GPU 1 sees 12 NVLinks to GPU 0, which sees 11" in node.warnings[0]
+    assert "GPU 1 reports 12 NVLinks to GPU 0, but GPU 0 reports 11" in node.warnings[0]
 
 
 def test_distances_that_could_not_be_read_are_said(document):
@@ -365,7 +384,7 @@ def test_distances_that_could_not_be_read_are_said(document):
     node = from_probe("gpu-01", found)
 
     assert node.classes[2, 3] == "SYS"
-    assert "how near GPU 2 is to others on PCIe could not be read" in node.warnings[0]
+    assert "the PCIe distance of GPU 2 to other GPUs could not be read" in node.warnings[0]
 
 
 @each_row("gone", ["driver", "gpus", "numa", "p2p", "pcie", "nics", "pci"])
@@ -373,7 +392,7 @@ def test_a_probe_with_a_part_missing_is_refused(document, gone):
     found = document("h100x8")
     del found[gone]
 
-    with pytest.raises(FleetError, match=r"gpu-01: its probe is incomplete.* again"):
+    with pytest.raises(FleetError, match=r"gpu-01: the probe is incomplete.* again"):
         from_probe("gpu-01", found)
 
 

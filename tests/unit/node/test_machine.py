@@ -134,7 +134,7 @@ def test_what_cannot_be_told_is_refused_all_at_once() -> None:
         from_probe(document)
     assert [problem.split(" could not")[0] for problem in refused.value.problems] == [
         "/etc/os-release's VERSION_ID",
-        "its PCI bus",
+        "the node's PCI bus",
     ]
 
 

@@ -324,7 +324,7 @@ def test_the_text_that_is_broken_below_is_fine():
 @each_row(
     ("old", "new", "says"),
     [
-        ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\tSYS\t", ":4: GPU1 has 2 cells, and the header of"),
+        ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\tSYS\t", ":4: GPU1 has 2 cells, but the header in"),
         ("GPU1\tNV18\t X \tSYS\t", "GPU1\tNV18\t X \tSYS\tSYS\t", ":4: GPU1 has 4 cells"),
         (
             "NV18\t X \tSYS",
@@ -335,27 +335,39 @@ def test_the_text_that_is_broken_below_is_fine():
         ("NIC0\tPIX\t", "NIC0\tPXB\t", ":3: GPU0 has PIX to NIC0, and NIC0 has PXB to GPU0"),
         ("GPU1\tNV18\t X ", "GPU1\t X \tNV18", ":4: GPU1 has X in column GPU0"),
         ("GPU0\t X \tNV18\tPIX", "GPU0\t X \tNV18\tNV18", ":3: GPU0 has NV18 in column NIC0"),
-        ("GPU1\tNV18\t", "GPU0\tNV18\t", ":4: GPU0 has a row already, in line 3"),
+        ("GPU1\tNV18\t", "GPU0\tNV18\t", ":4: GPU0 already has a row in line 3"),
         ("\tGPU0\tGPU1\t", "\tGPU0\tGPU0\t", ":2: the header has GPU0 twice"),
         ("\tGPU0\tGPU1\t", "\tGPU0\tGPU2\t", ":2: the header lacks GPU1"),
-        ("GPU1\tNV18\t X \tSYS\t56-111\t1\t\tN/A\n", "", ":2: GPU1 has a column and no row"),
-        ("NIC0\tPIX", "NIC1\tPIX", ":5: NIC1 has a row and no column"),
-        ("NIC0: mlx5_0\n", "NIC0: mlx5_0\n  NIC1: mlx5_1\n", ":15: the legend names NIC1"),
-        ("56-111\t1\t\tN/A", "56-111\t1\t\tN/A\t0", ":4: GPU1 has 4 cells right of the matrix"),
-        ("\nGPU1\tNV18", "\n\n   NV18", ":5: has cells and no label"),
-        ("GPU1\tNV18", "something\nGPU1\tNV18", ":4: is between the rows"),
-        ("\nLegend:", "\tGPU0\tGPU1\tCPU Affinity\n", ":6: begins a second matrix"),
-        ("56-111\t1\t\tN/A", "56-111\tPIX", ":4: GPU1 has cells of the matrix after those of its"),
+        ("GPU1\tNV18\t X \tSYS\t56-111\t1\t\tN/A\n", "", ":2: GPU1 has a column but no row"),
+        ("NIC0\tPIX", "NIC1\tPIX", ":5: NIC1 has a row but no column"),
+        ("NIC0: mlx5_0\n", "NIC0: mlx5_0\n  NIC1: mlx5_1\n", ":15: the legend contains NIC1"),
+        (
+            "56-111\t1\t\tN/A",
+            "56-111\t1\t\tN/A\t0",
+            ":4: GPU1 has 4 cells to the right of the matrix",
+        ),
+        ("\nGPU1\tNV18", "\n\n   NV18", ":5: this line has cells but no label"),
+        ("GPU1\tNV18", "something\nGPU1\tNV18", ":4: this line is between the rows"),
+        ("\nLegend:", "\tGPU0\tGPU1\tCPU Affinity\n", ":6: a second matrix begins"),
+        (
+            "56-111\t1\t\tN/A",
+            "56-111\tPIX",
+            ":4: GPU1 has cells of the matrix after the cells of its",
+        ),
         (
             "$ nvidia",
             "GPU3\t X \tNV18\n$ nvidia",
-            ":1: is a row of GPU3 above the header of line 3",
+            ":1: this row of GPU3 is above the header in line 3",
         ),
-        ("\nLegend:", "mlx5_1\tPIX\tSYS\n\nLegend:", ":6: mlx5_1 has a row and no column"),
-        ("\tNIC0\tCPU", "\tNIC0\tNIC1\tCPU", ":2: NIC1 has a column and no row"),
+        ("\nLegend:", "mlx5_1\tPIX\tSYS\n\nLegend:", ":6: mlx5_1 has a row but no column"),
+        ("\tNIC0\tCPU", "\tNIC0\tNIC1\tCPU", ":2: NIC1 has a column but no row"),
         ("topo -m\n", "topo -mp\n", ":1: is the output of `nvidia-smi topo -mp`"),
         ("\tGPU0\tGPU1\tNIC0\tCPU", "\tCPU", ": has no line with the columns"),
-        ("NIC0\tCPU", "mlx5_0\tNIC1\tCPU", ":2: the header has NICs by number and 'mlx5_0' by"),
+        (
+            "NIC0\tCPU",
+            "mlx5_0\tNIC1\tCPU",
+            ":2: the header has some NICs by number and 'mlx5_0' by",
+        ),
     ],
 )
 def test_a_refusal_names_the_line_and_what_it_found(old, new, says):
@@ -386,7 +398,7 @@ def test_an_error_in_place_of_a_matrix_is_called_one(text):
 
     (problem,) = refused.value.problems
     line = text.splitlines()[-1]
-    assert problem.startswith(f"topo.txt:{len(text.splitlines())}: is a driver error, not")
+    assert problem.startswith(f"topo.txt:{len(text.splitlines())}: this is a driver error and not")
     assert line[:60] in problem
 
 
@@ -404,7 +416,7 @@ def test_gpus_are_read_where_columns_of_nics_have_run_together(nics):
 
     assert (found.gpus, found.classes, found.nics) == ((0, 1), {(0, 1): "NV18"}, {})
     (remark,) = found.remarks
-    assert remark.startswith("topo.txt:1: columns of NICs have run together")
+    assert remark.startswith("topo.txt:1: the columns of NICs have run together")
 
 
 def test_gpus_are_read_where_cells_of_nics_have_run_together():

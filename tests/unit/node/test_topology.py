@@ -239,7 +239,7 @@ def test_pairs_that_could_not_be_asked_are_joined_by_their_links(document):
 
 
 def test_another_schema_is_refused_by_name(document):
-    with pytest.raises(FleetError, match=r"gpu-01: its probe has schema 99.*probe the node again"):
+    with pytest.raises(FleetError, match=r"gpu-01: the probe has schema 99.*probe the node again"):
         node_from_probe("gpu-01", {**document("t4x1"), "schema": 99})
 
 

@@ -77,7 +77,7 @@ def test_nodes_that_do_not_answer_the_look_are_not_waited_for_again():
 
     reach = check_reachability.probe_reachability(found, asking)
 
-    assert asked == [("the query of what it has", ["gpu-01", "gpu-02"])]
+    assert asked == [("the query of its network", ["gpu-01", "gpu-02"])]
     assert reach.problems == tuple(
         f"llama-0: {node}: cannot be reached: no route to host" for node in found.nodes
     )

@@ -157,7 +157,7 @@ def test_a_plan_is_unknown_where_only_the_hub_could_tell_the_size_of_a_model():
 
 
 def test_a_load_that_is_unknown_is_no_spare_capacity():
-    silent = fleet.load("qwen-0", ONE, running=None, unknown="it gave no metrics")
+    silent = fleet.load("qwen-0", ONE, running=None, unknown="the server returned no metrics")
     found = capacity((silent, fleet.load("qwen-1", TWO)), ONE, TWO)
     assert statuses(found) == {"qwen": UNKNOWN}
     assert statuses(capacity("a node is silent", ONE)) == {"fleet": UNKNOWN}

@@ -141,7 +141,7 @@ def test_a_models_adapters_are_in_the_document_and_its_manifest() -> None:
     [found] = fleet_parts.models({"gpu-1": settings(serving=served)}, {}, {})
     assert found.adapters == (
         f"chat: /srv/chat at {digest}",
-        "raw: /srv/raw, as it lies there",
+        "raw: /srv/raw, without a revision or hash",
         f"sql: org/sql at {commit}",
     )
     whole = document(models=(found,))

@@ -62,7 +62,7 @@ def edited(*path: str | int, value: Any) -> dict[str, Any]:
     ("path", "value", "says"),
     [
         (("gpufleet",), "0.3.0", "gpufleet: version: 0.2.0 -> 0.3.0"),
-        (("checkout", "changed"), [], "settings: commit: " + "c" * 40 + " and what is not"),
+        (("checkout", "changed"), [], "settings: commit: " + "c" * 40 + " with uncommitted changes"),
         (("files", "group_vars/gpu.yml"), None, "file group_vars/gpu.yml: content: sha256 ffff"),
         (("nodes", "gpu-01", "versions", "driver"), "580.95.05",
          "gpu-01: driver: 570.124.06 -> 580.95.05"),
@@ -91,7 +91,9 @@ def test_nodes_with_the_same_difference_are_one_line() -> None:
 def test_a_node_that_fell_silent_differs_as_such_and_not_in_its_versions() -> None:
     after = plain()
     after["nodes"]["gpu-01"] = None
-    assert differences(after) == ["gpu-01: node: answers -> does not answer: its state is unknown"]
+    assert differences(after) == [
+        "gpu-01: node: answers -> does not answer, so its state is unknown"
+    ]
 
 
 def test_programs_get_the_same_differences() -> None:
@@ -102,7 +104,7 @@ def test_programs_get_the_same_differences() -> None:
     assert line == {
         "about": "settings",
         "what": "commit",
-        "before": "c" * 40 + " and what is not committed",
+        "before": "c" * 40 + " with uncommitted changes",
         "after": "not in git",
     }
 

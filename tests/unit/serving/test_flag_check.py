@@ -145,7 +145,7 @@ def test_a_release_that_is_not_packaged_is_never_judged_by_its_neighbours():
     assert refused == ()
     assert len(remarks) == 1
     assert "99.0.0" in remarks[0]
-    assert "installed release checks them before any restart" in remarks[0]
+    assert "checks them before any restart" in remarks[0]
 
 
 def test_what_is_judged_is_what_the_unit_says():

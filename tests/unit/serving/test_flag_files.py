@@ -135,7 +135,7 @@ def test_a_path_that_the_probe_may_not_see_is_not_taken_for_absent(node, monkeyp
     found = plan(node, {"chat-template": "/srv/secret/chat.jinja"})
 
     (remark,) = (each for each in found.remarks if "/srv/secret" in each)
-    assert "could not be looked for (no_permission) on a" in remark
+    assert "could not be checked (no_permission) on a" in remark
 
 
 def test_a_model_that_only_another_node_has_is_refused(node):
@@ -215,7 +215,7 @@ def test_a_mark_of_a_download_is_not_believed_where_weights_are_lost(node):
     with pytest.raises(FleetError) as refused:
         plan(node, {}, **hub)
     assert f"({SHARDS[1]}: missing)" in str(refused.value)
-    assert f"{hub['revision']}/.complete there: a deploy then downloads" in str(refused.value)
+    assert f"{hub['revision']}/.complete on that node, and run a deploy" in str(refused.value)
 
 
 OVER_NODES = {"replicas": 1, "pipeline_parallel": 2, "span_nodes": True}

@@ -250,7 +250,7 @@ def test_a_node_that_answers_nonsense_does_too(broken):
     texts, journals = read({"a": answer((1, "one")), "b": broken})
 
     assert texts == ["one"]
-    assert "b: its answer is invalid" in journals.notes[0]
+    assert "b: the node's answer is invalid" in journals.notes[0]
 
 
 def test_a_journal_that_cannot_be_read_matters_where_a_rank_is():
@@ -260,7 +260,7 @@ def test_a_journal_that_cannot_be_read_matters_where_a_rank_is():
 
     _, journals = read({"a": answer(), "b": answer(lines=unread)})
     assert not journals.whole
-    assert "b: its journal cannot be read: needs root" in journals.notes[0]
+    assert "b: the unit's journal cannot be read: needs root" in journals.notes[0]
 
 
 def test_following_asks_only_for_what_is_new_and_only_nodes_that_have_ranks():
@@ -301,7 +301,7 @@ def test_clocks_that_differ_are_said_because_the_order_depends_on_them():
     _, journals = read({"a": answer((1, "x"), clocks={"b": 1500.0, "c": 3.0}), "b": answer()})
 
     assert journals.notes == [
-        "the clocks of a and b differ by 1.5 s: the order of their lines is off by as much"
+        "the clocks of a and b differ by 1.5 s, so the order of their lines may be wrong by this time"
     ]
 
 

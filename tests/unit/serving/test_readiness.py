@@ -83,8 +83,8 @@ def test_where_no_answer_was_asked_for_adapters_have_to_be_listed_alone() -> Non
             {"adapters": {"a": {"status": 200}, "b": {"status": 500, "body": "no file"}}},
             State.WRONG,
             (
-                "a completion with the adapter b fails, but one with the model does not: HTTP "
-                "500 no file"
+                "a completion with the adapter b fails, but a completion with the model alone "
+                "does not: HTTP 500 no file"
             ),
         ),
         ({"adapters": {"a": {"status": 200}}}, State.WRONG, "adapter b fails"),
@@ -110,18 +110,18 @@ def test_each_adapter_of_the_plan_is_listed_and_answers(
     ("change", "says"),
     [
         ({"completion_error": {"error": "refused"}}, "a completion fails: refused"),
-        ({"started": "another"}, "runs with other settings"),
+        ({"started": "another"}, "runs with settings that differ from the plan"),
         ({"completion_error": {"status": 500, "body": "dead"}}, "HTTP 500 dead"),
-        ({"models": ["other"]}, "serves ['other'], the plan says 'tiny'"),
+        ({"models": ["other"]}, "serves ['other'], but the plan has 'tiny'"),
         (
             {"without_key": {"GET /v1/models": 200}},
-            "answers GET /v1/models with 200 without the API key",
+            "answers GET /v1/models without the API key with 200",
         ),
         (
             {"without_key": {"GET /v1/models": 401, "POST /invocations": 400}},
             "answers POST /invocations with 400 without the API key",
         ),
-        ({"key_error": "No such file"}, "its API key cannot be read"),
+        ({"key_error": "No such file"}, "the API key cannot be read"),
         ({"models_error": {"status": 401, "body": ""}}, "/v1/models answers HTTP 401"),
     ],
 )
@@ -155,7 +155,9 @@ def test_a_reranker_that_does_not_rank_is_told_which_kinds_it_may_be() -> None:
     state, text = judge({**ANSWERS, "kind": "rerank", "completion_error": {"error": wrong}})
     assert state is State.WRONG
     assert "a ranking fails: for " in text
-    assert "does not rank by relevance; if its model scores something else, declare `kind:" in text
+    assert (
+        "does not rank by relevance. If the model does not rank documents, declare `kind:" in text
+    )
 
 
 def test_a_server_without_the_path_is_of_another_kind_and_the_text_says_what_to_set() -> None:

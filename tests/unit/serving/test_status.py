@@ -369,9 +369,9 @@ def judged(*answers):
         (
             seen(without_key={"GET /v1/models": 200}),
             Health.WRONG,
-            "answers GET /v1/models with 200 without the API key",
+            "answers GET /v1/models without the API key with 200",
         ),
-        (seen(started="f0"), Health.WRONG, "its unit has changed since"),
+        (seen(started="f0"), Health.WRONG, "the unit file has changed since"),
         (seen(models_error={"error": "timed out"}), Health.WRONG, "/v1/models answers timed out"),
         (seen(key_error="[Errno 13] Permission denied: 'x'"), Health.UNKNOWN, "needs root"),
         (seen(unit={"error": "no systemd"}), Health.UNKNOWN, "no systemd"),
@@ -427,13 +427,17 @@ def killed(stage):
             "the rank is waiting: for gpu-01",
         ),
         (answer(group(1, phase="refused", why="release")), Health.WRONG, "refused: release"),
-        (answer(group(1, at=CLOCK - 60)), Health.UNKNOWN, "has reported nothing in 60 s"),
+        (answer(group(1, at=CLOCK - 60)), Health.UNKNOWN, "has reported nothing for 60 s"),
         (
             answer(group(1, incarnation={"id": "4b4b", "counter": 6})),
             Health.WRONG,
             "different incarnations: rank 0 5a5a, rank 1 4b4b",
         ),
-        (answer(), Health.UNKNOWN, "rank 1 on gpu-02: that node was not queried, or has no unit"),
+        (
+            answer(),
+            Health.UNKNOWN,
+            "rank 1 on gpu-02: the node was not queried, or has no unit of the rank",
+        ),
         ("cannot be reached: timed out", Health.UNKNOWN, "rank 1 on gpu-02: cannot be reached"),
     ],
 )
@@ -451,7 +455,7 @@ def test_every_engine_that_has_a_server_of_its_own_must_be_healthy():
     (replica,) = judged(answer(stage(engines=ill))).replicas
 
     assert replica.health is Health.STARTS
-    assert replica.why == ("vllm-llama-0.service: no /health yet of http://h:8002",)
+    assert replica.why == ("vllm-llama-0.service: /health is not 200 yet on http://h:8002",)
 
 
 def test_a_rank_with_a_server_an_engine_shows_all_of_their_ports():
@@ -473,7 +477,7 @@ def test_two_nodes_that_have_the_same_rank_are_not_two_replicas():
     (replica,) = judged(answer(stage()), answer(stage())).replicas
 
     assert replica.health is Health.WRONG
-    assert "gpu-01 and gpu-02 both have rank 0" in replica.why[0]
+    assert "gpu-01 and gpu-02 both run rank 0" in replica.why[0]
 
 
 @each_row(
@@ -697,7 +701,7 @@ def test_a_server_lists_its_units_adapters_alone_and_the_declared_ones_are_compa
 def test_what_is_there_and_not_declared_is_a_remark():
     fleet = fleet_status({"gpu-01": answer(stage())}, {"gpu-01": declared()})
 
-    assert fleet.remarks == ("llama is not declared any more: the next deploy stops it",)
+    assert fleet.remarks == ("llama is not declared any more, so the next deploy stops it",)
     assert fleet.serves
 
 
@@ -774,7 +778,7 @@ def test_a_node_that_does_not_answer_is_unknown_and_that_is_not_serving(gpufleet
     ("arguments", "says"),
     [
         (("llama-0",), "no node that answered has llama-0"),
-        (("llama",), "is not a replica's name"),
+        (("llama",), "is not the name of a replica"),
     ],
 )
 def test_journals_that_cannot_be_read_are_a_sentence_and_status_2(gpufleet, arguments, says):

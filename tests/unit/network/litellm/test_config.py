@@ -104,7 +104,7 @@ def test_every_mistake_about_names_is_said_at_once() -> None:
 def test_two_entries_of_one_name_are_one_only_where_that_is_said() -> None:
     serving = {"east": entry(served_name="llama"), "west": entry(served_name="llama")}
     (said,) = said_of(around({}, serving, OPEN))
-    assert "east and west are both named llama" in said
+    assert "east and west have the same name llama" in said
     assert said_of(around({"models": {"llama": {"parameters": {}}}}, serving, OPEN)) == [said]
 
     config, _ = told(around({"models": {"llama": {"entries": ["west", "east"]}}}, serving, OPEN))
@@ -185,7 +185,7 @@ def test_a_gateway_that_cannot_be_asked_is_said_with_what_to_write() -> None:
     assert "this node has no `gateway`" in said_of(around({}, serving))[0]
     assert "request_seconds" in said_of(around({}, serving))[1]
     assert "uses TLS" in said_of(around({}, serving, tls))[0]
-    assert "the gateway needs a key" in said_of(around({}, serving, keyed))[0]
+    assert "the gateway requires a key" in said_of(around({}, serving, keyed))[0]
     assert "there are no models" in said_of(around({}, {}, OPEN))[0]
     other = {"upstream_url": "https://gateway.example.net:8443", "request_seconds": 60}
     assert said_of(around(other, serving)) == []

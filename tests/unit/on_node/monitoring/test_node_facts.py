@@ -364,7 +364,7 @@ def test_a_newer_kernel_waits_for_a_reboot(node):
 
 def test_a_marked_node_says_so(node):
     marked = node("h100x8")
-    marked.file("var/lib/gpufleet/unchecked", "its driver is being changed")
+    marked.file("var/lib/gpufleet/unchecked", "the driver is being changed")
 
     assert marked.read()["gpufleet_node_unchecked"] == [({}, 1)]
 

@@ -369,9 +369,9 @@ def told(kind: str, text: str) -> Answer:
     [
         (vector(0.6, 0.8), vector(0.6, 0.8), True, ""),
         (vector(0.6, 0.8), vector(0.61, 0.79), True, ""),  # a cosine of 0.99990
-        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with the earlier one is 0.990"),
-        (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, but 0.999 is required"),
-        (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, before it had 2"),
+        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with the embedding from before the change is 0.990"),
+        (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, but at least 0.999 is required"),
+        (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, but returned 2"),
         (told("classify", "spam"), told("classify", "spam"), True, ""),
         (told("classify", "spam"), told("classify", "ham"), False, '"ham", before it had "spam"'),
         (told("rerank", "1"), told("rerank", "1"), True, ""),
@@ -383,7 +383,7 @@ def told(kind: str, text: str) -> Answer:
          Answer("x", kind="reward", numbers=(0.823,)), True, ""),
         (Answer("x", kind="reward", numbers=(0.82,)),
          Answer("x", kind="reward", numbers=(-0.82,)), False, "another vector"),
-        (says(1, 2), vector(0.6, 0.8), None, "of kind generate answered it, now one of kind emb"),
+        (says(1, 2), vector(0.6, 0.8), None, "of kind generate answered the prompt before the change, and a model of kind emb"),
     ],
 )  # fmt: skip
 def test_answers_of_other_kinds_are_compared_as_such(
@@ -612,7 +612,12 @@ UNREAD = Traffic(30, unread=("gpu-01: its counters are unknown: nothing answers 
         ({PROMPT: (says(1, 2), says(1, 2))}, "did", 1.0, ""),
         ({}, "did", 1.0, ""),
         ({}, "new", 1.0, ""),
-        ({PROMPT: (DEAD, DEAD)}, "did", 1.0, "cannot be compared: it had no answer before either"),
+        (
+            {PROMPT: (DEAD, DEAD)},
+            "did",
+            1.0,
+            "cannot be compared: the prompt got no answer before the change either",
+        ),
         ({PROMPT: (DEAD, DEAD)}, "did", 0.0, ""),
         ({PROMPT: (says(1), says(2))}, "did", 1.0, "had 0 % in common, but 100 % is required"),
         ({PROMPT: (says(1), says(2)), OTHER: (says(1), says(1))}, "did", 1.0, ""),
@@ -641,8 +646,8 @@ def test_a_replica_that_does_not_answer_is_named_before_the_first_drain() -> Non
     (said,) = gates.silent_replicas({"llama-0": "its unit is failed on gpu-01"})
 
     assert said.startswith("llama-0: its unit is failed on gpu-01: ")
-    assert "the wave is changed and rolled back" in said
-    assert "repair it first with deploys/vllm.py" in said
+    assert "the wave will be changed and rolled back" in said
+    assert "Repair the replica first with deploys/vllm.py" in said
 
 
 @each_row(
@@ -665,7 +670,7 @@ def test_an_alert_that_was_pending_before_the_change_is_not_of_the_change(
     found = gates.alerts(Alerts(HOMES, at=first), Alerts(HOMES, (fires,)), {"gpu-01"}, holds)
 
     assert found.passed is passed
-    assert any("its reason is older than the change" in each for each in found.reasons) is passed
+    assert any("its cause is older than the change" in each for each in found.reasons) is passed
 
 
 def test_how_long_a_reason_has_held_is_as_the_operator_has_it() -> None:

@@ -102,7 +102,7 @@ def test_an_accepted_outage_takes_one_group_at_a_time_all_the_same():
 def test_what_it_costs_is_said_where_an_outage_is_accepted():
     groups, loads = replicas("tiny", 1, 0.1)
     plan = plan_waves(groups, loads, Upgrade(), accept_outage=["tiny"])
-    assert any("tiny serves nothing while it loads" in each for each in plan.remarks)
+    assert any("tiny does not answer while it loads" in each for each in plan.remarks)
 
 
 def test_two_replicas_that_are_full_cannot_go_one_by_one_and_it_is_said_what_can_be_done():
@@ -177,7 +177,8 @@ def test_a_node_with_several_replicas_takes_all_of_them():
 
 def test_an_option_with_a_name_that_no_model_has_is_refused():
     with pytest.raises(
-        FleetError, match="--accept-outage tyni: no replica of it runs; there is tiny"
+        FleetError,
+        match="--accept-outage tyni: no replica of this model runs; models with running replicas: tiny",
     ):
         plan_waves(*replicas("tiny", 2), Upgrade(), accept_outage=["tyni"])
 
@@ -208,8 +209,8 @@ def test_a_sentence_about_a_load_by_a_measured_rate_has_its_age():
     with pytest.raises(FleetError) as refused:
         plan_waves(groups, busy, Upgrade())
 
-    assert "3.60 replicas, by what was measured on 2026-11-20 (8 days ago," in said
-    assert "were measured to carry on 2026-11-20 (8 days ago," in str(refused.value)
+    assert "3.60 replicas, as measured on 2026-11-20 (8 days ago," in said
+    assert "that was measured on 2026-11-20 (8 days ago," in str(refused.value)
 
 
 def test_a_wave_waits_while_a_replica_of_its_model_is_out_whose_place_is_needed():

@@ -140,13 +140,13 @@ def test_a_version_that_is_declared_already_changes_nothing(project: Path) -> No
         (
             "group_vars/old.yml",
             "vllm:\n  version: 0.31.1\n  lock: {locks}/stable.txt\n  listen: 127.0.0.1\n",
-            r"group_vars/old.yml:3: vllm.lock is .*stable.txt, whose name does not",
+            r"group_vars/old.yml:3: vllm.lock is .*stable.txt. This file name does not",
         ),
         (
             "host_vars/gpu-03.yml",
             "vllm:\n  version: 0.30.0\n  lock: {locks}/other/vllm-0.30.0.txt\n"
             "  listen: 127.0.0.1\n",
-            r"other/vllm-0.32.0.txt: does not exist: .*gpu-03 is built from it",
+            r"other/vllm-0.32.0.txt: does not exist, but gpu-03 is built from this file",
         ),
     ],
 )
@@ -175,7 +175,7 @@ def test_a_line_that_somebody_has_changed_meanwhile_stays(project: Path) -> None
     path.write_text(path.read_text().replace('"0.31.1"', '"0.31.2"'))
     before = path.read_text()
 
-    with pytest.raises(FleetError, match=r"gpu.yml:3: is no longer `version: 0.31.1`"):
+    with pytest.raises(FleetError, match=r"gpu.yml:3: this line is no longer `version: 0.31.1`"):
         declare_version.write_down(project, edits)
     assert path.read_text() == before
 

@@ -26,8 +26,10 @@ def said(*changed: Group) -> list[str]:
 
 def test_both_sides_in_waves_are_named_once_with_what_to_do() -> None:
     (sentence,) = said(group("answers-0"), group("answers-1"), group("prompts-0"))
-    assert sentence.startswith("answers gets KV caches from prompts, and both change: ")
-    assert "Send clients elsewhere" in sentence
+    assert sentence.startswith(
+        "answers gets KV caches from prompts, and this upgrade changes both of them. "
+    )
+    assert "Send clients to other servers" in sentence
 
 
 def test_one_side_alone_and_other_models_say_nothing() -> None:

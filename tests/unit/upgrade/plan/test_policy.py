@@ -49,7 +49,7 @@ def test_what_differs_is_named_with_key_values_nodes_and_places_all_at_once(tmp_
     assert waves == (
         "upgrade.waves differs between nodes of this upgrade: [2] on a (a.yml:2); "
         "[1, '25%'] on b (b.yml:2); [1] on c (default): set it once, in a group that contains "
-        "them all"
+        "all these nodes"
     )
     assert "upgrade.gates.soak_seconds" in soak
     assert "5 on a (a.yml:4)" in soak

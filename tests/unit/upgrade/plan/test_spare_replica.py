@@ -46,9 +46,14 @@ def said(replicas: int | str, reserved: tuple[int, ...] = (), **more: Any) -> li
 
 def test_room_is_named_with_what_to_write() -> None:
     (sentence,) = said(1)
-    assert sentence.startswith("q has one replica, and does not answer while it loads (1 min 35 s")
+    assert sentence.startswith(
+        "q has only one replica, so it does not answer while it loads (1 min 35 s"
+    )
     assert " the last time): a (GPU " in sentence
-    assert "without moves or restarts: `serving.q.replicas: 2` and" in sentence
+    assert (
+        "without moves or restarts. Before you change anything else, set `serving.q.replicas: 2`,"
+        in sentence
+    )
 
 
 def test_what_is_named_is_what_the_planner_then_does() -> None:
@@ -76,7 +81,7 @@ def test_what_is_named_is_what_the_planner_then_does() -> None:
 
 def test_where_nothing_is_free_that_is_said() -> None:
     (sentence,) = said(1, reserved=(0, 1, 2, 3, 4))
-    assert "one more does not fit (" in sentence
+    assert "one more replica does not fit (" in sentence
 
 
 def test_of_models_that_serve_meanwhile_nothing_is_said() -> None:

@@ -352,8 +352,8 @@ def test_each_step_is_a_line_with_how_long_it_goes_on_and_what_is_left() -> None
         for line in found
     )
     assert any("wave 1 of 2" in line and "loaded: tiny-0 in 30 s" in line for line in found)
-    assert any(line.endswith("tiny-0: done  (1 of 2 groups to go)") for line in found)
-    assert any(line.endswith("(no group to go)") for line in found)
+    assert any(line.endswith("tiny-0: done  (1 of 2 groups remaining)") for line in found)
+    assert any(line.endswith("(no group remaining)") for line in found)
     assert any("gate golden did not pass: it <answers> differently" in line for line in found)
     assert any("vllm-wide-0.service" in line and "killed" in line for line in found)
     assert not any("\n" in line for line in found)

@@ -70,8 +70,14 @@ def test_a_command_stays_open_beside_questions_as_the_connections_own_user() -> 
 @each_row(
     ("problem", "said"),
     [
-        (ChannelException(2, "Connect failed"), "sshd refuses another session (Connect failed)"),
-        (ChannelException(4, "Resource shortage"), "set its MaxSessions to 3 or more"),
+        (
+            ChannelException(2, "Connect failed"),
+            "the node's sshd refuses one more session (Connect failed)",
+        ),
+        (
+            ChannelException(4, "Resource shortage"),
+            "set MaxSessions in its configuration to 3 or more",
+        ),
         (
             ChannelException(1, "Administratively prohibited"),
             "the command was not started: Administratively prohibited",

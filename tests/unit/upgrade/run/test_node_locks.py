@@ -84,7 +84,7 @@ def test_a_second_operator_is_refused_with_owner_since_and_what(nodes: OnDisk) -
     with pytest.raises(FleetError) as refused:
         take(nodes, THEIRS, "bob@desk")
     assert re.search(
-        rf"gpu-01 is being changed by ann@laptop from /home/ops: vLLM 0\.32\.0 \({MINE}\) since "
+        rf"gpu-01 has been locked by ann@laptop from /home/ops: vLLM 0\.32\.0 \({MINE}\) since "
         r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: .*--steal WHY",
         str(refused.value),
     )
@@ -97,7 +97,7 @@ def test_what_was_taken_is_given_back_where_another_has_a_later_node(nodes: OnDi
         nodes, ["gpu-03"], upgrade=THEIRS, owner="bob@desk", origin="/", what="a driver"
     )
 
-    with pytest.raises(FleetError, match="gpu-03 is being changed by bob@desk"):
+    with pytest.raises(FleetError, match="gpu-03 has been locked by bob@desk"):
         take(nodes, MINE, "ann@laptop")
     assert nodes.owners() == {"gpu-01": None, "gpu-02": None, "gpu-03": THEIRS}
 
@@ -143,7 +143,7 @@ def test_an_upgrade_waits_for_the_deploys_that_have_nodes(nodes: OnDisk, *, stea
     with pytest.raises(FleetError) as refused:
         take(nodes, MINE, "ann@laptop", steal=steal)
     assert [each.split(" since ")[0] for each in refused.value.problems] == [
-        "gpu-01: bob@desk is deploying there (deploys/node.py)",
-        "gpu-03: cat@desk is deploying there (deploys/node.py)",
+        "gpu-01: bob@desk is running a deploy there (deploys/node.py)",
+        "gpu-03: cat@desk is running a deploy there (deploys/node.py)",
     ]
     assert nodes.owners() == dict.fromkeys(NODES)

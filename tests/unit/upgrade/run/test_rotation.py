@@ -38,10 +38,10 @@ def test_all_that_are_up_or_not_checked_serve() -> None:
 @pytest.mark.parametrize(
     ("there", "why"),
     [
-        (server("b", "tiny-1", drained=True), "lb has it drained"),
-        (server("b", "tiny-1", "DOWN 1/2"), "lb has it as DOWN 1/2"),
-        (server("b", "tiny-1", "MAINT"), "lb has it as MAINT"),
-        (server("x", "tiny-1"), "lb does not have it: run the gateway's deploy"),
+        (server("b", "tiny-1", drained=True), "lb has drained this server"),
+        (server("b", "tiny-1", "DOWN 1/2"), "lb reports this server as DOWN 1/2"),
+        (server("b", "tiny-1", "MAINT"), "lb reports this server as MAINT"),
+        (server("x", "tiny-1"), "lb does not have this server: run the gateway's deploy"),
     ],
 )
 def test_a_replica_without_requests_does_not_serve_and_it_is_said_why(
