@@ -122,7 +122,8 @@ def test_tensor_parallelism_is_the_largest_power_of_two_on_an_island(size):
         ("dgx-1v", "differ (NV1 and NV2) in 0-3 | 4-7, and every GPU uses as many links"),
         (
             "dgx-1v",
-            "a tensor-parallel size above 4 does not only use NVLink, but crosses PCIe and the link",
+            "a tensor-parallel size above 4 does not only use NVLink, but crosses PCIe and the "
+            "link",
         ),
         ("a100-pcie-pairs", "a tensor-parallel size above 2 does not only use NVLink"),
         ("h100-nvl", "no NIC is near GPUs 2-3"),

@@ -2,7 +2,7 @@
 
 `on_node/serving/replica_answers.py` observes, `read_answers` parses its output, `gates.py` compares
 two observations. The baseline is stored in the journal (`JsonValue`), so that a resumed upgrade
-uses the same one.
+uses the same baseline.
 """
 
 from __future__ import annotations
@@ -299,8 +299,8 @@ def read_answers(
     Parse nodes' answers to `program`; `said` is the result of `fleet.live.connect`.
 
     `homes` are the nodes with an Alertmanager to query. `ours` are the ids of this upgrade's own
-    silences; an alert that only these silence still counts. An invalid answer raises no exception:
-    its results are unknown, with the reason.
+    silences. An alert that only these silences mute still counts. An invalid answer raises no
+    exception: its results are unknown, with the reason.
     """
     answers: dict[str, Answers] = {}
     readings: dict[str, Reading] = {}

@@ -1,8 +1,8 @@
 """Judge whether a replica or a node is as good after a change as before. Pure.
 
 Each gate compares two observations (`baseline.py`) and returns a `Verdict`. An unknown result is
-not a pass; only a person can accept it. A gate that cannot judge for a reason outside the change
-(too few requests) passes, and its reasons name that.
+not a pass, and only a person can accept it. If a gate cannot judge for a reason outside the change
+(for example too few requests), the gate passes, and its reasons state this.
 """
 
 from __future__ import annotations
@@ -73,7 +73,7 @@ class _Case:
 
 def combine(verdicts: Iterable[Verdict]) -> Verdict:
     """
-    Combine verdicts: a failure outweighs an unknown, and an unknown a pass.
+    Combine verdicts: a failure outweighs an unknown result, and an unknown result outweighs a pass.
 
     If verdicts have numbers of the same name, the last one is kept.
     """
@@ -92,12 +92,12 @@ def combine(verdicts: Iterable[Verdict]) -> Verdict:
 
 def golden(before: Answers, after: Answers, same: float, cosine: float = 0.999) -> Verdict:
     """
-    Judge the answers to golden prompts: their common beginning must have the share `same` of
-    tokens.
+    Judge the answers to golden prompts: at least the share `same` of the tokens must be the same,
+    from the first token on.
 
-    The cosine of vectors before and after must be at least `cosine`; labels, ranks of a reranker
-    and transcribed words must be the same. A prompt without a stable answer before the change is
-    not judged, which is reported; the other prompts decide. Without other prompts the result is
+    The cosine of embeddings before and after the change must be at least `cosine`. Labels, ranks of
+    a reranker and transcribed words must be the same. A prompt without a stable answer before the
+    change is reported and not judged; the other prompts decide. Without other prompts the result is
     unknown. With `same` 0 (for vectors `cosine` 0) any answer passes, except an empty one in place
     of text.
     """
@@ -279,10 +279,10 @@ def traffic(before: Traffic, after: Traffic, gates: Gates) -> Verdict:
     """
     Judge whether requests have the same latencies and errors as before.
 
-    A p99 is only as exact as the histogram's buckets, so the same bucket as before, or the next
-    one, passes; so does a single slow request. The p99 is not judged, which is reported, if there
-    were few requests or the replica has no baseline (`Traffic` with empty counters). Errors are
-    always judged.
+    A p99 is only as exact as the histogram's buckets, so a p99 in the same bucket as before, or in
+    the next bucket, passes. A single slow request also passes. If there were few requests or the
+    replica has no baseline (`Traffic` with empty counters), the p99 is not judged, and the verdict
+    states this. Errors are always judged.
     """
     case = _Case()
     is_new = not before.latencies and before.finished == before.answered == {} and not before.unread
@@ -436,7 +436,8 @@ def findings(before: Findings, after: Findings) -> Verdict:
     """
     Judge the node check's findings: a problem that is new since the change fails the gate.
 
-    Earlier findings stay allowed. A check that worked before and now could not run is unknown.
+    Findings from before the change stay allowed. If a check ran before the change and could not run
+    after it, the result is unknown.
     """
     case = _Case()
     known = {each.key for each in before.stops}
@@ -468,10 +469,10 @@ def alerts(
     """
     Judge the alerts about `nodes`: an alert that is new since the change fails the gate.
 
-    `holds` maps an alert's name to the seconds for which its condition holds before it fires. An
-    alert whose condition began before the first reading is only remarked: the change did not cause
-    it. Without a monitoring node nothing is judged. If a declared Alertmanager does not answer
-    before or after the change, the result is unknown.
+    `holds` maps an alert's name to the seconds for which its condition holds before it fires. If
+    the condition of an alert began before the first reading, the change did not cause the alert, so
+    the alert is only noted. Without a monitoring node nothing is judged. If a declared Alertmanager
+    does not answer before or after the change, the result is unknown.
     """
     case = _Case()
     if not after.asked:

@@ -1,10 +1,10 @@
 """Refuse waves that the present load does not allow, with the setting to change.  Pure.
 
-While a wave is changed, its replicas are missing. At least `Need.needed` replicas of each model
-must always serve: enough for its load (`upgrade.headroom`), and `upgrade.keep`. Waves without
-enough capacity are refused. An operator can accept two things for a model: its outage
-(`--accept-outage`), and its unknown load (`--accept-unknown-load`; its replicas then count as
-full).
+While a wave is changed, its replicas do not serve. At least `Need.needed` replicas of each model
+must always serve: as many as the model's load needs (`upgrade.headroom`), and not fewer than
+`upgrade.keep`. Waves that leave too few replicas are refused. An operator can accept two things for
+a model: an outage (`--accept-outage`), and an unknown load (`--accept-unknown-load`). Replicas of
+unknown load then count as full.
 """
 
 from __future__ import annotations
@@ -227,8 +227,8 @@ class _Request:
         """
         Return the refusal of a model's waves: the missing capacity, and the settings to change.
 
-        `lacks` are the waves that take too much, `most` is the number of replicas in the largest
-        group.
+        `lacks` are the waves that drain too many replicas, `most` is the number of replicas in the
+        largest group.
         """
         settings, model = self.settings, need.model
         worst = min(lacks, key=lambda each: (each.left - each.needed, each.wave))

@@ -3,9 +3,9 @@
 A group consists of:
 
 1. A replica, on all of its present and planned nodes.
-2. Replicas of which one gets a GPU or port that another one frees.
-3. For software below vLLM (a driver): whole nodes, with every replica on them; a multi-node replica
-   joins its nodes.
+2. Replicas of which one gets a GPU or a port that another replica frees.
+3. For software below vLLM (a driver): whole nodes, with every replica on them. All nodes of a
+   multi-node replica are in the same group.
 
 Groups are as small as these rules allow; waves combine them.
 """
@@ -66,8 +66,8 @@ def changed_replicas(
     Return `restarts`, and the replicas of which only the fingerprint differs.
 
     `wanted` has the fingerprint of each rendered unit, `started` that of each running unit, both by
-    (node, replica's id). None or no entry in `started`: the unit does not run, or its start
-    parameters are unknown. In both cases it must be started.
+    (node, replica's id). None or no entry in `started` means that the unit does not run, or that
+    its start parameters are unknown. In both cases the unit must be started.
     """
     found: dict[str, str] = {}
     for key, fingerprint in sorted(wanted.items()):

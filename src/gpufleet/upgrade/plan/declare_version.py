@@ -1,8 +1,8 @@
 """`--vllm VERSION`, `--sglang VERSION`: write a version and its lock where they are declared.
 
 The declaration and the running fleet must agree, so a version on the command line is first written
-into group_vars, at the lines that set it now. Only unambiguous lines are changed; for the others a
-message shows the line to write.
+into group_vars, at the lines that set the version now. Only unambiguous lines are changed. For the
+other lines a message shows what to write.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Estimate each wave's duration from earlier measurements.  Pure.
 
-A group takes as long as in its last finished upgrade. A new group takes the median of groups with
-the same models, kind and number of nodes. Without a recorded upgrade a known start time is a lower
-bound, shown as "at least"; otherwise the duration is unknown.
+The estimate for a group is its duration in its last finished upgrade. For a new group it is the
+median of groups with the same models, kind and number of nodes. If no upgrade is recorded, a known
+start time is a lower bound, shown as "at least". Otherwise the duration is unknown.
 
 The groups of a wave change at the same time, so a wave takes as long as its slowest group.
 """

@@ -1,7 +1,7 @@
 """Resolve the fleet's `upgrade` settings.  Pure.
 
-Canary, waves and capacity are counted over all nodes, so these settings belong to the fleet.
-Different settings on its nodes are refused, with the places of the declarations.
+Canary, waves and capacity are counted over all nodes, so these settings belong to the whole fleet.
+If the nodes have different settings, the upgrade is refused, with the places of the declarations.
 """
 
 from __future__ import annotations

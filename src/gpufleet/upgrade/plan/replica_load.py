@@ -1,14 +1,14 @@
 """The load of each replica, from its servers' /metrics.  Pure.
 
-A server with several engines has one series for each engine. Their requests are summed; the use of
-their equally large KV caches is averaged.
+A server with several engines has one series for each engine. The requests of the engines are
+summed. Their KV caches have the same size, so the use of the KV caches is averaged.
 
-The limit of concurrent requests is `--max-num-seqs`, per engine. vLLM does not serve that number as
-a metric: it is read from the unit's arguments, or, without that argument, computed as vLLM does.
+The limit of concurrent requests is `--max-num-seqs` for each engine. vLLM has no metric for this
+number, so it is read from the unit's arguments. Without that argument it is computed as vLLM does.
 
 `gpufleet measure` determines how many requests per second a replica carries within its objectives.
-If that rate is known for the running replica, its finished requests are compared with it, and the
-higher load counts: users' requests may be longer than those of the measurement.
+If that rate is known for the running replica, the finished requests are compared with the rate, and
+the higher load counts, because users' requests may be longer than the requests of the measurement.
 """
 
 from __future__ import annotations
@@ -93,8 +93,9 @@ class ReplicaLoad:
         """
         Return the replica's utilization: 1 is full, more is a queue; None: unknown.
 
-        It is the highest of three: request slots, KV cache, and the measured rate. If the slots are
-        unknown, waiting requests mean that it is full. A replica that does not serve has 0.
+        It is the highest of three values: the use of request slots, of the KV cache, and of the
+        measured rate. If the slots are unknown and requests wait, the replica is full. A replica
+        that does not serve has 0.
         """
         if not self.serves:
             return 0.0

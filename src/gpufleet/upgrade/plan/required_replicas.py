@@ -1,8 +1,8 @@
 """Compute how many replicas of each model the present load needs.  Pure.
 
 Load is counted in replicas: a replica with half of its request slots or half of its KV cache in use
-is a load of 0.5. Enough replicas are needed to carry the present load at `upgrade.headroom` or
-below, and at least `upgrade.keep`. All replicas of a model count the same, whatever their GPUs.
+has a load of 0.5. With the needed replicas, each is loaded at most to `upgrade.headroom`; at least
+`upgrade.keep` replicas are needed. All replicas of a model count the same, whatever their GPUs.
 """
 
 from __future__ import annotations

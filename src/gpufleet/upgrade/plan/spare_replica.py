@@ -2,8 +2,7 @@
 Warn that a model with a single replica is unavailable while it loads. Pure.
 
 The warning has the load time and the steps that avoid the outage. The planner decides whether the
-present fleet has room for one more replica, which requires that all running replicas keep their
-GPUs.
+present fleet has room for one more replica. All running replicas must keep their GPUs for this.
 """
 
 from __future__ import annotations

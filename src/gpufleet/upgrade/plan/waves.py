@@ -1,13 +1,14 @@
 """Order groups into a canary and waves of the requested sizes. Pure.
 
-The requested size is kept: a wave that takes more of a model than its load allows is refused
-(`capacity.refusals`), never silently made smaller. But a wave can mix models: its groups are
-chosen, if possible, so that no model loses more replicas than it can spare. The order:
+A wave always has the requested size. If it would drain more replicas of a model than the load
+allows, it is refused (`capacity.refusals`), and never silently made smaller. But a wave can mix
+models: if possible, its groups are chosen so that no model loses more replicas than it can spare.
+The order:
 
-- Canary: the group that shows most at the least cost. Its replicas serve and stay, so that they can
-  be compared with before. Of such groups the canary has the fewest replicas, then the model with
-  the most replicas, then the fewest nodes, then the first name. The present load is not used, so
-  that the confirmed plan is carried out.
+- Canary: the group that shows most at the least cost. Its replicas serve now and stay in the plan,
+  so that they can be compared before and after the change. Of such groups the canary has the fewest
+  replicas, then the model with the most replicas, then the fewest nodes, then the first name. The
+  choice does not depend on the present load, so that the confirmed plan is carried out.
 - Other waves: the models that need the most waves come first, so that the last waves can still mix
   models.
 """
@@ -71,8 +72,8 @@ def spare(need: Need, serve: int, most: int, *, accepted: bool) -> int:
     """
     Return how many of a model's replicas a wave may take while `serve` of them serve.
 
-    `most` is the number of replicas in its largest group, which a wave may take if the outage is
-    accepted.
+    `most` is the number of replicas in the model's largest group. A wave may take that many if the
+    outage is accepted.
     """
     room = max(0, serve - need.needed)
     return max(room, most) if accepted else room

@@ -1,6 +1,7 @@
 """Render the report of an upgrade as one HTML file: a timeline, tables, failures.
 
-The page loads and runs nothing (scripts, fonts, images): its Content-Security-Policy forbids it.
+The page loads and runs nothing (no scripts, fonts or images), because its Content-Security-Policy
+forbids this.
 Colours follow the reader's light or dark mode. Text from nodes and operators is escaped.
 """
 

@@ -3,7 +3,7 @@
 `Progress` takes the journal's entries as they are written. A line has the elapsed time, the wave,
 the group, the step, and the number of groups left:
 
-    4 min 12 s  wave 2 of 3  tiny-1: drained in 3.2 s, 0 requests left  (2 of 4 groups to go)
+    4 min 12 s  wave 2 of 3  tiny-1: done  (2 of 4 groups remaining)
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Progress:
     """
     Format the entries of one journal as lines.
 
-    `before` are the entries of a resumed upgrade's earlier runs: they are counted, but not printed
-    again.
+    `before` are the entries from earlier runs of a resumed upgrade. They are counted, but not
+    printed again.
     """
 
     def __init__(self, before: Iterable[Entry] = ()) -> None:

@@ -1,8 +1,8 @@
 """Execute the steps of an upgrade on real nodes: `state_machine.Actions`.  Border.
 
-Nothing slow happens between a replica's drain and its start: everything was prepared before the
-first wave, connections are open, and a switch is one program on the node. Every query has a
-deadline. A node without an answer is queried again for a while: it may be rebooting.
+No slow step lies between a replica's drain and its start: everything was prepared before the first
+wave, connections are open, and a switch is one program on the node. Every query has a deadline. A
+node that does not answer is queried again for a while, because it may be rebooting.
 """
 
 from __future__ import annotations

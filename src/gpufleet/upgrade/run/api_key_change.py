@@ -1,9 +1,10 @@
 """
 Refuse an upgrade after which changed servers would require another API key than clients send.
 
-During the waves old and new servers run side by side, each with the key that it was started with,
-but the sender (a gateway, or clients if there is none) uses one key for all servers of a model. So
-a key cannot be changed in waves. `problems` is pure; `find_problems` queries gateways and nodes.
+During the waves old and new servers run side by side, and each requires the key with which it was
+started. But the gateway, or without a gateway the client, sends the same key to all servers of a
+model. So a key cannot be changed in waves. `problems` is pure; `find_problems` queries gateways and
+nodes.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ def wanted_keys(
     """
     Yield the keys of the servers that `groups` start. `hashes` has each key's SHA-256, by file.
 
-    Servers without a key are left out: they accept any key.
+    Servers without a key are left out, because they accept any key.
     """
     found: dict[tuple[str, str], set[str]] = {}
     for group in groups:

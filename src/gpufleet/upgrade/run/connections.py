@@ -1,8 +1,8 @@
 """Query a fleet's nodes during an upgrade, over connections that stay open.  Border.
 
 `Nodes` differs from `fleet.live.connect` in three points: each node may get its own query, several
-groups query at the same time, and a node without an answer, which may be rebooting, is queried
-again for a while. Every query of `node_questions` may be repeated.
+groups query at the same time, and a node that does not answer is queried again for a while, because
+it may be rebooting. Every query of `node_questions` may be repeated.
 """
 
 from __future__ import annotations

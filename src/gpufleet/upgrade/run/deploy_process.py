@@ -98,9 +98,9 @@ class SharedDeploy:
     """
     A deploy that several groups of a wave share.
 
-    Only one run is active at a time, and one run serves all waiting groups. A deploy reads the
-    fleet after its start, so a run that began before the request may miss the groups' earlier
-    steps.
+    Only one run is active at a time, and one run serves all waiting groups. A run that began before
+    a group's request is not used for this group: a deploy reads the fleet when it starts, so it may
+    miss the group's earlier steps.
     """
 
     run: Callable[[], object]

@@ -1,7 +1,7 @@
 """Lock every node of a fleet, so that only one change runs at a time.  Pure.
 
-Nodes are locked in name order, so that of two concurrent upgrades only one gets the first node. If
-another upgrade holds a node, the locks taken so far are released.
+Nodes are locked in the order of their names, so that only one of two concurrent upgrades gets the
+first node. If another upgrade has locked a node, the locks taken so far are released.
 """
 
 from __future__ import annotations

@@ -91,8 +91,8 @@ def cordon(by: str, why: str, *, upgrade: str | None = None) -> NodeQuestion:
     Cordon the node, so that no new replica is placed there; the answer is `Marks`.
 
     `by` is `user@host`. `upgrade` is None if a person cordons. An existing mark stays unchanged,
-    with one exception: a person's mark replaces an upgrade's, and the upgrade then cannot remove
-    it.
+    with one exception: a person's mark replaces an upgrade's mark, and the upgrade then cannot
+    remove the person's mark.
     """
     return _question("cordon", SHORT_SECONDS, "the cordon", by=by, why=why, upgrade=upgrade)
 
@@ -102,7 +102,7 @@ def uncordon(*, upgrade: str | None = None, force: bool = False) -> NodeQuestion
     Remove the cordon; the answer is `Marks`, with a `problem` if another owner set the cordon.
 
     An upgrade removes only its own mark. A person (`upgrade` None) removes people's marks, and with
-    `force` also an upgrade's.
+    `force` also an upgrade's mark.
     """
     return _question("uncordon", SHORT_SECONDS, "the cordon", upgrade=upgrade, force=force)
 
@@ -145,8 +145,8 @@ def wait_quiet(units: Iterable[str], seconds: float) -> NodeQuestion:
     Wait at most `seconds` until these units' servers have no request; the answer is `RequestsLeft`.
 
     The servers' addresses are read from the units' files. A server is quiet if two queries, a
-    second apart, find no running or waiting request, because a balancer may still be sending one. A
-    stopped unit has no requests.
+    second apart, find no running or waiting request. One query is not enough, because a balancer
+    may still be sending a request. A stopped unit has no requests.
     """
     return _question(
         "quiet",
@@ -219,8 +219,8 @@ def wait_ready(units: Iterable[str], seconds: float) -> NodeQuestion:
     """
     Wait at most `seconds` until each unit's server completes a prompt; the answer is `ReadyAnswer`.
 
-    The wait ends early if a unit has died. A rank without a server is ready when it runs with its
-    file's configuration.
+    The wait ends early if a unit has died. A rank without a server is ready when it runs with the
+    configuration in its unit file.
     """
     return _question(
         "ready",
@@ -236,8 +236,8 @@ def collect(keep: int, days: float) -> NodeQuestion:
     """
     Remove unused releases and kept units; the answer is `CollectAnswer`.
 
-    Releases that a unit, a kept set or `next/` names are never removed. Of the others, the `keep`
-    newest and those younger than `days` stay.
+    Releases that a unit, a kept set of units or `next/` uses are never removed. Of the other
+    releases, the `keep` newest ones and those younger than `days` stay.
     """
     return _question(
         "collect", COLLECT_SECONDS, "the removal of old releases", keep=keep, days=days

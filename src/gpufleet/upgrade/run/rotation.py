@@ -42,8 +42,8 @@ def model_rotation(
     """
     Return the rotation of a model's replicas at a gateway.
 
-    HAProxy's answer decides, not the marks on nodes: `marked` has replicas that should get no
-    requests, with the reasons that explain HAProxy's answer.
+    HAProxy's answer decides, and not the marks on nodes. `marked` has the replicas that should get
+    no requests, with the reasons that explain HAProxy's answer.
     """
     running = tuple(running)
     states = {each.name: each for each in state.servers}

@@ -1,8 +1,8 @@
 """Stage a node's new units beside the running ones: `next/` of a change.  Pure.
 
-It contains the planned units, the files that these read at start (keys, the launcher, the ranks'
-program), and a manifest with their destinations. The manifest is written last, so that an
-interrupted run is recognised as incomplete. `on_node/change/units.py` reads it.
+`next/` contains the planned units, the files that these units read at start (keys, the launcher,
+the ranks' program), and a manifest with the destinations of all files. The manifest is written
+last, so that an interrupted run is recognised as incomplete. `on_node/change/units.py` reads it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Decide an upgrade's next step from its journal.  Pure: only `Actions` change the fleet.
 
-The same state machine serves a first run and a resumed one after `kill -9`: its only memory is the
-journal, and each step may be repeated. A group passes these steps:
+The same state machine serves a first run and a run that is resumed after `kill -9`, because its
+only memory is the journal, and each step may be repeated. A group passes these steps:
 
     waiting - drain - switch - ready - golden answers - undrain - soak - judged - done
 
@@ -9,12 +9,12 @@ If one of them fails, the group is rolled back:
 
     failed - drain - restore - ready - undrain - returned
 
-Software below vLLM is changed between drain and switch (`change`), and cannot be rolled back: a
-group that fails after it stays drained, with its reason (stuck), and so does a group whose rollback
-fails.
+Software below vLLM is changed between drain and switch (`change`), and cannot be rolled back. A
+group that fails after this change stays drained, with the reason (stuck). A group whose rollback
+fails also stays drained.
 
-Beyond the allowed failures the whole wave is rolled back, and the upgrade stops. A group that
-passed its gates and no longer serves before the next wave or the end has also failed.
+If more groups fail than allowed, the whole wave is rolled back, and the upgrade stops. A group has
+also failed if it passed its gates and no longer serves before the next wave or the end.
 """
 
 from __future__ import annotations

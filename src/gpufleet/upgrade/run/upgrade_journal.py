@@ -5,9 +5,9 @@ before its step begins. So after a `kill -9` the journal may announce a step tha
 it never lacks a step that did. `upgrade_state.fold` computes the fleet's last known state from it;
 `state_machine` decides the next step.
 
-An incomplete last line, left when the machine went down, announces nothing: its step did not begin.
-One process writes at a time and holds a `flock`, which ends with the process. The journal has no
-secrets: nodes' output is escaped for terminals and shortened first.
+If the machine goes down, the last line may be incomplete. Such a line announces nothing, because
+its step did not begin. Only one process writes at a time; it holds a `flock`, which ends with the
+process. The journal has no secrets, and nodes' output is escaped for terminals and shortened first.
 """
 
 from __future__ import annotations
@@ -123,7 +123,7 @@ class Journal:
         """
         Write an entry, and return it once it is on the disk.
 
-        Raises `FleetError` if it cannot be written; its step must then not begin.
+        Raises `FleetError` if the entry cannot be written. The entry's step must then not begin.
         """
         if what not in WORDS:
             raise ValueError(what)

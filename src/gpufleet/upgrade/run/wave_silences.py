@@ -4,8 +4,8 @@ A replica that loads as planned must not page a person. Silenced alerts still fi
 displayed, and the gates read them (`baseline.read_answers` gets the ids of this upgrade's
 silences). Every silence has an end, so a killed upgrade leaves no lasting silence.
 
-A failed silence never stops an upgrade: the problem of an Alertmanager without an answer is
-reported, and its alerts are sent to their receivers.
+A failed silence never stops an upgrade. If an Alertmanager does not answer, the problem is
+reported, and the alerts of that Alertmanager are sent to their receivers.
 """
 
 from __future__ import annotations
