@@ -1,11 +1,12 @@
 """Have a node's release check the flags of the node's stages before they start.
 
-Border: it queries the node through pyinfra; `serving/flag_check.py` evaluates the answer. A release
-is checked with its own files (`on_node/flags/schema.py`, run by the release's Python; no torch, no
-GPU, two seconds), once for each set of arguments and variables: accepted sets are recorded beside
-the release, so that a later run only compares files. If one node's release refuses, the run
-restarts nothing on any node: `accept_flags` checks, and `require_all_accepted` lets a node continue
-only if all nodes have accepted.
+Border: it queries the node through pyinfra; `serving/flag_check.py` evaluates the answer. The flags
+are checked with the release's own files by `on_node/flags/schema.py`, which the release's Python
+runs. The check takes two seconds and needs no torch and no GPU. It runs once for each set of
+arguments and variables: accepted sets are recorded beside the release, so that a later run only
+compares files. If the release of one node refuses the flags, the run restarts nothing on any node:
+`accept_flags` checks, and `require_all_accepted` lets a node continue only if all releases have
+accepted the flags.
 """
 
 from __future__ import annotations
@@ -139,9 +140,10 @@ def accept_flags(node: Converge, proof: Proof) -> Commands:
     """
     Check each stage's command line with the parser of the node's release.
 
-    Nothing changes if the release has accepted the flags before. A refusal fails this node;
-    `require_all_accepted` then fails all others. If pyinfra looks for changes first (--dry, or
-    without -y) and the release already exists, a refusal ends the run before its first operation.
+    Nothing changes if the release has accepted the flags before. A refusal fails this node, and
+    `require_all_accepted` then fails all other nodes. If pyinfra first collects the changes (--dry,
+    or without -y) and the release already exists, a refusal ends the run before its first
+    operation.
     """
     if not proof.stages:
         host.noop("no stages")

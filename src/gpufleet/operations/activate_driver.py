@@ -116,8 +116,8 @@ def settle_driver_packages(packages: Converge, node: BareNode) -> Commands:
     """
     Fail the node if its packages did not change as declared; after a check it may keep serving.
 
-    The change runs with `_ignore_errors`. A vendor's broken index changes nothing, and a
-    transaction that fails half-way is undone: then the node is checked with its present driver.
+    The change runs with `_ignore_errors`. If the vendor's index is broken, nothing changes. If a
+    transaction fails, it is undone. In both cases the node is checked with its present driver.
     """
     if ctx_state.get().is_executing:
         found = packages.difference().packages

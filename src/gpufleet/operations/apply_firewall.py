@@ -61,8 +61,9 @@ def apply_firewall(node: Converge, text: str, confirm_seconds: int) -> Commands:
     """
     Replace the node's table, unless it is loaded and confirmed; show each line that differs.
 
-    New rules stay if a new connection to the node succeeds under them. If not, they are undone at
-    once over the existing connection; if that is cut as well, a timer on the node undoes them.
+    The new rules stay if a new connection to the node succeeds while they are loaded. If not, the
+    rules are undone immediately over the existing connection. If that connection is cut as well, a
+    timer on the node undoes them.
     """
     seen = _ask("look", text)
     executing = ctx_state.get().is_executing

@@ -25,8 +25,8 @@ def check_exporter_flags(
     """
     Let the program parse its flags before a unit with other flags is written.
 
-    Releases differ: 1.3 has no --web.config.file, and collectors change. The exporter would exit at
-    start because of an unknown flag.
+    The flags of releases differ: 1.3 has no --web.config.file, and collectors change. Because of an
+    unknown flag the exporter would exit at its start.
     """
     seen = node.snapshot().file(rendered.path)
     if seen.exists and seen.sha256 == rendered.file.sha256:

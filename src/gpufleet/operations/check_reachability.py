@@ -1,9 +1,9 @@
 """Test that the nodes of a replica reach each other, before one of its ranks starts.
 
 Border: it queries all nodes of a replica at once through pyinfra; `reachability.py` evaluates the
-answers. The test runs once per run and replica, on the turn of its first node; with --limit and
---serial it also queries nodes that have no turn. The result applies to every node of the replica:
-if the test fails, none of them restarts in this run.
+answers. In each run the test runs once for each replica, when pyinfra reaches its first node. With
+--limit and --serial it also queries nodes that pyinfra does not change now. The result applies to
+every node of the replica: if the test fails, none of these nodes restarts in this run.
 """
 
 from __future__ import annotations

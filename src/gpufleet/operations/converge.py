@@ -10,9 +10,9 @@ declares its desired state once and calls the operations in its own order:
 
 The contract:
   * while nothing changes, all operations on a node share one snapshot, read by one remote command;
-  it is read again after an operation of the run has changed the node, and when it is old;
-  * a dry run takes the same path as a run: an operation is listed for a host if and only if it
-  would change the host, with one line for each change;
+  the snapshot is read again after an operation of the run has changed the node, and when it is old;
+  * a dry run follows the same steps as a run: it lists an operation for a host exactly if the
+  operation would change the host, with one line for each change;
   * a failed read fails the node before that operation changes anything on it;
   * every remote command has a deadline; contents travel on stdin and are in no log.
 """

@@ -2,12 +2,13 @@
 
 Border: it queries all nodes of a copy at once through pyinfra, and shows their progress.
 `distribution.py` plans the sources and targets of copies; `on_node/transfer/transfer.py` runs on
-the nodes. An operation that makes an artifact first checks `is_copied`; `copy` comes after it, and
-then a node that received nothing makes the artifact itself. So every node gets the artifact.
+the nodes. An operation that makes an artifact first checks `is_copied`, and skips nodes that copy
+it. Then `copy` runs. After it, a node that received nothing makes the artifact itself. So every
+node gets the artifact.
 
 Nodes that pyinfra changes together take part in one copy. With --serial only the current node
-receives, from a node that has the artifact by then. Nodes outside of --limit may send, and are not
-changed.
+receives the artifact, from a node that already has it. Nodes outside of --limit may send the
+artifact, but are not changed.
 """
 
 from __future__ import annotations

@@ -19,8 +19,8 @@ def link_container_devices(node: Converge) -> Generator[StringCommand]:
     """
     Create the device links that containers need, unless they exist.
 
-    Without the links systemd drops the devices of running containers when it reloads its units,
-    which deploys make it do.
+    A deploy makes systemd reload its units. Without the links, systemd then removes the devices
+    from running containers.
     """
     seen = node.snapshot()
     if container_toolkit.has_device_links(seen.listing(container_toolkit.LINKS)):

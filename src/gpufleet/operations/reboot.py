@@ -1,7 +1,7 @@
-"""Reboot a node and wait until it is back, proven by another boot id.
+"""Reboot a node and wait until it answers with a new boot id.
 
-Border: it closes and opens the node's connection. A node answers for a while after the request to
-reboot, so only another boot id proves that it has rebooted.
+Border: it closes and opens the node's connection. A node still answers for a while after the
+request to reboot, so only a new boot id proves that it has rebooted.
 """
 
 from __future__ import annotations

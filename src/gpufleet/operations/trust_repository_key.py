@@ -23,7 +23,7 @@ def trust_repository_key(node: Converge, repository: Repository) -> Generator[St
     """
     Fetch the key, unless the installed key came from the file whose hash is in settings.
 
-    That file is kept, and is written after the key: if both exist, nothing is fetched.
+    The node keeps that file, which is written after the key. If both exist, nothing is fetched.
     """
     seen = node.snapshot()
     if (

@@ -87,10 +87,10 @@ def wait_ready(endpoints: Sequence[Endpoint]) -> Generator[FunctionCommand]:
     """
     Wait until every endpoint of this node completes a prompt; no change if all do already.
 
-    The unit's own journal is shown as progress. The operation fails as soon as a unit dies, or at
-    its `start_seconds`, with the journal's last relevant lines and the likely cause. It also fails
-    once another node of the replica has failed in this run, because its rank will not start, and
-    once the connection to this node is lost.
+    The unit's own journal is shown as progress. The operation fails as soon as a unit dies, or when
+    its `start_seconds` have passed, with the last relevant lines of the journal and the likely
+    cause. It also fails when the connection to this node is lost, and when another node of the
+    replica has failed in this run, because the rank of that node will not start.
     """
     seen = ask_endpoints(endpoints)
     first = verdicts(endpoints, seen, restarts(seen))

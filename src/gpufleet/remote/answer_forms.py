@@ -1,8 +1,8 @@
 """Validate a node's answer against its program's form before anything reads it.
 
-A node that is broken, hostile, or runs an older program may print any JSON. A malformed answer
-becomes a sentence, like a missing one, so that readers can rely on the types in `answer_shapes`.
-Pure.
+A node that is broken, hostile, or runs an older program may print any JSON. A malformed answer is
+replaced by a sentence, like a missing answer, so that readers can rely on the types in
+`answer_shapes`. Pure.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Binary stdin and stdout of a command, over SSH or on this machine.
 
-Border: pyinfra's connections, without its text readers. A caller that starts a command must also
-stop it.
+Border: it uses pyinfra's connections, without pyinfra's text readers. A caller that starts a
+command must also stop the command.
 """
 
 from __future__ import annotations
@@ -134,8 +134,8 @@ def accepts_more(transport: Transport | None) -> bool:
     """
     Return whether a connection can run a second command, because `MaxSessions` may be 1.
 
-    With a limit of 1, all other commands of a run would fail beside a session. The test runs while
-    the node starts Python.
+    With a limit of 1, all other commands of a run would fail while a session is open. The test runs
+    while the node starts Python.
     """
     try:
         if transport:

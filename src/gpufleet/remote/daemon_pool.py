@@ -16,9 +16,9 @@ class DaemonPool(Executor):
     """
     Run work in at most `most` daemon threads.
 
-    A `ThreadPoolExecutor` waits twice: at the end of its block, even after Ctrl-C, and at the end
-    of the process, even for abandoned work. A server that sends a byte a second delays either for
-    hours. With this pool the block and the process end at once, pending work is cancelled, and
+    A `ThreadPoolExecutor` waits at the end of its block, even after Ctrl-C, and at the end of the
+    process, even for abandoned work. A server that sends one byte a second can delay both for
+    hours. With this pool the block and the process end immediately, pending work is cancelled, and
     running work ends with the process.
     """
 

@@ -1,7 +1,7 @@
 """Define pyinfra facts, which bring a node's state to the pure modules.
 
-A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses its JSON
-document. Without a document it reports the node's output.
+A fact sends a program of `on_node/` over stdin (`_stdin=payload.program(...)`) and parses the JSON
+document that the program prints. If there is no document, the fact reports the node's output.
 """
 
 from __future__ import annotations
@@ -185,9 +185,10 @@ def document(output: Iterable[str], what: str, program: str = "") -> dict[str, A
     """
     Return the JSON document on the last line of a program's output.
 
-    Lines before it are the node's own (a login banner, a warning of a shell). `what` names the
-    program in sentences, and `program` is its file, which determines the document's form. Raises
-    `FactProcessError` with the node's output, because any other exception would end the whole run.
+    Earlier lines come from the node itself (a login banner, a warning of a shell). `what` is the
+    program's name in messages, and `program` is its file, which determines the document's form.
+    Raises `FactProcessError` with the node's output, because any other exception would end the
+    whole run.
     """
     lines = list(output)
     try:

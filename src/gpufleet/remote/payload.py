@@ -1,8 +1,8 @@
 """Build programs for nodes as one text for the standard input of a node's `python3 -I -`.
 
 The node needs no installation, the text needs no quoting, and parameters never appear in the node's
-process list. Only compiled programs remain on the node, if a deploy has made a directory for them
-(`CODE`). A program that runs as a unit is installed instead (`archive`).
+process list. If a deploy has made a directory for compiled programs (`CODE`), these remain on the
+node; nothing else does. A program that runs as a unit is installed instead (`archive`).
 
 A program is a file of `on_node/`: standard library only, syntax of Python 3.8, one JSON document on
 stdout. It runs as `__main__`, with its parameters in the global `PARAMETERS`. Other files of

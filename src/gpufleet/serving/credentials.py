@@ -46,7 +46,7 @@ def unit_credentials(stage: Stage, model: Served, names: Iterable[str] = ()) -> 
     Return the names of the credentials that the stage's unit loads, if the node has them.
 
     `names` are the node's credentials, from which the variables are selected. A rank without a
-    server needs no API key, and no restart for a new key.
+    server needs no API key, so a new key does not restart the rank.
     """
     variables = variable_credentials(stage, model, names)
     if not stage.group:
@@ -80,8 +80,8 @@ def node_credentials(
     """
     Return the secrets of a node with these stages, by name.
 
-    `contents` are the contents of the `secret_files`. Only nodes with a stage that loads them get
-    variables and Ray's token.
+    `contents` are the contents of the `secret_files`. A node gets variables and Ray's token only if
+    one of its stages loads them.
     """
     found = {name: content.strip() for name, content in contents.items()}
     loaded = {
@@ -97,7 +97,7 @@ def node_credentials(
 def unit_hashes(stage: Stage, model: Served, secrets: Mapping[str, bytes]) -> dict[str, str]:
     """Return the SHA-256 of each secret that the stage's unit loads, by name.
 
-    `secrets` are the node's.
+    `secrets` are the secrets of the node.
     """
     return {
         name: hashlib.sha256(secrets[name]).hexdigest()

@@ -1,9 +1,9 @@
 """Check the planned stages' arguments and variables against their engine's release. Pure.
 
-The checked command line is exactly the unit's (`Engine.arguments`, `Engine.environment`), by the
-schema of the release that will run it, never of another release. A sentence names the key that an
-operator wrote, its file, and the correction. Equal findings of several stages or nodes are reported
-once.
+The checked command line is exactly the command line of the unit (`Engine.arguments`,
+`Engine.environment`). It is checked by the schema of the release that will run it, never by the
+schema of a different release. A sentence contains the key that an operator wrote, the file of this
+key, and the correction. Equal findings of several stages or nodes are reported once.
 """
 
 from __future__ import annotations
@@ -128,9 +128,9 @@ def check_plan(
     """
     Check every stage of a plan by the packaged schemas, and return remarks.
 
-    A release without a packaged schema is a remark: the deploy checks flags with the release's own
-    files on each node, before any restart. Raises `FleetError` with every flag that would be
-    refused.
+    For a release without a packaged schema the result has a remark: the deploy checks the flags
+    with the release's own files on each node, before any restart. Raises `FleetError` with every
+    flag that would be refused.
     """
     found = FlagFindings()
     for stage in stages:

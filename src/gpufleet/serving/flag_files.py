@@ -28,7 +28,7 @@ def check_files(
     """
     Return remarks on the paths of planned servers that could not be checked.
 
-    `documents` are the nodes' probes. A path that a probe did not look up is not judged. Raises
+    `documents` are the nodes' probes. A path that a probe did not check is not judged. Raises
     `FleetError` with every path that is missing or unusable on a node whose server reads it.
     """
     found: dict[tuple[str, str], list[str]] = {}

@@ -1,8 +1,8 @@
 """Merge the journals of a replica's ranks by time. Pure.
 
-The input is the output of `on_node/common/unit_journal.py` on each node, repeated if lines are
-followed. Lines have the time of their own node, so the order of two nodes' lines is as exact as
-their clocks. Known clock differences are reported.
+The input is the output of `on_node/common/unit_journal.py` on each node. To follow the lines, the
+query is repeated. Lines have the time of their own node, so the order of two nodes' lines is only
+as exact as the clocks of the nodes. Known clock differences are reported.
 """
 
 from __future__ import annotations

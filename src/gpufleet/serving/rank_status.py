@@ -264,8 +264,8 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     """
     Return the time and cause of a stage's last end before its present run; None if unknown.
 
-    `stage` is from on_node/serving/status.py. The rank's own report is preferred for the end of a
-    group, and systemd's for the end of a killed program.
+    `stage` is from on_node/serving/status.py. For the end of a group the rank's own report is
+    preferred, and for the end of a killed program systemd's report.
     """
     unit = _by_unit(stage, boot_id)
     end = stage["state"].get("last_end")

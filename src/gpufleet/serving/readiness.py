@@ -1,9 +1,9 @@
 """Judge whether a stage is ready, starting or dead, with the reason. Pure.
 
 The input is the output of `on_node/serving/endpoints.py` on one stage. A stage is ready when its
-unit is active, `/health` is 200, its model is listed and the test request for its kind was
-answered. `/health` alone stays 200 while a server drains, while a remote rank is dead, and while
-the engine is frozen.
+unit is active, `/health` is 200, its model is listed, and the server has answered the test request
+for this kind of model. `/health` alone is not enough: it stays 200 while a server drains, while a
+remote rank is dead, and while the engine is frozen.
 """
 
 from __future__ import annotations

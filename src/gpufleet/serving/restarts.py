@@ -1,7 +1,7 @@
 """Find the stages that a deploy would restart, with the changes from unit to plan. Pure.
 
-The result is informational, for readers of a plan. The deploy decides on the node, by the
-fingerprint of everything that a process was started with.
+The result is only information for readers of a plan. The deploy itself decides on the node, by the
+fingerprint of everything with which a process was started.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def find_restarts(
     """
     Return the changes of each planned stage whose unit differs, by the stage's id.
 
-    The ranks of a multi-node replica restart together, so equal changes of its ranks are listed
-    once.
+    The ranks of a multi-node replica restart together, so a change that several of its ranks have
+    is listed once.
     """
     found: dict[str, list[str]] = {}
     units = {(each.node, each.id): each for each in running}

@@ -1,8 +1,9 @@
 """Report which replicas serve, which do not, and why they last ended. Pure.
 
-The input is the output of `on_node/serving/status.py` on each node, and the declaration. A replica
+The input is the declaration, and the output of `on_node/serving/status.py` on each node. A replica
 serves when all its endpoints are ready (`readiness.py`) and all its ranks are in the same
-incarnation. A replica without an answer is unknown, and does not count as serving.
+incarnation. If a replica's nodes do not answer, its state is unknown, and it does not count as
+serving.
 """
 
 from __future__ import annotations

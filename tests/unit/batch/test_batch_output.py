@@ -161,7 +161,7 @@ def test_a_full_disk_leaves_whole_lines(tmp_path: Path) -> None:
         try:
             with pytest.raises(
                 FleetError,
-                match="File too large. The answers in this file are kept: free some space",
+                match=r"File too large\. The answers in this file are kept: free some space",
             ):
                 output.add(answer("b"))
         finally:

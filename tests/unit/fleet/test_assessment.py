@@ -76,7 +76,8 @@ def test_a_plan_over_nodes_says_what_they_talk_over_and_why(fleet):
     assert [stage.node for stage in found.plan.stages] == ["a", "b"]
     (said,) = (reason for reason in found.plan.reasons if "communicate over" in reason)
     assert said.startswith(
-        "q-0: the nodes of this replica communicate over a eth1 10.1.0.1, b eth1 10.1.0.2: 10.1.0.0/24"
+        "q-0: the nodes of this replica communicate over a eth1 10.1.0.1, b eth1 10.1.0.2: "
+        "10.1.0.0/24"
     )
 
 

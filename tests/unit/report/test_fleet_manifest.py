@@ -62,7 +62,7 @@ def edited(*path: str | int, value: Any) -> dict[str, Any]:
     ("path", "value", "says"),
     [
         (("gpufleet",), "0.3.0", "gpufleet: version: 0.2.0 -> 0.3.0"),
-        (("checkout", "changed"), [], "settings: commit: " + "c" * 40 + " with uncommitted changes"),
+        (("checkout", "changed"), [], "settings: commit: " + "c" * 40 + " with uncommitted"),
         (("files", "group_vars/gpu.yml"), None, "file group_vars/gpu.yml: content: sha256 ffff"),
         (("nodes", "gpu-01", "versions", "driver"), "580.95.05",
          "gpu-01: driver: 570.124.06 -> 580.95.05"),

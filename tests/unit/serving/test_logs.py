@@ -301,7 +301,8 @@ def test_clocks_that_differ_are_said_because_the_order_depends_on_them():
     _, journals = read({"a": answer((1, "x"), clocks={"b": 1500.0, "c": 3.0}), "b": answer()})
 
     assert journals.notes == [
-        "the clocks of a and b differ by 1.5 s, so the order of their lines may be wrong by this time"
+        "the clocks of a and b differ by 1.5 s, so the order of their lines may be wrong by this "
+        "time"
     ]
 
 

@@ -369,7 +369,7 @@ def told(kind: str, text: str) -> Answer:
     [
         (vector(0.6, 0.8), vector(0.6, 0.8), True, ""),
         (vector(0.6, 0.8), vector(0.61, 0.79), True, ""),  # a cosine of 0.99990
-        (vector(0.6, 0.8), vector(0.7, 0.71), False, "cosine with the embedding from before the change is 0.990"),
+        (vector(0.6, 0.8), vector(0.7, 0.71), False, "from before the change is 0.990"),
         (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, but at least 0.999 is required"),
         (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, but returned 2"),
         (told("classify", "spam"), told("classify", "spam"), True, ""),
@@ -382,8 +382,9 @@ def told(kind: str, text: str) -> Answer:
         (Answer("x", kind="reward", numbers=(0.82,)),
          Answer("x", kind="reward", numbers=(0.823,)), True, ""),
         (Answer("x", kind="reward", numbers=(0.82,)),
-         Answer("x", kind="reward", numbers=(-0.82,)), False, "another vector"),
-        (says(1, 2), vector(0.6, 0.8), None, "of kind generate answered the prompt before the change, and a model of kind emb"),
+         Answer("x", kind="reward", numbers=(-0.82,)), False, "a different embedding"),
+        (says(1, 2), vector(0.6, 0.8), None,
+         "of kind generate answered the prompt before the change, and a model of kind emb"),
     ],
 )  # fmt: skip
 def test_answers_of_other_kinds_are_compared_as_such(

@@ -178,7 +178,7 @@ def test_a_node_with_several_replicas_takes_all_of_them():
 def test_an_option_with_a_name_that_no_model_has_is_refused():
     with pytest.raises(
         FleetError,
-        match="--accept-outage tyni: no replica of this model runs; models with running replicas: tiny",
+        match="tyni: no replica of this model runs; models with running replicas: tiny",
     ):
         plan_waves(*replicas("tiny", 2), Upgrade(), accept_outage=["tyni"])
 

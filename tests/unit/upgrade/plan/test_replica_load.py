@@ -189,8 +189,8 @@ def test_requests_a_second_count_against_what_the_replica_was_measured_to_carry(
     assert (measured.finished_per_second, measured.share) == (2.0, pytest.approx(0.4))
     assert unmeasured.share == pytest.approx(1 / 8)
     assert remarks([measured, unmeasured]) == (
-        "tiny-0: finishes 2 requests/s at present. Its capacity is 5 requests/s, measured on 2026-11-20 "
-        "(8 days ago, fingerprint 0a1b2c3d)",
+        "tiny-0: finishes 2 requests/s at present. Its capacity is 5 requests/s, measured on "
+        "2026-11-20 (8 days ago, fingerprint 0a1b2c3d)",
     )
     assert measured.rests_on_measurement
     assert not unmeasured.rests_on_measurement

@@ -79,7 +79,8 @@ def test_each_server_is_told_with_its_own_words_and_no_shell(tmp_path: Path) -> 
         (
             "import sys; print('no such pool'); sys.exit(3)",
             20,
-            r"balancer.drain_command: the command for tiny/gpu-01.tiny-0 ended with status 3: no such pool",
+            r"balancer.drain_command: the command for tiny/gpu-01.tiny-0 ended with status 3: no "
+            "such pool",
         ),
         (
             "import time; time.sleep(60)",
