@@ -473,10 +473,10 @@ def test_what_stands_in_the_way_or_cannot_be_read_is_refused(clean: Node) -> Non
     """Nothing is overwritten or guessed: the node fails, in words, and stays as it was."""
     clean.ssh("mkdir -p /etc/gfc/file && touch /etc/gfc/directory && ln -s /tmp /etc/gfc/link")
     for value, said in (
-        (File("/etc/gfc/file", b""), "a directory is there"),
+        (File("/etc/gfc/file", b""), "a directory exists there"),
         (Directory("/etc/gfc/directory"), "a file is there"),
         (Directory("/etc/gfc/link"), "a link to /tmp is there"),
-        (Absent("/etc/gfc/file"), "a directory is there"),
+        (Absent("/etc/gfc/file"), "a directory exists there"),
     ):
         for flags in (("--dry", "--json"), ("--json", "--yes")):
             run = clean.run(value, File("/etc/gfc/other", b""), flags=flags)

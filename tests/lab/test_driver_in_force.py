@@ -279,7 +279,7 @@ def test_a_node_that_fails_its_check_stays_out_of_service_with_the_reason(node: 
     (node.project / "serve.py").write_text(SERVE)
     run = node.pyinfra("-y", deploy=str(node.project / "serve.py"))
     assert run.status == 1
-    assert "it is out of service" in run.output
+    assert "the node is out of service" in run.output
     assert "row-remap-failed" in run.output
 
     node.gpufleet("lab", "--id", LAB_ID, "fault", NODE, "--clear")

@@ -133,7 +133,7 @@ class BatchInput:
         if problems:
             raise FleetError(*problems)
         if not seen:
-            raise FleetError(f"{self._path} is empty: write one JSON object per line")
+            raise FleetError(f"{self._path} has no lines: write one JSON object per line")
         return CheckedInput(len(seen), digest.hexdigest(), tuple(paths))
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:

@@ -30,4 +30,4 @@ def test_a_file_that_is_not_there_is_named_with_where_it_was_looked_for(
         operator_files.read(f"{tmp_path}/lock.txt")
 
     assert f"in {tmp_path} (No such file" in str(relative.value)
-    assert "relative paths" not in str(absolute.value)
+    assert "relative path" not in str(absolute.value)

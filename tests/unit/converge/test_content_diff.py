@@ -89,7 +89,7 @@ def test_what_not_everybody_may_read_is_not_shown(
         (b"a\n", ["nonsense"], "the node's answer is not valid"),
         (b"a\0b", said(b"text\n"), "5 bytes become 3. The content is binary"),
         (b"text\n", said(b"\xff\xfe"), "2 bytes become 5. The content is binary"),
-        (b"a" * (MOST_BYTES + 1), None, "binary, not shown"),
+        (b"a" * (MOST_BYTES + 1), None, "or too large to be shown"),
     ],
 )
 def test_what_cannot_be_shown_says_why_in_one_line(new: bytes, found: Any, text: str) -> None:
@@ -165,7 +165,7 @@ def test_a_dry_run_with_diff_shows_it_and_one_without_does_not(tmp_path: Path) -
         assert "hunter2" not in output
     assert "-port = 1" in differing
     assert "+port = 2" in differing
-    assert f"{secret}: not shown" in differing
+    assert f"{secret}: the difference is not shown" in differing
     assert "port = " not in plain
     assert there.read_text() == "port = 1\n"
 

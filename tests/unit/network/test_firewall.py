@@ -239,7 +239,7 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
             'iifname "lo"', ""
         )
         return
-    with pytest.raises(FleetError, match="nftables cannot express"):
+    with pytest.raises(FleetError, match="nftables does not accept"):
         firewall.render_rules([stage], settings())
 
 

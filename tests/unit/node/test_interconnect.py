@@ -289,7 +289,7 @@ def test_groups_that_are_no_larger_than_an_island_are_not_offered():
 
     (warning,) = found.warnings
     assert warning.startswith("a tensor-parallel size above 2 does not only use NVLink")
-    assert "nearest groups" not in warning
+    assert "groups of near GPUs" not in warning
 
 
 def test_two_numa_nodes_are_not_one_group():
@@ -341,7 +341,7 @@ def test_a_gpu_that_does_not_answer_is_not_in_the_picture_and_said(document):
     assert seven.gpus == (0, 1, 2, 3, 4, 6, 7)
     assert seven.max_tp == 4
     assert "GPU 5 does not answer (lost), so it is in no NVLink island" in seven.warnings[0]
-    assert any("NVLink joins 7 GPUs (0-4,6-7)" in warning for warning in seven.warnings)
+    assert any("NVLink connects 7 GPUs (0-4,6-7)" in warning for warning in seven.warnings)
     assert len(seven.warnings) == 2
 
 

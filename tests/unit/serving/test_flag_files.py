@@ -96,7 +96,7 @@ def test_a_file_that_is_not_on_the_node_is_refused_with_its_key(node, flag, valu
 
     text = str(refused.value)
     assert f"group_vars/all.yml:7: serving.q.flags.{flag}: {path} is not there on a," in text
-    assert "put it there, or write a path" in text
+    assert "create it there, or write a path" in text
 
 
 def test_what_is_there_is_not_remarked_on(node):

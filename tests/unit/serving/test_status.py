@@ -855,7 +855,7 @@ def test_marks_that_make_no_sense_cost_no_other_answer(change):
 
     assert fleet.replicas[0].health is Health.SERVES
     assert fleet.out.cordoned == ()
-    assert len([each for each in fleet.remarks if each.startswith("gpu-01: its cordon")]) == 1
+    assert len([each for each in fleet.remarks if each.startswith("gpu-01: the cordon")]) == 1
 
 
 @pytest.mark.parametrize(("known", "gpu"), [(True, "2"), (False, "GPU-a")])

@@ -270,7 +270,7 @@ class _Request:
 
     def _cost(self, model: str) -> str:
         seconds = self.load_seconds.get(model)
-        return f"{seconds:.0f} s the last time" if seconds is not None else "an unknown time"
+        return f"{seconds:.0f} s the last time" if seconds is not None else "for an unknown time"
 
     def _smaller(self, need: Need) -> str:
         """

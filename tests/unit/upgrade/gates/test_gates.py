@@ -279,7 +279,7 @@ def test_one_slow_request_alone_does_not_fail() -> None:
 def test_times_below_a_second_are_said_in_milliseconds_and_longer_ones_in_seconds() -> None:
     verdict = gates.traffic(did([0.03] * 100), did([0.03] * 98 + [1.2] * 2), WANTED)
 
-    assert "its p99 is 1.75 s and was 39.8 ms before the change" in verdict.reasons[0]
+    assert "the p99 is 1.75 s and was 39.8 ms before the change" in verdict.reasons[0]
 
 
 def test_quicker_is_no_fault() -> None:
@@ -373,7 +373,8 @@ def told(kind: str, text: str) -> Answer:
         (vector(0.6, 0.8), vector(-0.6, -0.8), False, "is -1, but at least 0.999 is required"),
         (vector(0.6, 0.8), vector(0.6, 0.8, 0.0), False, "3 numbers, but returned 2"),
         (told("classify", "spam"), told("classify", "spam"), True, ""),
-        (told("classify", "spam"), told("classify", "ham"), False, '"ham", before it had "spam"'),
+        (told("classify", "spam"), told("classify", "ham"), False,
+         '"ham", but it had the label "spam" before'),
         (told("rerank", "1"), told("rerank", "1"), True, ""),
         (told("rerank", "1"), told("rerank", "2"), False, 'rank "2" in the reranker\'s order'),
         (told("transcribe", " a b"), told("transcribe", "a  b"), True, ""),
@@ -620,7 +621,12 @@ UNREAD = Traffic(30, unread=("gpu-01: its counters are unknown: nothing answers 
             "cannot be compared: the prompt got no answer before the change either",
         ),
         ({PROMPT: (DEAD, DEAD)}, "did", 0.0, ""),
-        ({PROMPT: (says(1), says(2))}, "did", 1.0, "had 0 % in common, but 100 % is required"),
+        (
+            {PROMPT: (says(1), says(2))},
+            "did",
+            1.0,
+            "had only the first 0 % in common, but 100 % is required",
+        ),
         ({PROMPT: (says(1), says(2)), OTHER: (says(1), says(1))}, "did", 1.0, ""),
         ({PROMPT: (says(1, 2), says(1, 2))}, "unread", 1.0, "its counters are unknown: nothing"),
     ],
@@ -646,7 +652,7 @@ def test_a_gate_that_cannot_pass_is_known_from_the_baseline(
 def test_a_replica_that_does_not_answer_is_named_before_the_first_drain() -> None:
     (said,) = gates.silent_replicas({"llama-0": "its unit is failed on gpu-01"})
 
-    assert said.startswith("llama-0: its unit is failed on gpu-01: ")
+    assert said.startswith("llama-0: its unit is failed on gpu-01. ")
     assert "the wave will be changed and rolled back" in said
     assert "Repair the replica first with deploys/vllm.py" in said
 

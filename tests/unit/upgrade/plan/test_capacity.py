@@ -59,9 +59,9 @@ def test_and_a_wave_of_two_is_refused_with_the_numbers_the_key_and_what_to_write
         plan_waves(groups, loads, Upgrade(canary=1, waves=(2,)))
 
     assert error.value.problems == (
-        "upgrade.waves: wave 2 drains 2 of the 4 replicas of tiny that serve, which leaves 2, and "
-        "its load of 2.25 replicas needs 3 at a headroom of 0.85 (`upgrade.headroom`): write "
-        "`waves: [1]`, or wait for a load of at most 1.70 replicas, or give it 1 more replica "
+        "upgrade.waves: wave 2 drains 2 of the 4 replicas of tiny that serve, so 2 would be left, "
+        "but the load of 2.25 replicas needs 3 at a headroom of 0.85 (`upgrade.headroom`): write "
+        "`waves: [1]`, or wait for a load of at most 1.70 replicas, or add 1 more replica "
         "(`serving.tiny.replicas`)",
     )
 
@@ -108,7 +108,7 @@ def test_what_it_costs_is_said_where_an_outage_is_accepted():
 def test_two_replicas_that_are_full_cannot_go_one_by_one_and_it_is_said_what_can_be_done():
     (said,) = refused(*replicas("tiny", 2, 0.9))
     assert "wait for a load of at most 0.85 replicas" in said
-    assert "give it 2 more replicas" in said
+    assert "add 2 more replicas" in said
     assert "`--accept-outage tiny`" in said
     assert "waves: [" not in said
 
@@ -194,7 +194,7 @@ def test_a_wave_waits_while_the_load_is_too_high_and_goes_on_when_it_falls():
     low = recheck(wave, [load(f"tiny-{n}", 0.5) for n in range(4)], Upgrade())
 
     assert high.verdict == "wait"
-    assert "tiny: 3 of 4 replicas are left, 5 needed for a load of 3.60 replicas" in high.why
+    assert "tiny: 3 of 4 replicas are left, 5 are needed for a load of 3.60 replicas" in high.why
     assert low.proceeds
 
 

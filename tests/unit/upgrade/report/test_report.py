@@ -348,7 +348,8 @@ def test_each_step_is_a_line_with_how_long_it_goes_on_and_what_is_left() -> None
     found = lines(WHOLE)
 
     assert any(
-        line.split("  ")[-1] == "tiny-0: drained in 4.0 s, 2 requests left" and "1 min 44 s" in line
+        line.split("  ")[-1] == "tiny-0: drained in 4.0 s, 2 requests not finished"
+        and "1 min 44 s" in line
         for line in found
     )
     assert any("wave 1 of 2" in line and "loaded: tiny-0 in 30 s" in line for line in found)

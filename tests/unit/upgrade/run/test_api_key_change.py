@@ -28,7 +28,7 @@ def gateway(**keys: str) -> GatewayState:
     [
         pytest.param({"tiny": NEW}, [], id="the-same"),
         pytest.param({"tiny": OLD}, ["Restore the former key and upgrade, and"], id="another"),
-        pytest.param({}, ["`gpufleet deploy gateway INVENTORY` first"], id="none"),
+        pytest.param({}, ["First run `gpufleet deploy gateway INVENTORY`"], id="none"),
         pytest.param({"tiny": OLD, "other": NEW}, ["is not the key that the gateway gw"], id="of"),
     ],
 )

@@ -85,7 +85,7 @@ def test_a_second_operator_is_refused_with_owner_since_and_what(nodes: OnDisk) -
         take(nodes, THEIRS, "bob@desk")
     assert re.search(
         rf"gpu-01 has been locked by ann@laptop from /home/ops: vLLM 0\.32\.0 \({MINE}\) since "
-        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC: .*--steal WHY",
+        r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC\. .*--steal WHY",
         str(refused.value),
     )
     assert nodes.owners() == dict.fromkeys(NODES, MINE)

@@ -85,7 +85,7 @@ def test_each_server_is_told_with_its_own_words_and_no_shell(tmp_path: Path) -> 
         (
             "import time; time.sleep(60)",
             1,
-            r"balancer.drain_command: did not end within 1 s for tiny/gpu-01.tiny-0",
+            r"balancer.drain_command: the command for tiny/gpu-01.tiny-0 did not end within 1 s",
         ),
     ],
 )
