@@ -163,7 +163,7 @@ def test_an_upgrade_whose_parser_lacks_a_flag_stops_before_any_restart(
 
     foretold = fleet.pyinfra("--dry", *upgrade)
     assert foretold.status == 0, foretold.output
-    assert f"would ask release {OTHER}-" in foretold.output
+    assert f"would check whether release {OTHER}-" in foretold.output
     assert f"does not know the flags of vLLM {OTHER}" in foretold.output
 
     with Client(fleet) as client:

@@ -88,7 +88,10 @@ def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | 
             "the server refused its command line (exit status 2): see `systemctl cat` of the unit"
         )
     if exit_status == "137":
-        return "the process was killed, because of a lack of memory or by hand: see `journalctl -k`"
+        return (
+            "the process was killed, because the node was out of memory or by hand: see "
+            "`journalctl -k`"
+        )
     return None
 
 

@@ -137,6 +137,6 @@ def test_a_dry_run_says_who_builds_for_whom_and_who_copies() -> None:
     late, now = Share("a", False, ("b", "c")), Share("a", True, ("b",))
 
     assert describe_action("release 1", "build", late, "a") == "build release 1, once for a, b, c"
-    assert describe_action("release 1", "build", late, "b") == "copy release 1 from a after that"
+    assert describe_action("release 1", "build", late, "b") == "copy release 1 from a when a has it"
     assert describe_action("release 1", "build", now, "b") == "copy release 1 from a"
     assert describe_action("org/m", "download", Share("a", False, ()), "a") == "download org/m"

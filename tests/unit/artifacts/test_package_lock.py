@@ -82,7 +82,7 @@ def test_a_lock_and_an_sbom_that_differ_are_told_by_what() -> None:
     assert package_lock.sbom_differences(lock, sbom) == ()
     assert package_lock.sbom_differences(
         lock, package_lock.sbom_text((FOUND[0], source), "vllm", "1")
-    ) == ("beta-2.0.tar.gz is no wheel",)
+    ) == ("beta-2.0.tar.gz is not a wheel",)
     assert package_lock.sbom_differences(lock.replace(TWO, "3" * 64), sbom) == (
         f"only the lock has the hash {'3' * 64}",
         f"only the SBOM has the hash {TWO}",

@@ -38,7 +38,7 @@ def test_a_lock_without_hashes_and_one_for_another_version_are_refused_together(
     with pytest.raises(FleetError) as refused:
         release(vllm(version="0.31.0"), LOCK, b"uv==0.13.9\n")
     assert len(refused.value.problems) == 2
-    assert "vllm.version is 0.31.0, the lock has vllm==0.32.0" in str(refused.value)
+    assert "vllm.version is 0.31.0, but the lock has vllm==0.32.0" in str(refused.value)
 
 
 @each_row(

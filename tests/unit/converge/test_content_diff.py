@@ -56,17 +56,25 @@ def test_a_new_file_is_shown_as_a_whole() -> None:
             {},
             "the current content is not shown: the mode of the file does not allow all users",
         ),
-        (None, {"mode": 0o600}, "is not shown, because with mode 0600 not all users"),
-        (said(b"hunter2\n"), {"mode": 0o640}, "is not shown, because with mode 0640"),
+        (
+            None,
+            {"mode": 0o600},
+            "the difference is not shown, because with mode 0600 not all users",
+        ),
+        (
+            said(b"hunter2\n"),
+            {"mode": 0o640},
+            "the difference is not shown, because with mode 0640",
+        ),
         (
             said(b"hunter2\n"),
             {"mode": 0o600, "secret": True},
-            "is not shown, because the content is a secret",
+            "the difference is not shown, because the content is a secret",
         ),
         (
             {"hidden": True},
             {"mode": 0o600, "secret": True},
-            "is not shown, because the content is a secret",
+            "the difference is not shown, because the content is a secret",
         ),
     ],
 )
@@ -83,7 +91,7 @@ def test_what_not_everybody_may_read_is_not_shown(
     ("new", "found", "text"),
     [
         (b"a\n", {"error": "Input/output error"}, "Input/output error"),
-        (b"a\n", {"bytes": 9_000_000}, "it has 9000000 bytes"),
+        (b"a\n", {"bytes": 9_000_000}, "the file has 9000000 bytes"),
         (b"a\n", "the node gave no reason", "the node gave no reason"),
         (b"a\n", {"content": "no base64"}, "the node's answer is not valid"),
         (b"a\n", ["nonsense"], "the node's answer is not valid"),

@@ -353,7 +353,7 @@ def test_an_interrupted_dpkg_is_foretold_to_be_finished() -> None:
     snapshot = Snapshot(packages={"gcc": None}, dpkg_unfinished=frozenset({"libc6"}))
     part = difference(DesiredState(Package("gcc")), snapshot).packages
 
-    assert part.changes[0] == "finish what dpkg left unfinished: libc6"
+    assert part.changes[0] == "finish the interrupted run of dpkg: libc6"
 
 
 def test_a_dpkg_that_another_left_unfinished_is_no_drift_of_ours() -> None:

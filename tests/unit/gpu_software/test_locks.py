@@ -138,8 +138,11 @@ def test_the_declared_vllm_is_locked_with_the_nodes_python() -> None:
         ({"driver__disk": {"missing": "absent"}}, "an unreadable version on disk"),
         ({"driver__library": {"missing": "timeout"}}, "an unreadable version as its library"),
         ({"driver__proc": {"missing": "absent"}}, "the loaded kernel modules could not"),
-        ({"system__packages": {"missing": "timeout"}}, "its packages could not be read (timeout)"),
-        ({"system__units": {"missing": "timeout"}}, "its units could not be read (timeout)"),
+        (
+            {"system__packages": {"missing": "timeout"}},
+            "the node's packages could not be read (timeout)",
+        ),
+        ({"system__units": {"missing": "timeout"}}, "the node's units could not be read (timeout)"),
     ],
 )
 def test_a_node_between_versions_or_unread_is_not_locked(parts: dict[str, Any], said: str) -> None:

@@ -138,7 +138,7 @@ def test_without_git_nodes_or_a_plan_it_is_a_page_that_says_so() -> None:
         nodes=(), plan=Plan(unknown=("no node answers",)), drift=Drift(whole=False),
     )  # fmt: skip
     text = "".join(Parsed(fleet_page(empty)).texts("body"))
-    for words in ("not in git: no repository", "no node answers", "no model is declared",
+    for words in ("not in git (no repository", "no node answers", "no model is declared",
                   "gpufleet report --drift"):  # fmt: skip
         assert words in text
 

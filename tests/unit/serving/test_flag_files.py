@@ -95,7 +95,7 @@ def test_a_file_that_is_not_on_the_node_is_refused_with_its_key(node, flag, valu
         plan(node, {flag: value, **more})
 
     text = str(refused.value)
-    assert f"group_vars/all.yml:7: serving.q.flags.{flag}: {path} is not there on a," in text
+    assert f"group_vars/all.yml:7: serving.q.flags.{flag}: {path} does not exist on a," in text
     assert "create it there, or write a path" in text
 
 
@@ -119,7 +119,7 @@ def test_a_template_that_is_a_directory_is_refused(node):
 
 
 def test_each_node_is_named_that_lacks_it(node):
-    with pytest.raises(FleetError, match=r"/srv/chat\.jinja is not there on b, c,"):
+    with pytest.raises(FleetError, match=r"/srv/chat\.jinja does not exist on b, c,"):
         plan(node, {"chat-template": "/srv/chat.jinja"}, nodes=("a", "b", "c"), absent=("b", "c"))
 
 
@@ -149,7 +149,7 @@ def test_a_model_that_only_another_node_has_is_refused(node):
         for name, path in (("a", "/srv/q"), ("b", "/srv/none"))
     }
 
-    with pytest.raises(FleetError, match=r"serving\.q\.model: /srv/q is not there on b"):
+    with pytest.raises(FleetError, match=r"serving\.q\.model: /srv/q does not exist on b"):
         assessment.plan_fleet(documents, declared)
 
 
@@ -227,7 +227,7 @@ def test_the_server_alone_reads_a_template_and_each_rank_the_tokenizer(node):
     template = {"chat-template": "/srv/chat.jinja"}
 
     plan(node, template, nodes=("a", "b"), absent=("b",), **OVER_NODES)
-    with pytest.raises(FleetError, match=r"/srv/chat\.jinja is not there on a,"):
+    with pytest.raises(FleetError, match=r"/srv/chat\.jinja does not exist on a,"):
         plan(node, template, nodes=("a", "b"), absent=("a",), **OVER_NODES)
-    with pytest.raises(FleetError, match=r"/srv/tokenizer is not there on b,"):
+    with pytest.raises(FleetError, match=r"/srv/tokenizer does not exist on b,"):
         plan(node, {"tokenizer": "/srv/tokenizer"}, nodes=("a", "b"), absent=("b",), **OVER_NODES)

@@ -119,7 +119,7 @@ def test_each_adapter_of_the_plan_is_listed_and_answers(
         ),
         (
             {"without_key": {"GET /v1/models": 401, "POST /invocations": 400}},
-            "answers POST /invocations with 400 without the API key",
+            "answers POST /invocations without the API key with 400",
         ),
         ({"key_error": "No such file"}, "the API key cannot be read"),
         ({"models_error": {"status": 401, "body": ""}}, "/v1/models answers HTTP 401"),
@@ -172,7 +172,7 @@ def test_a_model_that_pools_is_busy_by_the_tokens_that_it_reads() -> None:
     late = {"kind": "embed", "completion_error": {"error": "timed out"}}
     state, text = judge({**ANSWERS, **late})
     assert state is State.BUSY
-    assert "its prompt tokens in its /metrics" in text
+    assert "the prompt tokens in the server's /metrics" in text
 
 
 def test_a_server_that_loads_is_waited_for_and_shows_its_last_words() -> None:

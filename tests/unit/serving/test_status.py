@@ -217,7 +217,7 @@ def test_a_server_whose_guard_is_missing_is_wrong_and_no_change_takes_it_for_rea
 
     (rank,) = fleet_status({"gpu-01": node.look()}, {}, whole=False).replicas[0].ranks
     assert rank.health is Health.WRONG
-    assert "answers POST /invocations with 200 without the API key" in rank.why
+    assert "answers POST /invocations without the API key with 200" in rank.why
     assert not wait.is_ready(server, wait.look(server))
 
 
@@ -379,7 +379,7 @@ def judged(*answers):
         (
             seen(unit={"ActiveState": "inactive", "Result": "success", "ExecMainStatus": "0"}),
             Health.DOWN,
-            f"is stopped: `systemctl start {UNIT}`",
+            f"is stopped: run `systemctl start {UNIT}`",
         ),
         (
             seen(unit={"ActiveState": "failed", "Result": "exit-code", "ExecMainStatus": "2"}),
@@ -524,7 +524,7 @@ KILLED = event("exited", exit_code="killed", exit_status="9", signal="KILL")
         ),
         (
             [event("failed", unit_result="watchdog"), event("restarts")],
-            "gave up on it (watchdog)",
+            "gave up on the unit (watchdog)",
         ),
         (
             [event("stops"), event("succeeded"), event("stopped")],
@@ -675,8 +675,20 @@ def loading(*names, listed=None):
     "loads, listed, wanted, health, says",
     [
         (("a", "b"), None, ("a", "b"), Health.SERVES, ()),
-        (("a",), None, ("a", "b"), Health.SERVES, ("llama-0 does not load b: `adapters` of",)),
-        (("a", "c"), None, ("a",), Health.SERVES, ("llama-0 still loads c: `adapters` of",)),
+        (
+            ("a",),
+            None,
+            ("a", "b"),
+            Health.SERVES,
+            ("llama-0 does not load b, because `adapters` of",),
+        ),
+        (
+            ("a", "c"),
+            None,
+            ("a",),
+            Health.SERVES,
+            ("llama-0 still loads c, because `adapters` of",),
+        ),
         (("a",), None, ("b",), Health.SERVES, ("llama-0 does not load b and still loads a",)),
         (("a",), (), ("a",), Health.WRONG, ()),
         (("a",), ("a", "c"), ("a",), Health.WRONG, ()),

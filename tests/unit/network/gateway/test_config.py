@@ -147,7 +147,7 @@ def test_a_client_is_given_models_and_an_adapter_is_its_models() -> None:
 
     (said,) = problems(nodes, "gw-01")
 
-    assert said.startswith("gateway.clients: team has the adapter sql in `models`: write its model")
+    assert said.startswith("gateway.clients: team has the adapter sql in `models`: write the model")
 
 
 def test_servers_of_silent_nodes_stay_and_no_others() -> None:
@@ -426,7 +426,7 @@ def test_gateways_that_would_not_hear_each_other_are_refused_once() -> None:
 
 def test_an_address_that_a_machine_has_is_not_shared() -> None:
     (said,) = keepalived.problems(pair_of(SHARED | {"address": "192.0.2.1/24"}), "gw-02")
-    assert said.startswith("gw-02: gateway.virtual_address.address: 192.0.2.1 is gw-01's own")
+    assert said.startswith("gw-02: gateway.virtual_address.address: 192.0.2.1 is the own")
 
 
 def test_another_password_restarts_keepalived_and_is_in_no_file_that_others_read() -> None:

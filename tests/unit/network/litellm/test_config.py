@@ -204,7 +204,7 @@ def test_a_key_that_the_gateway_would_refuse_is_found_beforehand() -> None:
         return litellm.unknown_key(found, nodes, "gw-01", key)
 
     assert refusal(gateway, KEY) is None
-    assert "no entry of `gateway.clients` has" in str(refusal(gateway, b"another"))
+    assert "is in no entry of `gateway.clients`" in str(refusal(gateway, b"another"))
     narrow = {**gateway, "clients": [{**client, "models": ["tiny"]}]}
     assert "may not use other" in str(refusal(narrow, KEY))
 
