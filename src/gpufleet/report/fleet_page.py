@@ -53,7 +53,7 @@ def fleet_page(found: Document) -> str:
         "drift": ("Drift", _drift(found)),
         "upgrades": ("Last upgrades", _upgrades(found)),
         "certificates": ("Certificates", _certificates(found)),
-        "unknown": ("Unknown parts", _unknown(found)),
+        "unknown": ("What is not known", _unknown(found)),
     }
     links = "".join(f'<li><a href="#{key}">{head}</a></li>' for key, (head, _) in sections.items())
     title = f"Fleet {found.inventory}"

@@ -108,7 +108,7 @@ def test_a_lock_of_no_group_is_named_as_unread(project: Project) -> None:
         (
             {"h100.lock.yml": LOCK, "h100.yml": LOCK},
             "group_vars/h100.lock.yml:1: gpu_lock: the group also has a lock in "
-            "group_vars/h100.yml:1: remove one of the two",
+            "group_vars/h100.yml:1: remove one of the two locks",
         ),
         (
             {"h100.lock.yml": LOCK + "gpus:\n  count: 8\n"},
@@ -165,7 +165,7 @@ def test_a_driver_too_old_for_vllms_wheels_is_refused_before_any_node(project: P
     )
 
     (said,) = project.mistakes()
-    assert said.startswith("group_vars/h100.lock.yml:2: gpu_lock.driver: is 570.211.01, and ")
+    assert said.startswith("group_vars/h100.lock.yml:2: gpu_lock.driver: is 570.211.01, but ")
     assert "580.65.06" in said
 
 

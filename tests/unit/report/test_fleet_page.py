@@ -102,7 +102,7 @@ def test_each_node_with_gpus_has_a_picture_with_its_words() -> None:
     titles = page.texts("title")[1:]
     assert [each.partition(":")[0] for each in titles] == ["gpu-01", "gpu-02", "gpu-03"]
     assert "GPUs 0-1: q-0" in titles[0]
-    assert "NVLink joins GPUs 0-7 (NV18)" in titles[0]
+    assert "NVLink connects GPUs 0-7 (NV18)" in titles[0]
 
 
 def test_what_is_not_known_is_said_where_it_would_stand_and_at_the_end() -> None:

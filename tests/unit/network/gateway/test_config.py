@@ -416,7 +416,9 @@ def pair_of(*different: dict[str, Any]) -> Any:
 def test_gateways_that_would_not_hear_each_other_are_refused_once() -> None:
     """Each would take the address: both have it, and both keep it."""
     (said,) = keepalived.problems(pair_of(SHARED | {"router_id": 52}), "gw-01")
-    assert said.startswith("gateway.virtual_address.router_id: 51 on gw-01, 52 on gw-02: the two ")
+    assert said.startswith(
+        "gateway.virtual_address.router_id: 51 on gw-01, but 52 on gw-02. The two "
+    )
     assert list(keepalived.problems(pair_of(SHARED | {"router_id": 52}), "gw-02")) == []
     assert list(keepalived.problems(pair_of(SHARED | {"priority": 90}), "gw-01")) == []
     # Two pairs, each with its own.
