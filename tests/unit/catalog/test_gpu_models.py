@@ -93,13 +93,13 @@ def test_a_partition_of_a_known_product_is_not_taken_for_the_whole():
 
 
 def test_a_name_that_nothing_is_near_to_is_refused_with_all_that_are_known():
-    with pytest.raises(FleetError, match="near names: H100-NVL") as near:
+    with pytest.raises(FleetError, match="similar names: H100-NVL") as near:
         card("H100-NVL2")
     with pytest.raises(FleetError) as far:
         card("zzzzzzzz")
 
-    assert "known are" not in str(near.value)
-    assert f"known are {', '.join(names())}" in str(far.value)
+    assert "known GPUs: " not in str(near.value)
+    assert f"known GPUs: {', '.join(names())}" in str(far.value)
 
 
 @each_row("name", ["8xH100", "H100x8", "h100:8", "8 * h100", "H100 x 8"])

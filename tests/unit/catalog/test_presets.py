@@ -84,8 +84,12 @@ def test_a_value_of_a_table_is_looked_up_by_the_models_family():
     ("model", "vllm", "says"),
     [
         ("/srv/gemma-4-27b", (0, 18, 0), "needs vLLM 0.19.0 or later"),
-        ("org/deepseek-r1-distill-qwen", (0, 32, 0), "have no tool-call-parser in vLLM"),
-        ("org/strange", (0, 32, 0), "no tool-call-parser is known for strange"),
+        (
+            "org/deepseek-r1-distill-qwen",
+            (0, 32, 0),
+            "vLLM has no tool-call-parser for models like deepseek",
+        ),
+        ("org/strange", (0, 32, 0), "gpufleet knows no tool-call-parser for strange"),
     ],
 )
 def test_a_family_without_a_parser_is_refused_with_what_to_set(model, vllm, says):

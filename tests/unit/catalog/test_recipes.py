@@ -208,5 +208,5 @@ def test_what_is_nearer_to_the_gpu_stands_later_and_wins() -> None:
         *("--a", "all", "--a", "hopper", "--a", "h200"),
     )
     assert on_h200.environment == {"A": "hopper", "B": "all"}
-    with pytest.raises(FleetError, match=r"--with draft: .* it has drafts"):
+    with pytest.raises(FleetError, match=r"--with draft: .* Its optional features: drafts"):
         recipes.addition(recipe, variant, features=("draft",))

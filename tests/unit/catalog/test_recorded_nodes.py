@@ -18,7 +18,7 @@ def test_named_hardware_is_healthy(name):
 
 
 def test_an_unknown_name_is_refused_with_the_names_there_are():
-    with pytest.raises(FleetError, match=r"did you mean 'h100x8'.*known are .*a100x8"):
+    with pytest.raises(FleetError, match=r"did you mean 'h100x8'.*recorded hardware: .*a100x8"):
         recorded_nodes.document("h100x9")
 
 
