@@ -25,8 +25,8 @@ def document_problem(document: Any) -> str | None:
     """
     Return why a document is unusable, as the end of a sentence, or None if it is valid.
 
-    >>> document_problem({"schema": 1})
-    'has schema 1, and this gpufleet reads 2: probe the node again with this version'
+    >>> document_problem({"schema": 1}).partition(": ")[0]
+    'has schema 1, but this gpufleet reads schema 2'
     """
     if not isinstance(document, dict) or "schema" not in document:
         return "is not the document of a probe"
