@@ -57,8 +57,8 @@ def replica(
 
 def fires(share: str, model: str = "tiny", date: str = "2026-11-20") -> tuple[Firing, ...]:
     summary = (
-        f"{model}: its replicas finish {share} of the requests a second that they were measured "
-        f"to carry on {date}"
+        f"{model}: the replicas run at {share} of the request rate that was measured as their "
+        f"limit on {date}"
     )
     return (Firing({"model": model, "measured": date}, summary),)
 

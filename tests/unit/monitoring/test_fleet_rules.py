@@ -53,7 +53,8 @@ ANSWERS = (
         at=600,
         fires=(
             Firing(
-                {**ON, "job": "dcgm"}, "gpu-01: the dcgm exporter does not answer, the node does"
+                {**ON, "job": "dcgm"},
+                "gpu-01: the dcgm exporter does not answer, although the node does",
             ),
         ),
     ),
@@ -74,7 +75,7 @@ ANSWERS = (
         "it answers, with an empty page",
         up("dcgm", "1x30"),
         at=600,
-        fires=(Firing(ON, "gpu-01: DCGM's exporter answers and knows no GPU"),),
+        fires=(Firing(ON, "gpu-01: DCGM's exporter answers but reports no GPU"),),
     ),
     Case(
         "DcgmWithoutSeries",
@@ -84,7 +85,7 @@ ANSWERS = (
             f'DCGM_FI_DEV_GPU_TEMP{{{DCGM},gpu="0",UUID="GPU-0"}}': "9223372036854775794x30",
         },
         at=600,
-        fires=(Firing(ON, "gpu-01: DCGM's exporter answers and knows no GPU"),),
+        fires=(Firing(ON, "gpu-01: DCGM's exporter answers but reports no GPU"),),
     ),
     Case(
         "DcgmWithoutSeries",
@@ -130,7 +131,9 @@ FACTS = (
         "one part",
         own("facts_failed", 'part="gpus"', "1x30"),
         at=1200,
-        fires=(Firing({**ON, "part": "gpus"}, "gpu-01: the facts about gpus cannot be read"),),
+        fires=(
+            Firing({**ON, "part": "gpus"}, "gpu-01: gpufleet cannot read the facts about gpus"),
+        ),
     ),
     Case("FactsFailed", "once", own("facts_failed", 'part="gpus"', "0x5 1 0x30"), at=420),
 )
@@ -141,7 +144,11 @@ DRIVER = (
         "libraries were upgraded under a loaded driver",
         own("driver_mismatch", 'part="library"', "1x60"),
         at=1800,
-        fires=(Firing(ON, "gpu-01: the loaded driver and its libraries differ in version"),),
+        fires=(
+            Firing(
+                ON, "gpu-01: the loaded driver and the driver's libraries have different versions"
+            ),
+        ),
     ),
     Case(
         "DriverLibraryMismatch",
@@ -163,7 +170,7 @@ DRIVER = (
         fires=(
             Firing(
                 {**ON, "part": "fabric_manager"},
-                "gpu-01: the loaded driver has another version than its fabric_manager",
+                "gpu-01: the loaded driver and its fabric_manager have different versions",
             ),
         ),
     ),
@@ -180,7 +187,7 @@ DRIVER = (
         step=300,
         at=DAY + 3600,
         fires=(
-            Firing({**ON, "reason": "kernel"}, "gpu-01 has waited for a reboot for a day (kernel)"),
+            Firing({**ON, "reason": "kernel"}, "gpu-01 has needed a reboot for a day (kernel)"),
         ),
     ),
     Case(
@@ -197,7 +204,8 @@ DRIVER = (
         at=3600,
         fires=(
             Firing(
-                ON, "gpu-01: its driver was changed and no check has passed: nothing starts there"
+                ON,
+                "gpu-01: the driver was changed, and no check has passed since then, so no stage starts",
             ),
         ),
     ),
@@ -213,9 +221,7 @@ DECLARED = (
             **own("check_findings", 'severity="unknown"', "1x30"),
         },
         at=1200,
-        fires=(
-            Firing(ON, "gpu-01: the last check has 2 findings that block, or could not be judged"),
-        ),
+        fires=(Firing(ON, "gpu-01: the last check has 2 findings with result block or unknown"),),
     ),
     Case(
         "CheckFindings",
@@ -246,7 +252,7 @@ DECLARED = (
         "two things that matter now",
         own("drift_differences", 'matters="now"', "2x30"),
         at=1200,
-        fires=(Firing(ON, "gpu-01 differs from what is declared in 2 things that matter now"),),
+        fires=(Firing(ON, "gpu-01 has 2 differences from its declaration that matter now"),),
     ),
     Case(
         "Drift",
@@ -263,7 +269,9 @@ DECLARED = (
         own("drift_unknown", "", "1x300"),
         step=300,
         at=DAY + 3600,
-        fires=(Firing(ON, "gpu-01: part of the node could not be compared with what is declared"),),
+        fires=(
+            Firing(ON, "gpu-01: a part of the node could not be compared with its declaration"),
+        ),
     ),
     Case("DriftUnknown", "once", own("drift_unknown", "", "1x5 0x300"), step=300, at=DAY),
     Case(
@@ -272,7 +280,7 @@ DECLARED = (
         own("drift_timestamp_seconds", "", "0x240"),
         step=3600,
         at=9 * DAY,
-        fires=(Firing(ON, "gpu-01: the last comparison with its declaration was 9d 0h 0m 0s ago"),),
+        fires=(Firing(ON, "gpu-01 was last compared with its declaration 9d 0h 0m 0s ago"),),
     ),
     Case(
         "DriftStale",
@@ -306,7 +314,7 @@ CERTIFICATES = (
         "a second less than 21 days",
         ends(21 * DAY - 1),
         at=600,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 20d 23h 59m 59s"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} expires in 20d 23h 59m 59s"),),
     ),
     Case("CertificateEndsSoon", "21 days to the second", ends(21 * DAY), at=600),
     Case(
@@ -314,7 +322,7 @@ CERTIFICATES = (
         "7 days to the second: still no page",
         ends(7 * DAY),
         at=600,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 7d 0h 0m 0s"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} expires in 7d 0h 0m 0s"),),
     ),
     Case("CertificateEndsSoon", "less than 7 days, which page", ends(6 * DAY), at=600),
     Case(
@@ -325,14 +333,14 @@ CERTIFICATES = (
             **own("certificate_end_timestamp_seconds", 'path="/x",use="exporter"', "9e9x30"),
         },
         at=600,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 20d 0h 0m 0s"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} expires in 20d 0h 0m 0s"),),
     ),
     Case(
         "CertificateEndsSoon",
         "a scrape that failed for some minutes",
         own("certificate_end_timestamp_seconds", _AT, f"{20 * DAY}x5 stale _x3 {20 * DAY}x30"),
         at=480,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 19d 23h 55m 0s"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} expires in 19d 23h 55m 0s"),),
     ),
     Case(
         "CertificateEndsSoon",
@@ -346,14 +354,14 @@ CERTIFICATES = (
         "a second less than 7 days",
         ends(7 * DAY - 1),
         at=600,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} ends in 6d 23h 59m 59s"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} expires in 6d 23h 59m 59s"),),
     ),
     Case(
         "CertificateEndsThisWeek",
         "it has ended",
         ends(-DAY),
         at=600,
-        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} has ended"),),
+        fires=(Firing({**ON, **CERTIFICATE}, f"{_ENDS} has expired"),),
     ),
     Case(
         "CertificateEndsThisWeek",

@@ -75,7 +75,7 @@ GATEWAY = (
             status("tiny-1", "DOWN"): "0x3 1x30",
         },
         at=6 * MINUTE,
-        fires=(Firing(MODEL, "gw-01: no server of tiny is up, its clients get 503"),),
+        fires=(Firing(MODEL, "gw-01: no server of tiny is up, so clients get 503"),),
     ),
     Case(
         "GatewayNoServer",
@@ -101,7 +101,7 @@ GATEWAY = (
         fires=(
             Firing(
                 {**MODEL, "server": "tiny-1"},
-                "gw-01: server tiny-1 of tiny has been down for the gateway for half an hour",
+                "gw-01: the gateway has seen server tiny-1 of tiny as down for half an hour",
             ),
         ),
     ),
@@ -122,7 +122,7 @@ GATEWAY = (
         "ten of a hundred",
         {answers("2xx"): "0+90x60", answers("5xx"): "0+10x60"},
         at=20 * MINUTE,
-        fires=(Firing(MODEL, "gw-01: 10% of the answers of tiny are 5xx"),),
+        fires=(Firing(MODEL, "gw-01: 10% of the answers for tiny are 5xx"),),
     ),
     Case(
         "GatewayErrors",
@@ -200,7 +200,7 @@ SERVERS = (
         "nothing of any node",
         {up("mon-01", "prometheus"): "1x60", up("gpu-01", "node"): "1x5 stale"},
         at=20 * MINUTE,
-        fires=(Firing({"job": "node"}, "Prometheus has no values of any node"),),
+        fires=(Firing({"job": "node"}, "Prometheus has no values from any node"),),
     ),
     Case("MonitoringBlind", "every node is down", {up("gpu-01", "node"): "0x60"}, at=1200),
     Case(
@@ -217,7 +217,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "prometheus"},
-                "mon-01: Prometheus cannot read a list of its targets",
+                "mon-01: Prometheus cannot read one of its target lists",
             ),
         ),
     ),
@@ -274,7 +274,7 @@ SERVERS = (
             up("gpu-01", "vllm", stage="tiny-0", model="tiny"): "0x60",
         },
         at=40 * MINUTE,
-        fires=(Firing({"stage": "new-0"}, "No server of stage new-0 is scraped"),),
+        fires=(Firing({"stage": "new-0"}, "Prometheus scrapes no server of stage new-0"),),
     ),
     Case(
         "MonitoringStageUnseen",
@@ -294,7 +294,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "prometheus"},
-                "mon-01: Prometheus refuses its configuration and keeps the old one",
+                "mon-01: Prometheus rejected its new configuration and keeps the old one",
             ),
         ),
     ),
@@ -313,7 +313,10 @@ SERVERS = (
         },
         at=20 * MINUTE,
         fires=(
-            Firing({**MONITOR, "rule_group": "vllm"}, "mon-01: rules of vllm cannot be evaluated"),
+            Firing(
+                {**MONITOR, "rule_group": "vllm"},
+                "mon-01: Prometheus cannot evaluate a rule of group vllm",
+            ),
         ),
     ),
     Case(
@@ -330,7 +333,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "rule_group": "gpu"},
-                "mon-01: rules of gpu take longer than their interval",
+                "mon-01: evaluating rule group gpu takes longer than its interval",
             ),
         ),
     ),
@@ -348,7 +351,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "prometheus"},
-                "mon-01: Prometheus reaches no Alertmanager",
+                "mon-01: Prometheus cannot reach any Alertmanager",
             ),
         ),
     ),
@@ -363,7 +366,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "prometheus"},
-                "mon-01: Prometheus reaches no Alertmanager",
+                "mon-01: Prometheus cannot reach any Alertmanager",
             ),
         ),
     ),
@@ -384,7 +387,7 @@ SERVERS = (
         fires=(
             Firing(
                 {**MONITOR, "job": "alertmanager"},
-                "mon-01: Alertmanager refuses its configuration and keeps the old one",
+                "mon-01: Alertmanager rejected its new configuration and keeps the old one",
             ),
         ),
     ),

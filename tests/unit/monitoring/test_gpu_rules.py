@@ -69,20 +69,26 @@ def xid_cases(alert: str, xid: str, other: str, said: str) -> tuple[Case, ...]:
 
 XIDS = (
     *xid_cases("XidOffTheBus", "79", "13", "has fallen off the bus"),
-    *xid_cases("XidGsp", "119", "79", "does not answer: its system processor failed"),
+    *xid_cases("XidGsp", "119", "79", "does not answer because its system processor (GSP) failed"),
     *xid_cases("XidNvlink", "145", "48", "has an NVLink error"),
     *xid_cases("XidCritical", "95", "94", "needs a reset"),
     *xid_cases(
-        "XidContained", "94", "95", "had a memory error that ended only the program that met it"
+        "XidContained",
+        "94",
+        "95",
+        "had a memory error that ended only the program that used this memory",
     ),
-    *xid_cases("XidWatch", "63", "31", "reported an error worth a look"),
+    *xid_cases("XidWatch", "63", "31", "reported an error that should be investigated"),
     Case(
         "XidWatch",
         "a number that nobody has heard of",
         {counted("999"): "1x10"},
         at=60,
         fires=(
-            Firing({**GPU, "xid": "999"}, "gpu-01: GPU 3 reported an error worth a look (Xid 999)"),
+            Firing(
+                {**GPU, "xid": "999"},
+                "gpu-01: GPU 3 reported an error that should be investigated (Xid 999)",
+            ),
         ),
     ),
     Case("XidWatch", "DCGM's blank value as a number", {counted(BLANK): "1x10"}, at=60),
@@ -94,7 +100,7 @@ XIDS = (
         fires=(
             Firing(
                 {**GPU, "xid": "31"},
-                "gpu-01: GPU 3 reports the same program's error again and again (Xid 31)",
+                "gpu-01: GPU 3 keeps reporting the same kind of program error (Xid 31)",
             ),
         ),
     ),
@@ -135,7 +141,7 @@ LOST = (
         "one of two GPUs has no values any more",
         gone({dcgm("GPU_TEMP"): "40x9 _x30", dcgm("GPU_TEMP", OTHER): "40x60"}),
         at=20 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 (GPU-3) is gone"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 (GPU-3) is missing"),),
     ),
     Case(
         "GpuLost",
@@ -145,7 +151,7 @@ LOST = (
             'gpufleet_gpus{instance="gpu-01",job="node",state="present"}': "1x60",
         },
         at=20 * 60,
-        fires=(Firing({"instance": "gpu-01"}, "gpu-01: a GPU is gone"),),
+        fires=(Firing({"instance": "gpu-01"}, "gpu-01: a GPU is missing"),),
     ),
     Case(
         "GpuLost",
@@ -173,7 +179,7 @@ LOST = (
         fires=(
             Firing(
                 {"instance": "gpu-02"},
-                "gpu-02: no values of its GPUs arrive, and it has no DCGM",
+                "gpu-02: Prometheus gets no values for its GPUs, and the node has no DCGM",
             ),
         ),
     ),
@@ -236,7 +242,7 @@ MEMORY = (
         "it is pending until a reset",
         {dcgm("ROW_REMAP_PENDING"): "1x30"},
         at=10 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 remaps rows of its memory at its next reset"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 will remap rows of its memory at its next reset"),),
     ),
     Case("RowRemapPending", "the reset was done", {dcgm("ROW_REMAP_PENDING"): "1x9 0x9"}, at=1080),
     Case("RowRemapPending", "a blank value", {dcgm("ROW_REMAP_PENDING"): f"{BLANK}x30"}, at=600),
@@ -257,7 +263,7 @@ LINKS = (
         "a link of NVLink 5 went down for good",
         {dcgm("NVLINK_COUNT_LINK_RECOVERY_FAILED_EVENTS"): "0x9 1x30"},
         at=11 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 lost an NVLink that did not come back"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 lost an NVLink, which did not recover"),),
     ),
     Case(
         "NvlinkDown",
@@ -277,7 +283,10 @@ LINKS = (
         {dcgm("NVLINK_RECOVERY_ERROR_COUNT_TOTAL"): "0x9 1x9 2x40"},
         at=40 * 60,
         fires=(
-            Firing(GPU, "gpu-01: GPU 3 lost an NVLink 2 times in 6 hours, each time for a moment"),
+            Firing(
+                GPU,
+                "gpu-01: GPU 3 lost an NVLink 2 times in 6 hours, and the link recovered each time",
+            ),
         ),
     ),
     Case(
@@ -286,7 +295,10 @@ LINKS = (
         {dcgm("NVLINK_COUNT_LINK_RECOVERY_SUCCESSFUL_EVENTS"): "0x9 3x40"},
         at=40 * 60,
         fires=(
-            Firing(GPU, "gpu-01: GPU 3 lost an NVLink 3 times in 6 hours, each time for a moment"),
+            Firing(
+                GPU,
+                "gpu-01: GPU 3 lost an NVLink 3 times in 6 hours, and the link recovered each time",
+            ),
         ),
     ),
     Case(
@@ -306,7 +318,7 @@ LINKS = (
         "200 replays a second",
         {dcgm("NVLINK_REPLAY_ERROR_COUNT_TOTAL"): "0+12000x30"},
         at=20 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 has 200 NVLink errors a second"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 has 200 NVLink errors per second"),),
     ),
     Case(
         "NvlinkErrors",
@@ -348,7 +360,10 @@ SPEED = (
         {dcgm("CLOCKS_EVENT_REASONS"): "136x9 0x2 136x30"},
         at=25 * 60,
         fires=(
-            Firing(GPU, "gpu-01: GPU 3 runs at half its clock or less: the hardware slows it down"),
+            Firing(
+                GPU,
+                "gpu-01: GPU 3 runs at half its clock or less because the hardware slows it down",
+            ),
         ),
     ),
     Case(
@@ -374,7 +389,7 @@ SPEED = (
         "a fifth of the time, in nanoseconds",
         {dcgm("THERMAL_VIOLATION"): "0+12000000000x60"},
         at=30 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 is kept below its clock by heat 20% of the time"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 was throttled by heat 20% of the time"),),
     ),
     Case(
         "GpuThermalThrottling",
@@ -401,8 +416,8 @@ SPEED = (
             Firing(
                 GPU,
                 (
-                    "gpu-01: GPU 3 is kept below its clock by lack of power, although it draws "
-                    "less than its limit"
+                    "gpu-01: GPU 3 is throttled for power, although it draws "
+                    "less than 90 % of its power limit"
                 ),
             ),
         ),
@@ -422,7 +437,9 @@ SPEED = (
         "3 degrees below a board's own limit of 87",
         {dcgm("GPU_TEMP"): "84x30", dcgm("SLOWDOWN_TEMP"): "87x30"},
         at=15 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 is 3 degrees below the point where it slows down"),),
+        fires=(
+            Firing(GPU, "gpu-01: GPU 3 is 3 degrees below the temperature at which it throttles"),
+        ),
     ),
     Case(
         "GpuHot",
@@ -433,7 +450,9 @@ SPEED = (
             dcgm("GPU_TEMP_LIMIT"): "2x30",
         },
         at=15 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 is 2 degrees below the point where it slows down"),),
+        fires=(
+            Firing(GPU, "gpu-01: GPU 3 is 2 degrees below the temperature at which it throttles"),
+        ),
     ),
     Case(
         "GpuHot",
@@ -458,7 +477,9 @@ SPEED = (
         "96 degrees where DCGM does not say how many it may have",
         {dcgm("MEMORY_TEMP"): "96x30"},
         at=15 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 has memory at 96 degrees, above its limit"),),
+        fires=(
+            Firing(GPU, "gpu-01: GPU 3 has memory at 96 degrees, which is at or above its limit"),
+        ),
     ),
     Case(
         "GpuMemoryHot",
@@ -472,7 +493,7 @@ SPEED = (
         "two a second",
         {dcgm("PCIE_REPLAY_COUNTER"): "0+120x60"},
         at=40 * 60,
-        fires=(Firing(GPU, "gpu-01: GPU 3 sends 120 PCIe packets a minute again"),),
+        fires=(Firing(GPU, "gpu-01: GPU 3 has to resend 120 PCIe packets per minute"),),
     ),
     Case(
         "PcieReplays",

@@ -85,7 +85,7 @@ DISKS = (
             series("filesystem_size_bytes", ROOT_NEW): "1000x30",
         },
         at=600,
-        fires=(Firing(ON_ROOT, "gpu-01: / has 2% left"),),
+        fires=(Firing(ON_ROOT, "gpu-01: / has 2% of its space left"),),
     ),
     Case(
         "DiskFull",
@@ -157,7 +157,7 @@ DISKS = (
             series("md_disks", f'{NODE},device="md0",state="failed"'): "1x30",
         },
         at=1200,
-        fires=(Firing({**ON, "device": "md0"}, "gpu-01: md0 lacks 1 of its disks"),),
+        fires=(Firing({**ON, "device": "md0"}, "gpu-01: md0 is degraded, missing disks: 1"),),
     ),
     Case(
         "RaidDegraded",
@@ -218,7 +218,7 @@ MEMORY = (
         "one error",
         {series("edac_uncorrectable_errors_total", f'{NODE},controller="0"'): "0x9 1x90"},
         at=12 * 60,
-        fires=(Firing(ON, "gpu-01 had errors of its main memory that could not be corrected"),),
+        fires=(Firing(ON, "gpu-01 had errors in its main memory that could not be corrected"),),
     ),
     Case(
         "HostMemoryErrors",
@@ -284,7 +284,7 @@ NETWORK = (
         "ten changes",
         {series("network_carrier_changes_total", ETH0): "2x9 2+1x10 12x60"},
         at=25 * 60,
-        fires=(Firing(ON_ETH0, "gpu-01: the link of eth0 comes and goes"),),
+        fires=(Firing(ON_ETH0, "gpu-01: the link of eth0 goes down and up again"),),
     ),
     Case(
         "LinkFlapping",

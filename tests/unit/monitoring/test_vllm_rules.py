@@ -86,7 +86,7 @@ def latencies(name: str, fast: int, slow: int, **labels: str) -> dict[str, str]:
 ENGINE = {**STAGE, "engine": "0"}
 STUCK = Firing(
     ENGINE,
-    "gpu-01: stage tiny-0 has 3 requests, and nothing has moved for 5 minutes",
+    "gpu-01: stage tiny-0 has 3 requests but has made no progress for 5 minutes",
 )
 
 RUNS = (
@@ -184,14 +184,14 @@ RUNS = (
         "three restarts in half an hour",
         {RESTARTS: "0x10 1x4 2x4 3x60"},
         at=25 * MINUTE,
-        fires=(Firing(UNIT, "gpu-01: stage tiny-0 starts again and again"),),
+        fires=(Firing(UNIT, "gpu-01: stage tiny-0 restarts again and again"),),
     ),
     Case(
         "VllmRestartLoop",
         "the watchdog restarts it a third time in an hour",
         {watchdog("restarts_total"): "0x10 1x10 2x10 3x60"},
         at=35 * MINUTE,
-        fires=(Firing(UNIT, "gpu-01: stage tiny-0 starts again and again"),),
+        fires=(Firing(UNIT, "gpu-01: stage tiny-0 restarts again and again"),),
     ),
     Case("VllmRestartLoop", "two restarts", {RESTARTS: "0x10 1x4 2x60"}, at=25 * MINUTE),
     Case(
@@ -326,7 +326,7 @@ MOVES = (
         "the watchdog says so",
         {watchdog("stalled"): "0x5 1x60", watchdog("timestamp_seconds", ""): "0+60x60"},
         at=10 * MINUTE,
-        fires=(Firing(UNIT, "gpu-01: the watchdog finds stage tiny-0 stalled"),),
+        fires=(Firing(UNIT, "gpu-01: the watchdog reports that stage tiny-0 is stalled"),),
     ),
     Case(
         "VllmStalled",
@@ -376,14 +376,14 @@ FULL = (
         "86 of 100 and a queue, for 20 minutes",
         work(kv="0.86x60", waiting="2x60", tokens="0+9x60"),
         at=20 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: KV cache of stage tiny-0 is at 86% and requests wait"),),
+        fires=(Firing(STAGE, "gpu-01: the KV cache of stage tiny-0 is at 86%, and requests wait"),),
     ),
     Case(
         "VllmKvCacheSaturated",
         "one of two engines",
         {**work(kv="0.9x60", waiting="1x60"), **work(kv="0.1x60", engine="1")},
         at=20 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: KV cache of stage tiny-0 is at 90% and requests wait"),),
+        fires=(Firing(STAGE, "gpu-01: the KV cache of stage tiny-0 is at 90%, and requests wait"),),
     ),
     Case(
         "VllmKvCacheSaturated",
@@ -396,7 +396,9 @@ FULL = (
         "it falls for a moment whenever a request ends",
         work(kv="0.99x4 0.5 0.99x4 0.5 0.99x4 0.5 0.99x9", waiting="2x60", tokens="0+9x60"),
         at=20 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: KV cache of stage tiny-0 is at 90.83% and requests wait"),),
+        fires=(
+            Firing(STAGE, "gpu-01: the KV cache of stage tiny-0 is at 90.83%, and requests wait"),
+        ),
     ),
     Case(
         "VllmKvCacheSaturated",
@@ -421,7 +423,7 @@ FULL = (
         fires=(
             Firing(
                 STAGE,
-                "gpu-01: KV cache of stage tiny-0 is full and requests preempt each other",
+                "gpu-01: the KV cache of stage tiny-0 is full, and requests preempt each other",
             ),
         ),
     ),
@@ -518,7 +520,7 @@ FULL = (
         "two a minute",
         {vllm("admission_rejections_total", reason="max_num_queued_reqs"): "0+2x60"},
         at=30 * MINUTE,
-        fires=(Firing(STAGE, "gpu-01: stage tiny-0 turned 20 requests away in 10 minutes"),),
+        fires=(Firing(STAGE, "gpu-01: stage tiny-0 rejected 20 requests in 10 minutes"),),
     ),
     Case(
         "VllmTurnsRequestsAway",
@@ -541,7 +543,7 @@ PROMISED = (
         fires=(
             Firing(
                 {"model": "tiny"},
-                "tiny: one request of a hundred waits longer than 7.5s for its first token",
+                "tiny: 1 % of the requests wait longer than 7.5s for their first token",
             ),
         ),
     ),
@@ -586,7 +588,7 @@ PROMISED = (
         fires=(
             Firing(
                 {"model": "tiny"},
-                "tiny: one token of a hundred comes later than 7.5s after the one before",
+                "tiny: 1 % of the tokens come more than 7.5s after the previous token",
             ),
         ),
     ),
@@ -613,7 +615,7 @@ PROMISED = (
         fires=(
             Firing(
                 {"model": "tiny"},
-                "tiny: one request of a hundred takes longer than 7.5s to its last token",
+                "tiny: 1 % of the requests take longer than 7.5s until their last token",
             ),
         ),
     ),
@@ -640,9 +642,7 @@ PROMISED = (
         "two of a hundred answers are 5xx",
         {http("2xx"): "0+98x60", http("5xx"): "0+2x60"},
         at=30 * MINUTE,
-        fires=(
-            Firing({"model": "tiny"}, "tiny: 2% of its requests end in an error of the server"),
-        ),
+        fires=(Firing({"model": "tiny"}, "tiny: 2% of the requests end in a server error"),),
     ),
     Case(
         "VllmErrors",
@@ -653,9 +653,7 @@ PROMISED = (
             vllm("request_success_total", finished_reason="error"): "0+5x60",
         },
         at=30 * MINUTE,
-        fires=(
-            Firing({"model": "tiny"}, "tiny: 5% of its requests end in an error of the server"),
-        ),
+        fires=(Firing({"model": "tiny"}, "tiny: 5% of the requests end in a server error"),),
     ),
     Case(
         "VllmErrors",
@@ -742,7 +740,7 @@ POOLING = (
         fires=(
             Firing(
                 {"model": "tiny"},
-                "tiny: one request of a hundred takes longer than 7.5s to its last token",
+                "tiny: 1 % of the requests take longer than 7.5s until their last token",
             ),
         ),
     ),
@@ -752,9 +750,7 @@ POOLING = (
             f"requests at {path}",
             {http("2xx", path): "0+98x60", http("5xx", path): "0+2x60"},
             at=30 * MINUTE,
-            fires=(
-                Firing({"model": "tiny"}, "tiny: 2% of its requests end in an error of the server"),
-            ),
+            fires=(Firing({"model": "tiny"}, "tiny: 2% of the requests end in a server error"),),
         )
         for path in PATHS
     ),

@@ -43,52 +43,52 @@ NOW = Row(
         stat(
             "Alerts that page",
             f'count(ALERTS{{alertstate="firing",severity="page",{_ON}}}) or vector(0)',
-            "They are listed below; each has a runbook in docs/alerts/.",
+            "The alerts are listed below. Each alert has a runbook in docs/alerts/.",
             steps=ANY_IS_BAD,
         ),
         stat(
             "Tickets",
             f'count(ALERTS{{alertstate="firing",severity="ticket",{_ON}}}) or vector(0)',
-            "They can wait for the next working day; they are listed below.",
+            "Tickets can wait for the next working day. They are listed below.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
             "Nodes down",
             f'sum(1 - up{{job="node",{_ON}}})',
-            "Open the node: is it off, or is only its exporter gone?",
+            "Open the node's dashboard to see whether the node is off or only its exporter is down.",
             steps=ANY_IS_BAD,
         ),
         stat(
             "GPUs missing",
             f'sum(gpufleet_gpus{{state="expected",{_ON}}}) - sum(gpufleet_gpus{{state="present",{_ON}}})',
-            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
+            "Run `gpufleet check`, then reboot the node. If the GPU is still missing, replace it.",
             steps=ANY_IS_BAD,
         ),
         stat(
             "Stages not running",
             f"sum(1 - gpufleet_stage_active{{{_ON}}})",
-            "The journal of the stage's unit says why.",
+            "The journal of the stage's unit shows the reason.",
             steps=ANY_IS_BAD,
             empty="no node has a stage",
         ),
         stat(
             "Findings that block",
             f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
-            "Run `gpufleet check`: it tells how to fix each.",
+            "Run `gpufleet check`, which shows how to fix each finding.",
             steps=ANY_IS_BAD,
             empty="no check was recorded",
         ),
         stat(
             "Drift",
             f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
-            "Run `gpufleet drift`; then deploy, or change the settings to what the node has.",
+            "Run `gpufleet drift`. Then deploy, or change the settings to match the node.",
             steps=ANY_IS_TO_LOOK_AT,
             empty="no drift was recorded",
         ),
         stat(
             "Reboots pending",
             f"sum(max by (instance) (gpufleet_reboot_pending{{{_ON}}}))",
-            "Plan reboots: installed and running versions differ.",
+            "Plan reboots, because the installed and the running versions differ.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
     ),
@@ -99,7 +99,7 @@ _SEVERITY = (
     ValueDisplay("ticket", "ticket", Colour.LOOK),
 )
 ALERTS = Row(
-    "What fires",
+    "Firing alerts",
     (
         Panel(
             Kind.TABLE,
@@ -111,7 +111,7 @@ ALERTS = Row(
                     f'(ALERTS{{alertstate="firing",{_ON}}})'
                 ),
             ),
-            "Pages come first. Each alert has a runbook of its name in docs/alerts/.",
+            "Pages come first. The runbook of each alert is in docs/alerts/.",
             14,
             7,
             columns=(
@@ -122,7 +122,7 @@ ALERTS = Row(
                 Column("Stage", label="stage", width=100),
                 Column("Model", label="model", link="gpufleet-model", width=100),
             ),
-            empty="nothing fires",
+            empty="no alert fires",
         ),
         timeline(
             "Alerts that fired",
@@ -137,7 +137,7 @@ ALERTS = Row(
             shown=(ValueDisplay(1, " ", Colour.LOOK), ValueDisplay(2, " ", Colour.BAD)),
             width=10,
             height=7,
-            empty="nothing fired in this time",
+            empty="no alert fired in this time",
         ),
     ),
 )
@@ -166,7 +166,7 @@ NODES = Row(
             "Every node",
             Unit.COUNT,
             tuple(map(Query, _NODE_QUERIES)),
-            "A node's name opens it. A blank cell was never measured, so it is not good news.",
+            "Click a node's name to open its dashboard. A blank cell has no measured value, so it does not mean that all is well.",
             24,
             7,
             columns=(
@@ -176,7 +176,7 @@ NODES = Row(
                 Column("Missing", query=3, steps=ANY_IS_BAD),
                 Column("Stages", query=4),
                 Column("Not running", query=5, steps=ANY_IS_BAD),
-                Column("Kept out", query=6, steps=ANY_IS_BAD),
+                Column("Unchecked", query=6, steps=ANY_IS_BAD),
                 Column("Warnings", query=7, steps=ANY_IS_TO_LOOK_AT),
                 Column("Drift", query=8, steps=ANY_IS_TO_LOOK_AT),
                 Column("Mismatch", query=9, shown=YES_IS_BAD),
@@ -194,7 +194,7 @@ NODES = Row(
 _STAGES = f"gpufleet_stage_active{{{_ON}}}"
 _RATE = "[$__rate_interval]"
 SERVES = Row(
-    "Who serves",
+    "Which stages serve",
     (
         Panel(
             Kind.TABLE,
@@ -217,8 +217,8 @@ SERVES = Row(
                 ),
                 Query(_replica(f"gpufleet_watchdog_stalled{{{_ON}}}")),
             ),
-            "A model's name opens it. A stage whose unit is active, but that does not answer, "
-            "starts or hangs: read its journal.",
+            "Click a model's name to open its dashboard. If a unit is active but its stage does not "
+            "answer, the stage is still starting or hangs. Read the unit's journal.",
             24,
             7,
             columns=(
@@ -241,13 +241,13 @@ SERVES = Row(
 )
 
 CAPACITY = Row(
-    "How much is left",
+    "How much capacity is left",
     (
         lines(
             "KV cache in use",
             Unit.RATIO,
             (Query(f"max by (model) ({metric(Measure.KV_USE, _ON)})", "{{model}}"),),
-            "Beyond 85 % for long, requests queue and are preempted: add a replica, or promise less "
+            "If the value stays above 85 %, requests queue and are preempted. Add a replica, or allow less "
             "context.",
             width=6,
             steps=KV_STEPS,
@@ -271,7 +271,7 @@ CAPACITY = Row(
                     "{{model}}",
                 ),
             ),
-            "If this drops while requests wait, a replica hangs.",
+            "If this value drops while requests wait, a replica hangs.",
             width=6,
             stacked=True,
             empty="no model is served",
@@ -280,7 +280,7 @@ CAPACITY = Row(
             "GPUs' work",
             Unit.RATIO,
             (Query(f"avg by (instance) (gpu:utilization_ratio{{{_ON}}})", "{{instance}}"),),
-            "Full load without tokens: a collective hangs. No load with a queue: a stage is down.",
+            "Full load without generated tokens means that a collective operation hangs. No load while requests wait means that a stage is down.",
             width=6,
             maximum=1,
         ),
@@ -288,7 +288,7 @@ CAPACITY = Row(
 )
 
 VERSIONS = Row(
-    "What runs",
+    "Versions in use",
     (
         Panel(
             Kind.TABLE,
@@ -300,7 +300,7 @@ VERSIONS = Row(
                     f"(gpufleet_node_info{{{_ON}}})"
                 ),
             ),
-            "One row: all nodes are equal. More rows: an upgrade is running, or there is drift.",
+            "If there is one row, all nodes have the same versions. If there are more rows, an upgrade is running or nodes have drifted.",
             14,
             6,
             columns=(
@@ -327,7 +327,7 @@ VERSIONS = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-fleet",
     title="gpufleet: fleet",
-    question="Is anything wrong now, where, and who serves?",
+    question="Is anything wrong now, where is it, and which stages serve?",
     variables=(EVERY_NODE,),
     rows=(NOW, ALERTS, NODES, SERVES, CAPACITY, VERSIONS),
 )

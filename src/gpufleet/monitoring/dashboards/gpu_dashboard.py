@@ -26,7 +26,7 @@ _OF = 'instance="$instance",gpu=~"$gpu"'
 _RATE = "[$__rate_interval]"
 _ONE = "GPU {{gpu}}"
 _NO_DCGM = "the node has no DCGM"
-_NO_NVLINK = "no NVLink here, or no DCGM"
+_NO_NVLINK = "the node has no NVLink or no DCGM"
 _NO_ECC = "these boards have no ECC"
 _NO_REMAPPING = "these boards do not remap rows"
 
@@ -39,64 +39,64 @@ def _each(record: str, operation: str = "max") -> tuple[Query, ...]:
 
 
 NOW = Row(
-    "Is a GPU sick?",
+    "Is a GPU faulty?",
     (
         stat(
             "GPUs missing",
             'max(gpufleet_gpus{state="expected",instance="$instance"})'
             ' - max(gpufleet_gpus{state="present",instance="$instance"})',
-            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
+            "Run `gpufleet check`, then reboot the node. If the GPU is still missing, replace it.",
             steps=ANY_IS_BAD,
             empty="not a GPU node",
         ),
         stat(
             "Xid errors, 5 min",
             f"sum(gpu:xid_errors:count5m{{{_OF}}}) or vector(0)",
-            "Shown below by number; docs/alerts/ tells which numbers the application causes.",
+            "The panel below shows the Xids by number. docs/checks/xid.md shows which numbers a program causes.",
             steps=ANY_IS_TO_LOOK_AT,
         ),
         stat(
             "Memory errors, 24 h",
             f"sum(increase(gpu:ecc_uncorrected_total{{{_OF}}}[24h]))",
-            "Uncorrectable: the running work is lost. Drain the node, reset the GPU, run "
-            "`gpufleet check`.",
+            "These errors could not be corrected, so the running work is lost. Drain the node, reset the "
+            "GPU and run `gpufleet check`.",
             steps=ANY_IS_BAD,
             empty=_NO_ECC,
             decimals=0,
         ),
         stat(
-            "Wait for a reset",
+            "GPUs that need a reset",
             f"sum(gpu:row_remap_pending{{{_OF}}})",
-            "Rows are remapped at the next reset: plan a reset.",
+            "These GPUs remap rows of memory at their next reset. Plan a reset.",
             steps=ANY_IS_TO_LOOK_AT,
             empty=_NO_REMAPPING,
         ),
         stat(
-            "To be replaced",
+            "GPUs to be replaced",
             f"sum(gpu:row_remap_failure{{{_OF}}})",
-            "No spare row is left: have the board replaced.",
+            "These GPUs could not remap a row of memory because no spare row is left. Have the boards replaced.",
             steps=ANY_IS_BAD,
             empty=_NO_REMAPPING,
         ),
         stat(
-            "Degrees until it slows down",
+            "Degrees until throttling",
             f"min(gpu:temperature_margin_celsius{{{_OF}}})",
-            "Check fans, air flow and neighbouring machines.",
+            "If few degrees are left, check the fans, the air flow and the neighbouring machines.",
             unit=Unit.CELSIUS,
             steps=_MARGIN,
             empty=_NO_DCGM,
         ),
         stat(
-            "GPUs held back",
+            "GPUs throttled",
             f"sum(max by (gpu) (gpu:throttled{{{_OF}}}))",
-            "Shown below by reason: a power limit is often intended, heat and hardware never are.",
+            "The panel below shows the reasons. A power limit is often intended, but heat and hardware slowdowns never are.",
             steps=ANY_IS_TO_LOOK_AT,
             empty=_NO_DCGM,
         ),
         stat(
             "NVLink errors",
             f"sum(gpu:nvlink_errors:rate5m{{{_OF}}})",
-            "Shown below by kind. If errors do not stop, a cable, a board or a switch is faulty.",
+            "The panel below shows the kinds. If errors do not stop, a cable, a board or a switch is faulty.",
             unit=Unit.PER_SECOND,
             steps=(Step(None, Colour.GOOD), Step(0.01, Colour.LOOK), Step(100, Colour.BAD)),
             empty=_NO_NVLINK,
@@ -105,28 +105,28 @@ NOW = Row(
 )
 
 WORK = Row(
-    "What they do",
+    "Utilization and memory",
     (
         lines(
             "Work",
             Unit.RATIO,
             _each("gpu:utilization_ratio"),
-            "Share of time in which any kernel ran, however small. A GPU that differs from its "
-            "group hangs, or the others wait for it.",
+            "Share of time in which at least one kernel ran. If a GPU differs from the other GPUs of its "
+            "group, it hangs, or the others wait for it.",
             maximum=1,
         ),
         lines(
             "Memory in use",
             Unit.RATIO,
             _each("gpu:memory_used_ratio"),
-            "vLLM takes its share at start and keeps it. No other process should use the GPU.",
+            "vLLM allocates its share of the memory at start and keeps it. No other process should use the GPU.",
             maximum=1,
         ),
         lines(
             "Clock",
             Unit.HERTZ,
             _each("gpu:sm_clock_hertz", "min"),
-            "If low under load, look below for the reason.",
+            "If the clock is low under load, see the panel of throttling reasons below.",
         ),
     ),
 )
@@ -144,13 +144,13 @@ HEAT = Row(
             minimum=None,
         ),
         lines(
-            "Memory's temperature",
+            "Memory temperature",
             Unit.CELSIUS,
             (
                 *_each("gpu:memory_temperature_celsius"),
-                Query(f"min(gpu:memory_temperature_limit_celsius{{{_OF}}})", "may be", limit=True),
+                Query(f"min(gpu:memory_temperature_limit_celsius{{{_OF}}})", "limit", limit=True),
             ),
-            "Above the dashed line memory errors become likely, and clocks fall.",
+            "Above the dashed line, memory errors become likely and the GPU lowers its clocks.",
             width=6,
             minimum=None,
             empty="no HBM, or no DCGM",
@@ -160,10 +160,10 @@ HEAT = Row(
             Unit.WATTS,
             (
                 *_each("gpu:power_watts"),
-                Query(f"min(gpu:power_limit_watts{{{_OF}}})", "may take", limit=True),
+                Query(f"min(gpu:power_limit_watts{{{_OF}}})", "limit", limit=True),
             ),
-            "At the dashed line the clock is reduced. If that line is lower than before, a limit "
-            "was set.",
+            "At the dashed line, the GPU reduces its clock. If the line is lower than before, someone has "
+            "set a lower power limit.",
             width=6,
         ),
         timeline(
@@ -174,9 +174,9 @@ HEAT = Row(
                     "GPU {{gpu}} {{reason}}",
                 ),
             ),
-            "sw_power_cap: its power limit, often intended. sw_thermal, hw_thermal: heat. "
-            "hw_power_brake: "
-            "the machine's power supply.",
+            "sw_power_cap: the GPU is at its power limit, which is often intended. sw_thermal and "
+            "hw_thermal: the GPU is too hot. hw_power_brake: the machine's power supply is too weak "
+            "or faulty.",
             shown=(ValueDisplay(1, " ", Colour.LOOK),),
             width=6,
             empty="no GPU was throttled, or there is no DCGM",
@@ -195,7 +195,7 @@ MEMORY = Row(
                     "GPU {{gpu}}  Xid {{xid}}",
                 ),
             ),
-            "docs/alerts/ tells for each number what is at fault.",
+            "docs/checks/xid.md shows the cause of each number.",
             shown=(ValueDisplay(1, " ", Colour.BAD),),
             width=8,
             empty="no Xid in this time",
@@ -204,15 +204,15 @@ MEMORY = Row(
             "Uncorrected memory errors",
             Unit.COUNT,
             _each("gpu:ecc_uncorrected_total"),
-            "Each step up is an error: the running work is lost.",
+            "Each increase is an error that could not be corrected, so the running work was lost.",
             empty=_NO_ECC,
         ),
         lines(
-            "PCIe packets sent again",
+            "PCIe packets resent",
             Unit.PER_SECOND,
             _each("gpu:pcie_replays:rate15m"),
-            "Some are normal. If they are many and grow, check the riser, the retimer and "
-            "the slot.",
+            "Some resent packets are normal. If there are many and the number grows, check the riser, "
+            "the retimer and the slot.",
             empty=_NO_DCGM,
         ),
     ),
@@ -230,14 +230,14 @@ NVLINK = Row(
                     "{{error}}",
                 ),
             ),
-            "lost: a link went down and stayed down. recovered: it came back, and will fail again.",
+            "lost: a link went down and stayed down. recovered: a link went down and came back; it will probably fail again.",
             empty=_NO_NVLINK,
         ),
         lines(
             "Errors, by GPU",
             Unit.PER_SECOND,
             _each("gpu:nvlink_errors:rate5m", "sum"),
-            "If one GPU is affected, its board is faulty; if all are, the switch.",
+            "If only one GPU has errors, its board is faulty. If all GPUs have errors, the switch is faulty.",
             empty=_NO_NVLINK,
         ),
         lines(
@@ -253,7 +253,7 @@ NVLINK = Row(
                     _ONE,
                 ),
             ),
-            "Should be equal in a tensor-parallel group. None under load: NCCL uses another path.",
+            "All GPUs of a tensor-parallel group should have equal traffic. If there is no traffic under load, NCCL does not use NVLink.",
             empty=_NO_NVLINK,
         ),
     ),

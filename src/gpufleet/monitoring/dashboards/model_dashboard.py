@@ -68,7 +68,7 @@ def _spread(
         Query(_quantile(quantile, histogram), name)
         for quantile, name in ((0.5, "p50"), (0.95, "p95"), (0.99, "p99"))
     )
-    promised = (Query(f'max({objective}{{model="$model"}})', "promised p99", limit=True),)
+    promised = (Query(f'max({objective}{{model="$model"}})', "p99 objective", limit=True),)
     return lines(
         title,
         Unit.SECONDS,
@@ -80,42 +80,42 @@ def _spread(
 
 
 NOW = Row(
-    "Does the model keep its promises now?",
+    "Does the model meet its objectives now?",
     (
         stat(
             "Replicas down",
             f"sum(1 - up{{{JOBS},{_OF}}})",
-            "They are listed below; the journal of the unit has the reason.",
+            "The replicas are listed below. The journal of a replica's unit shows the reason.",
             steps=ANY_IS_BAD,
         ),
         stat(
-            "First token, share of the promise",
+            "First token, share of the objective",
             _held("model:ttft_seconds:p99_15m", "model:objective_ttft_p99_seconds"),
-            "Over 100 %: longer than promised. If requests wait, add replicas. If none waits, "
-            "prompts are long: see their lengths.",
+            "Above 100 %, the first token takes longer than the objective allows. If requests wait, add "
+            "replicas. If no request waits, the prompts are long: see the lengths of prompts.",
             unit=Unit.RATIO,
             steps=_PROMISE,
-            empty="nothing promised",
+            empty="no objective is set",
         ),
         stat(
-            "Next token, share of the promise",
+            "Next token, share of the objective",
             _held("model:itl_seconds:p99_15m", "model:objective_itl_p99_seconds"),
-            "Over 100 %: longer than promised. More parallel requests, and long prompts between "
-            "them, raise it.",
+            "Above 100 %, the time between tokens is longer than the objective allows. Many parallel "
+            "requests and long prompts among them increase this time.",
             unit=Unit.RATIO,
             steps=_PROMISE,
-            empty="nothing promised",
+            empty="no objective is set",
         ),
         stat(
             "Waiting",
             f"sum({metric(Measure.WAITING, _OF)})",
-            "The reasons are shown below.",
+            "The reasons why requests wait are shown below.",
             steps=(Step(None, Colour.GOOD), Step(10, Colour.LOOK), Step(100, Colour.BAD)),
         ),
         stat(
             "Fullest KV cache",
             f"max({metric(Measure.KV_USE, _OF)})",
-            "Beyond 85 % requests wait or are preempted.",
+            "Above 85 %, requests wait or are preempted.",
             unit=Unit.RATIO,
             steps=KV_STEPS,
         ),
@@ -130,13 +130,13 @@ NOW = Row(
         stat(
             "Tokens out",
             f"sum(rate({metric(Measure.GENERATED, _OF)}{_RATE}))",
-            "Zero while requests run: a hang, unless the model does not complete text.",
+            "If the value is zero while requests run, the engine hangs. Models that do not complete text always show zero.",
             unit=Unit.TOKENS_PER_SECOND,
         ),
         stat(
             "Preempted, 10 min",
             f"sum(increase({metric(Measure.PREEMPTED, _OF)}[10m]))",
-            "Each is computed again: allow fewer parallel requests (`max_num_seqs`), or more KV "
+            "Each preempted request is computed again. Allow fewer parallel requests (`max_num_seqs`), or more KV "
             "cache.",
             steps=ANY_IS_TO_LOOK_AT,
             decimals=0,
@@ -150,39 +150,39 @@ FELT = Row(
         _spread(
             "Time to the first token",
             Measure.TTFT,
-            "Above the dashed line a promise is broken. Compare with the queue to the right.",
+            "Above the dashed line, the objective is not met. Compare this time with the time in the queue on the right.",
             "model:objective_ttft_p99_seconds",
         ),
         _spread(
             "Between two tokens",
             Measure.ITL,
-            "Above the dashed line a promise is broken: too many requests at once.",
+            "Above the dashed line, the objective is not met because too many requests run at once.",
             "model:objective_itl_p99_seconds",
             empty=_NO_TEXT,
         ),
         _spread(
             "A whole request",
             Measure.E2E,
-            "Follows from both, and from the number of generated tokens. For embeddings and "
-            "rerank, this is the value that counts.",
+            "This time results from the two times on the left and from the number of generated tokens. "
+            "For embeddings and rerank, it is the only relevant latency.",
             "model:objective_e2e_p99_seconds",
         ),
         _spread(
-            "In the queue",
+            "Time in the queue",
             Measure.QUEUE_TIME,
-            "This is time in the queue, not in the model: add a replica.",
+            "Requests spend this time in the queue before the model computes them. If it is long, add a replica.",
         ),
     ),
 )
 
 LOAD = Row(
-    "How loaded it is",
+    "Load",
     (
         lines(
             "Requests running",
             Unit.COUNT,
             (Query(f"sum by (stage) ({metric(Measure.RUNNING, _OF)})", "{{stage}}"),),
-            "If replicas differ much, the gateway does not spread requests.",
+            "If the numbers of the replicas differ much, the gateway does not distribute requests evenly.",
             width=6,
         ),
         lines(
@@ -194,15 +194,15 @@ LOAD = Row(
                     "{{stage}} {{reason}}",
                 ),
             ),
-            "capacity: no KV cache or no place is free. deferred: an adapter or a cache is being "
-            "loaded.",
+            "capacity: the KV cache or the batch is full. deferred: the request waits until an adapter "
+            "or a KV cache is loaded.",
             width=6,
         ),
         lines(
             "KV cache in use",
             Unit.RATIO,
             (Query(f"max by (stage) ({metric(Measure.KV_USE, _OF)})", "{{stage}}"),),
-            "Beyond 85 % for long: add a replica, or lower the context.",
+            "If the value stays above 85 %, add a replica or lower the context length.",
             width=6,
             steps=KV_STEPS,
             maximum=1,
@@ -216,7 +216,7 @@ LOAD = Row(
                     "{{stage}}",
                 ),
             ),
-            "This work is thrown away and done again.",
+            "A preempted request's work is discarded and done again.",
             width=6,
         ),
     ),
@@ -234,7 +234,7 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Prompt tokens, counted when the whole prompt is computed.",
+            "Prompt tokens are counted when the whole prompt has been computed.",
             width=6,
             stacked=True,
         ),
@@ -247,8 +247,8 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "No tokens while requests run: a hang, for models that complete text. See the "
-            "watchdog's page.",
+            "If a model that completes text generates no tokens while requests run, its engine hangs. "
+            "See the watchdog's page.",
             width=6,
             stacked=True,
         ),
@@ -263,7 +263,7 @@ THROUGHPUT = Row(
                     "{{stage}}",
                 ),
             ),
-            "Low although prompts begin alike: the gateway spreads a client's requests over "
+            "If the value is low although prompts begin alike, the gateway spreads a client's requests over "
             "replicas.",
             width=6,
             maximum=1,
@@ -279,12 +279,12 @@ THROUGHPUT = Row(
                 ),
                 Query(
                     'sum(replica:measured_requests_per_second{model="$model",stage=~"$stage"})',
-                    "measured to carry",
+                    "measured rate",
                     limit=True,
                 ),
             ),
-            "abort: clients went away, often because they waited too long. length: cut off. Near "
-            "the dashed line (the measured rate): add a replica.",
+            "abort: the client closed the connection, often after a long wait. length: the answer reached "
+            "its token limit. If the sum comes near the dashed line (the measured rate), add a replica.",
             width=6,
             stacked=True,
             empty=_QUIET,
@@ -304,7 +304,7 @@ ERRORS = Row(
                     "{{stage}} {{status}}",
                 ),
             ),
-            "4xx: mistakes of clients. 5xx: errors of the server, read the unit's journal.",
+            "4xx: the client's request was wrong. 5xx: the server failed; read the unit's journal.",
             width=8,
             height=7,
             empty="every answer was 2xx",
@@ -320,7 +320,7 @@ ERRORS = Row(
                 ),
                 Query('max(model:objective_error_ratio{model="$model"})', "promised", limit=True),
             ),
-            "Above the dashed line a promise is broken.",
+            "Above the dashed line, the objective is not met.",
             width=8,
             height=7,
             empty=_QUIET,
@@ -338,7 +338,7 @@ ERRORS = Row(
                     "{{stage}}, by the watchdog",
                 ),
             ),
-            "Many in a row: a restart loop. The journal shows the same last lines each time.",
+            "Many restarts in a row are a restart loop. In this case, the journal shows the same last lines before each restart.",
             width=8,
             height=7,
         ),
@@ -357,7 +357,7 @@ GATEWAY = Row(
                     "{{code}}",
                 ),
             ),
-            "5xx that no server has sent come from the gateway: its log has the reason.",
+            "If no server has sent the 5xx answers, they come from the gateway. The gateway's log shows the reason.",
             width=8,
             height=7,
             stacked=True,
@@ -371,9 +371,11 @@ GATEWAY = Row(
                     'sum by (server) (haproxy_server_current_sessions{proxy="$model"})',
                     "{{server}}",
                 ),
-                Query('sum(haproxy_backend_current_queue{proxy="$model"})', "waiting for any"),
+                Query(
+                    'sum(haproxy_backend_current_queue{proxy="$model"})', "waiting at the gateway"
+                ),
             ),
-            "Waiting: all servers have as many requests as they may have. Add a replica.",
+            "If requests wait at the gateway, all servers have reached their limit of requests. Add a replica.",
             width=8,
             height=7,
             empty=_NO_GATEWAY,
@@ -387,7 +389,7 @@ GATEWAY = Row(
                     "{{instance}}",
                 ),
             ),
-            "If fewer than replicas, some are drained, or down for the gateway.",
+            "If this number is lower than the number of replicas, the other replicas are drained, or the gateway sees them as down.",
             width=8,
             height=7,
             empty=_NO_GATEWAY,
@@ -396,27 +398,27 @@ GATEWAY = Row(
 )
 
 SHAPE = Row(
-    "What clients ask",
+    "What clients send",
     (
         heatmap(
             "Time to the first token",
             Unit.SECONDS,
             f"sum by (le) (increase({metric(Measure.TTFT, _OF)}{_RATE}))",
-            "Two bands: two kinds of requests, or one slow replica.",
+            "Two bands mean that there are two kinds of requests, or that one replica is slow.",
             width=8,
         ),
         heatmap(
             "Lengths of prompts",
             Unit.COUNT,
             f"sum by (le) (increase({metric(Measure.PROMPT_TOKENS, _OF)}{_RATE}))",
-            "With longer prompts, first tokens take longer, and fewer requests fit.",
+            "With longer prompts, the first token takes longer, and fewer requests fit into the KV cache.",
             width=8,
         ),
         heatmap(
             "Generated tokens of a request",
             Unit.COUNT,
             f"sum by (le) (increase({metric(Measure.GENERATED_TOKENS, _OF)}{_RATE}))",
-            "If it grows, whole requests take longer, and the KV cache fills.",
+            "If the number grows, whole requests take longer, and the KV cache fills up.",
             width=8,
         ),
     ),
@@ -441,7 +443,7 @@ REPLICAS = Row(
                 Query(f"sum by (stage) (rate({metric(Measure.FINISHED, _OF)}{_RATE}))"),
                 Query(f"max by (stage) ({_of_this(_STALLED)})"),
             ),
-            "Look first at a replica that differs from the others.",
+            "First check a replica whose values differ from the others'.",
             24,
             6,
             columns=(
@@ -464,7 +466,7 @@ REPLICAS = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-model",
     title="gpufleet: model",
-    question="Does a model keep its promises, and if not, why not?",
+    question="Does a model meet its objectives, and if not, why not?",
     variables=(MODEL, STAGE),
     rows=(NOW, FELT, LOAD, THROUGHPUT, ERRORS, GATEWAY, REPLICAS, SHAPE),
 )

@@ -36,33 +36,33 @@ _DISKS = f'{_ON},fstype=~"ext[234]|xfs|btrfs|zfs|f2fs|overlay"'
 _CARDS = f'{_ON},device!~"lo|veth.*|docker.*|br-.*"'
 
 NOW = Row(
-    "May it serve?",
+    "May the node serve?",
     (
         stat(
             "Answers",
             f'min(up{{job="node",{_ON}}})',
-            "DOWN: is the node off, or only its exporter?",
+            "DOWN: check whether the node is off or only its exporter is down.",
             unit=Unit.STATE,
             shown=UP,
         ),
         stat(
             "Findings that block",
             f'sum(gpufleet_check_findings{{severity=~"block|unknown",{_ON}}})',
-            "Run `gpufleet check`: it tells how to fix each.",
+            "Run `gpufleet check`, which shows how to fix each finding.",
             steps=ANY_IS_BAD,
             empty="no check was recorded",
         ),
         stat(
             "GPUs missing",
             f'max(gpufleet_gpus{{state="expected",{_ON}}}) - max(gpufleet_gpus{{state="present",{_ON}}})',
-            "Run `gpufleet check`. Reboot the node; replace a GPU that is still missing.",
+            "Run `gpufleet check`, then reboot the node. If the GPU is still missing, replace it.",
             steps=ANY_IS_BAD,
             empty="not a GPU node",
         ),
         stat(
             "Driver parts differ",
             f"max(gpufleet_driver_mismatch{{{_ON}}})",
-            "Installed and loaded versions differ: new processes fail. Reload or reboot.",
+            "The installed and the loaded driver versions differ, so new processes fail. Reload the driver or reboot the node.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
             empty="no driver is loaded",
@@ -70,35 +70,35 @@ NOW = Row(
         stat(
             "Not checked",
             f"max(gpufleet_node_unchecked{{{_ON}}})",
-            "Its driver was changed: its units do not start until a check has passed.",
+            "The driver was changed. vLLM's units do not start until a check has passed.",
             unit=Unit.STATE,
             shown=YES_IS_BAD,
         ),
         stat(
             "Drift",
             f'sum(gpufleet_drift_differences{{matters=~"now|next_boot",{_ON}}})',
-            "Run `gpufleet drift`; then deploy, or change the settings to what the node has.",
+            "Run `gpufleet drift`. Then deploy, or change the settings to match the node.",
             steps=ANY_IS_TO_LOOK_AT,
             empty="no drift was recorded",
         ),
         stat(
             "Reboot pending",
             f"max(gpufleet_reboot_pending{{{_ON}}})",
-            "Plan a reboot: installed and running versions differ.",
+            "Plan a reboot, because the installed and the running versions differ.",
             unit=Unit.STATE,
             shown=YES_IS_TO_LOOK_AT,
         ),
         stat(
             "Up since",
             f"1000 * max(node_boot_time_seconds{{{_ON}}})",
-            "An unplanned boot is a crash: `journalctl -b -1 -e`.",
+            "An unplanned boot means that the node crashed. `journalctl -b -1 -e` shows the last messages before it.",
             unit=Unit.AGO,
         ),
     ),
 )
 
 RUNS = Row(
-    "What it runs",
+    "What the node runs",
     (
         Panel(
             Kind.TABLE,
@@ -111,7 +111,7 @@ RUNS = Row(
                     f"release, lock) (gpufleet_node_info{{{_ON}}})"
                 ),
             ),
-            "The loaded module, the one on disk and the library must have one version.",
+            "The loaded module, the module on disk and the library must have the same version.",
             14,
             4,
             columns=(
@@ -136,7 +136,7 @@ RUNS = Row(
                     f"round(max by (stage) (increase(gpufleet_stage_restarts_total{{{_ON}}}[1h])))"
                 ),
             ),
-            "A stage whose unit is active, but that does not answer, starts or hangs.",
+            "If a unit is active but its stage does not answer, the stage is still starting or hangs.",
             10,
             4,
             columns=(
@@ -146,13 +146,13 @@ RUNS = Row(
                 Column("Answers", query=2, shown=UP, width=80),
                 Column("Restarts, 1 h", query=3, steps=ANY_IS_TO_LOOK_AT, width=110),
             ),
-            empty="no stage is here",
+            empty="the node has no stage",
         ),
     ),
 )
 
 LOAD = Row(
-    "Short resources",
+    "Which resources are short",
     (
         lines(
             "Processors",
@@ -165,8 +165,8 @@ LOAD = Row(
                     "{{mode}}",
                 ),
             ),
-            "iowait: waiting for disks. Much system time while GPUs are busy: look for an "
-            "unneeded copy of data.",
+            "iowait: time spent waiting for disks. If system time is high while GPUs are busy, look for "
+            "an unnecessary copy of data.",
             maximum=1,
             stacked=True,
         ),
@@ -179,9 +179,9 @@ LOAD = Row(
                     f"max(node_memory_MemAvailable_bytes{{{_ON}}})",
                     "used",
                 ),
-                Query(f"max(node_memory_MemTotal_bytes{{{_ON}}})", "all there is", limit=True),
+                Query(f"max(node_memory_MemTotal_bytes{{{_ON}}})", "total", limit=True),
             ),
-            "Near the dashed line the kernel kills processes: look at the stage's `MemoryMax`.",
+            "Near the dashed line, the kernel kills processes. Check the `MemoryMax` of the stage's unit.",
         ),
         lines(
             "Time in which work waited, by resource",
@@ -199,7 +199,7 @@ LOAD = Row(
                     f"max(rate(node_pressure_io_waiting_seconds_total{{{_ON}}}{_RATE}))", "disks"
                 ),
             ),
-            "Above 10 %: the node is short of that resource.",
+            "Above 10 %, the node does not have enough of this resource.",
             maximum=1,
         ),
         lines(
@@ -212,7 +212,7 @@ LOAD = Row(
                     "{{mountpoint}}",
                 ),
             ),
-            "A full disk stops deploys and downloads; remove old releases and model files first.",
+            "A full disk stops deploys and downloads. Remove old releases and model files first.",
             steps=_NEARLY_FULL,
             maximum=1,
         ),
@@ -229,7 +229,7 @@ LOAD = Row(
                     "{{device}} written",
                 ),
             ),
-            "Most is read while a model is loaded.",
+            "Most reads happen while a model is loaded.",
         ),
         lines(
             "Network",
@@ -244,7 +244,7 @@ LOAD = Row(
                     "{{device}} out",
                 ),
             ),
-            "Between the nodes of a replica: compare with the cards' speed.",
+            "For replicas that span nodes, compare the traffic with the network cards' speed.",
         ),
     ),
 )
@@ -253,10 +253,10 @@ HEALTH = Row(
     "What may go wrong next",
     (
         lines(
-            "Clock, off by",
+            "Clock error",
             Unit.SECONDS,
             (Query(f"max(node_timex_offset_seconds{{{_ON}}})", "offset"),),
-            "Above 50 ms, logs of nodes cannot be compared. Is chrony running?",
+            "Above 50 ms, you cannot compare the logs of different nodes. Check whether chrony runs.",
             width=6,
             height=7,
             minimum=None,
@@ -277,7 +277,7 @@ HEALTH = Row(
                     "{{name}}",
                 ),
             ),
-            "Look at `systemctl status` and the unit's journal.",
+            "Run `systemctl status` and read the unit's journal.",
             shown=YES_STANDS_OUT,
             width=12,
             height=7,

@@ -49,8 +49,8 @@ RAN = Row(
         _versions(
             "Driver, loaded",
             "driver_loaded",
-            "One band ends and another begins: an upgrade. A gap: the node, or its driver, was "
-            "missing.",
+            "Where one band ends and the next begins, the driver was upgraded. In a gap, the node or "
+            "its driver was missing.",
         ),
         timeline(
             "vLLM, by stage",
@@ -60,15 +60,15 @@ RAN = Row(
                     "{{instance}}  {{stage}}  {{release}}",
                 ),
             ),
-            "Two releases of one model: a roll-out is running, or has stopped half-way.",
+            "If one model has two releases, a roll-out is running or has stopped half-way.",
             height=6,
             empty="no node has a stage",
         ),
-        _versions("Kernel", "kernel", "A new kernel needs the driver's module built for it."),
+        _versions("Kernel", "kernel", "For a new kernel, the driver's module must be built again."),
         _versions(
             "Lock",
             "lock",
-            "All nodes of a group have one lock; two locks: the group is half upgraded.",
+            "All nodes of a group should have the same lock file. If a group has two lock files, only part of it is upgraded.",
         ),
     ),
 )
@@ -84,8 +84,8 @@ FORCE = Row(
                     "{{instance}}  {{part}}",
                 ),
             ),
-            "Red for minutes, between installation and reload, is expected; longer: the upgrade "
-            "has stopped.",
+            "Red for some minutes, between installation and reload, is expected. If it stays red longer, "
+            "the upgrade has stopped.",
             shown=YES_STANDS_OUT,
             width=8,
             height=6,
@@ -105,9 +105,9 @@ FORCE = Row(
             height=6,
         ),
         timeline(
-            "No check passed since driver work",
+            "No check passed since the driver change",
             (Query(f"max by (instance) (gpufleet_node_unchecked{{{_ON}}})", "{{instance}}"),),
-            "No unit starts there until a check has passed: `gpufleet deploy check INVENTORY`.",
+            "vLLM's units do not start on the node until a check has passed. Run `gpufleet deploy check INVENTORY`.",
             shown=YES_STANDS_OUT,
             width=8,
             height=6,
@@ -122,7 +122,7 @@ COST = Row(
             "Stages running",
             Unit.COUNT,
             (Query(f"sum by (instance) (gpufleet_stage_active{{{_ON}}})", "{{instance}}"),),
-            "If the number stays lower, a stage did not start again.",
+            "If the number stays lower after an upgrade, a stage did not start again.",
             width=8,
             stacked=True,
             empty="no node has a stage",
@@ -136,7 +136,7 @@ COST = Row(
                     "{{model}}",
                 ),
             ),
-            "The gap is what clients lost.",
+            "A gap shows how much clients lost during the upgrade.",
             width=8,
             stacked=True,
             empty="no model is served",
@@ -154,7 +154,7 @@ COST = Row(
                     "{{instance}} {{stage}}, watchdog",
                 ),
             ),
-            "None are expected after an upgrade; if there are any, the new release is unstable.",
+            "After an upgrade, no restarts are expected. If there are any, the new release is unstable.",
             width=8,
             empty="no node has a stage",
         ),
@@ -194,7 +194,7 @@ DONE = Row(
             "Silences",
             Unit.COUNT,
             (Query("max by (state) (alertmanager_silences)", "{{state}}"),),
-            "An upgrade opens a silence for its nodes and closes it; one that stays open "
+            "An upgrade opens a silence for its nodes and closes it at the end. A silence that stays open "
             "hides later alerts.",
             width=10,
             height=6,
@@ -205,7 +205,7 @@ DONE = Row(
 DASHBOARD = Dashboard(
     uid="gpufleet-upgrades",
     title="gpufleet: upgrades",
-    question="Which versions ran when, was it finished, and what did it cost?",
+    question="Which versions ran when, was each upgrade finished, and what did it cost?",
     variables=(EVERY_NODE,),
     marks=(DEPLOYS,),
     rows=(RAN, FORCE, COST, DONE),

@@ -73,7 +73,7 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
     return Recording(
         "replica:measured_requests_per_second",
         f"({rates}) and on ({', '.join(REPLICA)}) (min {_BY_REPLICA} (up{{{JOBS}}}) == 1)",
-        "requests a second that a ready replica was measured to carry within the objectives",
+        "requests per second that a ready replica can serve within the objectives, as measured",
         REPLICA,
     )
 
@@ -101,7 +101,7 @@ def _dates(found: Iterable[MeasuredReplica]) -> Recording:
     return Recording(
         "model:measured:info",
         " or ".join(constants),
-        "always 1; `measured` is the date of the oldest measurement that counts for the model",
+        "always 1; label `measured` is the date of the oldest measurement that applies to the model",
         ("model", "measured"),
     )
 
@@ -109,7 +109,7 @@ def _dates(found: Iterable[MeasuredReplica]) -> Recording:
 FINISHED = Recording(
     "replica:finished_requests:rate10m",
     f"sum {_BY_REPLICA} (rate({metric(Measure.FINISHED)}[{WINDOW}]))",
-    "requests a second that ended at a replica in 10 minutes, with any result",
+    "requests per second that ended at a replica over 10 minutes, with any result",
     REPLICA,
 )
 
@@ -121,7 +121,7 @@ LOAD = Recording(
     # does not.
     " / sum by (model) (replica:measured_requests_per_second"
     " and on (stage, model) (replica:finished_requests:rate10m > 0))",
-    "what a model finishes, as a share of what its replicas that get requests were measured to carry",
+    "a model's finished requests per second, divided by the measured rate of its replicas that get requests",
     ("model",),
 )
 
@@ -131,9 +131,9 @@ ALERTS = (
         f"model:measured_load:ratio * on (model) group_left (measured) model:measured:info > {FULL}",
         AlertSeverity.TICKET,
         FULL_SECONDS,
-        "{{ $labels.model }}: its replicas finish {{ $value | humanizePercentage }} of the requests "
-        "a second that they were measured to carry on {{ $labels.measured }}",
-        "Are replicas down or drained? Otherwise add one, or measure again: users' requests may be "
-        "shorter than those of the measurement.",
+        "{{ $labels.model }}: the replicas run at {{ $value | humanizePercentage }} of the request rate "
+        "that was measured as their limit on {{ $labels.measured }}",
+        "Check whether replicas are down or drained. Otherwise add a replica, or measure again: "
+        "users' requests may be shorter than those of the measurement.",
     ),
 )

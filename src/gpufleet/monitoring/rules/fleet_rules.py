@@ -21,19 +21,19 @@ RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:facts_age_seconds",
         "time() - max by (instance) (gpufleet_facts_timestamp_seconds)",
-        "How old a node's own facts are, in seconds",
+        "Age of a node's own facts, in seconds",
         ("instance",),
     ),
     Recording(
         "node:check_age_seconds",
         "time() - max by (instance) (gpufleet_check_timestamp_seconds)",
-        "How long ago a node was checked, in seconds",
+        "Time since a node was last checked, in seconds",
         ("instance",),
     ),
     Recording(
         "node:drift_age_seconds",
         "time() - max by (instance) (gpufleet_drift_timestamp_seconds)",
-        "Seconds since a node was last compared with its declaration",
+        "Time since a node was last compared with its declaration, in seconds",
         ("instance",),
     ),
 )
@@ -52,15 +52,15 @@ ALERTS: tuple[Alert, ...] = (
         # Three scrapes of a minute: a reboot of a GPU server takes longer, and is silenced.
         for_seconds=180,
         summary=f"{_ON}: nothing on the node answers",
-        action="ssh to it, then its console over the BMC; power it off and on if both are dead.",
+        action="Try ssh to the node, then the node's console through the BMC. If neither answers, power the node off and on.",
     ),
     Alert(
         name="ExporterDown",
         expr='max by (instance, job) (up{job=~"node|dcgm"}) == 0 and on (instance) node:answers == 1',
         severity=AlertSeverity.TICKET,
         for_seconds=300,  # a restart after an upgrade, with DCGM's own start of a minute
-        summary=f"{_ON}: the {{{{ $labels.job }}}} exporter does not answer, the node does",
-        action="`systemctl status` of the exporter; its alerts cannot fire until it is back.",
+        summary=f"{_ON}: the {{{{ $labels.job }}}} exporter does not answer, although the node does",
+        action="Run `systemctl status` for the exporter's unit. Alerts on its values cannot fire until the exporter runs again.",
     ),
     Alert(
         name="DcgmWithoutSeries",
@@ -70,8 +70,8 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=300,  # the exporter answers before the host engine has its first values
-        summary=f"{_ON}: DCGM's exporter answers and knows no GPU",
-        action="Restart nvidia-dcgm, then its exporter; see whether nvidia-smi answers.",
+        summary=f"{_ON}: DCGM's exporter answers but reports no GPU",
+        action="Restart nvidia-dcgm, then DCGM's exporter. Check whether nvidia-smi answers.",
     ),
     Alert(
         name="FactsStale",
@@ -87,15 +87,15 @@ ALERTS: tuple[Alert, ...] = (
             f"{_ON} has {{{{ if gt $value 1.0 }}}}not written its facts for "
             "{{ $value | humanizeDuration }}{{ else }}never written its facts{{ end }}"
         ),
-        action="`systemctl status gpufleet-facts`: does the driver answer, is the disk full?",
+        action="Run `systemctl status gpufleet-facts`. Check whether the driver answers and whether the disk is full.",
     ),
     Alert(
         name="FactsFailed",
         expr="max by (instance, part) (gpufleet_facts_failed) == 1",
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # a part that is slow for once
-        summary=f"{_ON}: the facts about {{{{ $labels.part }}}} cannot be read",
-        action="`journalctl -u gpufleet-facts` says why; alerts about this part cannot fire.",
+        summary=f"{_ON}: gpufleet cannot read the facts about {{{{ $labels.part }}}}",
+        action="`journalctl -u gpufleet-facts` shows the reason. Until it is repaired, alerts about this part cannot fire.",
     ),
     Alert(
         name="DriverLibraryMismatch",
@@ -103,32 +103,32 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.PAGE,
         # An upgrade of the driver has both versions for some minutes, and silences its node.
         for_seconds=900,
-        summary=f"{_ON}: the loaded driver and its libraries differ in version",
-        action="Running servers continue; nothing new starts. Load the new driver, or reboot the node.",
+        summary=f"{_ON}: the loaded driver and the driver's libraries have different versions",
+        action="Running servers continue, but no new CUDA program can start. Load the new driver, or reboot the node.",
     ),
     Alert(
         name="DriverMismatch",
         expr='max by (instance, part) (gpufleet_driver_mismatch{part!="library"}) == 1',
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # an upgrade that is under way
-        summary=f"{_ON}: the loaded driver has another version than its {{{{ $labels.part }}}}",
-        action="Bring the node to one version: run deploys/node.py, then reload or reboot.",
+        summary=f"{_ON}: the loaded driver and its {{{{ $labels.part }}}} have different versions",
+        action="Bring all parts to one version: run deploys/node.py, then reload the driver or reboot the node.",
     ),
     Alert(
         name="RebootPending",
         expr="max by (instance, reason) (gpufleet_reboot_pending) == 1",
         severity=AlertSeverity.TICKET,
         for_seconds=_DAY,  # a node may wait for its window; not for weeks
-        summary=f"{_ON} has waited for a reboot for a day ({{{{ $labels.reason }}}})",
-        action="Reboot it at the next quiet hour, one node at a time.",
+        summary=f"{_ON} has needed a reboot for a day ({{{{ $labels.reason }}}})",
+        action="Reboot the node at the next quiet hour. Reboot only one node at a time.",
     ),
     Alert(
         name="NodeUnchecked",
         expr="max by (instance) (gpufleet_node_unchecked) == 1",
         severity=AlertSeverity.TICKET,
         for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
-        summary=f"{_ON}: its driver was changed and no check has passed: nothing starts there",
-        action="Run `gpufleet check` on the node, and fix the findings that block.",
+        summary=f"{_ON}: the driver was changed, and no check has passed since then, so no stage starts",
+        action="Run `gpufleet check` for the node, and fix the findings that block.",
     ),
     Alert(
         name="CheckFindings",
@@ -136,8 +136,8 @@ ALERTS: tuple[Alert, ...] = (
         expr='sum by (instance) (gpufleet_check_findings{severity=~"block|unknown"}) > 0',
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # an operator who checks is most likely about to fix it
-        summary=f"{_ON}: the last check has {{{{ $value }}}} findings that block, or could not be judged",
-        action="`gpufleet check` shows which, and how to fix them; then run it with --record.",
+        summary=f"{_ON}: the last check has {{{{ $value }}}} findings with result block or unknown",
+        action="`gpufleet check` shows the findings and how to fix them. Fix them, then run `gpufleet check --record`.",
     ),
     Alert(
         name="CheckStale",
@@ -145,31 +145,31 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # a run that is late
         summary=f"{_ON} was last checked {{{{ $value | humanizeDuration }}}} ago",
-        action="Run `gpufleet check --record`: does whatever runs it weekly still run?",
+        action="Run `gpufleet check --record`. Find out why the job that runs it every week did not run.",
     ),
     Alert(
         name="Drift",
         expr='max by (instance) (gpufleet_drift_differences{matters="now"}) > 0',
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # a deploy that is under way
-        summary=f"{_ON} differs from what is declared in {{{{ $value }}}} things that matter now",
-        action="`gpufleet drift` shows them; deploy, or declare what was changed by hand.",
+        summary=f"{_ON} has {{{{ $value }}}} differences from its declaration that matter now",
+        action="`gpufleet drift` shows the differences. Deploy the node, or declare what was changed by hand.",
     ),
     Alert(
         name="DriftUnknown",
         expr="max by (instance) (gpufleet_drift_unknown) == 1",
         severity=AlertSeverity.TICKET,
         for_seconds=_DAY,  # unknown is no pass, but seldom urgent
-        summary=f"{_ON}: part of the node could not be compared with what is declared",
-        action="`gpufleet drift` says which part, and why.",
+        summary=f"{_ON}: a part of the node could not be compared with its declaration",
+        action="`gpufleet drift` shows which part could not be compared, and the reason.",
     ),
     Alert(
         name="DriftStale",
         expr=f"node:drift_age_seconds > {7 * _DAY}",
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # a run that is late
-        summary=f"{_ON}: the last comparison with its declaration was {{{{ $value | humanizeDuration }}}} ago",
-        action="Run `gpufleet drift --record`: does whatever runs it weekly still run?",
+        summary=f"{_ON} was last compared with its declaration {{{{ $value | humanizeDuration }}}} ago",
+        action="Run `gpufleet drift --record`. Find out why the job that runs it every week did not run.",
     ),
     Alert(
         name="CertificateEndsSoon",
@@ -177,8 +177,8 @@ ALERTS: tuple[Alert, ...] = (
         expr=f"{_LEFT} < {SOON_DAYS * _DAY} >= {URGENT_DAYS * _DAY}",
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # a date does not come and go
-        summary=f"{_CERTIFICATE} ends in {{{{ $value | humanizeDuration }}}}",
-        action="Put a new one where the setting names it, and deploy.",
+        summary=f"{_CERTIFICATE} expires in {{{{ $value | humanizeDuration }}}}",
+        action="Replace the certificate's file at the path in your settings, then deploy.",
         keep_seconds=_MISSED_SECONDS,
     ),
     Alert(
@@ -187,10 +187,10 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.PAGE,
         for_seconds=0,  # as above
         summary=(
-            f"{_CERTIFICATE} {{{{ if gt $value 0.0 }}}}ends in {{{{ $value | humanizeDuration }}}}"
-            "{{ else }}has ended{{ end }}"
+            f"{_CERTIFICATE} {{{{ if gt $value 0.0 }}}}expires in {{{{ $value | humanizeDuration }}}}"
+            "{{ else }}has expired{{ end }}"
         ),
-        action="Renew it now: clients, or Prometheus, refuse the node from its last second on.",
+        action="Renew the certificate now. Once it has expired, clients or Prometheus refuse connections to the node.",
         keep_seconds=_MISSED_SECONDS,
     ),
 )

@@ -29,8 +29,8 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         120,  # a reload takes a second, a restart ten
         "{{ $labels.instance }}: the gateway does not answer",
-        "systemctl status gpufleet-gateway on the node; a second gateway, if there is one, has "
-        "all traffic.",
+        "Run `systemctl status gpufleet-gateway` on the node. If there is a second gateway, it now "
+        "has all traffic.",
     ),
     Alert(
         "GatewayNoServer",
@@ -39,18 +39,19 @@ ALERTS: tuple[Alert, ...] = (
         f" and count {_BACKEND} (haproxy_server_status) > 0",
         AlertSeverity.PAGE,
         60,
-        "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, its clients get 503",
-        "Look at the model's stages: VllmDown and VllmNotReady say which. Drained by an operator? "
-        "haproxy_server_status tells DRAIN and MAINT from DOWN.",
+        "{{ $labels.instance }}: no server of {{ $labels.proxy }} is up, so clients get 503",
+        "The alerts VllmDown and VllmNotReady name the stages that fail. If an operator drained the "
+        "servers, haproxy_server_status shows DRAIN or MAINT instead of DOWN.",
     ),
     Alert(
         "GatewayServerDown",
         'max by (instance, proxy, server) (haproxy_server_status{state="DOWN"}) == 1',
         AlertSeverity.TICKET,
         _LOADING_SECONDS,
-        "{{ $labels.instance }}: server {{ $labels.server }} of {{ $labels.proxy }} "
-        "has been down for the gateway for half an hour",
-        "If its stage is up, the gateway does not reach it: firewall, address, or its check.",
+        "{{ $labels.instance }}: the gateway has seen server {{ $labels.server }} of {{ $labels.proxy }} "
+        "as down for half an hour",
+        "If the server's stage is up, the gateway cannot reach it. Check the firewall, the address "
+        "and the gateway's health check.",
     ),
     Alert(
         "GatewayErrors",
@@ -58,9 +59,10 @@ ALERTS: tuple[Alert, ...] = (
         f" and {_ERRORS} >= {ERRORS_AT_LEAST}",
         AlertSeverity.PAGE,
         300,
-        "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers of "
+        "{{ $labels.instance }}: {{ $value | humanizePercentage }} of the answers for "
         "{{ $labels.proxy }} are 5xx",
-        "Where VllmErrors is silent they are the gateway's own: its log has why, in two letters.",
+        "If VllmErrors does not fire, the errors come from the gateway itself. Its log "
+        "shows the reason as a code of two to four letters.",
     ),
     Alert(
         "GatewayQueue",
@@ -69,6 +71,6 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait at the gateway for {{ $labels.proxy }}",
-        "All its servers have as many requests as they may: add a replica.",
+        "All servers of the model have as many requests as their limit allows. Add a replica.",
     ),
 )

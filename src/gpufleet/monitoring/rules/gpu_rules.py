@@ -114,7 +114,7 @@ RECORDINGS: tuple[Recording, ...] = (
         # that newer boards give instead.
         f"({_dcgm('DEV_SLOWDOWN_TEMP')} > 0) - {_dcgm('DEV_GPU_TEMP')}\n"
         f"or {_dcgm('DEV_GPU_TEMP_LIMIT')}",
-        "Degrees that are left until a GPU slows itself down",
+        "Degrees that are left until a GPU throttles itself",
     ),
     _gpu(
         "memory_temperature_celsius",
@@ -126,7 +126,7 @@ RECORDINGS: tuple[Recording, ...] = (
         "memory_temperature_limit_celsius",
         f"{_dcgm('DEV_MEM_MAX_OP_TEMP')} > 0\n"
         f"or {_HBM_CELSIUS} + 0 * gpu:memory_temperature_celsius",
-        "How hot a GPU's memory may be, in degrees",
+        "Highest allowed temperature of a GPU's memory, in degrees",
     ),
     _gpu(
         "memory_used_bytes",
@@ -168,7 +168,7 @@ RECORDINGS: tuple[Recording, ...] = (
                 for reason, bit in REASONS.items()
             },
         ),
-        "Whether a GPU's clocks are low for a reason (1), by reason",
+        "1 if a GPU's clocks are reduced for this reason, by reason",
         "reason",
     ),
     _gpu(
@@ -180,23 +180,23 @@ RECORDINGS: tuple[Recording, ...] = (
                 for reason in ("power", "thermal")
             },
         ),
-        "Share of time in which power or heat kept a GPU below its clock, 0 to 1",
+        "Share of time in which a GPU was throttled for power or heat, 0 to 1",
         "reason",
     ),
     _gpu(
         "ecc_uncorrected_total",
         f"{_dcgm('DEV_ECC_DBE_VOL_TOTAL')} or {_own('ecc_uncorrected_total')}",
-        "Memory errors that could not be corrected, since the last reset",
+        "Number of memory errors that could not be corrected, since the last reset",
     ),
     _gpu(
         "row_remap_pending",
         f"{_dcgm('DEV_ROW_REMAP_PENDING')} or {_own('row_remap_pending')}",
-        "Whether rows of memory are remapped at the next reset",
+        "1 if rows of memory will be remapped at the next reset",
     ),
     _gpu(
         "row_remap_failure",
         f"{_dcgm('DEV_ROW_REMAP_FAILURE')} or {_own('row_remap_failure')}",
-        "Whether a row of memory could not be remapped",
+        "1 if a row of memory could not be remapped",
     ),
     _gpu(
         "xid_errors:count5m",
@@ -215,13 +215,13 @@ RECORDINGS: tuple[Recording, ...] = (
                 for error, field in NVLINK_ERRORS.items()
             },
         ),
-        "NVLink errors of all of a GPU's links each second, by kind",
+        "NVLink errors per second on all links of a GPU, by kind",
         "error",
     ),
     _gpu(
         "pcie_replays:rate15m",
         f"max {BY_GPU} (rate(DCGM_FI_DEV_PCIE_REPLAY_COUNTER[15m]) < {_JUMP})",
-        "PCIe packets that a GPU had to send again each second",
+        "PCIe packets per second that a GPU had to resend",
     ),
     Recording(
         "node:gpus_missing:count",
@@ -233,7 +233,7 @@ RECORDINGS: tuple[Recording, ...] = (
         '  or label_replace(max by (instance) (gpufleet_gpus{state="expected"})\n'
         '    - count by (instance) (gpu:temperature_celsius), "by", "values", "", "")\n'
         ")",
-        "How many GPUs a node should have and does not",
+        "Number of GPUs that a node should have but does not have",
         ("instance",),
     ),
 )
@@ -269,21 +269,21 @@ ALERTS: tuple[Alert, ...] = (
         f'xid=~"{numbers(OFF_THE_BUS)}"',
         AlertSeverity.PAGE,
         "has fallen off the bus",
-        "Take the node out of service and reboot it; power it off and on if the GPU stays away.",
+        "Take the node out of service and reboot it. If the GPU is still missing, power the node off and on.",
     ),
     _xid(
         "XidGsp",
         f'xid=~"{numbers(GSP)}"',
         AlertSeverity.PAGE,
-        "does not answer: its system processor failed",
-        "Take the node out of service and reset the GPU; reboot if the reset is refused.",
+        "does not answer because its system processor (GSP) failed",
+        "Take the node out of service and reset the GPU. If the reset is refused, reboot the node.",
     ),
     _xid(
         "XidNvlink",
         f'xid=~"{numbers(NVLINK)}"',
         AlertSeverity.PAGE,
         "has an NVLink error",
-        "Restart what runs over its links; reset all GPUs of the NVLink island if it comes back.",
+        "Restart the programs that use the GPU's links. If the error comes back, reset all GPUs of the NVLink island.",
     ),
     _xid(
         "XidCritical",
@@ -296,22 +296,22 @@ ALERTS: tuple[Alert, ...] = (
         "XidContained",
         f'xid=~"{numbers(CONTAINED)}"',
         AlertSeverity.TICKET,
-        "had a memory error that ended only the program that met it",
-        "See that the stage runs again; reset the GPU when the node is next free.",
+        "had a memory error that ended only the program that used this memory",
+        "Check that the stage runs again. Reset the GPU when the node is next free.",
     ),
     _xid(
         "XidWatch",
         f'xid!~"{numbers(_CLASSIFIED)}"',
         AlertSeverity.TICKET,
-        "reported an error worth a look",
-        "Look the number up in docs/checks/xid.md and check the node.",
+        "reported an error that should be investigated",
+        "Look up the Xid's number in docs/checks/xid.md, then check the node.",
     ),
     _xid(
         "XidApplication",
         f'xid=~"{numbers(APPLICATION)}"',
         AlertSeverity.TICKET,
-        "reports the same program's error again and again",
-        "Look at the log of the program on that GPU: it is most likely its own fault.",
+        "keeps reporting the same kind of program error",
+        "Read the log of the program on this GPU. Most likely the program itself is the cause.",
         # One crash is the program's business. Half an hour of them, each within 5 minutes of the
         # last, is a program without an owner, or a GPU that is to blame after all.
         for_seconds=1800,
@@ -330,9 +330,9 @@ ALERTS: tuple[Alert, ...] = (
         for_seconds=120,
         summary=(
             "{{ $labels.instance }}: {{ if $labels.gpu }}GPU {{ $labels.gpu }} "
-            "({{ $labels.UUID }}){{ else }}a GPU{{ end }} is gone"
+            "({{ $labels.UUID }}){{ else }}a GPU{{ end }} is missing"
         ),
-        action="Take the node out of service, read its kernel log for Xids, and reboot it.",
+        action="Take the node out of service, look for Xids in the kernel log, and reboot the node.",
     ),
     Alert(
         name="GpuUnwatched",
@@ -344,8 +344,8 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         # Facts are written every minute; a node that boots has none of its GPUs at first.
         for_seconds=600,
-        summary="{{ $labels.instance }}: no values of its GPUs arrive, and it has no DCGM",
-        action="Run deploys/node.py on the node, and look at `systemctl status gpufleet-facts`.",
+        summary="{{ $labels.instance }}: Prometheus gets no values for its GPUs, and the node has no DCGM",
+        action="Run deploys/node.py for the node, then run `systemctl status gpufleet-facts` on the node.",
     ),
     Alert(
         name="EccUncorrected",
@@ -354,7 +354,7 @@ ALERTS: tuple[Alert, ...] = (
         # Counted errors do not go away by waiting.
         for_seconds=0,
         summary=f"{_ON} had memory errors that could not be corrected",
-        action="Read the log of the program on it; take the GPU out of service and reset it.",
+        action="Read the log of the program on the GPU. Take the GPU out of service and reset it.",
     ),
     Alert(
         name="RowRemapPending",
@@ -362,8 +362,8 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         # It stays until the reset; 5 minutes for the reset that is being done just now.
         for_seconds=300,
-        summary=f"{_ON} remaps rows of its memory at its next reset",
-        action="Reset the GPU when the node is next free: bad memory stays in use until then.",
+        summary=f"{_ON} will remap rows of its memory at its next reset",
+        action="Reset the GPU when the node is next free. Until then, the faulty memory rows stay in use.",
     ),
     Alert(
         name="RowRemapFailed",
@@ -371,15 +371,15 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.PAGE,
         for_seconds=300,  # it never goes away; 5 minutes against a half-started host engine
         summary=f"{_ON} could not remap a row of its memory",
-        action="Take the GPU out of service for good: the board has to be replaced.",
+        action="Take the GPU out of service permanently: the board must be replaced.",
     ),
     Alert(
         name="NvlinkDown",
         expr=f'max {BY_GPU} (gpu:nvlink_errors:rate5m{{error="lost"}}) > 0',
         severity=AlertSeverity.PAGE,
         for_seconds=0,  # the hardware has tried already, and given up
-        summary=f"{_ON} lost an NVLink that did not come back",
-        action="Take what runs over its links out of service and reset the GPUs of its island.",
+        summary=f"{_ON} lost an NVLink, which did not recover",
+        action="Take the replicas that use this GPU's links out of service, then reset all GPUs of its NVLink island.",
         keep_seconds=900,
     ),
     Alert(
@@ -391,8 +391,8 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of 6 hours; the half is for what `increase` adds by extrapolation
-        summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, each time for a moment',
-        action="Check the node; a link that fails again and again needs a technician.",
+        summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, and the link recovered each time',
+        action="Run `gpufleet check` for the node. If the link fails again and again, call a technician.",
     ),
     Alert(
         name="NvlinkErrors",
@@ -401,8 +401,8 @@ ALERTS: tuple[Alert, ...] = (
         # Single errors are sent again by the link itself. A burst while links are trained at a
         # start ends within a minute or two.
         for_seconds=600,
-        summary=f"{_ON} has {{{{ $value | humanize }}}} NVLink errors a second",
-        action="Check the node; replicas over these GPUs are slower than they could be.",
+        summary=f"{_ON} has {{{{ $value | humanize }}}} NVLink errors per second",
+        action="Run `gpufleet check` for the node. Replicas that use these GPUs are slower than normal.",
     ),
     Alert(
         name="FabricNotReady",
@@ -414,7 +414,7 @@ ALERTS: tuple[Alert, ...] = (
         # Training the fabric of 8 GPUs after a boot takes a minute or two, 5 at most.
         for_seconds=600,
         summary=f"{_ON} is not registered with the NVLink fabric",
-        action="Restart nvidia-fabricmanager: no CUDA program starts on the GPU until it is.",
+        action="Restart nvidia-fabricmanager. Until the GPU is registered, no CUDA program can start on it.",
     ),
     Alert(
         name="GpuHardwareSlowdown",
@@ -426,8 +426,8 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.PAGE,
         # The average of a series that has just begun is that of its first value.
         for_seconds=300,
-        summary=f"{_ON} runs at half its clock or less: the hardware slows it down",
-        action="See whether heat or the power supply does it; take the GPU out of service.",
+        summary=f"{_ON} runs at half its clock or less because the hardware slows it down",
+        action="Find out whether heat or the power supply is the cause, and take the GPU out of service.",
     ),
     Alert(
         name="GpuThermalThrottling",
@@ -436,8 +436,8 @@ ALERTS: tuple[Alert, ...] = (
         # Fans need minutes to follow the load; a tenth of the time over a quarter of an hour is
         # cooling that does not suffice.
         for_seconds=900,
-        summary=f"{_ON} is kept below its clock by heat {{{{ $value | humanizePercentage }}}} of the time",
-        action="Look at the fans, the inlet's temperature and the neighbours in the rack.",
+        summary=f"{_ON} was throttled by heat {{{{ $value | humanizePercentage }}}} of the time",
+        action="Check the fans, the temperature of the inlet air and the neighbouring machines in the rack.",
     ),
     Alert(
         name="GpuPowerThrottling",
@@ -451,9 +451,9 @@ ALERTS: tuple[Alert, ...] = (
         # Half an hour: the two are measured at other moments, and loads change.
         for_seconds=1800,
         summary=(
-            f"{_ON} is kept below its clock by lack of power, although it draws less than its limit"
+            f"{_ON} is throttled for power, although it draws less than 90 % of its power limit"
         ),
-        action="Look at the node's power supplies and at the rack's limits.",
+        action="Check the node's power supplies and the rack's power limits.",
     ),
     Alert(
         name="GpuHot",
@@ -463,23 +463,23 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # a burst of load, until the fans have followed
-        summary=f"{_ON} is {{{{ $value }}}} degrees below the point where it slows down",
-        action="Look at the fans, the inlet's temperature and the neighbours in the rack.",
+        summary=f"{_ON} is {{{{ $value }}}} degrees below the temperature at which it throttles",
+        action="Check the fans, the temperature of the inlet air and the neighbouring machines in the rack.",
     ),
     Alert(
         name="GpuMemoryHot",
         expr="gpu:memory_temperature_celsius >= gpu:memory_temperature_limit_celsius",
         severity=AlertSeverity.TICKET,
         for_seconds=600,  # as GpuHot
-        summary=f"{_ON} has memory at {{{{ $value }}}} degrees, above its limit",
-        action="Look at the fans and the inlet's temperature; hot memory causes errors.",
+        summary=f"{_ON} has memory at {{{{ $value }}}} degrees, which is at or above its limit",
+        action="Check the fans and the temperature of the inlet air. Hot memory causes memory errors.",
     ),
     Alert(
         name="PcieReplays",
         expr=f"gpu:pcie_replays:rate15m * 60 > {_REPLAYS_PER_MINUTE}",
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # with its 15 minutes of rate: no burst of a driver that starts
-        summary=f"{_ON} sends {{{{ $value | humanize }}}} PCIe packets a minute again",
-        action="Check the node; the board, its riser or the slot has a bad contact.",
+        summary=f"{_ON} has to resend {{{{ $value | humanize }}}} PCIe packets per minute",
+        action="Run `gpufleet check` for the node. The board, its riser or the slot has a bad contact.",
     ),
 )

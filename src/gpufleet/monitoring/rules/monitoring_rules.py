@@ -23,7 +23,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         0,
         "Alerts are evaluated and sent",
-        "None: it always fires, and only `heartbeat` gets it. Act when it stops arriving.",
+        "None. This alert always fires and goes only to `heartbeat`. Act when it stops arriving.",
         needs=_ALERTMANAGER,
     ),
     Alert(
@@ -32,7 +32,7 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # a restart that replays the log of samples takes minutes on a large fleet
         "{{ $labels.instance }}: {{ $labels.job }} does not answer",
-        "Run `systemctl status` on its unit. While it is down, no notification is sent.",
+        "Run `systemctl status` for its unit. While this server is down, no notification is sent.",
     ),
     Alert(
         "MonitoringBlind",
@@ -40,8 +40,8 @@ ALERTS: tuple[Alert, ...] = (
         'absent(up{job="node"})',
         AlertSeverity.PAGE,
         600,
-        "Prometheus has no values of any node",
-        "On its node check the disk, the targets (targets/node*.json) and Prometheus' log.",
+        "Prometheus has no values from any node",
+        "On Prometheus' node, check the disk, the targets (targets/node*.json) and Prometheus' log.",
     ),
     Alert(
         "MonitoringTargetsUnreadable",
@@ -49,8 +49,9 @@ ALERTS: tuple[Alert, ...] = (
         "increase(prometheus_sd_file_read_errors_total[15m]) > 0",
         AlertSeverity.TICKET,
         600,
-        "{{ $labels.instance }}: Prometheus cannot read a list of its targets",
-        "Its log names the file. The last good list stays in force: new nodes are not scraped.",
+        "{{ $labels.instance }}: Prometheus cannot read one of its target lists",
+        "Prometheus' log names the file. Until it is repaired, Prometheus uses the last good list "
+        "and does not scrape new nodes.",
     ),
     Alert(
         "MonitoringTargetEmpty",
@@ -59,7 +60,8 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         900,
         "{{ $labels.instance }}: {{ $labels.job }} answers with only {{ $value }} samples",
-        "Read its /metrics: something else listens on that port, or its collectors fail.",
+        "Read the target's /metrics. Either a different program listens on this port, or the "
+        "exporter's collectors fail.",
     ),
     Alert(
         "MonitoringStageUnseen",
@@ -67,17 +69,18 @@ ALERTS: tuple[Alert, ...] = (
         f"count by (stage) (gpufleet_stage_info) unless on (stage) up{{{JOBS}}}",
         AlertSeverity.TICKET,
         1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
-        "No server of stage {{ $labels.stage }} is scraped",
-        "Run deploys/monitoring.py: it writes the lists of targets. A server that listens only "
-        "on its own node (vllm.listen) cannot be scraped.",
+        "Prometheus scrapes no server of stage {{ $labels.stage }}",
+        "Run deploys/monitoring.py, which writes the target lists. Prometheus cannot scrape a server "
+        "that listens only on its own node (vllm.listen).",
     ),
     Alert(
         "PrometheusReloadFailed",
         "prometheus_config_last_reload_successful == 0",
         AlertSeverity.TICKET,
         300,
-        "{{ $labels.instance }}: Prometheus refuses its configuration and keeps the old one",
-        "promtool check config on the node names the error; a restart would fail.",
+        "{{ $labels.instance }}: Prometheus rejected its new configuration and keeps the old one",
+        "`promtool check config` on the node shows the error. Do not restart Prometheus before the "
+        "repair, because the start would fail.",
     ),
     Alert(
         "PrometheusRulesFail",
@@ -85,8 +88,8 @@ ALERTS: tuple[Alert, ...] = (
         " > 0",
         AlertSeverity.TICKET,
         600,  # a join can fail in the minute in which a target changes its name
-        "{{ $labels.instance }}: rules of {{ $labels.rule_group }} cannot be evaluated",
-        "Prometheus' page /rules shows the rule and its error; its alert cannot fire.",
+        "{{ $labels.instance }}: Prometheus cannot evaluate a rule of group {{ $labels.rule_group }}",
+        "Prometheus' page /rules shows the rule and its error. The rule's alert cannot fire.",
     ),
     Alert(
         "PrometheusRulesLate",
@@ -94,8 +97,8 @@ ALERTS: tuple[Alert, ...] = (
         " (increase(prometheus_rule_group_iterations_missed_total[10m])) > 0",
         AlertSeverity.TICKET,
         900,
-        "{{ $labels.instance }}: rules of {{ $labels.rule_group }} take longer than their interval",
-        "Its machine is too busy or too slow for the fleet: alerts come late.",
+        "{{ $labels.instance }}: evaluating rule group {{ $labels.rule_group }} takes longer than its interval",
+        "Prometheus' machine is too busy or too slow for the fleet, so alerts come late.",
     ),
     Alert(
         "PrometheusWithoutAlertmanager",
@@ -103,9 +106,9 @@ ALERTS: tuple[Alert, ...] = (
         " or increase(prometheus_notifications_dropped_total[5m]) > 0",
         AlertSeverity.PAGE,
         300,  # alerts are sent again every minute: one lost at a restart does not matter
-        "{{ $labels.instance }}: Prometheus reaches no Alertmanager",
-        "Look at Alertmanager's unit and address. This alert reached you through another "
-        "one, or on Prometheus' own page.",
+        "{{ $labels.instance }}: Prometheus cannot reach any Alertmanager",
+        "Check Alertmanager's unit and address. This alert reached you through another "
+        "Alertmanager, or you see it on Prometheus' own page.",
         needs=_ALERTMANAGER,
     ),
     Alert(
@@ -113,8 +116,9 @@ ALERTS: tuple[Alert, ...] = (
         "alertmanager_config_last_reload_successful == 0",
         AlertSeverity.TICKET,
         300,
-        "{{ $labels.instance }}: Alertmanager refuses its configuration and keeps the old one",
-        "amtool check-config on the node names the error; a restart would fail.",
+        "{{ $labels.instance }}: Alertmanager rejected its new configuration and keeps the old one",
+        "`amtool check-config` on the node shows the error. Do not restart Alertmanager before the "
+        "repair, because the start would fail.",
         needs=_ALERTMANAGER,
     ),
     Alert(
@@ -124,7 +128,8 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.PAGE,
         300,  # it tries again by itself; what counts here was given up
         "{{ $labels.instance }}: Alertmanager cannot send through {{ $labels.integration }}",
-        "Its log has the receiver's answer: an expired key, a proxy, a URL that moved.",
+        "Alertmanager's log has the receiver's answer. Typical causes are an expired key, a proxy "
+        "or a URL that has moved.",
         needs=_ALERTMANAGER,
     ),
 )

@@ -48,14 +48,14 @@ RECORDINGS: tuple[Recording, ...] = (
         "node:filesystem_available:ratio",
         f"min {_PLACE} (node_filesystem_avail_bytes{{{_LOCAL}}}\n"
         f"  / (node_filesystem_size_bytes{{{_LOCAL}}} > 0))",
-        "Share of a file system that can still be written, 0 to 1",
+        "Share of a file system's space that is free for programs, 0 to 1",
         ("instance", "mountpoint"),
     ),
     Recording(
         "node:filesystem_available_bytes:in_a_day",
         # Six hours: long enough that a download of a model does not look like a trend of its own.
         f"min {_PLACE} (predict_linear(node_filesystem_avail_bytes{{{_LOCAL}}}[6h], {_DAY}))",
-        "Free space of a file system predicted for one day ahead from the last 6 hours, in bytes",
+        "Free space that a file system will have in one day, predicted from the last 6 hours, in bytes",
         ("instance", "mountpoint"),
     ),
     Recording(
@@ -69,7 +69,7 @@ RECORDINGS: tuple[Recording, ...] = (
         "node:clock_skew_seconds",
         # `timestamp` is when Prometheus read it: its own clock.
         "max by (instance) (node_time_seconds - timestamp(node_time_seconds))",
-        "How far the node's clock is ahead of Prometheus', in seconds",
+        "Seconds by which the node's clock is ahead of Prometheus' clock",
         ("instance",),
     ),
     Recording(
@@ -99,15 +99,15 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=3600,  # the trend of 6 hours has to hold for another
         summary=f"{_MOUNT} will be full within a day at the current rate",
-        action="See what grows: `du -xh --max-depth=2`; old models and releases can go.",
+        action="Find what grows with `du -xh --max-depth=2`. Old models and releases can be removed.",
     ),
     Alert(
         name="DiskFull",
         expr="node:filesystem_available:ratio < 0.03",
         severity=AlertSeverity.PAGE,
         for_seconds=300,  # what is written and deleted again within minutes
-        summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} left",
-        action="Make room now: servers fail when they cannot write caches or logs.",
+        summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} of its space left",
+        action="Free space now: servers fail when they cannot write caches or logs.",
     ),
     Alert(
         name="InodesLow",
@@ -115,7 +115,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # as a disk's, but inodes go in smaller steps
         summary=f"{_MOUNT} has {{{{ $value | humanizePercentage }}}} of its inodes left",
-        action="Find the directory with many small files: caches of compiled kernels, mostly.",
+        action="Find the directory with many small files. Most often it is a cache of compiled kernels.",
     ),
     Alert(
         name="FilesystemReadOnly",
@@ -123,7 +123,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.PAGE,
         for_seconds=120,  # a remount by hand, for a moment
         summary=f"{_MOUNT} is read-only",
-        action="Read the kernel log: the kernel does this when the disk has errors.",
+        action="Read the kernel log. The kernel makes a file system read-only when the disk has errors.",
         keep_seconds=_MISSED_SECONDS,
     ),
     Alert(
@@ -132,7 +132,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # loading a model takes much memory for some minutes, and gives it back
         summary=f"{_ON} has {{{{ $value | humanizePercentage }}}} of its memory left",
-        action="See who has it: `systemd-cgtop -m`; the kernel kills processes next.",
+        action="Find the processes that use the memory with `systemd-cgtop -m`. If no memory is left, the kernel kills processes.",
     ),
     Alert(
         name="OomKill",
@@ -140,15 +140,15 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # it has happened
         summary=f"{_ON}: the kernel killed a process for lack of memory",
-        action="`journalctl -k -g 'Out of memory'` says which; see that its unit runs again.",
+        action="`journalctl -k -g 'Out of memory'` shows which process was killed. Check that its unit runs again.",
     ),
     Alert(
         name="HostMemoryErrors",
         expr="max by (instance) (increase(node_edac_uncorrectable_errors_total[1h])) > 0",
         severity=AlertSeverity.PAGE,
         for_seconds=0,  # errors that happened do not go away
-        summary=f"{_ON} had errors of its main memory that could not be corrected",
-        action="Take the node out of service; the kernel log names the module.",
+        summary=f"{_ON} had errors in its main memory that could not be corrected",
+        action="Take the node out of service. The kernel log names the faulty memory module.",
     ),
     Alert(
         name="ClockNotSynchronised",
@@ -160,7 +160,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # chrony needs some minutes after a boot
         summary=f"{_ON}: the clock is not synchronised",
-        action="`chronyc tracking` or `timedatectl timesync-status`: is a time server reached?",
+        action="Check with `chronyc tracking` or `timedatectl timesync-status` whether the node reaches a time server.",
     ),
     Alert(
         name="ClockSkew",
@@ -170,7 +170,7 @@ ALERTS: tuple[Alert, ...] = (
         # spike.
         for_seconds=600,
         summary=f"{_ON}: the clock is off by {{{{ $value | humanizeDuration }}}}",
-        action="Compare `date` with another node; restart chrony, which then sets the clock.",
+        action="Compare the output of `date` with a different node's. Restart chrony, which then sets the clock.",
     ),
     Alert(
         name="NetworkErrors",
@@ -182,7 +182,7 @@ ALERTS: tuple[Alert, ...] = (
             f"{_ON}: {{{{ $labels.device }}}} has errors in "
             "{{ $value | humanizePercentage }} of its packets"
         ),
-        action="`ethtool -S` names the counter. Check cable, transceiver and switch port.",
+        action="`ethtool -S` shows which error counter grows. Check the cable, the transceiver and the switch port.",
     ),
     Alert(
         name="LinkFlapping",
@@ -193,8 +193,8 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of an hour; a reboot or a replaced cable is two changes
-        summary=f"{_ON}: the link of {{{{ $labels.device }}}} comes and goes",
-        action="Cable, transceiver or the switch's port; replicas over nodes lose their peers.",
+        summary=f"{_ON}: the link of {{{{ $labels.device }}}} goes down and up again",
+        action="Check the cable, the transceiver and the switch's port. Replicas that span nodes lose connections over this link.",
     ),
     Alert(
         name="InfinibandFlapping",
@@ -203,7 +203,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=0,  # a count of an hour; once is a switch that was restarted
         summary=f"{_ON}: port {{{{ $labels.port }}}} of {{{{ $labels.device }}}} lost its link again",
-        action="`ibstat` and the switch's log; take replicas over nodes off this one.",
+        action="Run `ibstat` and read the switch's log. Move replicas that span nodes away from this node.",
     ),
     Alert(
         name="UnitFailed",
@@ -214,7 +214,7 @@ ALERTS: tuple[Alert, ...] = (
         severity=AlertSeverity.TICKET,
         for_seconds=300,  # systemd's own restarts come within seconds
         summary=f"{_ON}: {{{{ $labels.name }}}} has failed",
-        action="`systemctl status` and `journalctl -u` say why; then `systemctl restart`.",
+        action="`systemctl status` and `journalctl -u` show the reason. Repair the cause, then run `systemctl restart`.",
         keep_seconds=_MISSED_SECONDS,
     ),
     Alert(
@@ -222,8 +222,8 @@ ALERTS: tuple[Alert, ...] = (
         expr=f'max by (instance, collector) (node_scrape_collector_success{{collector=~"{_EVERYWHERE}"}}) == 0',
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # a collector that times out under load, now and then
-        summary=f"{_ON}: the node exporter cannot read {{{{ $labels.collector }}}}",
-        action="`journalctl -u` of the node exporter says why; alerts about it cannot fire.",
+        summary=f"{_ON}: the node exporter's collector {{{{ $labels.collector }}}} fails",
+        action="The node exporter's journal shows the reason. Alerts on this collector's values cannot fire.",
         keep_seconds=_MISSED_SECONDS,
     ),
     Alert(
@@ -234,8 +234,8 @@ ALERTS: tuple[Alert, ...] = (
         ),
         severity=AlertSeverity.TICKET,
         for_seconds=900,  # a disk that is just being replaced
-        summary=f"{_ON}: {{{{ $labels.device }}}} lacks {{{{ $value }}}} of its disks",
-        action="`cat /proc/mdstat`; replace the disk before the next one fails.",
+        summary=f"{_ON}: {{{{ $labels.device }}}} is degraded, missing disks: {{{{ $value }}}}",
+        action="`cat /proc/mdstat` shows the failed disk. Replace it before the next disk fails.",
         keep_seconds=_MISSED_SECONDS,
     ),
 )

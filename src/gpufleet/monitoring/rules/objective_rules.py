@@ -33,22 +33,22 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
         for recording in (
             _promised(
                 "ttft_p99_seconds",
-                "what clients were promised for the time to the first token, in seconds",
+                "objective for the p99 of the time to the first token, in seconds",
                 {name: each.ttft_p99_seconds for name, each in objectives.items()},
             ),
             _promised(
                 "itl_p99_seconds",
-                "what clients were promised for the time between two tokens, in seconds",
+                "objective for the p99 of the time between two tokens, in seconds",
                 {name: each.itl_p99_seconds for name, each in objectives.items()},
             ),
             _promised(
                 "e2e_p99_seconds",
-                "what clients were promised for the time to the last token, in seconds",
+                "objective for the p99 of the time to the last token, in seconds",
                 {name: each.e2e_p99_seconds for name, each in objectives.items()},
             ),
             _promised(
                 "error_ratio",
-                "the share of requests that may end in an error of the server",
+                "objective for the share of requests that may end in a server error, 0 to 1",
                 {name: each.error_ratio for name, each in objectives.items()},
             ),
         )
@@ -88,37 +88,37 @@ MODELS = (
         "model:ttft_seconds:p99_5m",
         Measure.TTFT,
         "5m",
-        "time to the first token of 99 of 100 requests in 5 minutes, in seconds",
+        "p99 of the time to the first token over 5 minutes, in seconds",
     ),
     _p99(
         "model:queue_seconds:p99_5m",
         Measure.QUEUE_TIME,
         "5m",
-        "time in the queue of 99 of 100 requests in 5 minutes, in seconds",
+        "p99 of the time in the queue over 5 minutes, in seconds",
     ),
     # A promise is held over a longer time: so are 100 requests of a model that has few.
     _p99(
         "model:ttft_seconds:p99_15m",
         Measure.TTFT,
         "15m",
-        "time to the first token of 99 of 100 requests in 15 minutes, in seconds",
+        "p99 of the time to the first token over 15 minutes, in seconds",
     ),
     _p99(
         "model:itl_seconds:p99_15m",
         Measure.ITL,
         "15m",
-        "time between two tokens of 99 of 100 in 15 minutes, in seconds",
+        "p99 of the time between two tokens over 15 minutes, in seconds",
     ),
     _p99(
         "model:e2e_seconds:p99_15m",
         Measure.E2E,
         "15m",
-        "time to the last token of 99 of 100 requests that ended in 15 minutes, in seconds",
+        "p99 of the time to the last token, for requests that ended in the last 15 minutes, in seconds",
     ),
     Recording(
         "model:http_errors:ratio_10m",
         f"sum by (model) (increase({_ERRORS}[10m])) / sum by (model) (increase({_ANSWERS}[10m]))",
-        "share of requests that were answered with 5xx, over 10 minutes",
+        "share of requests that were answered with 5xx over 10 minutes, 0 to 1",
         ("model",),
     ),
     # An answer that streams began with 200; that it broke off is to be seen here alone.
@@ -126,7 +126,7 @@ MODELS = (
         "model:broken_requests:ratio_10m",
         f"sum by (model) (increase({_BROKEN}[10m]))"
         f" / sum by (model) (increase({metric(Measure.FINISHED)}[10m]))",
-        "share of requests that the engine ended with an error, over 10 minutes",
+        "share of requests that the engine ended with an error over 10 minutes, 0 to 1",
         ("model",),
     ),
 )
@@ -143,10 +143,10 @@ _HELD = (
             f" >= {REQUESTS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
-            "{{ $labels.model }}: one request of a hundred waits longer than "
-            "{{ $value | humanizeDuration }} for its first token",
-            "Queue or prompts? Compare the time in the queue with the time to the first token; "
-            "then find the slow stage.",
+            "{{ $labels.model }}: 1 % of the requests wait longer than "
+            "{{ $value | humanizeDuration }} for their first token",
+            "Compare the time in the queue with the time to the first token, to see whether the queue "
+            "or long prompts are the cause. Then find the slow stage.",
         ),
     ),
     (
@@ -159,9 +159,10 @@ _HELD = (
             f" >= {TOKENS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
-            "{{ $labels.model }}: one token of a hundred comes later than "
-            "{{ $value | humanizeDuration }} after the one before",
-            "A throttled GPU or NVLink errors slow one stage; too many requests at once all.",
+            "{{ $labels.model }}: 1 % of the tokens come more than "
+            "{{ $value | humanizeDuration }} after the previous token",
+            "If one stage is slow, look for a throttled GPU or NVLink errors. If all stages are slow, "
+            "they have too many requests at once.",
         ),
     ),
     (
@@ -174,10 +175,10 @@ _HELD = (
             f" >= {REQUESTS_FOR_P99}",
             AlertSeverity.PAGE,
             300,
-            "{{ $labels.model }}: one request of a hundred takes longer than "
-            "{{ $value | humanizeDuration }} to its last token",
-            "Longer answers, or slower tokens? Compare the tokens of a request with last week's; "
-            "then look at the time to the first token and between tokens.",
+            "{{ $labels.model }}: 1 % of the requests take longer than "
+            "{{ $value | humanizeDuration }} until their last token",
+            "Find out whether answers are longer or tokens are slower. Compare the tokens per request "
+            "with last week's, then the time to the first token and between tokens.",
         ),
     ),
     (
@@ -193,9 +194,9 @@ _HELD = (
             f" >= {ERRORS_AT_LEAST})",
             AlertSeverity.PAGE,
             300,
-            "{{ $labels.model }}: {{ $value | humanizePercentage }} of its requests end in an "
-            "error of the server",
-            "The journal of its stages has a traceback for each; find the stage.",
+            "{{ $labels.model }}: {{ $value | humanizePercentage }} of the requests end in a "
+            "server error",
+            "The journal of the model's stages has a traceback for each error. Find the stage that fails.",
         ),
     ),
 )

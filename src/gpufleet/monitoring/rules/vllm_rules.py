@@ -64,33 +64,33 @@ STAGES = (
     Recording(
         "stage:requests_running:sum",
         f"sum {_BY_STAGE} ({metric(Measure.RUNNING)})",
-        "requests that a stage works on",
+        "number of requests that a stage is processing",
         STAGE,
     ),
     Recording(
         "stage:requests_waiting:sum",
         f"sum {_BY_STAGE} ({metric(Measure.WAITING)})",
-        "requests that wait for a stage",
+        "number of requests that wait for a stage",
         STAGE,
     ),
     Recording(
         "stage:kv_cache_usage:max",
         f"max {_BY_STAGE} ({metric(Measure.KV_USE)})",
-        "share of the KV cache in use, 0 to 1, of the stage's fullest engine",
+        "share of the KV cache in use on the stage's fullest engine, 0 to 1",
         STAGE,
     ),
     Recording(
         "stage:ttft_seconds:p99_5m",
         "histogram_quantile(0.99, "
         f"sum by ({', '.join(STAGE)}, le) (rate({metric(Measure.TTFT)}[5m])))",
-        "time to the first token that 99 of 100 requests of a stage stayed below, in seconds",
+        "p99 of a stage's time to the first token over 5 minutes, in seconds",
         STAGE,
     ),
     Recording(
         "stage:itl_seconds:p99_5m",
         "histogram_quantile(0.99, "
         f"sum by ({', '.join(STAGE)}, le) (rate({metric(Measure.ITL)}[5m])))",
-        "time between tokens that 99 of 100 tokens of a stage stayed below, in seconds",
+        "p99 of a stage's time between two tokens over 5 minutes, in seconds",
         STAGE,
     ),
 )
@@ -118,8 +118,8 @@ def _nothing_moved() -> str:
 
 
 _STALL_ACTION = (
-    "Do not trust /health. Take stacks and logs, then restart the whole stage: "
-    "the runbook has the commands."
+    "Do not trust /health. Save the processes' stacks and logs, then restart the whole stage. "
+    "The runbook has the commands."
 )
 
 ALERTS = (
@@ -131,7 +131,7 @@ ALERTS = (
         AlertSeverity.PAGE,
         300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
         "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} is not running",
-        "systemctl status and the unit's journal on the node; an exit code of 2 is a wrong flag.",
+        "Run `systemctl status` and read the unit's journal on the node. Exit code 2 means a wrong flag.",
     ),
     Alert(
         "VllmUnresponsive",
@@ -144,8 +144,8 @@ ALERTS = (
             "does not answer"
         ),
         (
-            "Its API server is frozen, or a firewall drops packets. First query /metrics on the "
-            "node itself."
+            "The stage's API server is frozen, or a firewall drops packets. First query /metrics on "
+            "the node itself."
         ),
     ),
     Alert(
@@ -155,8 +155,8 @@ ALERTS = (
         AlertSeverity.PAGE,
         LOADING_SECONDS,
         ("{{ $labels.instance }}: stage {{ $labels.stage }} has not been ready for half an hour"),
-        "Its journal says how far loading came. If it is only slow, allow more time: "
-        "`monitoring.alerts.VllmNotReady.for_seconds`.",
+        "The unit's journal shows how far the load has come. If the load is only slow, set a longer "
+        "time in `monitoring.alerts.VllmNotReady.for_seconds`.",
     ),
     Alert(
         "VllmNoProgress",
@@ -167,7 +167,7 @@ ALERTS = (
         AlertSeverity.PAGE,
         STILL_SECONDS,
         "{{ $labels.instance }}: stage {{ $labels.stage }} has "
-        "{{ $value }} requests, and nothing has moved for 5 minutes",
+        "{{ $value }} requests but has made no progress for 5 minutes",
         _STALL_ACTION,
     ),
     Alert(
@@ -177,7 +177,7 @@ ALERTS = (
         " and on (instance) time() - gpufleet_watchdog_timestamp_seconds < 120",
         AlertSeverity.PAGE,
         60,  # one that acts has killed it by then; what is left are those that only warn
-        "{{ $labels.instance }}: the watchdog finds stage {{ $labels.stage }} stalled",
+        "{{ $labels.instance }}: the watchdog reports that stage {{ $labels.stage }} is stalled",
         _STALL_ACTION,
         needs=("watchdog",),
     ),
@@ -188,7 +188,7 @@ ALERTS = (
         AlertSeverity.TICKET,
         0,
         "{{ $labels.instance }}: the watchdog restarted stage {{ $labels.stage }}",
-        "It serves again; find out why it stood still, from the dump on the node.",
+        "The stage serves again. Use the dump on the node to find out why the stage stalled.",
         needs=("watchdog",),
     ),
     Alert(
@@ -200,8 +200,8 @@ ALERTS = (
             "{{ $labels.instance }}: the watchdog has written nothing for {{ $value | "
             "humanizeDuration }}"
         ),
-        "Look at its unit on the node; until it runs, only VllmNoProgress finds frozen stages, "
-        "and nothing restarts them.",
+        "Check the watchdog's unit on the node. Until the watchdog runs, only VllmNoProgress finds "
+        "frozen stages, and nothing restarts them.",
         needs=("watchdog",),
     ),
     Alert(
@@ -212,8 +212,8 @@ ALERTS = (
         " or sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 2.5",
         AlertSeverity.PAGE,
         0,
-        "{{ $labels.instance }}: stage {{ $labels.stage }} starts again and again",
-        "Read its journal before the last restart but one: the cause is there.",
+        "{{ $labels.instance }}: stage {{ $labels.stage }} restarts again and again",
+        "Read the unit's journal from before the second-last restart, because it shows the cause.",
     ),
     Alert(
         "VllmKvCacheSaturated",
@@ -222,9 +222,10 @@ ALERTS = (
         " and min_over_time(stage:requests_waiting:sum[5m]) > 0",
         AlertSeverity.TICKET,
         600,  # with the average a quarter of an hour: a burst of long prompts is over sooner
-        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is at "
-        "{{ $value | humanizePercentage }} and requests wait",
-        "Add a replica, or give requests less room (max-model-len, a smaller KV cache type).",
+        "{{ $labels.instance }}: the KV cache of stage {{ $labels.stage }} is at "
+        "{{ $value | humanizePercentage }}, and requests wait",
+        "Add a replica, or let each request use less KV cache: lower max-model-len or set a smaller "
+        "KV cache data type.",
     ),
     Alert(
         "VllmKvCacheFull",
@@ -233,9 +234,9 @@ ALERTS = (
         f" and sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[5m])) > 0",
         AlertSeverity.PAGE,
         600,
-        "{{ $labels.instance }}: KV cache of stage {{ $labels.stage }} is full and "
+        "{{ $labels.instance }}: the KV cache of stage {{ $labels.stage }} is full, and "
         "requests preempt each other",
-        "Reject load at the gateway or add a replica now; it computes the same tokens twice.",
+        "Reject load at the gateway or add a replica now. The stage computes the same tokens twice.",
     ),
     Alert(
         "VllmQueueGrows",
@@ -247,7 +248,7 @@ ALERTS = (
         600,
         "{{ $labels.instance }}: {{ $value }} requests wait for stage {{ $labels.stage }}, and "
         "the queue grows",
-        "More requests arrive than it can serve. Add a replica or reject load; check whether "
+        "More requests arrive than the stage can serve. Add a replica or reject load. Check whether "
         "another replica of the model is down.",
     ),
     Alert(
@@ -267,9 +268,9 @@ ALERTS = (
         f"sum {_BY_STAGE} (increase({metric(Measure.REJECTED)}[10m])) > 0",
         AlertSeverity.TICKET,
         600,
-        "{{ $labels.instance }}: stage {{ $labels.stage }} turned {{ $value | humanize }} requests "
-        "away in 10 minutes",
-        "Its queue is at the limit that its flags set: add a replica, or raise "
+        "{{ $labels.instance }}: stage {{ $labels.stage }} rejected {{ $value | humanize }} requests "
+        "in 10 minutes",
+        "The stage's queue has reached the limit set by its flags. Add a replica, or raise "
         "max-num-queued-reqs.",
     ),
 )
