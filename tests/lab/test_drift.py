@@ -164,7 +164,7 @@ PLANTED: dict[str, dict[str, Planted]] = {
         "a kernel has no module": Planted(
             f"mkdir /lib/modules/{KERNEL} && touch /lib/modules/{KERNEL}/modules.builtin",
             f"rm -r /lib/modules/{KERNEL}",
-            f"kernel {KERNEL} is installed and has no NVIDIA module",
+            f"kernel {KERNEL} is installed but has no NVIDIA module",
             "next boot",
         ),
     },

@@ -79,8 +79,8 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
             problems += (*gone, *(each[0] for each in unfit.values()))
             rest = len(node.gpus) - len({gpu.index for gpu in node.gpus} & set(unfit))
             problems.append(
-                f"{node.name}: {rest} of its GPUs are fit: set `checks.degraded: true` in "
-                "group_vars or host_vars to serve on these until the others are repaired"
+                f"{node.name}: {rest} of its GPUs are fit. To serve on these GPUs until the "
+                f"others are repaired, set `checks.degraded: true` in group_vars or host_vars"
             )
         everything += problems
         if problems and (gone or not node.gpus or _hides_hardware(report, node.name)):

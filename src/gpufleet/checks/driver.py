@@ -42,10 +42,13 @@ _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORE
 _Ladder = tuple[str, tuple[Step, ...]]  # the problem, and the remedy
 
 _SEE_LOG = Step(Action.LOOK, "`dmesg | grep -E 'NVRM|nvidia' | tail -30` on the node")
-_LOAD = Step(Action.RESTART_SERVICE, "`modprobe nvidia` on the node; if it fails, it prints why")
+_LOAD = Step(
+    Action.RESTART_SERVICE,
+    "`modprobe nvidia` on the node; if the command fails, it prints the reason",
+)
 _RELOAD = Step(
     Action.RESTART_SERVICE,
-    "stop all that holds the GPUs (`systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced "
+    "stop all programs that use the GPUs (`systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced "
     "nvidia-fabricmanager`; `fuser -v /dev/nvidia*` must be empty), then `modprobe -r "
     "nvidia_peermem nvidia_uvm nvidia_drm nvidia_modeset nvidia && modprobe nvidia nvidia_uvm`",
 )
@@ -55,14 +58,14 @@ _REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'
 # `_not_loaded`.
 _SILENCES: dict[str, _Ladder] = {
     "version_mismatch": (
-        "the driver's libraries and the loaded kernel module are of different versions, so no "
+        "the driver's libraries and the loaded kernel module have different versions, so no "
         "program can use a GPU",
         (_RELOAD, _REBOOT),
     ),
     "library_not_found": (
         "libnvidia-ml.so.1 is missing, so no program can query the driver",
         (
-            Step(Action.LOOK, "`ldconfig -p | grep libnvidia-ml` on the node finds none"),
+            Step(Action.LOOK, "`ldconfig -p | grep libnvidia-ml` on the node finds no library"),
             Step(
                 Action.CONFIGURE,
                 "install the driver's libraries (libnvidia-compute or nvidia-driver-cuda, by "
@@ -71,33 +74,39 @@ _SILENCES: dict[str, _Ladder] = {
         ),
     ),
     "no_permission": (
-        "the SSH user may not open the GPUs' device files",
+        "the SSH user has no permission to open the GPUs' device files",
         (
             Step(Action.LOOK, "`ls -l /dev/nvidia*` on the node; the driver's default is 0666"),
             Step(Action.CONFIGURE, "let the SSH user open them, or probe as root"),
         ),
     ),
     "no_ctypes": (
-        "its python3 has no ctypes, without which the driver cannot be queried",
-        (Step(Action.CONFIGURE, "`apt install python3` (python3-minimal lacks ctypes)"),),
+        "the node's python3 has no ctypes module, which gpufleet needs to query the driver",
+        (
+            Step(
+                Action.CONFIGURE, "`apt install python3` (python3-minimal does not contain ctypes)"
+            ),
+        ),
     ),
     "timeout": (
-        "the driver did not answer in time: every program that calls it hangs, also vLLM",
+        "the driver did not answer in time: every program that calls the driver hangs, including "
+        "vLLM",
         (
             _SEE_LOG,
             _REBOOT,
             Step(
-                Action.POWER_CYCLE, "over the BMC, if processes in state D keep it from rebooting"
+                Action.POWER_CYCLE,
+                "power-cycle the node over the BMC, if processes in state D prevent the reboot",
             ),
         ),
     ),
     "crashed": (
-        "the driver's library crashed when asked",
+        "the driver's library crashed when gpufleet queried it",
         (
             _SEE_LOG,
             Step(
                 Action.CONFIGURE,
-                "complete a half-finished upgrade: `dpkg --audit; apt-get -f install`",
+                "complete an interrupted upgrade: `dpkg --audit; apt-get -f install`",
             ),
             _REBOOT,
         ),
@@ -106,15 +115,20 @@ _SILENCES: dict[str, _Ladder] = {
 _SILENCE: _Ladder = ("NVML does not start", (_SEE_LOG, _RELOAD, _REBOOT))
 
 _INSTALL = "`gpufleet deploy node INVENTORY` (or `pyinfra INVENTORY deploys/node.py`)"
-_OWN_DRIVER = Step(Action.CONFIGURE, "or install the driver of your choice, and check again")
+_OWN_DRIVER = Step(Action.CONFIGURE, "or install a driver yourself, and check again")
 _NO_DEVICE_FILES = (
-    Step(Action.CONFIGURE, "make the device files: `nvidia-modprobe -c0 -u; ls -l /dev/nvidia*`"),
+    Step(Action.CONFIGURE, "create the device files: `nvidia-modprobe -c0 -u; ls -l /dev/nvidia*`"),
     _RELOAD,
     _REBOOT,
 )
 _NO_DEVICES = (
-    Step(Action.LOOK, "is it the right machine? `lspci -d 10de:` shows nothing"),
-    Step(Action.POWER_CYCLE, "over the BMC: a reboot does not bring back a lost device"),
+    Step(
+        Action.LOOK, "check that this is the right machine: `lspci -d 10de:` shows no NVIDIA device"
+    ),
+    Step(
+        Action.POWER_CYCLE,
+        "power-cycle the node over the BMC: a reboot does not bring back a lost device",
+    ),
     Step(Action.SERVICE, "have the GPUs' seating and power cables inspected"),
 )
 _NOUVEAU = (
@@ -128,8 +142,8 @@ _NOUVEAU = (
 _GIVEN_AWAY = (
     Step(
         Action.CONFIGURE,
-        "take `vfio-pci.ids=` off the kernel's command line and reboot, or take this node out of "
-        "the inventory",
+        "remove `vfio-pci.ids=` from the kernel's command line and reboot, or remove this node "
+        "from the inventory",
     ),
 )
 _UNSIGNED = (
@@ -146,7 +160,10 @@ _NOT_BUILT = (
         "`dkms status`; then `apt install linux-headers-$(uname -r) && dkms autoinstall && "
         "modprobe nvidia`",
     ),
-    Step(Action.REBOOT, "into a kernel that has the module, if those headers no longer exist"),
+    Step(
+        Action.REBOOT,
+        "if these headers are no longer available, reboot into a kernel that has the module",
+    ),
 )
 
 
@@ -179,7 +196,10 @@ def _provision(node: Reading) -> tuple[Step, ...]:
     """Return the steps to install a driver on a bare node: by its lock, or by writing one first."""
     if lock := node.settings.gpu_lock:
         return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
-    first = f"name a driver: `gpufleet lock INVENTORY --set r580-lts`; then install it: {_INSTALL}"
+    first = (
+        f"lock a driver version: `gpufleet lock INVENTORY --set r580-lts`; then install this "
+        f"driver: {_INSTALL}"
+    )
     return (Step(Action.CONFIGURE, first), _OWN_DRIVER)
 
 
@@ -192,11 +212,13 @@ def _not_loaded(node: Reading) -> _Ladder:
     if node.known("pci") == []:
         return "the PCI bus has no NVIDIA device", _NO_DEVICES
     if "nouveau" in drivers | set(node.known("system", "modules", default=[])):
-        return "nouveau has the GPUs, so NVIDIA's kernel module cannot be loaded", _NOUVEAU
+        return (
+            "the driver nouveau uses the GPUs, so NVIDIA's kernel module cannot be loaded"
+        ), _NOUVEAU
     if drivers == {"vfio-pci"}:
         return "every GPU is bound to vfio-pci, for virtual machines", _GIVEN_AWAY
     if refusal := _refusal(node):
-        return f"Secure Boot keeps NVIDIA's kernel module out: {refusal}", _UNSIGNED
+        return f"Secure Boot rejects NVIDIA's kernel module: {refusal}", _UNSIGNED
     disk = node.document["driver"].get("disk", {})
     if is_missing(disk) and disk["missing"] == "absent":
         kernel = node.known("kernel", default="the running kernel")
@@ -246,7 +268,10 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
     init = node.document["driver"]["init"]
     silent = "" if init == "ok" else str(init["missing"])
     if silent in {"driver_not_loaded", "library_not_found"}:
-        raise CannotTell("one of the two is missing (driver-loaded says which)")
+        raise CannotTell(
+            "the driver's library or its kernel module is missing (see the finding "
+            "of driver-loaded)"
+        )
     loaded, library = loaded_version(node), library_version(node)
     if silent != "version_mismatch" and loaded == library is not None:
         return
@@ -281,7 +306,8 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source
     if needs is None and vllm is not None:
-        needs, source = OLDEST_VLLM_CUDA, f"vLLM {vllm.version}, whose lock names no CUDA"
+        needs, source = OLDEST_VLLM_CUDA, f"the lock of vLLM {vllm.version} does not contain the "
+        f"CUDA version"
     if needs is None or _on_cpu(node):
         return
     version = node.get("driver", "cuda")
@@ -296,7 +322,7 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
         return
     yield Problem(
         Severity.INFO,
-        f"{said}: they run, except kernels that are shipped as PTX",
+        f"{said}: the wheels run, except for kernels that are shipped as PTX",
         f"CUDA {_dotted(needs)}",
         source,
         (Step(Action.LOOK, "upgrade the driver when it is convenient"),),
@@ -319,8 +345,10 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
         )
     upgrade = Step(
         Action.CONFIGURE,
-        f"upgrade the driver to {_oldest(cuda[0])}: name it in a lock (`gpufleet lock INVENTORY "
-        "--set NAME`), then `gpufleet deploy node INVENTORY`; or by hand, then reboot",
+        f"upgrade the driver to {_oldest(cuda[0])}: set this version in a lock file (`gpufleet "
+        f"lock INVENTORY "
+        "--set NAME`), then `gpufleet deploy node INVENTORY`; or upgrade the driver by hand, "
+        "then reboot",
     )
     package = f"cuda-compat-{cuda[0]}-{cuda[1]}"
     boards = {gpu.known("brand") for gpu in node.gpus}
@@ -328,8 +356,8 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     if forward and _forward_compatible(node):
         return Problem(
             Severity.WARN,
-            f"{said}: {node.needs.title} relies on the package {package}, which the probe did not "
-            "look for",
+            f"{said}: {node.needs.title} relies on the package {package}, which the probe did "
+            f"not query",
             wanted,
             f"{FORWARD_COMPATIBILITY} in vllm.environment",
             (Step(Action.LOOK, f"`dpkg -l '{package}'` on the node"), upgrade),
@@ -342,7 +370,8 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
     compatible = Step(
         Action.CONFIGURE,
         f"on these data-centre boards: install {package} and set vllm.environment."
-        f"{FORWARD_COMPATIBILITY}: '1' (CUDA's forward compatibility; not for every old branch)",
+        f"{FORWARD_COMPATIBILITY}: '1' (CUDA's forward compatibility, which does not support "
+        f"every old driver branch)",
     )
     return Problem(
         Severity.BLOCK,
@@ -355,7 +384,7 @@ def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Pr
 
 def _oldest(major: int) -> str:
     version = OLDEST_DRIVER.get(major)
-    return f"{version} or newer" if version else f"of a release that runs CUDA {major}"
+    return f"{version} or newer" if version else f"of a driver release that runs CUDA {major}"
 
 
 def _dotted(version: tuple[int, int]) -> str:
@@ -391,8 +420,8 @@ def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
             (
                 Step(
                     Action.CONFIGURE,
-                    "take the node out of the inventory, or hide the GPU from "
-                    "the driver (NVreg_ExcludedGpus)",
+                    "remove the node from the inventory, or hide the GPU from the driver "
+                    "(NVreg_ExcludedGpus)",
                 ),
                 Step(Action.SERVICE, "or install a newer GPU"),
             ),
@@ -434,9 +463,9 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
     """
     servers = node.settings.servers
     if servers is not None and servers.device != "cuda":
-        raise DoesNotApply("an engine's CPU build uses no GPU")
+        raise DoesNotApply("the CPU build of the engine uses no GPU")
     if "devices" not in node.document["driver"]:
-        raise CannotTell("the probe is from an older gpufleet, which did not look for it")
+        raise CannotTell("the probe is from an older gpufleet, which did not query this")
     if UVM in node.get("driver", "devices"):
         return
     loaded = "nvidia_uvm" in node.known("system", "modules", default=[])
@@ -444,15 +473,15 @@ def uvm_device(node: Reading) -> Iterator[Problem]:
         Severity.BLOCK if servers is not None else Severity.INFO,
         f"/dev/{UVM} is missing, and "
         + ("its module nvidia_uvm is loaded" if loaded else "its module nvidia_uvm is not loaded")
-        + ": units of servers have no permission to create it, so CUDA does not start",
+        + ": the servers' units have no permission to create it, so CUDA cannot start",
         f"/dev/{UVM}",
-        "CUDA, and NoNewPrivileges in units of servers",
+        "CUDA, and NoNewPrivileges in the servers' units",
         (
             Step(Action.CONFIGURE, "now: `nvidia-modprobe -c0 -u`; then `ls -l /dev/nvidia-uvm`"),
             Step(
                 Action.CONFIGURE,
-                "at each boot: run deploys/node.py, also where you install the driver yourself; "
-                "or `echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf` and your own unit "
+                "at each boot: run deploys/node.py, even if you install the driver yourself; or "
+                "`echo nvidia-uvm > /etc/modules-load.d/nvidia-uvm.conf` and your own unit "
                 "that runs `nvidia-modprobe -c0 -u` before vllm-*",
             ),
         ),

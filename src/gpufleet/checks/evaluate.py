@@ -167,7 +167,7 @@ def _no_probe(name: str, document: Mapping[str, Any] | str) -> Finding:
         name,
         Severity.UNKNOWN,
         found,
-        "an answer of the probe",
+        "an answer from the probe",
         "docs/reference/probe.md",
         (Step(Action.LOOK, remedy),),
     )
@@ -236,7 +236,8 @@ def _unknown(check: str, node: Reading, said: str) -> Problem:
         (
             Step(
                 Action.LOOK,
-                "find out why it cannot be read, or accept this check by name (checks.accept)",
+                "find out why gpufleet cannot read this value, or accept this check by name "
+                "(checks.accept)",
             ),
         ),
     )
@@ -258,7 +259,7 @@ def _accepted(found: Finding, settings: NodeSettings | None, today: dt.date) -> 
             why = f"{acceptance.reason}, {until}" if acceptance.reason else until
             return Finding(**{**vars(found), "accepted": why})
     if ended := [each.until for each in settings.checks.accept if _covers(each, found)]:
-        text = f"{found.found}; it was accepted until {max(ended)} (checks.accept)"
+        text = f"{found.found}; this finding was accepted until {max(ended)} (checks.accept)"
         return Finding(**{**vars(found), "found": text})
     return found
 

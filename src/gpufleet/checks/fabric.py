@@ -71,22 +71,22 @@ HEALTH = (
     HealthField(0, 0x3, _NO, {1: "bandwidth is degraded"}),
     HealthField(2, 0x3, _NO, {1: "a route is being recovered"}, passing=True),
     HealthField(4, 0x3, _NO, {1: "a route is unhealthy"}),
-    HealthField(6, 0x3, _NO, {1: "it is recovering from an access timeout"}, passing=True),
+    HealthField(6, 0x3, _NO, {1: "the GPU is recovering from an access timeout"}, passing=True),
     HealthField(
         8,
         0xF,
         _YES,
         {
-            2: "its system GUID is wrong",
-            3: "its chassis' serial number is wrong",
-            4: "it is in no partition",
-            5: "it has too few NVLinks",
-            6: "its firmware is incompatible",
-            7: "its location is invalid",
-            8: "its state is invalid",
+            2: "the system GUID is wrong",
+            3: "the chassis' serial number is wrong",
+            4: "the GPU is in no partition",
+            5: "the GPU has too few NVLinks",
+            6: "the firmware is incompatible",
+            7: "the GPU's location is invalid",
+            8: "the GPU's state is invalid",
         },
     ),
-    HealthField(12, 0x3, _YES, {2: "no partition is assigned to it"}),
+    HealthField(12, 0x3, _YES, {2: "no partition is assigned to the GPU"}),
     HealthField(14, 0x3, _YES, {2: "the global fabric manager is disconnected"}, passing=True),
 )
 _HEALTH_BITS = 0xFFFF  # those that the fields above explain
@@ -144,11 +144,11 @@ def _fabric_state(gpu: GpuReading) -> Any:
             raise Unread("the GPU reports no fabric state, unlike the node's other GPUs") from None
         if isinstance(why, DoesNotApply) and _must_register(gpu):
             raise Unread(
-                "the GPU reports no fabric state, although it is behind NVSwitches"
+                "the GPU reports no fabric state, although it is connected to NVSwitches"
             ) from None
         raise
     if state == NO_FABRIC and not _others_have_fabric(gpu):
-        raise DoesNotApply("this board is in no NVLink fabric")
+        raise DoesNotApply("this board does not belong to an NVLink fabric")
     return state
 
 
@@ -164,7 +164,7 @@ def _fabric_problem(
 
 def _fabric_remedy(gpu: GpuReading) -> tuple[Step, ...]:
     if is_grace(gpu):
-        look = "ask the rack's NVLink switch trays (NMX) for the state of this GPU's partition"
+        look = "query the rack's NVLink switch trays (NMX) for the state of this GPU's partition"
         return (Step(Action.LOOK, look), DRAIN, RESET_ALL, REBOOT)
     if not has_switches(gpu.node):
         look = "make sure that MIG is off (`nvidia-smi -L`), and read the checks mig and iommu-acs"
@@ -190,7 +190,7 @@ def _not_joined(gpu: GpuReading, state: Any) -> Problem:
         found = "the GPU reports no NVLink fabric, unlike other GPUs of the node or model"
     uptime = gpu.node.known("system", "uptime_seconds")
     if uptime is not None and uptime < REGISTRATION_SECONDS:
-        found += f"; the node booted {uptime:.0f} s ago, so it may still be joining"
+        found += f"; the node booted {uptime:.0f} s ago, so the GPU may still be joining"
     return _fabric_problem(gpu, f"{found} (CUDA fails with error 802)", "state Completed")
 
 
@@ -263,14 +263,14 @@ def _other_cluster(gpu: GpuReading) -> Problem | None:
     if (cluster, clique) != usual:
         return _fabric_problem(
             gpu,
-            f"it is in clique {clique} of cluster {cluster}",
+            f"the GPU is in clique {clique} of cluster {cluster}",
             f"clique {usual[1]} of cluster {usual[0]}",
             "the node's other GPUs",
         )
     clustered = [told for told in twin_answers(gpu.node, _is_clustered) if told is not None]
     if clustered and all(clustered) and not str(cluster).strip("0-"):
         return _fabric_problem(
-            gpu, "it is in no cluster", "membership in a cluster", "siblings of the same kind"
+            gpu, "the GPU is in no cluster", "membership in a cluster", "siblings of the same kind"
         )
     return None
 
@@ -308,8 +308,8 @@ def _refused(gpu: GpuReading) -> Problem | None:
         return None
     return _fabric_problem(
         gpu,
-        f"NVLinks join it with GPUs {ranges(refused, ', ')}, and the driver allows no peer "
-        "access over them",
+        f"NVLinks connect this GPU with GPUs {ranges(refused, ', ')}, but the driver allows no "
+        f"peer access over these links",
         "peer access",
         "the driver (P2P status over NVLink)",
     )
@@ -353,7 +353,8 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
         yield _not_there(node, load)
         return
     if active != "active":
-        stale = " (the GPUs' Completed is from before)" if _all_joined(node) else ""
+        stale = " (the GPUs still report Completed from an earlier "
+        "start)" if _all_joined(node) else ""
         sub, result = (_of_manager(node, key) for key in ("sub", "result"))
         yield Problem(
             Severity.BLOCK,
@@ -384,7 +385,7 @@ def _needs_manager(node: Reading) -> None:
     if nvswitches(node):
         return
     if not node.driver_answers:
-        raise Unread("only the driver knows whether the GPUs are behind NVSwitches")
+        raise Unread("only the driver could tell whether the GPUs are connected to NVSwitches")
     if any(map(is_grace, node.gpus)):
         raise DoesNotApply("the fabric manager of Grace boards runs on the rack's switch trays")
     if links_into_switches(node):
@@ -408,7 +409,7 @@ def _not_there(node: Reading, load: str) -> Problem:
         Severity.WARN if elsewhere else Severity.BLOCK,
         f"{FABRIC_MANAGER} is {said}"
         + (", but all GPUs have joined a fabric" if elsewhere else ""),
-        "active, in the driver's version",
+        "active, and of the driver's version",
         _switches_said(node),
         (unmask if load == "masked" else _install(node),),
     )
@@ -463,7 +464,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
     if driver is None:
         yield Problem(
             Severity.INFO,
-            f"the version of {FABRIC_MANAGER} was not compared: no driver is loaded",
+            f"the version of {FABRIC_MANAGER} was not compared, because no driver is loaded",
             "the driver's version",
             "the driver",
         )
@@ -472,7 +473,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
         said = ", ".join(f"{name} {version}" for name, version in sorted(installed.items()))
         yield Problem(
             Severity.BLOCK,
-            f"{said} beside driver {driver}: it will not start again",
+            f"{said} is installed with driver {driver}: the fabric manager cannot start again",
             driver,
             "the driver that runs",
             (DRAIN, _install(node), REBOOT),
@@ -482,7 +483,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
         yield Problem(
             Severity.BLOCK,
             "nvlsm is not installed: without it the fabric manager cannot configure NVLink 5",
-            "nvlsm beside nvidia-fabricmanager",
+            "nvlsm installed together with nvidia-fabricmanager",
             "NVIDIA's fabric manager user guide",
             (
                 Step(

@@ -11,7 +11,7 @@ from gpufleet.checks.probe_facts import DoesNotApply, Reading, lookup
 
 IMEX = "nvidia-imex.service"
 SUBNET_MANAGER = "nvlsm.service"
-FAILED, NOT_RUNNING = "failed", "enabled, and not running"
+FAILED, NOT_RUNNING = "failed", "enabled but not running"
 BROKEN = {FAILED, NOT_RUNNING}
 
 
@@ -24,7 +24,7 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
     """
     needs_imex, needs_subnets = _is_in_cluster(node), _has_switches_of_nvlink_5(node)
     if not needs_imex and not needs_subnets and not _has_failed(node):
-        raise DoesNotApply("these GPUs share no NVLink with other nodes, and have no NVLink 5")
+        raise DoesNotApply("these GPUs share no NVLink with other nodes and have no NVLink 5")
     imex, subnets = _state(node, IMEX), _state(node, SUBNET_MANAGER)
     if needs_imex and imex != "active":
         spanning = any(model.span_nodes for model in node.settings.serving.values())
@@ -33,11 +33,12 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
             IMEX,
             imex,
             bad if imex in BROKEN else Severity.WARN if spanning else Severity.INFO,
-            "GPUs of several nodes do not reach each other's memory over NVLink",
+            "GPUs of different nodes cannot access each other's memory over NVLink",
             Step(
                 Action.RESTART_SERVICE,
-                "the same nodes in /etc/nvidia-imex/nodes_config.cfg everywhere, then `systemctl "
-                "restart nvidia-imex` on every node of the NVLink domain; `nvidia-imex-ctl -N`",
+                "write the same nodes into /etc/nvidia-imex/nodes_config.cfg on every node of "
+                "the NVLink domain, then run `systemctl restart nvidia-imex` on each; "
+                "`nvidia-imex-ctl -N` shows the result",
             ),
         )
     if needs_subnets and subnets in BROKEN:
@@ -51,7 +52,7 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
         )
     for unit, needed in ((IMEX, needs_imex), (SUBNET_MANAGER, needs_subnets)):
         if not needed and _state(node, unit) == FAILED:
-            yield _not_running(unit, FAILED, Severity.INFO, "nothing here needs it")
+            yield _not_running(unit, FAILED, Severity.INFO, "nothing on this node needs it")
 
 
 def _has_failed(node: Reading) -> bool:

@@ -233,13 +233,14 @@ REBOOT_IT = Step(Action.REBOOT, "`reboot`")
 
 
 POWER_CYCLE = Step(
-    Action.POWER_CYCLE, "power off and on over the BMC: through a reboot GPUs keep their power"
+    Action.POWER_CYCLE,
+    "power the node off and on over the BMC, because GPUs stay powered during a reboot",
 )
 
 
 RETURN_IT = Step(
     Action.SERVICE,
-    "if it comes back after that: `nvidia-bug-report.sh`, then have the GPU replaced",
+    "if the problem comes back after that: run `nvidia-bug-report.sh`, then have the GPU replaced",
 )
 
 
@@ -247,5 +248,6 @@ def reset_step(index: int) -> Step:
     """Return the step that resets a GPU; GPUs that share NVSwitches are reset together."""
     return Step(
         Action.RESET_GPU,
-        f"`nvidia-smi -r -i {index}`; with NVSwitches all GPUs at once: `nvidia-smi -r`",
+        f"`nvidia-smi -r -i {index}`; on nodes with NVSwitches, reset all GPUs at once: "
+        f"`nvidia-smi -r`",
     )

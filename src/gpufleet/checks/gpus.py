@@ -54,9 +54,9 @@ _LADDER = (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT)
 # The probe's reasons for a GPU without an answer, and what each means.
 _SILENCES = {
     "lost": "has fallen off the bus",
-    "timeout": "does not answer in time: programs that use it may hang",
-    "crashed": "crashes the driver's library when asked",
-    "reset_required": "needs a reset before it works again",
+    "timeout": "does not answer in time: programs that use the GPU may hang",
+    "crashed": "crashes the driver's library when it is queried",
+    "reset_required": "needs a reset before it can work again",
     "no_permission": "exists, but the SSH user has no access to it",
 }
 
@@ -81,7 +81,8 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
         elif failed := _failing(gpu.facts):
             yield Problem(
                 Severity.UNKNOWN,
-                f"{len(failed)} of {len(gpu.facts)} questions fail: {', '.join(failed[:5])}, ...",
+                f"{len(failed)} of {len(gpu.facts)} queries to the driver fail: "
+                f"{', '.join(failed[:5])}, ...",
                 "answers",
                 "the device",
                 _LADDER,
@@ -93,8 +94,8 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
         if error["about"].startswith("p2p["):
             yield Problem(
                 Severity.BLOCK,
-                f"its links to other GPUs could not be read ({reason(error)})",
-                "an answer for every pair",
+                f"the GPU's links to other GPUs could not be read ({reason(error)})",
+                "an answer for every pair of GPUs",
                 "the device",
                 _LADDER,
                 int(error["about"][4:-1]),
@@ -109,8 +110,8 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
         if other != gpu.index:
             yield Problem(
                 Severity.BLOCK,
-                f"it has the UUID of GPU {other}: {uuid}",
-                "a UUID of its own",
+                f"it has the same UUID as GPU {other}: {uuid}",
+                "a different UUID for each GPU",
                 "the device",
                 (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT),
                 gpu.index,
@@ -133,16 +134,19 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
         which = f"UUIDs of {len(gpus)} GPUs ({first}, ...)" if more else f"UUID of a GPU ({first})"
         yield Problem(
             Severity.BLOCK,
-            f"{names} answer with the same {which}",
+            f"{names} report the same {which}",
             "UUIDs that no other node has",
             "the inventory's other nodes",
             (
                 Step(
                     Action.LOOK,
-                    f"`cat /etc/machine-id` and `nvidia-smi -L` on {names}: one machine under "
-                    "several names?",
+                    f"`cat /etc/machine-id` and `nvidia-smi -L` on {names} show whether this is "
+                    f"one machine with several names",
                 ),
-                Step(Action.CONFIGURE, "leave one of the names in the inventory"),
+                Step(
+                    Action.CONFIGURE,
+                    "if it is one machine, leave only one of the names in the inventory",
+                ),
             ),
         )
 
@@ -224,10 +228,10 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
             (
                 Step(
                     Action.CONFIGURE,
-                    "keep each model's replicas on identical GPUs (a tensor-parallel group is as "
-                    "fast and as large as its weakest); declare gpus.name, so that a wrong GPU "
-                    "is found; programs started by hand need CUDA_DEVICE_ORDER=PCI_BUS_ID to "
-                    "number GPUs as NVML does",
+                    "keep each model's replicas on identical GPUs, because a tensor-parallel "
+                    "group is only as fast and as large as its weakest GPU; declare gpus.name, "
+                    "so that the check finds a wrong GPU; start programs by hand with "
+                    "CUDA_DEVICE_ORDER=PCI_BUS_ID, so that they number GPUs as NVML does",
                 ),
             ),
         )
@@ -235,7 +239,9 @@ def gpu_identical(node: Reading) -> Iterator[Problem]:
 
 
 def _unlike_versions(node: Reading) -> Iterator[Problem]:
-    update = Step(Action.CONFIGURE, "update them to one version with the vendor's tool")
+    update = Step(
+        Action.CONFIGURE, "update all boards to the same VBIOS version with the vendor's tool"
+    )
     boards: dict[tuple[str, Any], dict[int, str]] = {}
     for gpu, vbios in gpu_facts(node.gpus, "vbios"):
         board = (gpu.known("name", default=""), gpu.known("part"))
@@ -312,8 +318,8 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
             (
                 Step(
                     Action.DRAIN,
-                    "stop every process that uses this GPU from another GPU: `systemctl stop "
-                    "'vllm-*'`; check again: the driver then asks for a reset or for no action",
+                    "stop every process that uses this GPU from a different GPU: `systemctl stop "
+                    "'vllm-*'`; then check again: the driver then requests a reset or no action",
                 ),
                 again,
             ),
@@ -334,11 +340,11 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
         SYSTEM_REBOOT: ("reboot the system", (STOP, REBOOT_IT)),
     }
     said, remedy = meant.get(
-        action, (f"take an action that this check does not know ({action})", (STOP, REBOOT_IT))
+        action, (f"take an action that is unknown to this check ({action})", (STOP, REBOOT_IT))
     )
     yield Problem(
         Severity.BLOCK,
-        f"the driver asks to {said}",
+        f"the driver requests to {said}",
         "no action",
         "the driver (NVML field 230)",
         (SEE_LOG, *remedy, RETURN_IT),
@@ -351,7 +357,7 @@ def inforom(gpu: GpuReading) -> Iterator[Problem]:
     valid = gpu.facts["inforom_valid"]
     why = valid["missing"] if is_missing(valid) else None
     if why == "no_permission":
-        raise CannotTell("only root can check it")  # it could at worst have warned
+        raise CannotTell("only root can run this check")  # it could at worst have warned
     if why != "corrupted_inforom" and gpu.get("inforom_valid"):
         return
     yield Problem(
@@ -364,7 +370,9 @@ def inforom(gpu: GpuReading) -> Iterator[Problem]:
             STOP,
             reset_step(gpu.index),
             Step(
-                Action.SERVICE, "still corrupt: rewrite it with NVIDIA's tools, or replace the GPU"
+                Action.SERVICE,
+                "if the InfoROM is still corrupt, rewrite it with NVIDIA's "
+                "tools, or replace the GPU",
             ),
         ),
         gpu.index,

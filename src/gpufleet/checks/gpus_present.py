@@ -41,7 +41,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
         away = "; ".join([*([_hidden(hidden)] if hidden else []), *([_given(given)] * bool(given))])
         found = "the driver finds no GPU" + (f": {away}" if away else "")
         yield Problem(
-            Severity.BLOCK, found, "a GPU at least", "the device", _back(None, unlisted, hidden)
+            Severity.BLOCK, found, "at least one GPU", "the device", _back(None, unlisted, hidden)
         )
     elif expected and present < expected.value:
         sure = declared is not None or unlisted or (expected.certain and not _bus_agrees(node))
@@ -58,7 +58,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
             f"{count} GPUs, {declared} declared",
             f"{declared} GPUs",
             "gpus.count in group_vars",
-            (Step(Action.CONFIGURE, f"write gpus.count: {count}, if that is intended"),),
+            (Step(Action.CONFIGURE, f"if this number is intended, write gpus.count: {count}"),),
         )
     else:
         if declared is None and expected is None:
@@ -99,15 +99,17 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
     count = _counted(node)
     unlisted, hidden = _unlisted(node), _hidden_at(node)
     places = {
-        **dict.fromkeys(_empty_slots(node), "no device at {}, where the siblings have a GPU"),
+        **dict.fromkeys(
+            _empty_slots(node), "there is no device at {}, where the sibling nodes have a GPU"
+        ),
         **{at: _unlisted_said(driver) for at, driver in unlisted.items()},
-        **dict.fromkeys(hidden, "a module option hides {}"),
+        **dict.fromkeys(hidden, "an option of the driver's module hides {}"),
     }
     if node.settings.gpus.count is not None:
         places |= dict.fromkeys(_given_away(node), "{} is given to virtual machines (vfio-pci)")
-    so = f"if the node was built with {count}: gpus.count: {count} in its host_vars"
+    so = f"if the node was built with {count} GPUs, write gpus.count: {count} in its host_vars"
     built_so = () if severity == Severity.BLOCK or unlisted else (Step(Action.CONFIGURE, so),)
-    for bus_id, said in (places or {"": "the positions of the missing ones are unknown"}).items():
+    for bus_id, said in (places or {"": "the positions of the missing GPUs are unknown"}).items():
         yield Problem(
             severity,
             f"{count} of {wanted} GPUs: {said.format(bus_id)}",
@@ -145,10 +147,13 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
     severity = Severity.INFO
     if whole or any(gpu.known("c2c_links") for gpu in node.gpus):
         severity = Severity.BLOCK if whole else Severity.WARN
-    so = f"if it was built or given with {count}: gpus.count: {count} in its host_vars"
+    so = (
+        f"if the node was built with {count} GPUs or has only {count} GPUs passed through, "
+        f"write gpus.count: {count} in its host_vars"
+    )
     yield Problem(
         severity,
-        f"{count} GPUs, and none is {named} of their board",
+        f"{count} GPUs, but no GPU has {named} of the board",
         f"{count + len(absent) - away} GPUs, modules {first} to {first + size - 1}",
         "the board's module numbers",
         (Step(Action.CONFIGURE, so), *_back(None, {}, [])) if severity > Severity.INFO else (),
@@ -165,7 +170,7 @@ def _manages_switches(node: Reading) -> bool:
 def _unlisted_said(driver: str | None) -> str:
     if driver in {None, "nvidia"}:
         return "{} is on the PCI bus, but the driver does not list it"
-    return f"{{}} is on the PCI bus, bound to {driver}: the NVIDIA driver does not have it"
+    return f"{{}} is on the PCI bus, bound to {driver}, so the NVIDIA driver cannot use it"
 
 
 def _given(bus_ids: list[str]) -> str:
@@ -173,7 +178,7 @@ def _given(bus_ids: list[str]) -> str:
 
 
 def _hidden(bus_ids: list[str]) -> str:
-    return f"a module option hides {', '.join(bus_ids)}"
+    return f"an option of the driver's module hides {', '.join(bus_ids)}"
 
 
 def _back(
@@ -188,12 +193,21 @@ def _back(
         return (unhide,)
     driver = unlisted.get(bus_id) if bus_id else None
     if driver not in {None, "nvidia"}:
-        said = f"`grep -rE '{driver}|ids=' /etc/modprobe.d /proc/cmdline` shows what bound it"
-        free = f"remove {driver} there to use the GPU (or give it to vfio-pci), then reboot"
+        said = (
+            f"`grep -rE '{driver}|ids=' /etc/modprobe.d /proc/cmdline` shows which setting "
+            f"bound the GPU to {driver}"
+        )
+        free = (
+            f"to use the GPU, remove {driver} from this setting, then reboot; otherwise bind "
+            f"the GPU to vfio-pci"
+        )
         return (Step(Action.LOOK, said), STOP, Step(Action.CONFIGURE, free))
     at = f" -s {bus_id}" if bus_id in unlisted else " -d 10de:"
     look = Step(Action.LOOK, f"`lspci -vv{at}` and `dmesg | grep NVRM` show the error")
-    seat = Step(Action.SERVICE, "still missing: have its seating, riser and power cables inspected")
+    seat = Step(
+        Action.SERVICE,
+        "if the GPU is still missing, have its seating, riser and power cables inspected",
+    )
     return (look, *([unhide] if hidden else []), STOP, REBOOT_IT, POWER_CYCLE, seat)
 
 

@@ -68,26 +68,26 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
         return
     why = "is not signed"
     if signer is not None:
-        why = f"is signed by {signer}, whose key the firmware does not seem to know"
+        why = f"is signed by {signer}, whose key is apparently not enrolled in the firmware"
     said = f": {refusals[-1]}" if refusals else ""
     yield Problem(
         Severity.BLOCK,
         f"Secure Boot is on, module {version} {why} and is not loaded{said}",
-        "a module signed by a key that the firmware knows",
+        "a module signed with a key that is enrolled in the firmware",
         "the kernel's lockdown under Secure Boot",
         (
             Step(
                 Action.CONFIGURE,
-                "enrol the key that signs DKMS modules: mokutil --import MOK.der (Ubuntu: "
-                "/var/lib/shim-signed/mok, Debian and Red Hat: /var/lib/dkms), then reboot and "
-                "confirm at the console",
+                "enrol the key that signs DKMS modules: mokutil --import MOK.der (the key is in "
+                "/var/lib/shim-signed/mok on Ubuntu, in /var/lib/dkms on Debian and Red Hat), "
+                "then reboot and confirm at the console",
             ),
             Step(
                 Action.CONFIGURE,
                 "or install the distribution's signed modules: linux-modules-nvidia-*-server-open-"
                 "generic",
             ),
-            Step(Action.CONFIGURE, "or switch Secure Boot off in the firmware"),
+            Step(Action.CONFIGURE, "or turn off Secure Boot in the firmware"),
         ),
     )
 
@@ -101,8 +101,9 @@ def nouveau(node: Reading) -> Iterator[Problem]:
     beside = _driver_is_loaded(node)
     yield Problem(
         Severity.WARN if beside else Severity.BLOCK,
-        "nouveau is loaded" + (", beside NVIDIA's driver" if beside else " in place of NVIDIA's"),
-        "not loaded, and on modprobe's blacklist",
+        "nouveau is loaded"
+        + (", beside NVIDIA's driver" if beside else " instead of NVIDIA's driver"),
+        "nouveau not loaded, and on modprobe's blacklist",
         "NVIDIA's driver installation guide",
         (
             Step(
@@ -130,16 +131,16 @@ def iommu_acs(node: Reading) -> Iterator[Problem]:
         raise DoesNotApply("there is no second GPU")
     over_pcie = _pairs_over_pcie(node)
     if over_pcie or not node.gpus:
-        yield from _acs(node, Severity.WARN, "GPUs that talk over PCIe")
+        yield from _acs(node, Severity.WARN, "GPUs that communicate over PCIe")
     elif node.known("system", "acs"):
-        yield from _acs(node, Severity.INFO, "NICs that write into GPUs")
+        yield from _acs(node, Severity.INFO, "network cards that write into GPU memory")
     yield from _refused(over_pcie)
     types = node.known("system", "iommu", "types", default={})
     if over_pcie and (translated := sum(n for name, n in types.items() if name.startswith("DMA"))):
         yield Problem(
             Severity.INFO,
-            f"the IOMMU translates for {translated} groups of devices",
-            "passed through: iommu=pt on the kernel's command line",
+            f"the IOMMU translates addresses for {translated} groups of devices",
+            "no translation (passthrough mode): iommu=pt on the kernel's command line",
             "NCCL's user guide",
         )
 
@@ -152,20 +153,25 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
             severity,
             f"{len(redirecting)} of {len(bridges)} PCI bridges above GPUs redirect P2P traffic "
             f"(ACS): {join_names(redirecting)}",
-            f"no redirection: it slows or hangs {whom}",
+            f"no redirection, because it slows down or hangs {whom}",
             "NCCL's user guide, on PCI access control services",
             (
                 Step(
                     Action.CONFIGURE,
-                    "until the next boot, for each bridge: setpci -s BRIDGE ECAP_ACS+0x6.w=0000",
+                    "to disable it until the next boot, for each bridge: setpci -s BRIDGE "
+                    "ECAP_ACS+0x6.w=0000",
                 ),
                 Step(
                     Action.CONFIGURE,
-                    "permanently: switch ACS (or the IOMMU: VT-d, AMD-Vi) off in the firmware, "
-                    "then reboot; a machine that passes GPUs through to virtual machines needs "
-                    "ACS",
+                    "to disable it permanently: turn off ACS or the IOMMU (VT-d, AMD-Vi) in the "
+                    "firmware, then reboot; do not do this if the machine passes GPUs through to "
+                    "virtual machines, because they need ACS",
                 ),
-                Step(Action.LOOK, "until then NCCL_P2P_DISABLE=1 in vllm.environment avoids P2P"),
+                Step(
+                    Action.LOOK,
+                    "until then, set NCCL_P2P_DISABLE=1 in vllm.environment, so "
+                    "that NCCL does not use P2P",
+                ),
             ),
         )
     if severity >= Severity.WARN:
@@ -198,12 +204,13 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
         yield Problem(
             Severity.WARN,
             "an option of the driver's module disables P2P between GPUs: " + join_names(off),
-            "P2P over PCIe, or NCCL_P2P_DISABLE=1 on purpose",
+            "P2P over PCIe, or NCCL_P2P_DISABLE=1 set on purpose",
             "the driver",
             (
                 Step(
                     Action.CONFIGURE,
-                    "grep -r NVreg /etc/modprobe.d; /proc/driver/nvidia/params names what is set",
+                    "grep -r NVreg /etc/modprobe.d; /proc/driver/nvidia/params shows the options "
+                    "that are set",
                 ),
             ),
         )
@@ -250,7 +257,7 @@ def disk_space(node: Reading) -> Iterator[Problem]:
             releases,
             free,
             Severity.BLOCK if free < least and to_build else Severity.WARN,
-            f"{least // GIB} GiB for a release, {wanted // GIB} GiB for one beside it",
+            f"{least // GIB} GiB for one release, {wanted // GIB} GiB for two",
         )
     mounts = {releases}
     downloads = any(model.hub_sources for model in node.settings.serving.values())
@@ -279,7 +286,9 @@ def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -
         severity,
         f"{free / GIB:.1f} GiB are free on {mount}, where {path} is",
         expected,
-        "what vLLM's wheels unpack to" if path != MODELS else "the size of a small model",
+        "the unpacked size of vLLM's wheels"
+        if path != MODELS
+        else "the size of a small model's files",
         (
             Step(Action.LOOK, f"du -xh --max-depth=2 {mount} | sort -h | tail -20"),
             Step(
@@ -287,7 +296,7 @@ def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -
                 f"remove releases that no unit uses (systemctl cat 'vllm-*' | grep {RELEASES}), "
                 f"uv's cache ({CACHE}), models that are not served ({MODELS})",
             ),
-            Step(Action.CONFIGURE, "or mount a larger disk there"),
+            Step(Action.CONFIGURE, "or mount a larger disk at this path"),
         ),
     )
 
@@ -304,8 +313,8 @@ def clock(node: Reading) -> Iterator[Problem]:
                 Step(Action.LOOK, "timedatectl; systemctl status systemd-timesyncd chrony"),
                 Step(
                     Action.CONFIGURE,
-                    "timedatectl set-ntp true; if the network has its own time server, set it "
-                    "in /etc/systemd/timesyncd.conf",
+                    "timedatectl set-ntp true; if your network has its own time server, set this "
+                    "server in /etc/systemd/timesyncd.conf",
                 ),
             ),
         )
@@ -323,12 +332,13 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
     yield Problem(
         Severity.BLOCK if free <= SHM_RING and not alone else Severity.WARN,
         f"{free} of {size} MiB of shared memory (/dev/shm) are free",
-        f"{gpus} GiB, 1 GiB a GPU; a replica on several GPUs starts with {SHM_RING} MiB at least",
+        f"{gpus} GiB (1 GiB per GPU); a replica on several GPUs needs at least {SHM_RING} MiB to "
+        f"start",
         "vLLM's message queue, and NCCL's user guide",
         (
             Step(
                 Action.LOOK,
-                "df -h /dev/shm; ls -la /dev/shm: does it hold files of ended processes?",
+                "df -h /dev/shm; ls -la /dev/shm: remove files that ended processes left there",
             ),
             Step(Action.CONFIGURE, "mount -o remount,size=50% /dev/shm; and in /etc/fstab"),
         ),
@@ -345,15 +355,19 @@ def host_memory(node: Reading) -> Iterator[Problem]:
         return
     pages = node.known("system", "hugepages", default={"free": 0, "size_kib": 0})
     aside = pages["free"] * pages["size_kib"] // 1024
-    remark = f"; {aside / GIB:.1f} GiB are set aside as huge pages" if aside >= GIB else ""
+    remark = f"; {aside / GIB:.1f} GiB are reserved as huge pages" if aside >= GIB else ""
     yield Problem(
         Severity.WARN,
         f"{available / GIB:.1f} GiB of memory are available{remark}",
-        f"{needed // GIB} GiB: {MEMORY_BASE // GIB} and {MEMORY_EACH_GPU // GIB} a GPU",
-        "what vLLM's processes take",
+        f"{needed // GIB} GiB: {MEMORY_BASE // GIB} GiB, plus {MEMORY_EACH_GPU // GIB} GiB per GPU",
+        "the memory that vLLM's processes need",
         (
             Step(Action.LOOK, "ps -eo rss,unit,args --sort=-rss | head; free -g; ls -la /dev/shm"),
-            Step(Action.CONFIGURE, "stop what should not run here; sysctl vm.nr_hugepages=0"),
+            Step(
+                Action.CONFIGURE,
+                "stop programs that should not run on this node; release huge "
+                "pages: sysctl vm.nr_hugepages=0",
+            ),
         ),
     )
 
@@ -370,11 +384,12 @@ def host_ecc(node: Reading) -> Iterator[Problem]:
     A problem only warns, because the kernel ends only the program that hit an uncorrectable error.
     """
     if "memory_errors" not in node.document["system"]:
-        raise CannotTell("the document is from an older gpufleet, which did not probe this")
+        raise CannotTell("the probe's document is from an older gpufleet, which did not query this")
     counted = node.get("system", "memory_errors", absent=None)
     if counted is None:
         raise DoesNotApply(
-            "no memory controller reports errors (EDAC): this is a virtual machine, or has no ECC"
+            "no memory controller reports errors (EDAC): this is a virtual machine, or its "
+            "memory has no ECC"
         )
     days = max(node.known("system", "uptime_seconds", default=0.0) / 86400, 1.0)
     corrected, uncorrected = counted["corrected"], counted["uncorrected"]
@@ -386,17 +401,18 @@ def host_ecc(node: Reading) -> Iterator[Problem]:
         Severity.WARN,
         f"the machine's memory had {uncorrected} uncorrected and {corrected} corrected errors in "
         f"{days:.0f} days",
-        f"none uncorrected, fewer than {CORRECTED_A_DAY} corrected a day",
+        f"no uncorrected errors, and fewer than {CORRECTED_A_DAY} corrected errors a day",
         "the kernel's memory controllers (EDAC)",
         (
             Step(
                 Action.LOOK,
-                "`grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_{label,ce_count,ue_count}`: "
-                "which DIMM?",
+                "`grep . /sys/devices/system/edac/mc/mc*/dimm*/dimm_{label,ce_count,ue_count}` "
+                "shows which DIMM had errors",
             ),
             Step(
                 Action.SERVICE,
-                "have that DIMM reseated, then replaced, in the next maintenance window",
+                "in the next maintenance window, have this DIMM reseated; if errors continue, "
+                "have it replaced",
             ),
         ),
     )

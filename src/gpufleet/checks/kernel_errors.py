@@ -116,7 +116,7 @@ def _most_within_a_day(times: Iterable[float]) -> int:
 
 
 _KINDS = {
-    "fatal": "fatal errors, after which its link was reset",
+    "fatal": "fatal errors, each of which reset the link",
     "nonfatal": "uncorrected errors",
     "corrected": "corrected errors within a day",
 }
@@ -127,7 +127,7 @@ def _pcie_problem(
 ) -> Problem:
     if gpus is None:
         severity = Severity.WARN if kind == "fatal" else Severity.INFO
-        whose = f"PCI function {bus_id}, not a GPU"
+        whose = f"PCI function {bus_id}, which is not a GPU"
     else:
         severity = Severity.BLOCK if kind == "fatal" else Severity.WARN
         names = join_names(map(str, gpus))
@@ -146,7 +146,10 @@ def _pcie_problem(
             *((reset_step(one),) if isinstance(one, int) and kind == "fatal" else ()),
             REBOOT_IT,
             POWER_CYCLE,
-            Step(Action.SERVICE, "if it returns: reseat, then replace the riser, then the card"),
+            Step(
+                Action.SERVICE,
+                "if the error comes back: reseat the card, then replace the riser, then the card",
+            ),
         ),
         one,
     )
@@ -188,9 +191,9 @@ def gpu_start(node: Reading) -> Iterator[Problem]:
         if not fresh:
             severity, now = Severity.INFO, "before the driver was last loaded"
         elif gpu is not None:
-            severity, now = Severity.WARN, "and it answers now"
+            severity, now = Severity.WARN, "but the GPU answers now"
         else:
-            severity, now = Severity.BLOCK, "and the driver does not list it"
+            severity, now = Severity.BLOCK, "and the driver does not list the GPU"
         yield Problem(
             severity,
             f"the driver could not start the GPU at {bus_id}, {len(failed)} times, {now}: "
@@ -205,16 +208,17 @@ def gpu_start(node: Reading) -> Iterator[Problem]:
 _START_LADDER = (
     Step(
         Action.LOOK,
-        "the codes in its line, and `dmesg | grep -E 'NVRM|AER' | head -40`: firmware (GSP) "
-        "that does not match the module, too little PCI address space (BIOS: above 4G "
-        "decoding), power",
+        "read the error codes in this line, and `dmesg | grep -E 'NVRM|AER' | head -40`; "
+        "possible causes are firmware (GSP) that does not match the module, too little PCI "
+        "address space (BIOS: above 4G decoding) or the power supply",
     ),
     STOP,
     REBOOT_IT,
     POWER_CYCLE,
     Step(
         Action.SERVICE,
-        "if it returns: reseat the GPU, run `nvidia-bug-report.sh`, have it replaced",
+        "if the error comes back: reseat the GPU, run `nvidia-bug-report.sh` and have the GPU "
+        "replaced",
     ),
 )
 
@@ -249,7 +253,7 @@ _MACHINE = (
 _MACHINE_SAID = {
     "uncorrected": ("hardware errors that were not corrected", "none"),
     "corrected": ("corrected hardware errors within a day", f"fewer than {FLOOD}"),
-    "hot": ("times within a day, a CPU was throttled by heat", f"fewer than {FLOOD}"),
+    "hot": ("times within a day, heat throttled a CPU", f"fewer than {FLOOD}"),
 }
 
 
@@ -287,12 +291,15 @@ def _machine_error(text: str) -> str | None:
 _MACHINE_LADDER = (
     Step(
         Action.LOOK,
-        "`journalctl -k -b | grep -E 'mce:|EDAC|Hardware Error'`; the BMC names the part: "
+        "`journalctl -k -b | grep -E 'mce:|EDAC|Hardware Error'`; the BMC's event log names the "
+        "faulty part: "
         "`ipmitool sel elist | tail`",
     ),
     STOP,
     REBOOT_IT,
-    Step(Action.SERVICE, "if it returns: have that DIMM, CPU or its cooling inspected"),
+    Step(
+        Action.SERVICE, "if the error comes back: have this DIMM, this CPU or its cooling inspected"
+    ),
 )
 
 
@@ -304,7 +311,7 @@ def _place(text: str) -> str:
 def _log(node: Reading) -> Log:
     lines = node.known("kernel_log", "lines")
     if lines is None:
-        raise CannotTell("the kernel log could not be read: see xid")
+        raise CannotTell("the kernel log could not be read: see the check xid")
     return Log([(float(seconds), str(text)) for seconds, text in lines])
 
 

@@ -194,7 +194,7 @@ def xid(node: Reading) -> Iterator[Problem]:
             Severity.WARN,
             f"an Xid message cannot be parsed: {_times(node, log.unread)}: "
             f"{_short(log.unread[-1].text)}",
-            "lines of a known format",
+            "only lines of a known format",
             "docs/checks/xid.md",
             (Step(Action.LOOK, "look up the number in NVIDIA's Xid catalogue"),),
         )
@@ -211,7 +211,7 @@ def _problem(
     if number in OF_PROGRAMS and (times := _on_this_gpu_alone(node, log, bus_id, number)):
         severity, ladder = Severity.WARN, WATCH
         remark = (
-            f", {times} times within a day, and less often on other GPUs: the GPU may be at fault"
+            f", {times} times within a day, but less often on other GPUs: the GPU may be the cause"
         )
     found = f"Xid {number}, {kind.meaning}: {_times(node, reported)}{remark}"
     if index is None:
@@ -219,7 +219,7 @@ def _problem(
     return Problem(
         severity,
         f"{found}: {_short(reported[-1].text)}",
-        "none that needs more than a restart of the program",
+        "no Xid that requires more than a restart of the program",
         f"{CATALOGUE}: {kind.action}" if kind.action else CATALOGUE,
         tuple(Step(action, _step(action, bus_id)) for action in ladder),
         index,
@@ -250,11 +250,15 @@ def _judged(
     kind: Kind = KINDS.get(number, UNKNOWN)
     severity, ladder = kind.severity, kind.ladder
     if not fresh:
-        return Severity.INFO, (), ", before the driver was loaded or the GPU recovered"
+        return (
+            Severity.INFO,
+            (),
+            ", which happened before the driver was loaded or the GPU recovered",
+        )
     if number == RECOVERY_CHANGED:
         return _of_recovery(gpu, fresh[-1])
     if number == NVLINK and not _talks_over_nvlink(node):
-        return Severity.WARN, ladder, ", and no replica here spans GPUs over NVLink"
+        return Severity.WARN, ladder, ", but no replica on this node uses NVLink between GPUs"
     if number == CONTEXT_SWITCH and len(fresh) > 1:
         return Severity.BLOCK, ladder, ", repeatedly"
     if number in NVLINK5 and all(_NONFATAL.search(one.text) for one in fresh):
@@ -263,8 +267,8 @@ def _judged(
         return (
             Severity.WARN,
             (Action.LOOK,),
-            ", before its last reset: it has counted no uncorrectable error since, and the driver "
-            "asks for nothing",
+            ", which happened before the GPU's last reset: since then, the GPU has counted no "
+            "uncorrectable error, and the driver requests no action",
         )
     return severity, ladder, ""
 
@@ -277,8 +281,8 @@ def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Act
     if last.action == 0:
         return Severity.INFO, (), ", to none"
     if gpu is not None and gpu.known("recovery_action") == 0:
-        return Severity.WARN, (Action.LOOK,), ", but NVML now asks for no action"
-    asked = f", it asks for {words}" if words else ", to an unknown action"
+        return Severity.WARN, (Action.LOOK,), ", but NVML now requests no action"
+    asked = f", the driver requests {words}" if words else ", to an unknown action"
     return Severity.BLOCK, KINDS[RECOVERY_CHANGED].ladder if ladder is None else ladder, asked
 
 
@@ -334,17 +338,17 @@ def _gap(node: Reading) -> Iterator[Problem]:
     since = f" {_span(uptime)} ago" if uptime else ""
     found = f"the kernel log ({log['source']}) no longer reaches back to the boot{since}"
     if log["complete"]:
-        found = f"{log['dropped']} older lines about GPUs are not in the probe's answer"
+        found = f"{log['dropped']} older lines about GPUs are missing from the probe's answer"
     yield Problem(
         Severity.WARN,
-        f"{found}: errors before its first line are not seen",
-        "the whole log since boot",
+        f"{found}: the check cannot see errors before the log's first line",
+        "the whole log since the boot",
         "the probe",
         (
             Step(
                 Action.CONFIGURE,
                 "keep the journal on disk: mkdir -p /var/log/journal, systemctl restart "
-                "systemd-journald; it is complete after the next boot",
+                "systemd-journald; the journal is complete after the next boot",
             ),
             Step(Action.LOOK, "until then: journalctl -k -b | grep -E 'NVRM: Xid|SXid'"),
         ),
@@ -373,10 +377,12 @@ def _short(text: str) -> str:
 def _step(action: Action, place: str | None) -> str:
     """Return the command for one step of the remedy."""
     return {
-        Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of what ran then: "
-        "if it returns, also with other programs: do the page's next steps",
+        Action.LOOK: "journalctl -k -b | grep -E 'NVRM: Xid', and the journal of the programs "
+        "that ran then; if the Xid comes back, also with other programs, do the next steps of "
+        "the page docs/checks/xid.md",
         Action.DRAIN: "let requests finish, then stop what uses the GPU: systemctl stop 'vllm-*'",
-        Action.RESTART_SERVICE: "restart what ran on the GPU: systemctl restart its vllm-* unit",
+        Action.RESTART_SERVICE: "restart the stage that ran on the GPU: systemctl restart its "
+        "vllm-* unit",
         Action.RESET_GPU: "systemctl stop 'vllm-*' nvidia-dcgm nvidia-persistenced; nvidia-smi "
         f"--gpu-reset -i {place or 'BUS_ID'}; start them again",
         Action.REBOOT: "systemctl reboot; then gpufleet check",
@@ -447,9 +453,9 @@ def _unread_sxid(node: Reading, log: Log, reported: Sequence[Sxid], fatal: bool)
     which = "a fatal SXid" if fatal else "an SXid"
     return Problem(
         Severity.INFO if history else severity,
-        f"a message about {which} cannot be parsed: {_times(node, reported)}"
+        f"the check cannot parse a message about {which}: {_times(node, reported)}"
         f"{', before the driver was last loaded' if history else ''}: {_short(reported[-1].text)}",
-        "lines of a known format",
+        "only lines of a known format",
         "docs/checks/sxid.md",
         _SWITCH_LADDER if fatal and not history else _SWITCH_LOOK,
     )
@@ -466,7 +472,7 @@ def _of_switch(
     elif words == {False}:
         severity, how = Severity.WARN, "not fatal"
     else:
-        severity, how = Severity.BLOCK, "fatal" if words else "not known to be harmless"
+        severity, how = Severity.BLOCK, "fatal" if words else "which is not known to be harmless"
     return Problem(
         severity,
         f"NVSwitch {bus_id}: SXid {number}, {how}: {_times(node, reported)}: {_short(told.text)}",
@@ -477,7 +483,7 @@ def _of_switch(
 
 
 _SWITCH_LOOK = (
-    Step(Action.LOOK, "check whether it returns: journalctl -k -b | grep SXid"),
+    Step(Action.LOOK, "check whether the error comes back: journalctl -k -b | grep SXid"),
     Step(Action.LOOK, "check the links: nvidia-smi nvlink -s, nvidia-smi nvlink -e"),
 )
 _SWITCH_LADDER = (
@@ -490,7 +496,9 @@ _SWITCH_LADDER = (
         "nvidia-persistenced; nvidia-smi --gpu-reset; start them again",
     ),
     Step(Action.REBOOT, "systemctl reboot; then gpufleet check"),
-    Step(Action.SERVICE, "nvidia-bug-report.sh, and call the vendor: the board may be broken"),
+    Step(
+        Action.SERVICE, "nvidia-bug-report.sh, and call the vendor, because the board may be faulty"
+    ),
 )
 
 

@@ -42,25 +42,26 @@ DRAM_CORRECTED_MANY = 20_000_000
 SRAM_CORRECTED_MANY = 10_000
 REMAPPED_ROWS_MAX = 512  # after uncorrectable errors: DCGM's limit
 RETIRED_PAGES_MAX = 63  # DCGM's limit; the GPU's table holds 64
-# Pages retired after double-bit errors from which on more than one a week is grounds for an RMA
+# Pages retired after double-bit errors from which on more than one a week is a reason for an RMA
 # (DCGM). One reading does not tell a rate.
 RETIRED_DOUBLE_BIT_MANY = 15
 
 _MEMORY_ERRORS = "NVIDIA, GPU memory error management"
 
 _DRAIN = Step(Action.DRAIN, "let the GPU's requests finish and stop its servers")
-_REBOOT = Step(Action.REBOOT, "if that does not help, or the GPU cannot be reset: `sudo reboot`")
+_REBOOT = Step(Action.REBOOT, "if this does not help, or if the GPU cannot be reset: `sudo reboot`")
 _RETURN = Step(
     Action.SERVICE,
-    "run NVIDIA's field diagnostic, attach `sudo nvidia-bug-report.sh`, have the GPU replaced",
+    "run NVIDIA's field diagnostic, then have the GPU replaced; send the output of `sudo "
+    "nvidia-bug-report.sh` with it",
 )
 
 
 def _reset(gpu: GpuReading) -> Step:
     return Step(
         Action.RESET_GPU,
-        f"`sudo nvidia-smi -r -i {gpu.index}`; with NVSwitches all GPUs at once: "
-        "`sudo nvidia-smi -r`",
+        f"`sudo nvidia-smi -r -i {gpu.index}`; on nodes with NVSwitches, reset all GPUs at once: "
+        f"`sudo nvidia-smi -r`",
     )
 
 
@@ -116,7 +117,7 @@ def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
     for_servers = is_for_servers(gpu)
     of_siblings = () if for_servers else twin_answers(gpu.node, _has_ecc_on)
     own = True if for_servers else None  # whatever its siblings have made of theirs
-    source = f"{gpu.known('name')} boards ship with it on"
+    source = f"{gpu.known('name')} boards are delivered with ECC on"
     return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)
 
 
@@ -144,7 +145,7 @@ def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     if now > 0:
         yield Problem(
             Severity.BLOCK,
-            f"{_errors(now, 'uncorrectable memory error')} since the driver loaded",
+            f"{_errors(now, 'uncorrectable memory error')} since the driver was loaded",
             "none",
             "DCGM's health policy",
             (_DRAIN, _reset(gpu), _REBOOT, _RETURN),
@@ -152,9 +153,9 @@ def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     elif (life := gpu.known("ecc_uncorrected_aggregate", default=0)) > 0:
         yield Problem(
             Severity.INFO,
-            f"{_errors(life, 'uncorrectable memory error')} in the GPU's life, none since the "
-            "driver loaded",
-            "none since the driver loaded",
+            f"{_errors(life, 'uncorrectable memory error')} in the GPU's lifetimetime, none "
+            f"since the driver was loaded",
+            "none since the driver was loaded",
             "DCGM's health policy",
         )
 
@@ -174,11 +175,11 @@ def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
         exceeded = bool(gpu.get("ecc_sram", "bThresholdExceeded"))
         kinds = ("aggregateUncParity", "aggregateUncSecDed")
         count = sum(gpu.get("ecc_sram", kind) for kind in kinds)
-    said = f"{_errors(count, 'uncorrectable SRAM error')} in the GPU's life"
+    said = f"{_errors(count, 'uncorrectable SRAM error')} in the GPU's lifetime"
     if exceeded:
         yield Problem(
             Severity.BLOCK,
-            f"SRAM is past NVIDIA's threshold for replacement ({said})",
+            f"SRAM errors are above NVIDIA's threshold for a replacement ({said})",
             "below the threshold",
             f"the driver (SRAM threshold), {_MEMORY_ERRORS}",
             (_DRAIN, _RETURN),
@@ -218,14 +219,15 @@ def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
 def _corrected(found: str, many: int) -> Problem:
     return Problem(
         Severity.WARN,
-        f"{found} since the driver loaded",
+        f"{found} since the driver was loaded",
         f"fewer than {many:,}",
-        "the limit at which the operator of a large fleet removes a node",
+        "the limit at which the operator of a large fleet takes a node out of service",
         (
             Step(
-                Action.LOOK, "check whether it grows: `nvidia-smi -q -d ECC`, twice, an hour apart"
+                Action.LOOK,
+                "run `nvidia-smi -q -d ECC` twice, an hour apart, to see whether the count grows",
             ),
-            Step(Action.LOOK, "if it does: `dcgmi diag -r 3` when the node is free"),
+            Step(Action.LOOK, "if the count grows, run `dcgmi diag -r 3` when the node is free"),
             _RETURN,
         ),
     )
@@ -257,17 +259,17 @@ def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     if _contains_errors(gpu):
         yield Problem(
             Severity.WARN,
-            "a row remap is pending until a reset; until then the page with the bad row is not "
-            "used",
-            "none waiting",
+            "a row remap is pending until a reset; until then, the driver does not use the page "
+            "with the faulty row",
+            "no remap or repair pending",
             f"{_MEMORY_ERRORS}: with error containment, new work may start before the reset",
             (_at_next_window(gpu), _REBOOT),
         )
     else:
         yield Problem(
             Severity.BLOCK,
-            "a row remap is pending until a reset, and this chip may use the bad row until then",
-            "none waiting",
+            "a row remap is pending until a reset; until then, this chip may use the faulty row",
+            "no remap or repair pending",
             f"{_MEMORY_ERRORS}: this chip does not contain errors",
             (_DRAIN, _reset(gpu), _REBOOT),
         )
@@ -283,9 +285,9 @@ def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
     if _remapped_rows(gpu, "failed"):
         yield Problem(
             Severity.BLOCK,
-            "a row could not be remapped: its bank has no spare left",
+            "a row could not be remapped, because its memory bank has no spare row left",
             "every remap succeeded",
-            f"{_MEMORY_ERRORS}: grounds for an RMA",
+            f"{_MEMORY_ERRORS}: a reason for an RMA",
             (_DRAIN, _RETURN),
         )
 
@@ -313,10 +315,15 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
     if used_up or few:
         yield Problem(
             Severity.WARN,
-            f"{used_up} memory banks have no spare row left, {few} have only a few",
-            "no bank short of spare rows",
+            f"{used_up} memory banks have no spare row left, {few} banks have only a few",
+            "no memory bank short of spare rows",
             f"the driver (row remapper histogram), {_MEMORY_ERRORS}",
-            (Step(Action.SERVICE, "plan the GPU's replacement: the next remap there may fail"),),
+            (
+                Step(
+                    Action.SERVICE,
+                    "plan the GPU's replacement: the next remap in these banks may fail",
+                ),
+            ),
         )
 
 
@@ -332,8 +339,8 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     if gpu.get("retired_pages_pending"):
         yield Problem(
             Severity.WARN,
-            "a bad page is retired at the next reset, and may be used until then",
-            "none waiting",
+            "a faulty page will be retired at the next reset, and may be used until then",
+            "no remap or repair pending",
             "NVIDIA, dynamic page retirement",
             (_DRAIN, _reset(gpu), _REBOOT),
         )
@@ -344,7 +351,7 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
             Severity.BLOCK,
             said,
             f"fewer than {RETIRED_PAGES_MAX}",
-            "DCGM's limit; no more than 64 can be retired",
+            "DCGM's limit; at most 64 pages can be retired",
             (_DRAIN, _RETURN),
         )
     elif double >= RETIRED_DOUBLE_BIT_MANY:
@@ -354,7 +361,11 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
             f"fewer than {RETIRED_DOUBLE_BIT_MANY} after double-bit errors",
             "DCGM's soft limit: with more than one new page a week the GPU qualifies for an RMA",
             (
-                Step(Action.LOOK, "check whether it grows: `nvidia-smi -q -d PAGE_RETIREMENT`"),
+                Step(
+                    Action.LOOK,
+                    "run `nvidia-smi -q -d PAGE_RETIREMENT` from time to time, to "
+                    "see whether the number grows",
+                ),
                 _RETURN,
             ),
         )
@@ -363,7 +374,7 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
 def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
     """Check that no memory is unrepairable, and no repair waits for a reset (Blackwell)."""
     if tuple(gpu.get("compute_capability")) < REPAIRS_CHANNELS:
-        raise DoesNotApply("this chip has no repair beyond row remapping")
+        raise DoesNotApply("this chip has no repair method except row remapping")
     try:
         beyond = bool(gpu.get("memory_unrepairable"))
     except (CannotTell, DoesNotApply):
@@ -385,7 +396,7 @@ def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.WARN,
             f"a repair of a {' and of a '.join(waiting)} is pending until a reset",
-            "none waiting",
+            "no remap or repair pending",
             f"the driver (repair status), {_MEMORY_ERRORS}",
             (_at_next_window(gpu), _REBOOT),
         )

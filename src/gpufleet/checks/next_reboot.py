@@ -61,7 +61,7 @@ def loaded_module(node: Reading) -> str:
     """Return the loaded module's version. Raises `DoesNotApply` if none is loaded."""
     loaded = node.get("driver", "module", absent=None)
     if loaded is None:
-        raise DoesNotApply("no NVIDIA module is loaded: see driver-loaded")
+        raise DoesNotApply("no NVIDIA module is loaded: see the check driver-loaded")
     return str(loaded)
 
 
@@ -87,10 +87,14 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
             (
                 Step(
                     Action.LOOK,
-                    "find out who upgraded it, and whether the libraries and the fabric manager "
-                    "have that version too: dpkg -l '*nvidia*' (rpm -qa '*nvidia*')",
+                    "find out who upgraded the module, and whether the libraries and the fabric "
+                    "manager also have the new version: dpkg -l '*nvidia*' (rpm -qa '*nvidia*')",
                 ),
-                Step(Action.DRAIN, "reboot at a time of your choice: systemctl stop 'vllm-*'"),
+                Step(
+                    Action.DRAIN,
+                    "reboot when it suits you, before an unplanned reboot does: "
+                    "systemctl stop 'vllm-*'",
+                ),
                 Step(Action.REBOOT, "systemctl reboot; then gpufleet check"),
             ),
         )
@@ -107,9 +111,9 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
     if boot.module is None and not boot.running:
         yield Problem(
             Severity.WARN,
-            f"kernel {boot.kernel} is installed and has no NVIDIA module: the node will have no "
+            f"kernel {boot.kernel} is installed but has no NVIDIA module: the node will have no "
             f"driver after the next reboot{_urgent(node)}",
-            "an NVIDIA module for it",
+            "an NVIDIA module for this kernel",
             NEWEST,
             _build(boot.kernel),
         )
@@ -131,23 +135,25 @@ def reboot_signature(node: Reading) -> Iterator[Problem]:
         yield Problem(
             Severity.WARN,
             f"Secure Boot is on and the NVIDIA module for {boot.kernel} is not signed: the next "
-            f"boot refuses it{_urgent(node)}",
-            "a module signed by a key that the firmware knows",
+            f"boot will reject the module{_urgent(node)}",
+            "a module signed with a key that is enrolled in the firmware",
             "the kernel's lockdown under Secure Boot",
             (
                 Step(
                     Action.CONFIGURE,
-                    "build it again, signed with the machine's key: dkms install "
+                    "build the module again, signed with the machine's key: dkms install "
                     f"nvidia/{boot.module} -k {boot.kernel} --force; or install the "
                     "distribution's signed modules (linux-modules-nvidia-*)",
                 ),
                 Step(
                     Action.CONFIGURE,
-                    "if the firmware does not know the key: mokutil --import its "
-                    ".der, and confirm "
-                    "at the console during the next boot",
+                    "if the key is not enrolled in the firmware: run mokutil --import with the "
+                    "key's .der file, and confirm at the console during the next boot",
                 ),
-                Step(Action.LOOK, f"modinfo -k {boot.kernel} -F signer nvidia names the key"),
+                Step(
+                    Action.LOOK,
+                    f"modinfo -k {boot.kernel} -F signer nvidia shows the name of the key",
+                ),
             ),
         )
 
@@ -181,7 +187,7 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     yield Problem(
         Severity.WARN,
         f"unattended upgrades may change the driver: {', '.join(exposed[:NAMED])}{more}",
-        "driver packages held, or in the blacklist of unattended upgrades",
+        "driver packages that are held, or are in the blacklist of unattended upgrades",
         "the node's apt or dnf settings",
         (
             Step(
@@ -206,7 +212,7 @@ def _can_be_told(node: Reading) -> None:
         told.append(upgrades["enabled"])
     for fact in told:
         if is_missing(fact) and fact["missing"] == "no_program":
-            raise CannotTell(f"the node has no {fact.get('detail', 'program')} to query")
+            raise CannotTell(f"the node has no {fact.get('detail', 'program')} that can be queried")
 
 
 def _fits(pattern: str, name: str) -> bool:
@@ -236,7 +242,7 @@ def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool
 
 def _urgent(node: Reading) -> str:
     wanted = node.known("system", "reboot_required", default=False)
-    return ", and the system requires one (/run/reboot-required)" if wanted else ""
+    return ", and the system requires a reboot (/run/reboot-required)" if wanted else ""
 
 
 def _build(kernel: str) -> tuple[Step, ...]:
@@ -246,8 +252,8 @@ def _build(kernel: str) -> tuple[Step, ...]:
             f"install its headers (linux-headers-{kernel}, or kernel-devel) and build the module: "
             f"dkms autoinstall -k {kernel}; dkms status",
         ),
-        Step(Action.CONFIGURE, f"or boot the kernel that has one, and remove {kernel}"),
-        Step(Action.LOOK, f"modinfo -k {kernel} -F version nvidia shows whether it exists"),
+        Step(Action.CONFIGURE, f"or boot a kernel that has a module, and remove {kernel}"),
+        Step(Action.LOOK, f"modinfo -k {kernel} -F version nvidia shows whether the module exists"),
     )
 
 

@@ -61,7 +61,9 @@ BIT_ERROR_RATE_MAX = 1e-12  # effective, after correction, NVLink 5: DCGM's limi
 _DAY = 86400
 _MINUTE = 60
 
-_POWER_CYCLE = Step(Action.POWER_CYCLE, "switch the node off at its BMC, wait a minute, then on")
+_POWER_CYCLE = Step(
+    Action.POWER_CYCLE, "power the node off through its BMC, wait a minute, and power it on"
+)
 
 _SAID = 6  # the most links or pairs that one message names
 
@@ -134,17 +136,18 @@ def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.BLOCK if _has_peers(gpu) else Severity.WARN,
             f"{odd}: {_down(links)}",
-            f"{LINKS_OF_A_BRIDGE} links for each NVLink bridge",
-            "NVIDIA's NVLink bridges; gpus.nvlink_links does not declare how many are installed",
+            f"{LINKS_OF_A_BRIDGE} links per NVLink bridge",
+            "NVIDIA's NVLink bridges; gpus.nvlink_links does not declare how many links are "
+            "installed",
             _links_remedy(gpu),
         )
     elif links.down:
         yield Problem(
             Severity.INFO,
-            f"{up} of {links.count} links are up: the others are not connected on this node"
+            f"{up} of {links.count} links are up, because the others are not connected on this node"
             if up
-            else "no link is up: no NVLink bridge, or no GPU at its other end",
-            "set gpus.nvlink_links to the expected number",
+            else "no link is up: there is no NVLink bridge, or no GPU at the bridge's other end",
+            "set gpus.nvlink_links to the expected number of links",
             expected.source if expected else "the node's GPUs are alike",
         )
 
@@ -167,12 +170,12 @@ def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
 def _missed(links: Links, expected: int) -> str:
     """Return the missing links in words: all, some of the expected number, or the inactive ones."""
     if links.count == 0:
-        return "it reports no NVLink"
+        return "the GPU reports no NVLink"
     if links.up and links.count < expected:
         down = (
             f", of which {len(links.down)} down: {ranges(links.down, ', ')}" if links.down else ""
         )
-        return f"{links.count} of {expected} links are there{down}"
+        return f"{links.count} of {expected} links exist{down}"
     return _down(links)
 
 
@@ -198,7 +201,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
     if not expected or expected.value < 1:
         return None
     if not driver_knows_links(gpu) and others == 0:
-        raise CannotTell("the driver is too old to report nvlink.links")
+        raise CannotTell("the driver is too old to report the NVLinks")
     return expected
 
 
@@ -246,7 +249,7 @@ def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
     """Return the expected links, as uncertain while one of the node's GPUs is missing."""
     if not _is_incomplete(gpu.node):
         return expected
-    source = f"{expected.source}; a GPU that does not answer may be at the other end"
+    source = f"{expected.source}; the other end may be a GPU that does not answer"
     return Expectation(expected.value, source, certain=False)
 
 
@@ -262,7 +265,10 @@ def _partial_bridge(links: Links) -> str | None:
 
 def _links_remedy(gpu: GpuReading) -> tuple[Step, ...]:
     managed = bool(nvswitches(gpu.node))
-    look = f"`nvidia-smi nvlink -s -i {gpu.index}`; in the kernel log Xid 74, 144 to 150 and SXid"
+    look = (
+        f"`nvidia-smi nvlink -s -i {gpu.index}`; look for Xid 74, Xid 144 to 150 and SXid in "
+        f"the kernel log"
+    )
     return (
         Step(Action.LOOK, look),
         DRAIN,
@@ -290,7 +296,10 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
     if not any(own.count for own in links.values()):
         if short:
             yield Problem(
-                Severity.INFO, "no GPU reports a link (nvlink-links)", "links", "nvlink-links"
+                Severity.INFO,
+                "no GPU reports a link (see the check nvlink-links)",
+                "links",
+                "nvlink-links",
             )
             return
         for gpu in node.gpus:
@@ -304,7 +313,8 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
         example = expected[min(explained)]
         yield Problem(
             Severity.INFO,
-            f"{_narrow_pairs(explained, found)}, because links are down (nvlink-links)",
+            f"{_narrow_pairs(explained, found)}, because links are down (see the check "
+            f"nvlink-links)",
             f"{example.value} links between two GPUs",
             example.source,
         )
@@ -318,12 +328,14 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
             (
                 Step(
                     Action.LOOK,
-                    "`nvidia-smi topo -m`, `nvidia-smi nvlink -R`: which link goes where",
+                    "`nvidia-smi topo -m`, `nvidia-smi nvlink -R` show where each link leads",
                 ),
                 DRAIN,
                 RESET_ALL,
                 REBOOT,
-                Step(Action.SERVICE, "have the bridges installed as in the server's manual"),
+                Step(
+                    Action.SERVICE, "have the bridges installed as described in the server's manual"
+                ),
             ),
             index,
         )
@@ -364,7 +376,7 @@ def _widths_expected(
 def _narrow_pairs(pairs: Iterable[tuple[int, int]], found: Mapping[tuple[int, int], int]) -> str:
     said = [f"GPUs {one} and {other} by {found[one, other]}" for one, other in sorted(pairs)]
     more = f" and {len(said) - _SAID} more pairs" if said[_SAID:] else ""
-    return f"NVLink joins {', '.join(said[:_SAID])}{more}"
+    return f"NVLink connects {', '.join(said[:_SAID])}{more}"
 
 
 def _culprits(
@@ -414,7 +426,7 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
             yield Problem(
                 Severity.BLOCK,
                 f"links are slow: {', '.join(slow)} MB/s",
-                f"{usual[name]} MB/s a link",
+                f"{usual[name]} MB/s per link",
                 "the node's other links",
                 (DRAIN, RESET_ALL, REBOOT, RESEAT),
                 gpu.index,
@@ -439,7 +451,7 @@ def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
             "; ".join(lines[:_SAID]) + more,
             f"no recoveries, fewer than {REPLAYS_MANY} replays, an effective bit error rate of at "
             f"most {BIT_ERROR_RATE_MAX:g}",
-            "DCGM's health policy; counted since the driver loaded",
+            "DCGM's health policy; counted since the driver was loaded",
             _errors_remedy(gpu, severity),
         )
 
@@ -447,7 +459,7 @@ def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
 def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
     look = Step(
         Action.LOOK,
-        f"check whether it grows: `nvidia-smi nvlink -e -i {gpu.index}`, twice, an hour apart",
+        f"see whether the count grows: `nvidia-smi nvlink -e -i {gpu.index}`, twice, an hour apart",
     )
     if severity is Severity.BLOCK:
         return (look, DRAIN, RESET_ALL, REBOOT, RESEAT)

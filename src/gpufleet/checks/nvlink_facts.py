@@ -38,12 +38,13 @@ NO_FABRIC, NOT_STARTED, IN_PROGRESS, COMPLETED = range(4)
 
 DRAIN = Step(Action.DRAIN, "let the node's requests finish and stop its servers")
 RESET_ALL = Step(
-    Action.RESET_GPU, "`sudo nvidia-smi -r`: all GPUs at once, because links have two ends"
+    Action.RESET_GPU, "`sudo nvidia-smi -r` resets all GPUs at once, because each link has two ends"
 )
 REBOOT = Step(Action.REBOOT, "`sudo reboot`")
 RESEAT = Step(
     Action.SERVICE,
-    "have GPU, bridges and baseboard reseated or replaced; attach `sudo nvidia-bug-report.sh`",
+    "have the GPU, the bridges and the baseboard reseated or replaced; send the output of `sudo "
+    "nvidia-bug-report.sh` to the vendor",
 )
 RESTART_MANAGER = Step(
     Action.RESTART_SERVICE,

@@ -33,15 +33,16 @@ def persistence(gpu: GpuReading) -> Iterator[Problem]:
         return
     yield Problem(
         Severity.WARN,
-        "persistence mode is off: the first program waits seconds for each GPU, and settings "
-        "such as power limits are lost between programs",
+        "persistence mode is off: the first program waits some seconds for each GPU, and "
+        "settings such as power limits are lost when no program runs",
         "on",
         "NVIDIA's driver persistence guide",
         (
             Step(
                 Action.CONFIGURE,
-                "`systemctl enable --now nvidia-persistenced`; Ubuntu's unit needs a drop-in "
-                "without --no-persistence-mode; until the next boot use `nvidia-smi -pm 1`",
+                "`systemctl enable --now nvidia-persistenced`; on Ubuntu, the unit needs a "
+                "drop-in without --no-persistence-mode; to enable the mode only until the next "
+                "boot: `nvidia-smi -pm 1`",
             ),
         ),
         gpu.index,
@@ -56,9 +57,9 @@ def mig(gpu: GpuReading) -> Iterator[Problem]:
     if current and pending:
         said = "MIG is on: the GPU is partitioned"
     elif current:
-        said = "MIG is on until the GPU is reset"
+        said = "MIG stays on until the GPU is reset"
     else:
-        said = "MIG turns on at the GPU's next reset"
+        said = "MIG will be on after the GPU's next reset"
     off = f"nvidia-smi -mig 0 -i {gpu.index}"
     if current:
         off = f"nvidia-smi mig -dci -i {gpu.index}; nvidia-smi mig -dgi -i {gpu.index}; {off}"
@@ -84,7 +85,7 @@ def compute_mode(gpu: GpuReading) -> Iterator[Problem]:
     yield Problem(
         Severity.BLOCK,
         f"compute mode is {COMPUTE_MODES.get(mode, mode)}: "
-        + ("no program can compute" if mode == 2 else "a second process is rejected"),
+        + ("no program can use the GPU" if mode == 2 else "a second process is rejected"),
         "default",
         "nvmlComputeMode_t",
         (Step(Action.CONFIGURE, f"`nvidia-smi -c 0 -i {gpu.index}`, and remove the setting"),),
@@ -117,9 +118,9 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
         hidden = all(_hidden(gpu, process) for process in foreign)
         yield Problem(
             Severity.UNKNOWN if hidden else Severity.BLOCK,
-            f"a program computes on it: {_processes(foreign)}"
-            + (", visible to root only" if hidden else ""),
-            f"only {OWN_UNITS}",
+            f"a program computes on the GPU: {_processes(foreign)}"
+            + (", whose details only root can see" if hidden else ""),
+            f"only processes of {OWN_UNITS}",
             "the plan needs the whole GPU",
             (
                 Step(
@@ -137,8 +138,8 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
     """Return the problem of graphics programs, whose severity depends on their memory."""
-    said = f"a program draws on it: {_processes(others)}"
-    source = f"vLLM leaves 8 % of the memory, {SPARED:.0%} are reserved for others"
+    said = f"a program uses the GPU for graphics: {_processes(others)}"
+    source = f"vLLM leaves 8 % of the memory free, of which other programs may use {SPARED:.0%}"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
     seen = [process for process in others if process not in unseen]
     small = sum(at["usedGpuMemory"] or 0 for at in seen) <= SPARED * gpu.get("memory", "total")
@@ -147,8 +148,8 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
         look = f"`sudo ps -fp {','.join(str(p['pid']) for p in unseen)}` shows them; probe as root"
         return Problem(
             Severity.UNKNOWN,
-            f"{said}, visible to root only",
-            f"only {OWN_UNITS}",
+            f"{said}, whose details only root can see",
+            f"only processes of {OWN_UNITS}",
             source,
             (Step(Action.LOOK, look),),
             gpu.index,
@@ -156,7 +157,7 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
     return Problem(
         Severity.WARN if small else Severity.BLOCK,
         said,
-        f"only {OWN_UNITS}",
+        f"only processes of {OWN_UNITS}",
         source,
         (
             Step(
@@ -174,12 +175,14 @@ def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Pr
     ended = [process for process in processes if _ended(gpu, process)]
     helpers = [process for process in processes if not _ended(gpu, process)]
     for said, some in (
-        ("has ended meanwhile", ended),
+        ("a process that has ended meanwhile", ended),
         ("one of NVIDIA's own services", helpers),
     ):
         if some:
             found = f"{said}: {_processes(some)}"
-            yield Problem(Severity.INFO, found, f"only {OWN_UNITS}", "/proc", gpu=gpu.index)
+            yield Problem(
+                Severity.INFO, found, f"only processes of {OWN_UNITS}", "/proc", gpu=gpu.index
+            )
 
 
 def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
@@ -193,14 +196,15 @@ def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iter
     if strays:
         yield Problem(
             Severity.WARN,
-            f"serves a model that is not declared here: {_processes(strays)}",
+            f"a vLLM unit serves a model that is not declared for this node: {_processes(strays)}",
             f"units of {', '.join(sorted(models))}",
             "models in group_vars",
             (
                 Step(
                     Action.CONFIGURE,
-                    "deploys/vllm.py stops the units that gpufleet placed; rename your own unit "
-                    f"and move it to another node: `systemctl cat {strays[0]['unit']}`",
+                    "deploys/vllm.py stops units that gpufleet placed; if the unit is your own, "
+                    "rename it and move it to a different node: `systemctl cat "
+                    "{strays[0]['unit']}`",
                 ),
             ),
             gpu.index,
@@ -253,7 +257,11 @@ def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
     if services:
         yield Step(Action.CONFIGURE, f"`systemctl disable --now {' '.join(services)}`")
     if len(services) < len(units) or any(is_missing(p["unit"]) for p in foreign):
-        yield Step(Action.LOOK, "find their owner; stop them, or remove the node from the plan")
+        yield Step(
+            Action.LOOK,
+            "find the owner of these processes; stop the processes, or "
+            "remove the node from the plan",
+        )
 
 
 def _processes(processes: Iterable[Mapping[str, Any]]) -> str:
@@ -287,30 +295,31 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     if any(not _is_passing(gpu, process) for process in listed):
         return  # foreign-processes knows whose it is
     if "reserved" not in memory:
-        raise CannotTell("the driver is too old to report its own reserve")
+        raise CannotTell("the driver is too old to report the memory that it reserves for itself")
     numa = gpu.node.document["numa"][gpu.at]
     if not is_missing(numa) and not is_missing(numa["gpu_memory_node"]):
-        raise DoesNotApply("Linux uses this GPU's memory as its own")
+        raise DoesNotApply("Linux uses this GPU's memory as system memory")
     helpers = [process for process in listed if not _ended(gpu, process)]
     used = memory["used"] - sum(process["usedGpuMemory"] or 0 for process in helpers)
     if used <= IDLE_MIB * MIB or (silent and used <= SPARED * memory["total"]):
         return
     if silent:
-        raise Unread(f"{used // MIB} MiB are in use, by an unknown process: {silent}")
+        raise Unread(f"{used // MIB} MiB are in use by an unknown process: {silent}")
     yield Problem(
         Severity.BLOCK if used > SPARED * memory["total"] else Severity.WARN,
-        f"{used // MIB} MiB are in use and no process is listed",
-        f"{IDLE_MIB} MiB at most",
+        f"{used // MIB} MiB are in use, but the driver lists no process",
+        f"at most {IDLE_MIB} MiB in use",
         "an idle GPU",
         (
             Step(
                 Action.LOOK,
-                "check again in a minute: a process that just ended may still free memory",
+                "check again in a minute, because a process that has just ended may still be "
+                "freeing its memory",
             ),
             Step(
                 Action.LOOK,
                 f"`fuser -v /dev/nvidia{gpu.known('minor', default='*')}` shows which process "
-                "holds it, also in containers",
+                f"uses the GPU, also in containers",
             ),
             STOP,
             reset_step(gpu.index),

@@ -28,9 +28,9 @@ class Reference(Enum):
     """The reference of a value; the first one that applies decides."""
 
     MATES = "the node's other GPUs of its model"
-    SLOT = "siblings' GPU in the same slot"
-    TWINS = "siblings of the same hardware"
-    CATALOGUE = "what CUDA reports of this product"
+    SLOT = "sibling nodes' GPUs in the same slot"
+    TWINS = "sibling nodes with the same hardware"
+    CATALOGUE = "the value that CUDA reports for this product"
     LIMIT = "a limit"
 
 
@@ -149,7 +149,7 @@ _BOARD = "part of a board's design; no tolerance; compared only within one part 
 _MEMORY = "drivers of two branches report totals within 2 % of each other"
 # No vendor publishes a number. SXM boards have two rows in one air stream, so the nearest GPU
 # counts.
-_HEAT = "gpufleet's own limit; no vendor publishes one"
+_HEAT = "gpufleet's own limit, because no vendor publishes one"
 
 JUDGED_OF_GPU: tuple[Fact, ...] = (
     Fact(
@@ -164,26 +164,28 @@ JUDGED_OF_GPU: tuple[Fact, ...] = (
         low=_LESS, among=_idle_at_full_clocks, asked_by="pcie-generation",
     ),
     Fact(
-        "gpus.*.pcie_generation_max", "PCIe generation {} at most", _above_0("pcie_generation_max"),
+        "gpus.*.pcie_generation_max", "at most PCIe generation {}", _above_0("pcie_generation_max"),
         (Reference.MATES, Reference.SLOT), _EXACT, low=_LESS, asked_by="pcie-generation",
     ),
     Fact(
-        "gpus.*.pcie_width_max", "{} PCIe lanes at most", _above_0("pcie_width_max"),
+        "gpus.*.pcie_width_max", "at most {} PCIe lanes", _above_0("pcie_width_max"),
         (Reference.MATES, Reference.SLOT), _EXACT, low=_LESS,
     ),
     Fact(
-        "gpus.*.temperature_celsius", "{} while it idles", _told("temperature_celsius"), _MATES,
+        "gpus.*.temperature_celsius", "{} while the GPU "
+        "idles", _told("temperature_celsius"), _MATES,
         _HEAT, low=(Step(INFO, least=4),), high=(Step(INFO, least=4), Step(WARN, least=20)),
         show=_celsius, among=_is_idle, spread=True, asked_by="temperature",
     ),
     Fact(
-        "gpus.*.temperature_memory_celsius", "{} in its memory while it idles",
+        "gpus.*.temperature_memory_celsius", "{} in its memory while the GPU idles",
         _told("temperature_memory_celsius"), _MATES, _HEAT,
         low=(Step(INFO, least=4),), high=(Step(INFO, least=4), Step(WARN, least=20)),
         show=_celsius, among=_is_idle, spread=True, asked_by="temperature",
     ),
     Fact(
-        "gpus.*.power_draw_milliwatts", "{} while it idles", _told("power_draw_milliwatts"), _MATES,
+        "gpus.*.power_draw_milliwatts", "{} while the GPU "
+        "idles", _told("power_draw_milliwatts"), _MATES,
         _HEAT, low=(Step(INFO, 0.25, 10_000),),
         high=(Step(INFO, 0.25, 10_000), Step(WARN, 1.0, 30_000)),
         show=_watts, among=_is_idle, spread=True,

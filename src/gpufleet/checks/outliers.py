@@ -64,7 +64,7 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     if found:
         yield _problem(found, _GPU_LADDER, gpu.index)
     elif not compared:
-        raise DoesNotApply("no other GPU of its model on the node or its siblings")
+        raise DoesNotApply("no other GPU of the same model on this node or its sibling nodes")
 
 
 def node_outlier(node: Reading) -> Iterator[Problem]:
@@ -91,7 +91,7 @@ def node_outlier(node: Reading) -> Iterator[Problem]:
     if found:
         yield _problem(found, _NODE_LADDER, None)
     elif not compared:
-        raise DoesNotApply("no sibling with the same hardware")
+        raise DoesNotApply("no sibling node with the same hardware")
 
 
 def _problem(found: Sequence[Outlier], ladder: tuple[Step, ...], gpu: int | None) -> Problem:
@@ -108,36 +108,42 @@ def _problem(found: Sequence[Outlier], ladder: tuple[Step, ...], gpu: int | None
 
 
 _GPU_LADDER = (
-    Step(Action.LOOK, "`nvidia-smi -q -i INDEX` compared with another GPU: which one differs?"),
     Step(
         Action.LOOK,
-        "`dmesg | grep -E 'NVRM|AER' | tail -30`; less memory, lanes or speed: power off and on "
-        "over the BMC, then check again",
+        "compare `nvidia-smi -q -i INDEX` of this GPU and of a different GPU, to "
+        "see which one is unusual",
+    ),
+    Step(
+        Action.LOOK,
+        "`dmesg | grep -E 'NVRM|AER' | tail -30`; if memory, lanes or speed are too low: power "
+        "the node off and on over the BMC, then check again",
     ),
     Step(
         Action.SERVICE,
-        "if it persists: have it reseated, its fans and slot inspected, then replaced",
+        "if the difference persists: have the GPU reseated and its fans and slot inspected, then "
+        "have the GPU replaced",
     ),
     Step(
         Action.CONFIGURE,
-        "if it is intended: put the node into a group of identical nodes, or accept it "
-        "(checks.accept)",
+        "if the difference is intended: put the node into a group of identical nodes, or accept "
+        "the finding (checks.accept)",
     ),
 )
 _NODE_LADDER = (
     Step(
         Action.LOOK,
-        "compare with a sibling: `lscpu`, `dmidecode -t memory | grep Size`, `nvidia-smi "
+        "compare with a sibling node: `lscpu`, `dmidecode -t memory | grep Size`, `nvidia-smi "
         "topo -m`, `ip -d link`",
     ),
     Step(
         Action.SERVICE,
-        "fewer CPUs or less memory: have DIMMs and CPUs inspected; check BIOS settings",
+        "if there are fewer CPUs or less memory: have DIMMs and CPUs inspected, and check the "
+        "BIOS settings",
     ),
     Step(
         Action.CONFIGURE,
-        "if it was built so: put it into a group of identical nodes in the inventory, or accept "
-        "it (checks.accept)",
+        "if the node was built this way: put it into a group of identical nodes in the "
+        "inventory, or accept the finding (checks.accept)",
     ),
 )
 

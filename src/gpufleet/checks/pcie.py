@@ -24,7 +24,9 @@ WIDEST = 32  # lanes; PCI Express Base Specification
 PERFORMANCE_STATE_FULL = 0  # nvmlPstates_t: P0
 
 
-RESEAT = Step(Action.SERVICE, "have it reseated, then its riser or board replaced")
+RESEAT = Step(
+    Action.SERVICE, "have the GPU reseated; if this does not help, have its riser or board replaced"
+)
 
 
 def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
@@ -64,7 +66,7 @@ def _slots(node: Reading) -> tuple[tuple[Any, Any], ...]:
 
 def _narrow(gpu: GpuReading, width: int, wanted: int, source: str, severity: Severity) -> Problem:
     by_design = Step(
-        Action.CONFIGURE, f"if the slot has no more lanes: declare gpus.pcie_width: {width}"
+        Action.CONFIGURE, f"if the slot has only {width} lanes: declare gpus.pcie_width: {width}"
     )
     at = gpu.known("pci", "bus_id", default="")
     return Problem(
@@ -105,10 +107,12 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
         return
     state = gpu.get("performance_state")
     if state != PERFORMANCE_STATE_FULL or not gpu.get("processes"):
-        raise CannotTell(f"generation {generation} of {most}, as on idle GPUs")
+        raise CannotTell(
+            f"the link runs at generation {generation} of {most}, which is normal for idle GPUs"
+        )
     yield Problem(
         Severity.WARN,
-        f"PCIe generation {generation} while it works",
+        f"PCIe generation {generation} while the GPU works",
         f"generation {most}",
         "the device",
         (
@@ -129,7 +133,7 @@ def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
     """
     replays = gpu.get("pcie_replays")
     if replays < 0:
-        raise Unread(f"{replays} is not a number of replays")
+        raise Unread(f"{replays} is not a valid number of replays")
     if not replays:
         return
     lanes = gpu.get("pcie_width_max")
@@ -141,10 +145,13 @@ def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
         yield Problem(
             Severity.WARN,
             f"{replays} PCIe replays in {minutes / 60:.1f} h, {replays / minutes:.0f} a minute",
-            f"{allowed} a minute at most",
+            f"{allowed} per minute at most",
             f"PCI Express bit error rate, {lanes} lanes of generation {generation}",
             (
-                Step(Action.LOOK, "`nvidia-smi -q -d PCI` twice: does `Replays Since Reset` grow?"),
+                Step(
+                    Action.LOOK,
+                    "`nvidia-smi -q -d PCI` twice, to see whether `Replays Since Reset` grows",
+                ),
                 STOP,
                 POWER_CYCLE,
                 RESEAT,

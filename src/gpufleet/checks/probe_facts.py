@@ -224,9 +224,9 @@ class GpuReading:
         except DoesNotApply:
             name = ".".join(map(str, path))
             if self._is_declared(path):
-                why = f"which gpus.{_DECLARED[path[0]]} declares"
+                why = f"although gpus.{_DECLARED[path[0]]} declares it"
             elif self._should_tell(path):
-                why = "which the node's other GPUs do"
+                why = "although the node's other GPUs report it"
             else:
                 raise
             raise Unread(f"GPU {self.index} does not report {name}, {why}") from None

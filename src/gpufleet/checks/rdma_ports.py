@@ -56,7 +56,11 @@ def rdma(node: Reading) -> Iterator[Problem]:
         yield Problem(
             _severity(spanning, certain=expected.certain),
             f"{len(active)} of {expected.value} RDMA ports are active"
-            + (f"; down: {join_names(down, NAMES_SHOWN)}" if down else "; there is no other port")
+            + (
+                f"; down: {join_names(down, NAMES_SHOWN)}"
+                if down
+                else "; the node has no other port"
+            )
             + _at_risk(spanning),
             f"{expected.value} active ports",
             expected.source,
@@ -67,7 +71,7 @@ def rdma(node: Reading) -> Iterator[Problem]:
             Severity.WARN if spanning else Severity.INFO,
             f"{len(down)} of {len(ports)} RDMA ports are down: {join_names(down, NAMES_SHOWN)}"
             + _at_risk(spanning),
-            "declare gpus.rdma_ports to have them checked",
+            "to have the ports checked, declare gpus.rdma_ports",
             "nothing is declared",
             _LADDER if spanning else (),
         )
@@ -83,12 +87,15 @@ def rdma(node: Reading) -> Iterator[Problem]:
 
 
 _LADDER = (
-    Step(Action.LOOK, "ibstat (rdma link): state, physical state, rate"),
+    Step(
+        Action.LOOK,
+        "read the state, the physical state and the rate in the output of ibstat (or rdma link)",
+    ),
     Step(Action.LOOK, "check the cable, the transceiver and the switch's port"),
     Step(
         Action.CONFIGURE,
-        "InfiniBand needs a subnet manager: sminfo; a device that is not there: lspci "
-        "-d 15b3:, modprobe mlx5_ib",
+        "for InfiniBand, check with sminfo whether a subnet manager runs; if a device is "
+        "missing: lspci -d 15b3:, modprobe mlx5_ib",
     ),
     Step(Action.SERVICE, "replace the cable, then the adapter"),
 )
@@ -110,7 +117,8 @@ def _severity(spanning: tuple[str, ...], *, certain: bool) -> Severity:
 
 
 def _at_risk(spanning: tuple[str, ...]) -> str:
-    return f"; replicas of {join_names(spanning)} may span nodes over them" if spanning else ""
+    return f"; replicas of {join_names(spanning)} may use these ports between "
+    f"nodes" if spanning else ""
 
 
 def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterator[Problem]:
@@ -133,7 +141,9 @@ def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterat
         usual, votes = like.most_common(1)[0] if like else (None, 0)
         if usual is not None and votes > 1 and 2 * votes > like.total() and port.rate < usual:
             # A port for storage may be slower by design; only siblings show that it should not be.
-            slow[False].append((port, usual, "the node's ports on adapters of the same model"))
+            slow[False].append(
+                (port, usual, "the node's other ports on adapters of the same model")
+            )
     for certain, found in slow.items():
         if found:
             yield Problem(

@@ -42,11 +42,15 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
     if not samples:
-        raise Unread("no sample of the clock event reasons was taken")
+        raise Unread("the probe took no sample of the clock event reasons")
     celsius = gpu.known("temperature_celsius", default="?")
     found = []
     for bit, said, remedy in (
-        (HW_POWER_BRAKE, "the power supply throttles the GPU (HW power brake)", _POWER_LADDER),
+        (
+            HW_POWER_BRAKE,
+            "the power supply causes throttling of the GPU (HW power brake)",
+            _POWER_LADDER,
+        ),
         (HW_THERMAL, f"heat throttles it at {celsius} °C (HW thermal slowdown)", _HEAT_LADDER),
         (HW_SLOWDOWN, f"the hardware throttles it at {celsius} °C (HW slowdown)", _BOTH_LADDER),
     ):
@@ -77,9 +81,12 @@ def _reasons(bits: int) -> int:
 
 
 _POWER_LADDER = (
-    Step(Action.LOOK, "the BMC's sensors: a failed supply (`ipmitool sdr type 'Power Supply'`)"),
+    Step(
+        Action.LOOK,
+        "check the BMC's sensors for a failed power supply (`ipmitool sdr type 'Power Supply'`)",
+    ),
     STOP,
-    Step(Action.SERVICE, "have supplies, feeds and the GPU's power cables inspected"),
+    Step(Action.SERVICE, "have the power supplies, the feeds and the GPU's power cables inspected"),
 )
 _HEAT_LADDER = (
     Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,PERFORMANCE`; fans: `ipmitool sdr type Fan`"),
@@ -87,10 +94,13 @@ _HEAT_LADDER = (
     Step(Action.SERVICE, "have fans, air flow and the heat sink inspected"),
 )
 _BOTH_LADDER = (
-    Step(Action.LOOK, "`nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE`: heat, or power"),
+    Step(
+        Action.LOOK,
+        "`nvidia-smi -q -d TEMPERATURE,POWER,PERFORMANCE` shows whether heat or power is the cause",
+    ),
     STOP,
     REBOOT_IT,
-    Step(Action.SERVICE, "have cooling and power of this GPU inspected"),
+    Step(Action.SERVICE, "have the cooling and the power supply of this GPU inspected"),
 )
 
 
@@ -108,8 +118,9 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     if bits & SW_THERMAL:
         yield Problem(
             Severity.WARN if idle else Severity.INFO,
-            f"heat lowers its clocks while it {'idles' if idle else 'works'} (SW thermal slowdown)",
-            "only under load, if at all",
+            f"heat lowers the GPU's clocks while it {'idles' if idle else 'works'} (SW thermal "
+            f"slowdown)",
+            "throttling only under load, if at all",
             "NVML's clock event reasons",
             _HEAT_LADDER,
             gpu.index,
@@ -117,12 +128,16 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     elif idle:
         yield Problem(
             Severity.WARN,
-            f"a power cap lowers its clocks while it idles at {watts:.0f} W (SW power cap)",
+            f"a power cap lowers the GPU's clocks while it idles at {watts:.0f} W (SW power cap)",
             "only under load",
             "NVML's clock event reasons",
             (
                 Step(Action.LOOK, f"`nvidia-smi -q -d POWER,PERFORMANCE -i {gpu.index}`"),
-                Step(Action.CONFIGURE, "restore its power limit (power-limit), or the BMC's"),
+                Step(
+                    Action.CONFIGURE,
+                    "restore the GPU's power limit (see the check "
+                    "power-limit), or the BMC's power limit",
+                ),
             ),
             gpu.index,
         )
@@ -150,18 +165,18 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
                 lower.append(f"{now} MHz instead of {default} ({called})")
     if not lower and (not held or by_design):
         return
-    said = f"its application clocks are lowered: {', '.join(lower)}"
+    said = f"the GPU's application clocks are lowered: {', '.join(lower)}"
     yield Problem(
         Severity.WARN,
-        said if lower else "a setting limits its clocks: they are locked",
+        said if lower else "a setting has locked the GPU's clocks",
         "clocks as delivered",
         "the board's default application clocks" if lower else "NVML's clock event reasons",
         (
             Step(Action.LOOK, f"`nvidia-smi -q -d CLOCK,PERFORMANCE -i {gpu.index}`"),
             Step(
                 Action.CONFIGURE,
-                f"`nvidia-smi -i {gpu.index} -rac`, `-rgc` and `-rmc`; find what sets them at boot "
-                "(a unit, a cron job), or accept it (checks.accept)",
+                f"`nvidia-smi -i {gpu.index} -rac`, `-rgc` and `-rmc`; find out what sets the "
+                f"clocks at boot (a unit, a cron job), or accept the finding (checks.accept)",
             ),
         ),
         gpu.index,
@@ -196,7 +211,7 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
     if beyond or near:
         yield Problem(
             Severity.BLOCK if beyond else Severity.WARN,
-            f"{says}: {'its clocks are halved' if beyond else 'its clocks may be lowered'}",
+            f"{says}: {'the GPU halves its clocks' if beyond else 'the GPU may lower its clocks'}",
             wanted,
             "the device",
             _HEAT_LADDER,
@@ -207,7 +222,7 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
     if memory is not None and memory_max is not None and memory >= memory_max:
         yield Problem(
             Severity.WARN,
-            f"its memory is at {memory} °C: its clocks are lowered",
+            f"the GPU's memory is at {memory} °C, so the GPU lowers its clocks",
             f"below {memory_max} °C",
             "the device",
             _HEAT_LADDER,
@@ -254,17 +269,18 @@ def _power(index: int, enforced: float, wanted: float, source: str) -> Problem:
     set_it = f"`nvidia-smi -i {index} -pl {wanted:.0f}`"
     return Problem(
         Severity.WARN,
-        f"its power is limited to {enforced:.0f} W",
+        f"the GPU's power is limited to {enforced:.0f} W",
         f"{wanted:.0f} W",
         source,
         (
             Step(
                 Action.LOOK,
-                f"`nvidia-smi -q -d POWER -i {index}`: find out who lowered it, and why",
+                f"`nvidia-smi -q -d POWER -i {index}`: find out who lowered the limit, and why",
             ),
             Step(
                 Action.CONFIGURE,
-                f"{set_it} (lost at a reboot, or without persistence mode), or declare "
+                f"{set_it} (this setting is lost at a reboot, or without persistence mode), or "
+                f"declare "
                 f"gpus.power_limit_watts: {enforced:.0f}",
             ),
         ),

@@ -39,7 +39,7 @@ CONTACT_SUPPORT = "CONTACT_SUPPORT"
 
 
 def _application(meaning: str, action: str = RESTART_APP) -> Kind:
-    return Kind(f"the program's fault: {meaning}", Severity.INFO, APPLICATION, action)
+    return Kind(f"caused by the program: {meaning}", Severity.INFO, APPLICATION, action)
 
 
 def _engine(meaning: str) -> Kind:
@@ -71,7 +71,7 @@ KINDS: dict[int, Kind] = {
     **{number: _engine(f"video decoder {at}") for at, number in enumerate(_DECODERS)},
     **{number: _engine(f"JPEG engine {at}") for at, number in enumerate(_JPEG_ENGINES)},
     **{number: _engine(f"optical flow engine {at}") for at, number in enumerate(_OPTICAL_FLOW)},
-    8: _engine("the GPU stopped working on it"),
+    8: _engine("the GPU stopped this work"),
     11: _application("invalid commands to the GPU"),
     25: _application("invalid commands to the GPU"),
     60: _engine("video processor"),
@@ -85,17 +85,21 @@ KINDS: dict[int, Kind] = {
     107: _ignored("a test message of the board's management"),
     108: _ignored("address translation over NVLink failed"),
     141: _ignored("CUDA's fast path failed; CUDA uses the other path"),
-    152: _ignored("a deep learning accelerator's memory access failed"),
+    152: _ignored("a memory access of a deep learning accelerator failed"),
     153: _ignored("a deep learning accelerator timed out"),
     78: Kind("a virtual GPU could not start", Severity.WARN, WATCH, "UPDATE_SWFW"),
     # Azure's node checks fail a node for it, NVIDIA asks for a restart of the program.
     80: Kind("data on its way to the GPU was corrupted", Severity.WARN, RESTART, RESTART_APP),
-    159: Kind("error between CPU and GPU that carried no data", Severity.WARN, WATCH, "CHECK_UVM"),
+    159: Kind(
+        "error in a packet without data between CPU and GPU", Severity.WARN, WATCH, "CHECK_UVM"
+    ),
     13: _application("exception in a kernel"),
     31: _application("access to unmapped memory"),
     32: _application("invalid commands to the GPU"),
     43: _application("the GPU stopped its work", IGNORE),
-    45: _application("its work was cleaned up after it ended", "WORKFLOW_XID_45"),
+    45: _application(
+        "the driver cleaned up a program's work after the program ended", "WORKFLOW_XID_45"
+    ),
     46: Kind("the GPU stopped working", Severity.BLOCK, RESET, RESET_GPU),
     48: Kind("double-bit memory error", Severity.BLOCK, RESET, "WORKFLOW_XID_48"),
     54: Kind(
@@ -103,7 +107,7 @@ KINDS: dict[int, Kind] = {
     ),
     61: Kind("internal micro-controller breakpoint", Severity.BLOCK, RESET, CONTACT_SUPPORT),
     62: Kind("internal micro-controller halt", Severity.BLOCK, RESET, RESET_GPU),
-    63: Kind("a memory row or page is to be replaced", Severity.WARN, WATCH, IGNORE),
+    63: Kind("a memory row or page will be replaced", Severity.WARN, WATCH, IGNORE),
     64: Kind("replacing a memory row or page failed", Severity.BLOCK, REPLACE, RESET_GPU),
     69: _application("graphics engine class error"),
     74: Kind("NVLink error", Severity.BLOCK, RESET, "WORKFLOW_NVLINK_ERR"),
@@ -111,7 +115,7 @@ KINDS: dict[int, Kind] = {
     92: Kind("many correctable memory errors", Severity.WARN, WATCH, IGNORE),
     93: Kind("the InfoROM is written often", Severity.INFO, APPLICATION, IGNORE),
     94: Kind(
-        "contained memory error: only the program that hit it ended",
+        "contained memory error: only the program that used the memory ended",
         Severity.WARN,
         RESTART,
         RESTART_APP,
@@ -128,7 +132,7 @@ KINDS: dict[int, Kind] = {
     120: Kind("the GPU's system processor (GSP) failed", Severity.BLOCK, RESET, RESET_GPU),
     121: Kind("corrected error between CPU and GPU (C2C)", Severity.WARN, WATCH, IGNORE),
     136: Kind("NVLink training failed", Severity.BLOCK, RESET, RESET_GPU),
-    137: Kind("forbidden access of a peer over NVLink", Severity.WARN, APPLICATION, IGNORE),
+    137: Kind("forbidden access by a peer over NVLink", Severity.WARN, APPLICATION, IGNORE),
     140: Kind("unrecovered memory error", Severity.BLOCK, RESET, RESET_GPU),
     143: Kind("the GPU could not be initialised", Severity.BLOCK, RESET, RESET_GPU),
     **{
@@ -146,13 +150,13 @@ KINDS: dict[int, Kind] = {
     151: Kind("changing an encryption key failed", Severity.BLOCK, REBOOT, "RESTART_VM"),
     154: Kind("the driver's recovery action changed", Severity.BLOCK, RESET, "XID_154"),
     155: Kind("NVLink software error", Severity.BLOCK, RESET, RESET_GPU),
-    156: Kind("a broken part of the GPU is to be retired", Severity.BLOCK, RESET, RESET_GPU),
-    157: Kind("a broken part of the GPU could not be retired", Severity.WARN, WATCH, IGNORE),
+    156: Kind("a faulty part of the GPU will be retired", Severity.BLOCK, RESET, RESET_GPU),
+    157: Kind("a faulty part of the GPU could not be retired", Severity.WARN, WATCH, IGNORE),
     158: Kind("the GPU timed out beyond recovery", Severity.BLOCK, RESET, RESET_GPU),
-    160: Kind("a memory channel is to be retired", Severity.WARN, WATCH, IGNORE),
+    160: Kind("a memory channel will be retired", Severity.WARN, WATCH, IGNORE),
     161: Kind("a memory channel could not be retired", Severity.WARN, WATCH, IGNORE),
     **{
-        number: Kind("power smoothing or confidential computing", Severity.WARN, WATCH)
+        number: Kind("error of power smoothing or of confidential computing", Severity.WARN, WATCH)
         for number in (162, 163, 164, 165, 166, 169, 170)
     },
     167: Kind("fatal PCIe timeout", Severity.BLOCK, RESET),
@@ -163,7 +167,7 @@ KINDS: dict[int, Kind] = {
 }
 
 # For numbers that are missing in the table.
-UNKNOWN = Kind("not in our table", Severity.WARN, (Action.LOOK,))
+UNKNOWN = Kind("not in gpufleet's table", Severity.WARN, (Action.LOOK,))
 
 # Xids for which NVIDIA only asks to restart the program. If they recur on a single GPU, the GPU is
 # at fault.

@@ -43,9 +43,9 @@ def require_published(system: System, node: str) -> None:
         return
     if has is False:
         raise FleetError(
-            f"{node}: `dcgm` is set, and NVIDIA publishes no DCGM for {system}: write "
-            "`dcgm: null` for these nodes (and no `gpu_lock.dcgm`); NVML's values of their GPUs "
-            "are then served by the node exporter (docs/monitor/exporters.md)"
+            f"{node}: `dcgm` is set, but NVIDIA publishes no DCGM for {system}. Write `dcgm: "
+            f"null` for these nodes and remove `gpu_lock.dcgm`. The node exporter then serves "
+            f"the GPUs' values from NVML (docs/monitor/exporters.md)"
         )
 
 

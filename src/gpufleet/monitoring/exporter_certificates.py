@@ -76,7 +76,7 @@ def _out_of_date(path: str, leaf: x509.Certificate, now: dt.datetime) -> Iterato
     elif now < begins:
         yield (
             f"certificate_file: {path} is not valid before {begins:%Y-%m-%d %H:%M} "
-            "UTC: wait, or check this machine's clock"
+            "UTC: wait until then, or check this machine's clock"
         )
 
 
@@ -99,7 +99,7 @@ def _unsigned(
         at = issuer
     yield (
         f"exporters.tls.certificate_file: {path} is not signed by a certificate in {ca_path} "
-        "(exporters.tls.ca_file), so Prometheus would not trust it"
+        "(exporters.tls.ca_file), so Prometheus would reject it"
     )
 
 
@@ -146,8 +146,9 @@ def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime)
     yield from end_remarks(named, now)
     if not _names(leaf, address):
         yield (
-            f"{path} (exporters.tls.certificate_file) does not name {address}, at which Prometheus "
-            "asks the node: it needs that as a subject alternative name, or Prometheus refuses it"
+            f"{path} (exporters.tls.certificate_file) does not name {address}, which Prometheus "
+            f"uses to reach the node. Add {address} to the certificate as a subject alternative "
+            f"name; otherwise Prometheus rejects the certificate"
         )
 
 

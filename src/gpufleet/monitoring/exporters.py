@@ -168,7 +168,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
             if tls is None:
                 remarks.append(
                     "exporters.basic_auth is set without exporters.tls: Prometheus sends the "
-                    "password in plain text with every scrape; set `tls`, too"
+                    "password in plain text with every scrape. Also set `exporters.tls`"
                 )
     if problems:
         raise FleetError(*problems)
@@ -225,11 +225,13 @@ def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
     if not password:
         return "", f"{key}: {path} is empty: write the password into it"
     if any(character.isspace() or character == "\0" for character in password):
-        return "", f"{key}: {path} holds more than a password: write one line without spaces"
+        return "", f"{key}: {path} contains more than a password: write only the password, as "
+        f"one line without spaces"
     if len(password.encode()) > LONGEST_PASSWORD:
         return "", (
-            f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, and bcrypt "
-            "ignores the rest: `openssl rand -hex 32` writes one that fits"
+            f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, but bcrypt "
+            f"ignores the bytes after that. `openssl rand -hex 32` writes a password that is "
+            f"short enough"
         )
     return password, None
 

@@ -195,8 +195,9 @@ def flag_check_script(wanted: NodeExporter, access: Access) -> str:
     words = [program(wanted), *arguments(wanted, access), "--version"]
     line = " ".join(map(quote, words))
     hint = (
-        "the node exporter is too old for that, or has no such collector: name a newer one in "
-        "`node_exporter.archive`, or change `node_exporter.collectors` and `without`"
+        "the node exporter is too old for these flags, or does not have one of the collectors: "
+        "set a newer node exporter in `node_exporter.archive`, or change "
+        "`node_exporter.collectors` and `node_exporter.without`"
     )
     return (
         f'said=$({line} 2>&1) || {{ echo "$said" | head -n 3 >&2; echo {quote(hint)} >&2; '

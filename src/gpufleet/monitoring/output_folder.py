@@ -29,7 +29,7 @@ def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     ours = _listed(folder)
     now = {path: _hash(folder / path) for path in {*ours, *wanted}}
     problems = [
-        f"{folder / path}: {_why(path in ours)}: move it away, or name another directory"
+        f"{folder / path}: {_why(path in ours)}: move the file away, or name a different directory"
         for path, found in sorted(now.items())
         if found is not None
         and found not in ours.get(path, ())
@@ -71,8 +71,8 @@ def _write(
 
 def _why(listed: bool) -> str:
     if listed:
-        return "was changed since it was written here"
-    return "exists, and was not written by gpufleet"
+        return "was changed after gpufleet wrote it"
+    return "exists, but gpufleet did not write it"
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
@@ -85,7 +85,7 @@ def _listed(folder: Path) -> dict[str, list[str]]:
         raise FleetError(f"{error.filename}: cannot be read: {error.strerror}") from None
     except (ValueError, KeyError, TypeError):
         raise FleetError(
-            f"{folder / LIST}: does not list gpufleet's files: name another directory"
+            f"{folder / LIST}: is not a valid list of gpufleet's files: name a different directory"
         ) from None
     return found
 
@@ -104,7 +104,8 @@ def _digest(content: bytes) -> str:
 
 
 def _text(files: Mapping[str, list[str]]) -> bytes:
-    said = "The files here that gpufleet wrote, with their hashes; it leaves other files alone."
+    said = "The files in this directory that gpufleet wrote, with their hashes. gpufleet does "
+    "not change other files."
     return (json.dumps({"": said, "files": files}, indent=1, sort_keys=True) + "\n").encode()
 
 

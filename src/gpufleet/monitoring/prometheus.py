@@ -83,8 +83,8 @@ def unreachable_servers(
         name for name, each in nodes.items() if _servers_listen(each) in _LOOPBACK
     }
     return [
-        f"{name}: `vllm.listen` is {_servers_listen(nodes[name])}, which no other machine reaches: "
-        "its vLLM servers are not scraped"
+        f"{name}: `vllm.listen` is {_servers_listen(nodes[name])}, which other machines cannot "
+        f"reach, so Prometheus does not scrape the node's vLLM servers"
         for name in sorted(alone)
     ]
 

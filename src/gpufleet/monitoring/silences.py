@@ -64,7 +64,9 @@ def duration(text: str) -> dt.timedelta:
     found = _DURATION.fullmatch(text)
     length = dt.timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else dt.timedelta()
     if not dt.timedelta() < length <= LONGEST:
-        raise FleetError(f"--for {text}: write how long, up to a day: 30m, 2h, 90s")
+        raise FleetError(
+            f"--for {text}: write a duration of at most one day, such as 30m, 2h or 90s"
+        )
     return length
 
 

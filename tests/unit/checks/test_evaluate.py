@@ -148,7 +148,7 @@ def test_a_finding_whose_acceptance_has_ended_says_so(document, until, ended):
     report = evaluate({"gpu-01": found}, {"gpu-01": settings}, TODAY)
 
     (finding,) = [each for each in report.findings if each.check == "persistence"]
-    assert (f"; it was accepted until {until} (checks.accept)" in finding.found) is ended
+    assert (f"; this finding was accepted until {until} (checks.accept)" in finding.found) is ended
 
 
 def test_an_acceptance_of_no_check_is_refused_with_the_nearest_name():

@@ -74,7 +74,7 @@ BAD_HEALTH = [
     (0b01 << 6, "warn", "access timeout"),
     (2 << 8, "block", "GUID"),
     (5 << 8, "block", "too few NVLinks"),
-    (8 << 8, "block", "its state is invalid"),
+    (8 << 8, "block", "the GPU's state is invalid"),
     (11 << 8, "block", "health bits 8 and up say 11"),
     (2 << 12, "block", "no partition is assigned"),
     (2 << 14, "warn", "global fabric manager"),
@@ -244,7 +244,7 @@ def test_links_that_the_driver_lets_nobody_use_are_no_links(document, judged, pr
     assert ("fabric-state", "block", peer) in said.troubles
     assert {check for check, *_ in said.troubles} == {"fabric-state"}
     text = said.text("fabric-state", peer)
-    assert "NVLinks join it with GPUs 0" in text
+    assert "NVLinks connect this GPU with GPUs 0" in text
     assert ("MIG" in text) == (profile == "a100x4-pcie")
 
 

@@ -327,7 +327,7 @@ def test_a_gap_in_the_modules_is_a_gpu_that_is_gone(  # noqa: PLR0917
     declared = judged(found, {"gpus": {"count": len(found["gpus"])}}).worst("gpu-count")
 
     assert said.severity.word == severity
-    assert f"module {module} of their board" in said.found
+    assert f"module {module} of the board" in said.found
     assert declared.severity.word == "ok"
 
 
@@ -602,10 +602,10 @@ def test_gpus_that_several_nodes_answer_with_block_all_in_one_sentence(document)
 
     first, second = (fleet[name]["gpus"][0]["uuid"] for name in ("gpu-01", "gpu-04"))
     assert said == {
-        "gpu-01": f"gpu-[01-02] answer with the same UUIDs of 8 GPUs ({first}, ...)",
-        "gpu-02": f"gpu-[01-02] answer with the same UUIDs of 8 GPUs ({first}, ...)",
-        "gpu-03": f"gpu-[03-04] answer with the same UUID of a GPU ({second})",
-        "gpu-04": f"gpu-[03-04] answer with the same UUID of a GPU ({second})",
+        "gpu-01": f"gpu-[01-02] report the same UUIDs of 8 GPUs ({first}, ...)",
+        "gpu-02": f"gpu-[01-02] report the same UUIDs of 8 GPUs ({first}, ...)",
+        "gpu-03": f"gpu-[03-04] report the same UUID of a GPU ({second})",
+        "gpu-04": f"gpu-[03-04] report the same UUID of a GPU ({second})",
     }
     alike = {each.remedy for each in report.findings if each.node in {"gpu-01", "gpu-02"}
              and each.check == "gpu-answers"}  # fmt: skip

@@ -294,7 +294,7 @@ def test_little_memory_is_a_warning_that_names_huge_pages(
     assert "huge pages" not in judged(node).worst("host-memory").found
     assert judged(node).worst("host-memory").expected == "20 GiB: 4 and 2 a GPU"
     node["system"]["hugepages"] = {"total": 900000, "free": 900000, "size_kib": 2048}
-    assert "1757.8 GiB are set aside as huge pages" in judged(node).worst("host-memory").found
+    assert "1757.8 GiB are reserved as huge pages" in judged(node).worst("host-memory").found
 
 
 # --- RDMA

@@ -207,7 +207,7 @@ def test_a_gpu_alone_with_half_of_its_products_memory_is_a_warning(document, jud
     said = judged(found)
 
     assert said.troubles == {("gpu-outlier", "warn", 0)}
-    assert said.worst("gpu-outlier").source == "what CUDA reports of this product"
+    assert said.worst("gpu-outlier").source == "the value that CUDA reports for this product"
 
 
 def test_two_gpus_with_one_uuid_block(document, judged):
@@ -283,7 +283,7 @@ def test_a_node_is_one_line_whatever_stands_out(document, judged):
     (only,) = said.of("node-outlier")
     assert only.found == "112 CPUs; 1006.8 GiB of memory"
     assert only.expected == "224 CPUs; 2015.6 GiB of memory"
-    assert only.source == "3 siblings of the same hardware"
+    assert only.source == "3 sibling nodes with the same hardware"
 
 
 def test_siblings_that_do_not_agree_say_nothing(document, judged):

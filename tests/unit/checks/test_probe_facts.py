@@ -36,7 +36,7 @@ def test_what_one_gpu_lacks_and_its_like_have_is_unknown(document, judged, fact,
     said = judged(node)
     assert (check, "unknown", 7) in said.troubles
     assert {gpu for _, _, gpu in said.troubles} == {7}
-    assert "which the node's other GPUs do" in said.text(check, 7)
+    assert "although the node's other GPUs report it" in said.text(check, 7)
 
 
 @each_row(("fact", "check"), FACTS)

@@ -48,7 +48,7 @@ def test_a_file_of_theirs_is_never_overwritten(tmp_path: Path) -> None:
     theirs.write_text("mine: true\n")
     status, said = typed("render", tmp_path)
     assert status == 2
-    assert "prometheus.yml: exists, and was not written by gpufleet" in said
+    assert "prometheus.yml: exists, but gpufleet did not write it" in said
     assert "Traceback" not in said
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == [theirs]
 

@@ -293,7 +293,7 @@ def test_a_certificate_may_bring_the_one_between_it_and_the_ca(
     ("content", "said"),
     [
         (b"\n", "is empty"),
-        (b"one\ntwo\n", "holds more than a password"),
+        (b"one\ntwo\n", "contains more than a password"),
         (b"x" * 73, "more than 72 bytes"),
         (b"\xff\xfe", "is not text"),
     ],
