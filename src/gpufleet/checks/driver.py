@@ -306,8 +306,8 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source
     if needs is None and vllm is not None:
-        needs, source = OLDEST_VLLM_CUDA, f"the lock of vLLM {vllm.version} does not contain the "
-        f"CUDA version"
+        needs = OLDEST_VLLM_CUDA
+        source = f"the lock of vLLM {vllm.version} does not contain the CUDA version"
     if needs is None or _on_cpu(node):
         return
     version = node.get("driver", "cuda")

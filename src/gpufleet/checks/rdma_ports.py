@@ -117,8 +117,9 @@ def _severity(spanning: tuple[str, ...], *, certain: bool) -> Severity:
 
 
 def _at_risk(spanning: tuple[str, ...]) -> str:
-    return f"; replicas of {join_names(spanning)} may use these ports between "
-    f"nodes" if spanning else ""
+    if not spanning:
+        return ""
+    return f"; replicas of {join_names(spanning)} may use these ports between nodes"
 
 
 def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterator[Problem]:

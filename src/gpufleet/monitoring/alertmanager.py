@@ -17,8 +17,8 @@ import yaml
 from gpufleet.monitoring.prometheus import MARK
 from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
 
-NODE_DOWN = ("NodeDown"
-"")"The alert that suppresses a node's other alerts, because it explains them."""
+NODE_DOWN = "NodeDown"
+"""The alert that suppresses a node's other alerts, because it explains them."""
 ALIVE = "MonitoringAlive"
 """The alert that always fires. It is sent to `heartbeat`, if set, every minute."""
 

@@ -226,7 +226,7 @@ def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
         return "", f"{key}: {path} is empty: write the password into it"
     if any(character.isspace() or character == "\0" for character in password):
         return "", f"{key}: {path} contains more than a password: write only the password, as "
-        f"one line without spaces"
+        "one line without spaces"
     if len(password.encode()) > LONGEST_PASSWORD:
         return "", (
             f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, but bcrypt "

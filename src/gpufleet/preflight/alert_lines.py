@@ -93,8 +93,8 @@ def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
     return {
         "labels": {"alertname": TEST_ALERT, "severity": "page", "instance": instance},
         "annotations": {
-            "summary": f"A test by {by}: gpufleet preflight asks whether you get this.",
-            "action": "Confirm it to the one who sent it. Nothing is wrong.",
+            "summary": f"This is a test by {by}, sent with gpufleet preflight.",
+            "action": "Nothing is wrong. Tell the sender that you have received this alert.",
         },
         "startsAt": now.isoformat(),
         "endsAt": (now + dt.timedelta(minutes=TEST_MINUTES)).isoformat(),
@@ -140,11 +140,11 @@ def alert_lines(
         if here.monitoring and here.monitoring.alertmanager
     }
     if not watched:
-        why = "no node has an Alertmanager: gpufleet does not query your own"
-        remedy = "send a test alert to it: amtool alert add preflight severity=page"
+        why = "no node has an Alertmanager, and gpufleet does not query your own Alertmanager"
+        remedy = "send a test alert to your Alertmanager: amtool alert add preflight severity=page"
         yield unknown("alerts", why, remedy)
     for node, wanted in watched.items():
-        look = looks.get(node, "it was not queried")
+        look = looks.get(node, "this Alertmanager was not queried")
         yield Line("alerts", node, _alerts(look, wanted, receipts.get(node), inventory))
 
 
@@ -154,7 +154,7 @@ def _alerts(
     test = f"gpufleet preflight {inventory} --test-alert"
     deploy = f"gpufleet deploy monitoring {inventory}"
     if isinstance(look, str):
-        return Verdict(Status.UNKNOWN, "is not known", look, f"gpufleet status {inventory}")
+        return Verdict(Status.UNKNOWN, "could not be checked", look, f"gpufleet status {inventory}")
     pages = look["pages"]
     text = _body(pages.get(METRICS))
     if not text[0]:
@@ -162,17 +162,27 @@ def _alerts(
     try:
         counts = read_counts(text[1])
     except ValueError as error:
-        return Verdict(Status.UNKNOWN, "is not known", f"its metrics cannot be read: {error}", test)
+        return Verdict(
+            Status.UNKNOWN,
+            "could not be checked",
+            f"gpufleet cannot read Alertmanager's metrics: {error}",
+            test,
+        )
     ways = integrations(wanted.page)
     if not ways:
-        proof = "`monitoring.alertmanager.page` is not set: pages are shown, not sent"
+        proof = (
+            "`monitoring.alertmanager.page` is not set, so Alertmanager shows pages but "
+            "sends them to nobody"
+        )
         remedy = "`monitoring.alertmanager.page` (docs/monitor/monitoring.md)"
         return Verdict(Status.FAIL, "alerts reach no person", proof, remedy)
     prometheus = _prometheus(pages.get(PROMETHEUS))
     if prometheus.startswith("!"):
-        return Verdict(Status.FAIL, "Prometheus sends it no alerts", prometheus[1:], deploy)
+        return Verdict(
+            Status.FAIL, "Prometheus sends no alerts to this Alertmanager", prometheus[1:], deploy
+        )
     if isinstance(receipt, str):
-        return Verdict(Status.FAIL, "took no test alert", receipt, deploy)
+        return Verdict(Status.FAIL, "did not accept the test alert", receipt, deploy)
     if receipt is not None:
         return _receipt(receipt, ways, shared=_shared(ways, wanted), prometheus=prometheus)
     return _history(counts, ways, _shared(ways, wanted), prometheus, test)
@@ -195,19 +205,27 @@ def _receipt(found: Receipt, ways: tuple[str, ...], *, shared: bool, prometheus:
     proof = f"test alert, by Alertmanager's own count: {said}{prometheus}"
     look = "look at the log: journalctl -u prometheus-alertmanager"
     if found.confirmed is True:
-        return Verdict(Status.OK, "a test alert arrived", f"the operator has confirmed it; {proof}")
+        return Verdict(
+            Status.OK,
+            "a test alert arrived",
+            f"the operator has confirmed that the alert arrived; {proof}",
+        )
     if found.confirmed is False:
         return Verdict(Status.FAIL, "a test alert did not arrive", proof, look)
     if any(count.failed > 0 for count in changed.values()):
         return Verdict(Status.FAIL, "a test alert was not delivered", proof, look)
     if all(count.delivered > 0 for count in changed.values()):
         if shared:
-            proof += "; other receivers count in the same metric"
-            what = "a notification was delivered, perhaps another one"
-            return Verdict(Status.UNKNOWN, what, proof, "ask the person on call whether it came")
+            proof += "; other receivers are counted in the same metric"
+            what = "a notification was delivered, but it may be a different one"
+            return Verdict(
+                Status.UNKNOWN, what, proof, "ask the person on call whether the test alert arrived"
+            )
         return Verdict(Status.OK, "a test alert was delivered", proof)
-    proof = f"none within {RECEIPT_SECONDS} s; {proof}"
-    remedy = "ask the person on call whether it came; it may also be silenced"
+    proof = f"no notification was delivered within {RECEIPT_SECONDS} s; {proof}"
+    remedy = (
+        "ask the person on call whether the test alert arrived; a silence may also have stopped it"
+    )
     return Verdict(Status.UNKNOWN, "it is unknown whether a test alert arrived", proof, remedy)
 
 
@@ -235,7 +253,7 @@ def _history(
 def _body(page: Any) -> tuple[bool, str]:
     """Return whether the page could be fetched, and its text or the reason."""
     if not isinstance(page, Mapping):
-        return False, "it was not queried"
+        return False, "this Alertmanager was not queried"
     if "missing" in page:
         return False, reason(page)
     if page.get("status") != 200 or "body" not in page:
@@ -256,4 +274,6 @@ def _prometheus(page: Any) -> str:
         active = [each["url"] for each in json.loads(text)["data"]["activeAlertmanagers"]]
     except (ValueError, KeyError, TypeError):
         return "!Prometheus' list of Alertmanagers cannot be read"
-    return f"; Prometheus sends to {join_names(active)}" if active else "!it knows no Alertmanager"
+    if not active:
+        return "!Prometheus has no active Alertmanager"
+    return f"; Prometheus sends to {join_names(active)}"

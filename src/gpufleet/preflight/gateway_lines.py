@@ -32,8 +32,10 @@ def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
     if any(each.gateway for each in settings.values()):
         return None
     if any(each.balancer for each in settings.values()):
-        why = "requests come through your own balancer, which gpufleet does not query"
-        return unknown(check, why, "send a request through it: curl -i https://HOST/v1/models")
+        why = "requests reach vLLM through your own load balancer, which gpufleet does not query"
+        return unknown(
+            check, why, "send a request through the load balancer: curl -i https://HOST/v1/models"
+        )
     proof = "no node has `gateway`, and there is no `balancer`: clients use vLLM's own ports"
     remedy = "`gateway` in group_vars (docs/traffic/gateway.md)"
     return Line(check, "fleet", Verdict(Status.WARN, "there is no gateway", proof, remedy))
@@ -59,11 +61,11 @@ def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
     if answer.status is None:
         return _unreached(node, answer, gateway)
     if gateway.allow_unauthenticated:
-        remedy = "`gateway.clients`, and no `allow_unauthenticated`"
-        return Verdict(Status.WARN, "accepts any request, as declared", asked, remedy)
+        remedy = "set `gateway.clients`, and remove `allow_unauthenticated`"
+        return Verdict(Status.WARN, "accepts requests without a key, as declared", asked, remedy)
     if answer.status == UNAUTHORIZED:
         return Verdict(Status.OK, "refuses a request without a key", asked)
-    remedy = "gpufleet deploy gateway, and check what listens on its port"
+    remedy = "run gpufleet deploy gateway, and check which program listens on the gateway's port"
     return Verdict(Status.FAIL, "does not refuse a request without a key", asked, remedy)
 
 
@@ -72,11 +74,11 @@ def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
     Return the verdict on a gateway that gives this machine no answer; clients may still reach it.
     """
     remedy = (
-        f"run it from the users' network; on {node}: curl -i "
+        f"run gpufleet preflight from the users' network; on {node}: curl -i "
         f"http://127.0.0.1:{gateway.port}/v1/models"
     )
-    proof = f"this machine gets no answer: {answer.why}"
-    return Verdict(Status.UNKNOWN, "is not known", proof, remedy)
+    proof = f"this machine gets no answer from the gateway: {answer.why}"
+    return Verdict(Status.UNKNOWN, "could not be checked", proof, remedy)
 
 
 def key_lines(
@@ -94,7 +96,7 @@ def key_lines(
         yield line
         return
     if answers is None or key is None:
-        why = "settings have only the hashes of clients' keys"
+        why = "the settings contain only the hashes of clients' keys"
         yield unknown("key", why, f"gpufleet preflight {inventory} --key-file FILE")
         return
     for node, answer in answers.items():
@@ -108,15 +110,20 @@ def _key(node: str, answer: GatewayAnswer, key: str, gateway: Gateway) -> Verdic
         return _unreached(node, answer, gateway)
     digest = hashlib.sha256(key.encode()).hexdigest()
     client = next((each.name for each in gateway.clients if each.key_sha256 == digest), None)
-    who = f"client {client}" if client else "a key that no entry of `gateway.clients` has"
+    who = f"client {client}" if client else "a key that belongs to no entry of `gateway.clients`"
     asked = f"GET /v1/models as {who}: {answer.status}"
     if answer.status == 200:
         models = join_names(answer.models) or "no model"
         status = Status.OK if answer.models else Status.WARN
-        remedy = "" if answer.models else "`models` of the client, and `gpufleet deploy gateway`"
+        remedy = (
+            ""
+            if answer.models
+            else "correct `models` of the client, then run `gpufleet deploy gateway`"
+        )
         return Verdict(status, "accepts the key", f"{asked}, lists {models}", remedy)
     remedy = (
-        "name a file with the key of one of `gateway.clients`, or run `gpufleet deploy gateway`"
+        "use a `--key-file` with the key of an entry of `gateway.clients`, or run `gpufleet "
+        "deploy gateway`"
     )
     return Verdict(Status.FAIL, "does not accept the key", asked, remedy)
 
@@ -137,25 +144,27 @@ def _limits(gateway: Gateway, *, is_open: bool) -> Verdict:
     free = [each.name for each in gateway.clients if each.requests_per_minute is None]
     said = []
     if free:
-        said.append(f"no `requests_per_minute`: {join_names(free)}")
+        said.append(f"clients without `requests_per_minute`: {join_names(free)}")
     if gateway.per_server is None:
-        said.append("no `per_server`: servers queue without limit")
+        said.append("no `per_server`: the servers' queues have no limit")
     rest = (
-        f"at most {gateway.source_connections} connections of a source, "
-        f"{gateway.max_body_mib} MiB a request, {gateway.queue_seconds} s in the queue"
+        f"at most {gateway.source_connections} connections per source address, "
+        f"{gateway.max_body_mib} MiB per request, {gateway.queue_seconds} s in the queue"
     )
     if gateway.allow_unauthenticated and gateway.per_server is None and is_open:
         proof = f"no key, no firewall, no `per_server`; {rest}"
         remedy = (
-            "`gateway.clients` in place of `allow_unauthenticated`, or `firewall`; `per_server`"
+            "set `gateway.clients` instead of `allow_unauthenticated`, or set `firewall`; also "
+            "set `per_server`"
         )
-        return Verdict(Status.FAIL, "lets any machine fill its servers' queues", proof, remedy)
+        return Verdict(Status.FAIL, "allows any machine to fill the servers' queues", proof, remedy)
     if said:
-        remedy = "`gateway.clients[].requests_per_minute`, `gateway.per_server`"
+        remedy = "set `gateway.clients[].requests_per_minute` and `gateway.per_server`"
         return Verdict(Status.WARN, "has clients or servers without a limit",
                        f"{'; '.join(said)}; {rest}", remedy)  # fmt: skip
     clients = count_of(len(gateway.clients), "client")
     proof = (
-        f"{clients}, each with requests a minute; {gateway.per_server} requests a server; {rest}"
+        f"{clients}, each with a limit of requests per minute; {gateway.per_server} requests per "
+        f"server; {rest}"
     )
-    return Verdict(Status.OK, "has its limits", proof)
+    return Verdict(Status.OK, "limits its clients and servers", proof)

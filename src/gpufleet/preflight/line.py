@@ -17,13 +17,13 @@ CHECKS: Mapping[str, str] = {
     "settings": "settings and the files that they name are valid",
     "plan": "every model has a plan",
     "one-lost-node": "every model keeps a replica when a node is lost",
-    "driver": "the driver is the lock's",
+    "driver": "the loaded driver has the version of the lock",
     "release": "replicas run the declared release",
     "node-checks": "the checks of every node pass",
-    "model-files": "models' files are complete, and as their lock has them",
+    "model-files": "models' files are complete and match the models' lock",
     "sources": "nodes reach the Hub or the mirror that they download from",
     "disk": "there is room for the next release and the models' next revisions",
-    "services": "declared services answer, and only to those who may ask",
+    "services": "declared services answer, and only to clients that are allowed",
     "adapters": "every server loads exactly the declared LoRA adapters",
     "names": "names resolve on the nodes as the inventory expects",
     "clocks": "clocks agree with this machine's clock and with each other",
@@ -32,11 +32,11 @@ CHECKS: Mapping[str, str] = {
     "key": "a client's key is accepted by the gateway",
     "limits": "the gateway limits its clients and its servers",
     "objectives": "models have objectives",
-    "measured": "models were measured as they run",
+    "measured": "models were measured in the configuration that runs now",
     "alerts": "alerts reach a person",
     "rehearsal": "a drain and a rollback were rehearsed",
-    "backup": "settings are committed, with a copy elsewhere",
-    "spare-capacity": "an upgrade is possible without taking capacity that users need",
+    "backup": "settings are committed to git and pushed to a remote",
+    "spare-capacity": "an upgrade is possible without removing capacity that users need",
 }
 """The checks in display order; each check has a line in every preflight."""
 
@@ -139,7 +139,11 @@ def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
     found = list(lines)
     there = {line.check for line in found}
     found += [
-        Line(check, "fleet", Verdict(Status.UNKNOWN, "was not looked at", "its line is missing"))
+        Line(
+            check,
+            "fleet",
+            Verdict(Status.UNKNOWN, "was not checked", "the preflight has no line for this check"),
+        )
         for check in CHECKS
         if check not in there
     ]
@@ -157,7 +161,7 @@ def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
 
 def unknown(check: str, why: str, remedy: str, subject: str = "fleet") -> Line:
     """Return a line with status UNKNOWN: the reason, and the command that helps."""
-    return Line(check, subject, Verdict(Status.UNKNOWN, "is not known", why, remedy))
+    return Line(check, subject, Verdict(Status.UNKNOWN, "could not be checked", why, remedy))
 
 
 def reason(missing: Mapping[str, Any]) -> str:

@@ -76,7 +76,9 @@ def _names(
     node: str, look: Answer, nodes: Mapping[str, KnownNode], hosts: Collection[str]
 ) -> Verdict:
     if isinstance(look, str):
-        return Verdict(Status.UNKNOWN, "is not known", look, "getent ahosts NAME, on the node")
+        return Verdict(
+            Status.UNKNOWN, "could not be checked", look, "getent ahosts NAME, on the node"
+        )
     names: Mapping[str, Any] = look["names"]
     wrong: list[str] = []
     unread: list[str] = []
@@ -85,7 +87,7 @@ def _names(
         if isinstance(said, Mapping):
             (wrong if said.get("missing") == "absent" else unread).append(f"{name}: {reason(said)}")
     elsewhere, other = _elsewhere(node, names, nodes)
-    fix = "correct DNS or /etc/hosts there, or the address in the inventory"
+    fix = "correct DNS or /etc/hosts on these nodes, or the address in the inventory"
     if wrong:
         return Verdict(Status.FAIL, "names do not resolve", "; ".join(wrong), fix)
     if elsewhere:
@@ -95,16 +97,16 @@ def _names(
             Status.WARN, "names of nodes resolve to other addresses", "; ".join(other), fix
         )
     if unread:
-        return Verdict(Status.UNKNOWN, "names could not be looked up", "; ".join(unread), fix)
+        return Verdict(Status.UNKNOWN, "some names could not be resolved", "; ".join(unread), fix)
     resolved = sum(isinstance(names.get(name), list) for name in nodes)
     used = sorted(n for n in {*hosts, *(e.address for e in nodes.values())} if not is_ip_address(n))
     proof = (
         f"{join_names(used)} resolve as declared"
         if used
-        else "all addresses are IP addresses: no name is needed"
+        else "all addresses are IP addresses, so no name is needed"
     )
     if resolved:
-        proof += f"; {resolved} of {len(nodes)} nodes' names resolve, all to their nodes"
+        proof += f"; {resolved} of {len(nodes)} nodes' names resolve, each to its own node"
     return Verdict(Status.OK, "names resolve", proof)
 
 
@@ -120,14 +122,18 @@ def _elsewhere(
         at = names.get(known.address)
         there = set(at) if isinstance(at, list) else {known.address}
         if isinstance(at, list) and known.own and there - known.own:
-            addresses.append(f"{known.address} is {join_names(at)}, {name} has other addresses")
+            addresses.append(
+                f"{known.address} resolves to {join_names(at)}, but {name} has different addresses"
+            )
         said = names.get(name)
         if name == known.address or not isinstance(said, list):
             continue
         # The other addresses of a node without a probe are unknown: one match is enough.
         strange = set(said) - known.own - there if known.own else not there & set(said)
         if strange:
-            others.append(f"{name} is {join_names(said)}, the inventory has {known.address}")
+            others.append(
+                f"{name} resolves to {join_names(said)}, but the inventory has {known.address}"
+            )
     return addresses, others
 
 
@@ -182,7 +188,9 @@ def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
     together = _agree(known)
     for node, clock in clocks.items():
         if isinstance(clock, str):
-            found[node] = Verdict(Status.UNKNOWN, "is not known", clock, "date -u, on the node")
+            found[node] = Verdict(
+                Status.UNKNOWN, "could not be checked", clock, "date -u, on the node"
+            )
         else:
             found[node] = _clock(clock, together=together)
     apart = [Line("clocks", f"{one} and {other}", verdict) for one, other, verdict in _pairs(known)]
@@ -190,7 +198,7 @@ def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
 
 
 def _clock(clock: ClockReading, *, together: bool) -> Verdict:
-    fix = "timedatectl set-ntp true, on the node or here"
+    fix = "timedatectl set-ntp true, on the node or on this machine"
     if abs(clock.middle) - clock.within > CLOCK_SECONDS:
         what = "the clock differs from this machine's"
         if together:
@@ -199,8 +207,13 @@ def _clock(clock: ClockReading, *, together: bool) -> Verdict:
             )
         return Verdict(Status.FAIL, what, str(clock), fix)
     if clock.within > CLOCK_SECONDS:
-        proof = f"the round trip took {2 * clock.within:.1f} s, too long to tell"
-        return Verdict(Status.UNKNOWN, "is not known", proof, "run it again on a quiet network")
+        proof = f"the round trip took {2 * clock.within:.1f} s, which is too long for a comparison"
+        return Verdict(
+            Status.UNKNOWN,
+            "could not be checked",
+            proof,
+            "run gpufleet preflight again when the network is less busy",
+        )
     return Verdict(Status.OK, "the clock agrees with this machine's", "")
 
 
@@ -255,37 +268,42 @@ def source_lines(
             continue
         if isinstance(look, str):
             remedy = f"gpufleet probe {inventory}"
-            found[node] = Verdict(Status.UNKNOWN, "is not known", look, remedy)
+            found[node] = Verdict(Status.UNKNOWN, "could not be checked", look, remedy)
             continue
         answers = {url: _page(look, key) for key, url in wanted[node].items()}
         if failed := {url: why for url, (good, why) in answers.items() if not good}:
             now = incomplete.get(node, False)
             found[node] = Verdict(
                 Status.FAIL if now else Status.WARN,
-                "does not reach what it needs" if now else "does not reach its next downloads",
+                "cannot reach the sources of downloads that it needs now"
+                if now
+                else "cannot reach the sources of its next downloads",
                 "; ".join(f"{url}: {why}" for url, why in sorted(failed.items())),
-                "allow it in the network, or set `mirror` or `vllm.hf_endpoint`",
+                "allow the connection in the network, or set `mirror` or `vllm.hf_endpoint`",
             )
         else:
             proof = "; ".join(f"{url} answers {why}" for url, (_, why) in sorted(answers.items()))
-            found[node] = Verdict(Status.OK, "reaches what it downloads from", proof)
+            found[node] = Verdict(Status.OK, "reaches all sources of its downloads", proof)
     if found:
         return by_node("sources", found)
     if not looks:
         return (unknown("sources", "no node was queried", f"gpufleet validate {inventory}"),)
-    proof = "no node downloads: models lie at paths of the nodes, packages in their directories"
-    return (Line("sources", node_ranges(looks), Verdict(Status.OK, "none is needed", proof)),)
+    proof = (
+        "no node downloads anything, because models and packages are in local directories of "
+        "the nodes"
+    )
+    return (Line("sources", node_ranges(looks), Verdict(Status.OK, "needs no source", proof)),)
 
 
 def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
     """Return whether a server was reached, and its status or the reason."""
-    page = look["pages"].get(key) or {"error": "it was not queried"}
+    page = look["pages"].get(key) or {"error": "the node was not queried"}
     if "missing" in page:
         return False, reason(page)
     status = page.get("status")
     if status is None:
         return False, str(page.get("error"))
     if status == 404:
-        return False, "404: it answers, but does not have this"
+        return False, "404: the server answers, but does not have this file"
     # 401 and 403 of the Hub are about a model that needs a token: it is reached.
     return status < 500, str(status)

@@ -46,21 +46,25 @@ def _driver(
     node: str, answer: Answer, drift: NodeDrift, settings: NodeSettings, inventory: str
 ) -> Verdict:
     if isinstance(answer, str):
-        return Verdict(Status.UNKNOWN, "is not known", answer, f"gpufleet probe {inventory}")
+        return Verdict(
+            Status.UNKNOWN, "could not be checked", answer, f"gpufleet probe {inventory}"
+        )
     loaded = loaded_version(Reading(node, answer))
     said = f"driver {loaded} is loaded" if loaded else "no driver is loaded"
     if settings.gpu_lock is None:
-        what = "has no lock: another driver may come with any update"
+        what = "has no lock, so any update may install a different driver"
         remedy = f"gpufleet lock {inventory} --group GROUP"
         return Verdict(Status.WARN, what, f"{said}; `gpu_lock` is not set", remedy)
     wanted = settings.gpu_lock.driver
     if moved := [each for each in drift.moved if each.source == _LOCK]:
         proof = "; ".join(each.what for each in moved)
-        return Verdict(Status.FAIL, "is not the lock's", proof, f"gpufleet deploy node {inventory}")
+        return Verdict(
+            Status.FAIL, "differs from the lock", proof, f"gpufleet deploy node {inventory}"
+        )
     if loaded is None:
         proof = f"{said}; the lock has {wanted}"
         return Verdict(Status.FAIL, "is not loaded", proof, f"gpufleet deploy node {inventory}")
-    return Verdict(Status.OK, "is the lock's", f"{said}, the lock has {wanted}")
+    return Verdict(Status.OK, "has the version of the lock", f"{said}, the lock has {wanted}")
 
 
 def release_lines(
@@ -79,22 +83,26 @@ def release_lines(
         names = sorted(name for name in here.get(node, ()) if name)
         if not here.get(node):
             found[node] = Verdict(
-                Status.UNKNOWN, "is not known", f"no replica runs there; {release} is declared",
+                Status.UNKNOWN, "could not be checked", f"no replica runs on the node; {release} "
+                f"is declared",
                 f"gpufleet deploy vllm {inventory}",
             )  # fmt: skip
         elif "" in here[node]:
             found[node] = Verdict(
-                Status.UNKNOWN, "is not known", "a unit names no release",
+                Status.UNKNOWN, "could not be checked", "a unit does not contain the name of a "
+                "release",
                 f"gpufleet drift {inventory}",
             )  # fmt: skip
         elif names != [release]:
             found[node] = Verdict(
-                Status.FAIL, "is not the declared one",
+                Status.FAIL, "differs from the declared release",
                 f"runs {join_names(names)}; {release} is declared",
                 f"gpufleet upgrade {inventory}",
             )  # fmt: skip
         else:
-            found[node] = Verdict(Status.OK, "is the declared one", f"all replicas run {release}")
+            found[node] = Verdict(
+                Status.OK, "is the declared release", f"all replicas run {release}"
+            )
     if not found:
         return (unknown("release", "no node has `vllm`", f"gpufleet validate {inventory}"),)
     return by_node("release", found)

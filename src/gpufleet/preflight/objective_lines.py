@@ -37,10 +37,10 @@ def _objectives(model: str, found: Objectives) -> Verdict:
     errors = f"error_ratio {found.error_ratio:g}"
     if set_:
         return Verdict(Status.OK, "has objectives", ", ".join([*set_, errors]))
-    proof = f"`serving.{model}.objectives` has no latency; {errors}"
+    proof = f"`serving.{model}.objectives` contains no latency; {errors}"
     remedy = (
-        f"`serving.{model}.objectives.ttft_p99_seconds`, or `e2e_p99_seconds` of a model that "
-        "makes no text: the latency that users are promised"
+        f"set `serving.{model}.objectives.ttft_p99_seconds` (for a model that generates no text: "
+        f"`e2e_p99_seconds`) to the latency that you promise your users"
     )
     return Verdict(Status.WARN, "has no objective for a latency", proof, remedy)
 
@@ -65,7 +65,9 @@ def measured_lines(
         remedy = f"gpufleet measure {inventory} {model}"
         mine = [each for each in running or () if each.model == model]
         if not mine:
-            why = "what runs is not known" if running is None else "no replica of it runs"
+            why = "no replica of the model runs"
+            if running is None:
+                why = "the running replicas are not known"
             yield unknown("measured", why, f"gpufleet status {inventory}", model)
             continue
         yield Line(
@@ -99,15 +101,18 @@ def _measured(
     unread = f"; not read: {'; '.join(stored.problems)}" if stored.problems else ""
     if missed := {name: e for name, e in rates.items() if isinstance(e, MissedContract)}:
         proof = f"{join_names(missed)}: {'; '.join(sorted({*missed.values()}))}{unread}"
-        remedy = "other objectives, or settings that keep them (docs/operate/measure.md)"
-        return Verdict(Status.FAIL, "does not keep its objectives", proof, remedy)
+        remedy = (
+            "change the objectives, or change settings so that the model meets them "
+            "(docs/operate/measure.md)"
+        )
+        return Verdict(Status.FAIL, "does not meet its objectives", proof, remedy)
     if why := sorted({each for each in rates.values() if isinstance(each, str)}):
         names = join_names([name for name, each in rates.items() if isinstance(each, str)])
-        what = "was not measured as it runs"
+        what = "was not measured in its running configuration"
         return Verdict(Status.WARN, what, f"{names}: {'; '.join(why)}{unread}", remedy)
     known = [each for each in rates.values() if isinstance(each, MeasuredRate)]
     oldest = max(known, key=lambda each: each.age_seconds)
     proof = f"{oldest}{unread}"
     if oldest.age_seconds > OLD_DAYS * 86400:
-        return Verdict(Status.WARN, f"was measured over {OLD_DAYS} days ago", proof, remedy)
-    return Verdict(Status.OK, "was measured as it runs", proof)
+        return Verdict(Status.WARN, f"was measured more than {OLD_DAYS} days ago", proof, remedy)
+    return Verdict(Status.OK, "was measured in its running configuration", proof)

@@ -27,7 +27,10 @@ def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Li
     for remark in found.remarks:
         yield Line("settings", inventory, Verdict(Status.WARN, "has a note", remark, see))
     if not (found.problems or found.remarks):
-        proof = f"{count_of(nodes, 'node')} and every file that they name: no mistake, no note"
+        proof = (
+            f"{count_of(nodes, 'node')} and every file that their settings name were "
+            f"checked, without a mistake or a note"
+        )
         yield Line("settings", inventory, Verdict(Status.OK, "are valid", proof))
 
 
@@ -90,10 +93,11 @@ def _no_plan(problem: str, see: str) -> Verdict:
     """Return FAIL, or UNKNOWN if only the Hub knows a model's size."""
     if isinstance(problem, UnsizedModel):
         remedy = (
-            f"let this machine reach the Hub (HF_ENDPOINT: a mirror), or write the number of GPUs "
-            f"as `serving.{problem.model}.tensor_parallel`, which is then not checked"
+            f"give this machine access to the Hub or to a mirror (HF_ENDPOINT), or write the "
+            f"number of GPUs as `serving.{problem.model}.tensor_parallel`, which gpufleet then "
+            f"does not check"
         )
-        return Verdict(Status.UNKNOWN, "whether there is a plan is not known", problem, remedy)
+        return Verdict(Status.UNKNOWN, "could not be planned", problem, remedy)
     return Verdict(Status.FAIL, "there is no plan", problem, see)
 
 
@@ -121,12 +125,14 @@ def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Ve
         return Verdict(
             Status.FAIL,
             f"keeps fewer replicas than `upgrade.keep` if {worst} is lost",
-            f"{left[worst]} of {len(replicas)} would be left, `upgrade.keep` is {keep}",
-            f"more `serving.{model}.replicas` on other nodes, or a lower `upgrade.keep`",
+            f"{left[worst]} of {len(replicas)} replicas would be left, but `upgrade.keep` is "
+            f"{keep}",
+            f"increase `serving.{model}.replicas`, so that other nodes also have replicas, or "
+            f"lower `upgrade.keep`",
         )
     fatal = set.intersection(*replicas.values())
     if not fatal:
-        proof = f"{count_of(len(replicas), 'replica')}; no single node has part of all of them"
+        proof = f"{count_of(len(replicas), 'replica')}; no node has a part of every replica"
         return Verdict(Status.OK, "keeps a replica when any one node is lost", proof)
     names = join_names(fatal)
     many = len(replicas)
@@ -135,7 +141,7 @@ def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Ve
         Status.WARN,
         f"loses all replicas if {names.replace(' and ', ' or ')} is lost",
         proof,
-        f"`serving.{model}.replicas: {many + 1}`, with room on another node",
+        f"`serving.{model}.replicas: {many + 1}`, with enough free GPUs on another node",
     )
 
 
@@ -171,22 +177,25 @@ def spare_capacity_lines(
             yield unknown("spare-capacity", "; ".join(need.unknown), see, model)
             continue
         if need is not None and need.serving and need.load >= need.serving:
-            proof = f"{need.serving} serve, and the present load fills {need.load:.2g} of them"
-            remedy = f"more `serving.{model}.replicas`: users wait already"
-            verdict = Verdict(Status.FAIL, "carries no more than its present load", proof, remedy)
+            proof = (
+                f"{need.serving} replicas serve, and the present load fills {need.load:.2g} of them"
+            )
+            remedy = f"increase `serving.{model}.replicas`, because users' requests already wait"
+            verdict = Verdict(Status.FAIL, "cannot serve more than its present load", proof, remedy)
             yield Line("spare-capacity", model, verdict)
             continue
         if len(groups) < rules.keep:
-            proof = f"{count_of(len(groups), 'replica')}, `upgrade.keep` is {rules.keep}"
-            remedy = f"more `serving.{model}.replicas`, or a lower `upgrade.keep`"
-            verdict = Verdict(Status.FAIL, "can never be upgraded", proof, remedy)
+            proof = f"{count_of(len(groups), 'replica')}, but `upgrade.keep` is {rules.keep}"
+            remedy = f"increase `serving.{model}.replicas`, or lower `upgrade.keep`"
+            verdict = Verdict(Status.FAIL, "cannot be upgraded with these settings", proof, remedy)
             yield Line("spare-capacity", model, verdict)
             continue
         proof = (
-            f"{need.serving} serve, the current load needs {need.needed} (`upgrade.headroom` "
+            f"{need.serving} replicas serve, and the current load needs {need.needed} of them "
+            f"(`upgrade.headroom` "
             f"{rules.headroom:g}, `upgrade.keep` {rules.keep})"
             if need
-            else "none gets requests"
+            else "no replica gets requests"
         )
         try:
             plan = plan_waves(groups, loads, rules)
@@ -194,7 +203,8 @@ def spare_capacity_lines(
             said = "; ".join(error.problems)
             verdict = Verdict(
                 Status.WARN, "cannot be upgraded without an outage", f"{proof}: {said}",
-                f"one more replica: `serving.{model}.replicas`, or accept it when it comes: {see}",
+                f"add one to `serving.{model}.replicas`, or accept the outage at the next "
+                f"upgrade: {see}",
             )  # fmt: skip
             yield Line("spare-capacity", model, verdict)
             continue

@@ -14,9 +14,9 @@ from gpufleet.sanitize import PAGE_STYLE, html_page, html_text
 
 _STYLE = f"{PAGE_STYLE}td:first-child {{ font-weight: bold; white-space: nowrap; }}\n"
 _ANSWERS = {
-    0: "Nothing fails, and nothing is unknown.",
-    1: "Something fails: users would notice.",
-    2: "No line failed; some are unknown.",
+    0: "No line is FAIL or UNKNOWN.",
+    1: "At least one line is FAIL: users would notice, or the fleet differs from its settings.",
+    2: "No line is FAIL, but at least one is UNKNOWN.",
 }
 
 
@@ -31,7 +31,7 @@ def preflight_page(found: Preflight) -> str:
         f"<h1>{html_text(title)}</h1>",
         f'<p class="pale">{html_text(f"{when}, by gpufleet {found.version}")}</p>',
         f"<p><strong>{html_text(_ANSWERS[found.exit_status])}</strong> {html_text(counts)}</p>",
-        *(["<h2>What is to be done</h2>", _table(worst)] if worst else []),
+        *(["<h2>What you have to do</h2>", _table(worst)] if worst else []),
         "<h2>All lines</h2>",
         *_all(found),
         "<h2>Signed</h2>",

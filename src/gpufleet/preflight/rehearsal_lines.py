@@ -52,14 +52,17 @@ def rehearsal_lines(
         verdict = Verdict(Status.OK, "a drain is going on", f"{join_names(drained)} drained now")
     else:
         remedy = f'gpufleet drain {inventory} NODE --why "rehearsal", then gpufleet undrain'
-        proof = f"none in {many}{unread}; a drain by hand leaves no record: only an upgrade's does"
+        proof = (
+            f"no drain in {many}{unread}; a drain by hand leaves no record, only the drain "
+            f"of an upgrade does"
+        )
         verdict = Verdict(Status.WARN, "no drain is on record", proof, remedy)
     yield Line("rehearsal", "drain", verdict)
     if rollbacks:
         verdict = _done("a rollback is on record", rollbacks, now)
     else:
         remedy = f"gpufleet upgrade {inventory}, then gpufleet rollback {inventory}"
-        proof = f"none in {many}{unread}"
+        proof = f"no rollback in {many}{unread}"
         verdict = Verdict(Status.WARN, "no rollback is on record", proof, remedy)
     yield Line("rehearsal", "rollback", verdict)
 
@@ -97,7 +100,7 @@ class GitState:
     remotes: tuple[str, ...] = ()
     """Names of the remotes."""
     unpushed: int | None = None
-    """Number of commits on no remote, as far as this checkout knows; None: unknown."""
+    """Number of commits not pushed to any remote, as far as this checkout knows; None: unknown."""
     problem: str = ""
     """Why git could not be queried, for example because this is not a checkout."""
     commit_id: str = ""
@@ -108,7 +111,7 @@ class GitState:
 
 def backup_line(found: GitState, folder: str) -> Line:
     """Return a line on whether a project's settings are committed and have a copy elsewhere."""
-    add = f"git -C {folder} init, add, commit; then a remote"
+    add = f"run git -C {folder} init, add and commit; then add a remote and push"
     if found.problem:
         proof = f"{folder}: {found.problem}"
         return Line("backup", "project", Verdict(Status.WARN, "is not in git", proof, add))
@@ -117,8 +120,8 @@ def backup_line(found: GitState, folder: str) -> Line:
         return Line("backup", "project", Verdict(Status.WARN, "is not committed", proof, add))
     if found.secrets:
         untrack = (
-            f"git -C {folder} rm --cached {' '.join(found.secrets)}, and a line in .gitignore; "
-            "then new secrets, because the old ones stay in the history"
+            f"git -C {folder} rm --cached {' '.join(found.secrets)}, and add a line to "
+            f".gitignore; then replace the secrets, because the old ones stay in git's history"
         )
         remotes = join_names(found.remotes) or "none"
         proof = f"committed: {join_names(found.secrets)}; remotes: {remotes}"
@@ -128,19 +131,19 @@ def backup_line(found: GitState, folder: str) -> Line:
         wrong.append(f"not committed: {join_names(found.changed)}")
         remedy.append(f"git -C {folder} commit")
     if not found.remotes:
-        wrong.append("no remote: there is no copy elsewhere")
+        wrong.append("git has no remote, so there is no copy elsewhere")
         remedy.append(f"git -C {folder} remote add origin URL, and push")
     elif found.unpushed:
-        wrong.append(f"{count_of(found.unpushed, 'commit')} on no remote")
+        wrong.append(f"{count_of(found.unpushed, 'commit')} not pushed to any remote")
         remedy.append(f"git -C {folder} push")
     at = f"commit {found.commit}"
     if wrong:
         verdict = Verdict(
             Status.WARN,
-            "has no complete copy elsewhere",
+            "has no complete copy on a remote",
             f"{'; '.join(wrong)}; {at}",
             "; ".join(remedy),
         )
         return Line("backup", "project", verdict)
-    proof = f"{at}, on {join_names(found.remotes)}; nothing is uncommitted"
+    proof = f"{at}, on {join_names(found.remotes)}; everything is committed"
     return Line("backup", "project", Verdict(Status.OK, "is committed", proof))

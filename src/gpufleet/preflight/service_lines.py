@@ -93,9 +93,9 @@ def service_lines(
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():
-        look = looks.get(node, "it was not queried")
+        look = looks.get(node, "the node was not queried")
         if isinstance(look, str):
-            found[node] = Verdict(Status.UNKNOWN, "is not known", look, see)
+            found[node] = Verdict(Status.UNKNOWN, "could not be checked", look, see)
         else:
             found[node] = _services_of(services(here), look, see)
     return by_node("services", found)
@@ -119,30 +119,39 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
         elif each.guard == "network" and not 200 <= status < 400:
             dead.append(f"{each.key}: answers {status}")
         elif each.guard == "network" and each.is_public and not fenced and not unread:
-            wide.append(f"{each.key}: any machine that reaches the node can read it")
+            wide.append(f"{each.key}: any machine that can reach the node can read it")
     if dead:
         return Verdict(Status.FAIL, "has services that do not answer", "; ".join(dead), see)
     if ajar:
-        remedy = f"{see}; then the service's deploy again"
-        return Verdict(Status.FAIL, "answers requests that it must refuse", "; ".join(ajar), remedy)
+        remedy = f"{see}; then run the service's deploy again"
+        return Verdict(Status.FAIL, "answers requests that it must reject", "; ".join(ajar), remedy)
     if wide:
-        remedy = "`firewall` in group_vars (docs/traffic/firewall.md), or a key or password"
-        return Verdict(Status.WARN, "has services without a guard", "; ".join(wide), remedy)
+        remedy = (
+            "set `firewall` in group_vars (docs/traffic/firewall.md), or set a key or "
+            "password for the service"
+        )
+        return Verdict(
+            Status.WARN, "has services without a password, key or firewall", "; ".join(wide), remedy
+        )
     if unread and any(each.guard == "network" and each.is_public for each in declared):
-        proof = f"whether the firewall's rules are loaded: {reason(fence)}"
-        return Verdict(Status.UNKNOWN, "is not known", proof, "nft list table inet gpufleet")
+        proof = (
+            f"gpufleet could not find out whether the firewall's rules are loaded: {reason(fence)}"
+        )
+        return Verdict(
+            Status.UNKNOWN, "could not be checked", proof, "nft list table inet gpufleet"
+        )
     guards = [f"{each.key} by its {each.guard}" for each in declared if each.guard != "network"]
     if fenced:
-        guards.append("the others by the firewall" if guards else "by the firewall")
-    how = join_names(guards) or "all listen on loopback"
-    proof = f"{count_of(len(declared), 'service')} answered; guarded: {how}"
-    return Verdict(Status.OK, "answer, and are guarded", proof)
+        guards.append("the other services by the firewall" if guards else "by the firewall")
+    how = join_names(guards) or "all services listen on loopback"
+    proof = f"{count_of(len(declared), 'service')} answered; protected: {how}"
+    return Verdict(Status.OK, "has services that answer and are protected", proof)
 
 
 def _status(page: Any) -> tuple[int | None, str]:
     """Return a page's HTTP status, or None and the reason."""
     if not isinstance(page, Mapping):
-        return None, "it was not queried"
+        return None, "the node was not queried"
     if "missing" in page:
         return None, reason(page)
     status = page.get("status")
@@ -166,7 +175,9 @@ def server_lines(
         verdict = Verdict(Status.FAIL, "replicas are missing", missing, see)
         yield Line("services", "vLLM", verdict)
     for node, why in found.silent.items():
-        yield Line("services", f"vLLM on {node}", Verdict(Status.UNKNOWN, "is not known", why, see))
+        yield Line(
+            "services", f"vLLM on {node}", Verdict(Status.UNKNOWN, "could not be checked", why, see)
+        )
     bad = [each for each in found.replicas if not each.health.is_good]
     for each in bad:
         status = _BAD.get(each.health, Status.FAIL)
@@ -174,15 +185,15 @@ def server_lines(
         yield Line("services", each.id, verdict)
     open_nodes = sorted(_open_servers(settings.items()))
     if open_nodes:
-        proof = "`vllm.allow_unauthenticated`: any client that reaches a server can use it"
-        remedy = "`vllm.api_key_file`, or `firewall` (docs/traffic/firewall.md)"
-        verdict = Verdict(Status.WARN, "has servers without a guard", proof, remedy)
+        proof = "`vllm.allow_unauthenticated`: any client that can reach a server can use it"
+        remedy = "set `vllm.api_key_file` or `firewall` (docs/traffic/firewall.md)"
+        verdict = Verdict(Status.WARN, "has servers without a key or firewall", proof, remedy)
         yield from by_node("services", dict.fromkeys(open_nodes, verdict))
     good = len(found.replicas) - len(bad)
     if good and not found.missing:
         proof = f"{good} of {count_of(len(found.replicas), 'replica')} serve"
         if not open_nodes:
-            proof += "; each requires its key, or is behind the firewall or on loopback"
+            proof += "; each server requires its key, is behind the firewall or listens on loopback"
         verdict = Verdict(Status.OK, "replicas serve", proof)
         yield Line("services", "vLLM", verdict)
 
@@ -205,18 +216,20 @@ def adapter_lines(
                 proof = f"loads {join_names(each.adapters) or 'none'}, declared "
                 verdict = Verdict(
                     Status.FAIL,
-                    "its adapters differ from the declared ones",
+                    "loads other adapters than the declared ones",
                     proof + (join_names(names) or "none"),
                     f"gpufleet upgrade {inventory}",
                 )
                 yield Line("adapters", each.id, verdict)
         ill = [each.id for each in mine if not each.health.is_good]
         if ill or not mine or found.silent:
-            why = f"{join_names(ill)}: see services" if ill else "not every replica is known"
+            why = "not every replica is known"
+            if ill:
+                why = f"{join_names(ill)}: see the line services"
             yield unknown("adapters", why, see, model)
         elif all(each.adapters == names for each in mine):
-            proof = f"{count_of(len(mine), 'replica')} list {join_names(names)}, and no other"
-            yield Line("adapters", model, Verdict(Status.OK, "has its adapters", proof))
+            proof = f"{count_of(len(mine), 'replica')} list exactly {join_names(names)}"
+            yield Line("adapters", model, Verdict(Status.OK, "loads the declared adapters", proof))
         count += 1
     if not count:
         proof = "no entry of `serving` has `adapters`, and no server loads one"

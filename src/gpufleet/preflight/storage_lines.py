@@ -37,7 +37,7 @@ def model_lines(
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
         found = {
-            node: _model(looks.get(node, "it was not queried"), each, inventory)
+            node: _model(looks.get(node, "the node was not queried"), each, inventory)
             for node, models in wanted.items()
             for each in models
             if each.model == model
@@ -63,16 +63,16 @@ def is_whole(look: Answer, wanted: WantedModel) -> bool:
 def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
     deploy = f"gpufleet deploy vllm {inventory}"
     if isinstance(look, str):
-        return Verdict(Status.UNKNOWN, "is not known", look, deploy)
+        return Verdict(Status.UNKNOWN, "could not be checked", look, deploy)
     said: Mapping[str, Any] = look["models"].get(
-        wanted.directory, {"missing": "it was not queried"}
+        wanted.directory, {"missing": "the node was not queried"}
     )
     where = wanted.directory
-    put = deploy if wanted.from_hub else f"put the model's files into {where}"
+    put = deploy if wanted.from_hub else f"copy the model's files to {where}"
     if said.get("missing") == "absent" or isinstance(said.get("missing"), str):
         if said["missing"] == "absent":
-            return Verdict(Status.FAIL, "is not there", f"{where} does not exist", put)
-        return Verdict(Status.UNKNOWN, "is not known", f"{where}: {reason(said)}", put)
+            return Verdict(Status.FAIL, "is missing", f"{where} does not exist", put)
+        return Verdict(Status.UNKNOWN, "could not be checked", f"{where}: {reason(said)}", put)
     # A deploy passes over a directory that is marked as complete.
     again = f"remove {where}/.complete on the node, then {deploy}" if wanted.from_hub else put
     for names, what in ((said["missing"], "has files missing"), (said["wrong"], "has other files")):
@@ -81,8 +81,8 @@ def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
     if wanted.from_hub and not said["complete"]:
         return Verdict(Status.FAIL, "is not complete", f"{where}/.complete is not there", deploy)
     for names, what in (
-        (said["changed"], "was changed after it was complete"),
-        (said["extra"], "has files that the lock does not name"),
+        (said["changed"], "was changed after the download was complete"),
+        (said["extra"], "has files that are not in the lock"),
     ):
         if names:
             return Verdict(Status.FAIL, what, f"{where}: {join_names(names)}", again)
@@ -90,15 +90,17 @@ def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
     if wanted.files is not None:
         many = count_of(len(wanted.files), "file")
         proof = (
-            f"{many} of the lock, {size}; {said['hashed']} hashed now, the larger ones when they "
-            "were placed, and unchanged since"
+            f"all {many} of the lock, {size}; {said['hashed']} hashed now; the larger files were "
+            f"hashed when they were placed and are unchanged since then"
         )
         return Verdict(Status.OK, "is whole", proof)
     if wanted.from_hub:
-        proof = f"{size}, complete; no lock has its hashes"
+        proof = f"{size}, complete, but no lock contains the hashes of its files"
         remedy = f"gpufleet lock {inventory} --models"
-        return Verdict(Status.WARN, "is complete, and has no lock", proof, remedy)
-    return Verdict(Status.OK, "is there", f"{size} at {where}, with all files that its index names")
+        return Verdict(Status.WARN, "is complete but has no lock", proof, remedy)
+    return Verdict(
+        Status.OK, "is there", f"{size} at {where}, with all files that the model's index lists"
+    )
 
 
 # -- disk
@@ -119,8 +121,8 @@ def disk_lines(
     """
     found = {
         node: _disk(
-            answers.get(node, "it was not queried"),
-            looks.get(node, "it was not queried"),
+            answers.get(node, "the node was not queried"),
+            looks.get(node, "the node was not queried"),
             tuple(each for each in models.get(node, ()) if each.from_hub),
             release,
             inventory,
@@ -138,29 +140,33 @@ def _disk(
     see = f"gpufleet deploy vllm {inventory}"
     for answer in (probe, look):
         if isinstance(answer, str):
-            return Verdict(Status.UNKNOWN, "is not known", answer, see)
+            return Verdict(Status.UNKNOWN, "could not be checked", answer, see)
     assert not isinstance(probe, str)  # noqa: S101  # what the loop has returned for
     assert not isinstance(look, str)  # noqa: S101
     disks: Mapping[str, Any] = probe["system"]["disks"]
     needs: dict[str, list[tuple[str, float]]] = defaultdict(list)
-    size = look["folders"].get(release, {"missing": "it was not queried"})
+    size = look["folders"].get(release, {"missing": "the node was not queried"})
     if isinstance(size, Mapping):
         said = "the release is not installed" if size["missing"] == "absent" else reason(size)
         proof = f"the size of the next release is unknown: {said}"
-        return Verdict(Status.UNKNOWN, "is not known", proof, see)
+        return Verdict(Status.UNKNOWN, "could not be checked", proof, see)
     needs[node_paths.RELEASES].append((RELEASE, size / (1 << 30)))
     for each in models:
         there = look["models"].get(each.directory, {})
         if "bytes" not in there:
             proof = f"the size of {each.model} is unknown: {reason(there)}"
-            return Verdict(Status.UNKNOWN, "is not known", proof, see)
+            return Verdict(Status.UNKNOWN, "could not be checked", proof, see)
         needs[node_paths.MODELS].append((each.model, there["bytes"] / (1 << 30)))
     mounts: dict[str, tuple[float, list[tuple[str, float]]]] = {}
     for path, parts in needs.items():
         disk = disks.get(path)
         if not isinstance(disk, Mapping) or "missing" in disk:
-            why = reason(disk) if isinstance(disk, Mapping) else "the probe does not have it"
-            return Verdict(Status.UNKNOWN, "is not known", f"space at {path}: {why}", see)
+            why = (
+                reason(disk)
+                if isinstance(disk, Mapping)
+                else "the probe's answer does not contain it"
+            )
+            return Verdict(Status.UNKNOWN, "could not be checked", f"space at {path}: {why}", see)
         free, before = mounts.get(disk["mount"], (disk["free_mib"] / 1024, []))
         mounts[disk["mount"]] = free, [*before, *parts]
     shown: list[str] = []
@@ -169,16 +175,16 @@ def _disk(
     for mount, (free, parts) in sorted(mounts.items()):
         total = sum(gib for _, gib in parts)
         what = ", ".join(f"{name} {gib:.1f}" for name, gib in parts)
-        shown.append(f"{mount}: {free:.1f} GiB free, {total:.1f} needed ({what})")
+        shown.append(f"{mount}: {free:.1f} GiB are free, {total:.1f} GiB are needed ({what})")
         short = short or free < total
         # The release comes first, because a security update is a release.
         if parts[0][0] == RELEASE and free < parts[0][1]:
             bare = mount
     if bare:
-        remedy = f"free or add space at {bare}, or lower `vllm.keep_releases`"
-        what = "has no room for another release: no update can be installed"
+        remedy = f"free or add disk space at {bare}, or lower `vllm.keep_releases`"
+        what = "has no room for another release, so no update can be installed"
         return Verdict(Status.FAIL, what, "; ".join(shown), remedy)
     if short:
-        remedy = "free or add space there, or lower `vllm.keep_releases`"
+        remedy = "free or add disk space on this file system, or lower `vllm.keep_releases`"
         return Verdict(Status.WARN, "has no room for the next upgrade", "; ".join(shown), remedy)
     return Verdict(Status.OK, "has room for the next upgrade", "; ".join(shown))

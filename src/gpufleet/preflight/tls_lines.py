@@ -62,7 +62,9 @@ def tls_lines(
     for key in sorted({each.key for each in servers}):
         mine = {each.node: each for each in servers if each.key == key}
         found = {
-            node: certificate_verdict(each, looks.get(each.asked_from, "it was not queried"), now)
+            node: certificate_verdict(
+                each, looks.get(each.asked_from, "the node was not queried"), now
+            )
             for node, each in mine.items()
         }
         lines += [
@@ -98,27 +100,31 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
     """Return the verdict on a certificate that a node received: its trust and its expiry."""
     remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
     if isinstance(look, str):
-        return Verdict(Status.UNKNOWN, "is not known", f"{server.asked_from}: {look}", remedy)
-    said = look["tls"].get(server.id, {"missing": "it was not queried"})
+        return Verdict(
+            Status.UNKNOWN, "could not be checked", f"{server.asked_from}: {look}", remedy
+        )
+    said = look["tls"].get(server.id, {"missing": "the node was not queried"})
     if "missing" in said:
-        return Verdict(Status.UNKNOWN, "is not known", reason(said), remedy)
+        return Verdict(Status.UNKNOWN, "could not be checked", reason(said), remedy)
     end, names = read_certificate(said["certificate"])
-    trust = f"asked from {server.asked_from}, trusting {server.trusts}"
-    renew = "renew it, and run the deploy of the service that uses it"
+    trust = f"tested from {server.asked_from} with trust in {server.trusts}"
+    renew = "renew the certificate, then run the deploy of the service that uses it"
     if end is None and not said["verified"]:
-        return Verdict(Status.FAIL, "shows no certificate", f"{said['why']}; {trust}", remedy)
+        return Verdict(Status.FAIL, "presents no certificate", f"{said['why']}; {trust}", remedy)
     if end is None:
-        return Verdict(Status.UNKNOWN, "is not known", "the certificate cannot be parsed", remedy)
-    shown = f"ends on {end:%Y-%m-%d}, names {join_names(names) or 'nothing'}"
+        return Verdict(
+            Status.UNKNOWN, "could not be checked", "the certificate cannot be parsed", remedy
+        )
+    shown = f"expires on {end:%Y-%m-%d}, names in the certificate: {join_names(names) or 'none'}"
     if end < now:
-        return Verdict(Status.FAIL, "its certificate has ended", f"{shown}; {trust}", renew)
+        return Verdict(Status.FAIL, "its certificate has expired", f"{shown}; {trust}", renew)
     if not said["verified"]:
         proof = f"{said['why']}; {shown}; {trust}"
         return Verdict(Status.FAIL, "its certificate is not trusted", proof, renew)
     if (left := (end - now).days) < REMARK_DAYS:
-        what = f"its certificate ends in {count_of(left, 'day')}"
+        what = f"its certificate expires in {count_of(left, 'day')}"
         return Verdict(Status.WARN, what, f"{shown}; {trust}", renew)
-    return Verdict(Status.OK, "its certificate is believed", f"{shown}; {trust}")
+    return Verdict(Status.OK, "its certificate is trusted", f"{shown}; {trust}")
 
 
 def read_certificate(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:

@@ -20,7 +20,7 @@ def found(*lines: Line) -> Preflight:
 
 
 SOUND = tuple(Line(each, "fleet", Verdict(Status.OK, "is so", "as proven")) for each in CHECKS)
-BAD = Line("tls", "front", Verdict(Status.FAIL, "its certificate has ended", "ended", "renew it"))
+BAD = Line("tls", "front", Verdict(Status.FAIL, "its certificate has expired", "ended", "renew it"))
 
 
 def test_the_same_preflight_gives_the_same_bytes_and_another_one_others():
@@ -30,10 +30,10 @@ def test_the_same_preflight_gives_the_same_bytes_and_another_one_others():
 
 def test_every_line_is_there_and_what_is_to_be_done_comes_first():
     page = preflight_page(found(*SOUND, BAD))
-    assert page.index("What is to be done") < page.index("renew it") < page.index("All lines")
+    assert page.index("What you have to do") < page.index("renew it") < page.index("All lines")
     assert page.count(">OK</td>") == len(CHECKS)
     assert page.count(">FAIL</td>") == 2
-    assert "What is to be done" not in preflight_page(found(*SOUND))
+    assert "What you have to do" not in preflight_page(found(*SOUND))
 
 
 def test_nothing_is_loaded_and_what_a_node_wrote_is_text():
@@ -60,7 +60,7 @@ def test_programs_get_every_line_with_its_proof():
         "check": "tls",
         "status": "FAIL",
         "subject": "front",
-        "what": "its certificate has ended",
+        "what": "its certificate has expired",
         "proof": "ended",
         "remedy": "renew it",
     }
