@@ -158,7 +158,7 @@ FAILURES = (
     ),
     Failure(
         "a context that the KV cache does not hold",
-        "as planned, on each GPU: weights",
+        "the plan for each GPU: weights need",
         "context",
         f"--kv-cache-memory-bytes {HALF_A_CONTEXT}",
         fix=UNDO,

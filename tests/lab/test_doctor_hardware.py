@@ -113,14 +113,14 @@ def test_fourteen_nodes_are_looked_at_and_dead_ones_are_named_without_a_wait_for
     assert named.keys() == {OFF, CUT}
     assert all("not reached" in what for what in named.values()), named
     assert {each["do"] for each in found["problems"] if each["subject"] in named} == {
-        f"`ssh {node}`; if it does not answer, its BMC shows whether it has power"
+        f"`ssh {node}`; if the node does not answer, its BMC shows whether the node has power"
         for node in (OFF, CUT)
     }
     note(
         PAGE,
         "fourteen nodes, one without power and one without network",
         "; ".join(named.values()),
-        "`ssh NODE`; if it does not answer, its BMC shows whether it has power",
+        "`ssh NODE`; if the node does not answer, its BMC shows whether the node has power",
         f"{seconds:.1f} s",
         "gone after the simulated repair",
     )

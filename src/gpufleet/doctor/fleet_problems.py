@@ -37,7 +37,7 @@ CLOCK_SECONDS = 60.0
 """Maximum delay of a cause's log entry after its effect, as in `diagnosis.SKEW`."""
 OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
 """Components of rules whose cause may lie in the node."""
-STOPPED = "it was stopped by hand, or by a deploy that did not finish"
+STOPPED = "the replica was stopped by hand, or by a deploy that did not finish"
 MOST_SENTENCES = 4
 """Maximum number of sentences per replica: one for each of eight ranks adds nothing."""
 
@@ -79,7 +79,8 @@ def problems_of(
     known = {*nodes, *(each.id for each in status.replicas), *(e.model for e in status.replicas)}
     if name not in known:
         raise FleetError(
-            f"{name}: neither a model nor a replica nor a node{suggestion(name, sorted(known))}"
+            f"{name}: there is no model, replica or node with this "
+            f"name{suggestion(name, sorted(known))}"
         )
     replicas = [each for each in status.replicas if name in (each.model, each.id)]
     names = {name, *(each.id for each in replicas)}
@@ -156,7 +157,10 @@ def _replica(
     do = (log.do if log else "") or _look(replica, inventory)
     lost = [each for each in ways if each.is_lost]
     if lost:
-        do = f"`gpufleet reach {inventory} {replica.id}` tests all ports between its nodes\n{do}"
+        do = (
+            f"`gpufleet reach {inventory} {replica.id}` tests all ports between the replica's "
+            f"nodes\n{do}"
+        )
     if stopped:
         do = f"`systemctl start vllm-{replica.id}` on {join_names(stopped)}"
     elif differs or damaged:
@@ -164,11 +168,11 @@ def _replica(
         do = "\n".join([*undo, *damaged.values(), do])
     elif not (log and log.cause):
         do += (
-            f"\n`gpufleet drift {inventory} --limit {nodes[0]}` shows what differs from the "
-            "declaration"
+            f"\n`gpufleet drift {inventory} --limit {nodes[0]}` shows how the node differs from "
+            f"its declaration"
         )
     if serves:
-        what = f"{replica.id} serves again, and ended within the last hour"
+        what = f"{replica.id} serves again, but ended within the last hour"
     else:
         what = f"{replica.id} {replica.health}"
     return Problem(
@@ -232,9 +236,10 @@ def _differs(observed: FleetObservations, replica: str, nodes: Iterable[str]) ->
         unit = known.units.get(replica) if known else None
         if unit and unit.drop_ins:
             names = ", ".join(unit.drop_ins)
-            yield f"{node}: its unit has drop-ins that gpufleet did not write: {names}"
+            yield f"{node}: the replica's unit has drop-ins that gpufleet did not write: {names}"
         if unit and unit.reload:
-            yield f"{node}: its unit's file was changed, but systemd has not reloaded it"
+            yield f"{node}: the file of the replica's unit was changed, but systemd has not "
+            "reloaded it"
 
 
 def _damaged(
@@ -254,10 +259,10 @@ def _damaged(
         if not model.complete:
             yield f"{node}: {model.directory} is not complete", deploy
         if model.missing:
-            yield f"{node}: {model.directory} has no {', '.join(model.missing)}", again
+            yield f"{node}: {model.directory} does not contain {', '.join(model.missing)}", again
         if model.changed:
             changed = ", ".join(model.changed)
-            yield f"{node}: {model.directory}: {changed}: changed after a deploy placed it", again
+            yield f"{node}: {model.directory}: {changed}: changed after the deploy", again
 
 
 @dataclass(frozen=True)
@@ -277,7 +282,7 @@ def _ways_to_head(observed: FleetObservations, replica: ReplicaStatus) -> Iterat
         known = observed.evidence.get(rank.node)
         tried = known.connections.get(replica.id) if known else None
         if tried:
-            more = " (nothing listens there)" if tried.is_refused else ""
+            more = " (no program listens on this port)" if tried.is_refused else ""
             sentence = f"{rank.node} to rank 0 on {head}, {tried}{more}"
             yield _WayToHead(sentence, tried.is_lost)
 
@@ -290,7 +295,9 @@ def _cause(
 ) -> str:
     found = log.cause if log else last.cause if last else ""
     parts = [
-        "its nodes do not reach each other: firewall, route, switch or cable" if lost else "",
+        "the replica's nodes cannot reach each other, because of a firewall, route, switch or cable"
+        if lost
+        else "",
         "the model's files differ from what a deploy placed" if damaged else "",
         found,
     ]
@@ -299,8 +306,9 @@ def _cause(
 
 def _undo(replica: str) -> str:
     return (
-        f"`systemctl cat vllm-{replica}` shows what was added to the unit; move it into settings, "
-        f"or remove it and run `systemctl daemon-reload && systemctl restart vllm-{replica}`"
+        f"`systemctl cat vllm-{replica}` shows the lines that were added to the unit. Move them "
+        f"into settings, or remove them and run `systemctl daemon-reload && systemctl restart "
+        f"vllm-{replica}`"
     )
 
 
@@ -353,9 +361,10 @@ def _missing(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
             f"{model} (replicas)",
             sentence,
             Impact.DEGRADED if model in serving else Impact.OUTAGE,
-            (f"nodes that are declared to serve it and do not answer: {join_names(nodes)}",)
+            (f"nodes that are declared for this model but do not answer: {join_names(nodes)}",)
             * bool(nodes),
-            do=f"`gpufleet deploy vllm {inventory} --dry` shows where they would run, or why not",
+            do=f"`gpufleet deploy vllm {inventory} --dry` shows where the replicas would run, or "
+            f"why they cannot run",
             page="docs/alerts/vllm-down.md",
             names=(model, *nodes),
             # The replicas may still exist; the message says so.

@@ -33,7 +33,8 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
         if isinstance(state, str):
             yield Problem(
                 subject,
-                f"{subject} does not answer, so it is unknown whether it sends requests: {state}",
+                f"{subject} does not answer, so it is unknown whether the gateway sends "
+                f"requests: {state}",
                 Impact.RISK,
                 do=f"`ssh {node}`",
                 page="docs/alerts/gateway-down.md",
@@ -43,7 +44,7 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
         if not state.runs:
             log = next(iter(observed.logs.get(subject, ())), None)
             again = f"`systemctl start gpufleet-gateway` on {node}"
-            look = f"`journalctl -u gpufleet-gateway -n 50` on {node} shows why it ended"
+            look = f"`journalctl -u gpufleet-gateway -n 50` on {node} shows why the gateway ended"
             yield Problem(
                 subject,
                 f"{subject}: {state.error or 'HAProxy does not run'}",
@@ -71,9 +72,9 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
             if not any(status.startswith(_UP) for status in statuses):
                 yield Problem(
                     f"{subject}, {model}",
-                    f"{subject} has no server for {model}: it answers 503",
+                    f"{subject} has no server for {model}, so clients get 503",
                     Impact.OUTAGE,
-                    (f"its servers: {', '.join(sorted(set(statuses)))}",),
+                    (f"states of the model's servers: {', '.join(sorted(set(statuses)))}",),
                     do=f"`gpufleet status {inventory}` shows {model}'s replicas",
                     page="docs/alerts/gateway-no-server.md",
                     names=(node, model),
@@ -113,17 +114,24 @@ def _unused(
     ask = f"`curl -i http://{host}:{port}/health` on {node}"
     both = " ".join(f"--limit {name}" for name in (node, served[1]))
     if not isinstance(tried, Connection):
-        cause = "the gateway does not reach it, or its check of it fails"
+        cause = "the gateway cannot reach the server, or the gateway's health check of it fails"
         do = ask
     elif tried.is_lost:
-        cause = f"{node} does not reach it: firewall, route, switch or cable"
-        do = f"`gpufleet drift {inventory} {both}` shows what differs, also of firewalls\n{ask}"
+        cause = f"{node} cannot reach the server, because of a firewall, route, switch or cable"
+        do = (
+            f"`gpufleet drift {inventory} {both}` shows differences from the declaration, "
+            f"including the firewalls\n{ask}"
+        )
     elif tried.is_refused:
-        cause = f"nothing listens there: the gateway of {node} has another address or port"
+        cause = (
+            f"no program listens on this port, so the gateway of {node} has a wrong address or port"
+        )
         do = f"`gpufleet deploy gateway {inventory}`"
     else:
-        cause = "a connection is made, so its check of /health fails"
-        do = f"{ask}\n`journalctl -u gpufleet-gateway -n 50` on {node} says what the check found"
+        cause = "the gateway can connect, so its check of /health fails"
+        do = (
+            f"{ask}\n`journalctl -u gpufleet-gateway -n 50` on {node} shows the result of the check"
+        )
     return Problem(
         f"gateway {node}, {server.name}",
         f"gateway {node} sends nothing to {server.server} ({server.status}), which serves",
@@ -148,17 +156,18 @@ def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Pr
                 f"certificate {each.path} on {node}",
                 f"the {each.use}'s certificate on {node} "
                 + (
-                    f"ended {format_duration(-left)} ago"
+                    f"expired {format_duration(-left)} ago"
                     if ended
-                    else f"ends in {format_duration(left)}"
+                    else f"expires in {format_duration(left)}"
                 ),
                 # Clients that check it are refused; one server's traffic is another's scrape.
                 Impact.OUTAGE if ended and each.use != "exporter" else Impact.RISK,
-                (f"{node}: {each.path} ends at {iso(each.ends)}",),
-                "clients that verify certificates refuse it" if ended else "",
-                f"Renew the file that settings name, then `gpufleet deploy {_DEPLOYS[each.use]}`"
+                (f"{node}: {each.path} expires at {iso(each.ends)}",),
+                "clients that verify certificates reject it" if ended else "",
+                f"Renew the certificate's file in your settings, then run `gpufleet deploy "
+                f"{_DEPLOYS[each.use]}`"
                 if each.use in _DEPLOYS
-                else "Renew the file that settings name, and deploy again.",
+                else "Renew the certificate's file in your settings, and deploy again.",
                 "docs/alerts/certificate-ends-soon.md",
                 each.ends if ended else None,
                 (node,),

@@ -79,7 +79,7 @@ class Connection:
 
     def __str__(self) -> str:
         """Format it for a sentence: `10.1.0.1 port 29500: no answer within 2 s`."""
-        return f"{self.address} port {self.port}: {self.error or 'it connects'}"
+        return f"{self.address} port {self.port}: {self.error or 'connected'}"
 
 
 @dataclass(frozen=True)
@@ -186,7 +186,7 @@ def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
     parts = {
         "the kernel's log": answer["kernel"],
         "the log of package changes": answer["changes"],
-        "the ends of its certificates": answer["certificates"],
+        "the expiry dates of its certificates": answer["certificates"],
         **{f"the journal of {name}": lines for name, lines in answer["stages"].items()},
         **{
             f"the unit of {name}": said

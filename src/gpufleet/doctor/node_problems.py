@@ -33,7 +33,8 @@ def _silent(observed: FleetObservations) -> Iterator[Problem]:
             node,
             f"{node} cannot be queried: {why}",
             Impact.RISK,
-            do=f"`ssh {node}`; if it does not answer, its BMC shows whether it has power",
+            do=f"`ssh {node}`; if the node does not answer, its BMC shows whether the node has "
+            f"power",
             page="docs/alerts/node-down.md",
             names=(node,),
         )
@@ -103,7 +104,7 @@ def marks_of(observed: FleetObservations, now: float, inventory: str) -> Iterato
             f"{node} (cordon)",
             f"{node} was cordoned {format_duration(now - mark.since)} ago by {mark}",
             Impact.NOTICE,
-            do=f"`gpufleet uncordon {inventory} {node}` once it is well",
+            do=f"`gpufleet uncordon {inventory} {node}` when the node is healthy again",
             page="docs/operate/cordon-and-drain.md",
             at=mark.since,
             names=(node,),
@@ -114,7 +115,10 @@ def marks_of(observed: FleetObservations, now: float, inventory: str) -> Iterato
             f"upgrade {lock.id}",
             f"upgrade {lock.id} of {lock.owner} has not ended: {lock.what}",
             Impact.RISK,
-            (f"it holds {node_ranges(change.nodes)} for {format_duration(now - lock.since)}",),
+            (
+                f"the upgrade has locked {node_ranges(change.nodes)} for "
+                f"{format_duration(now - lock.since)}",
+            ),
             do=f"`gpufleet upgrade {inventory} --resume`, or `gpufleet rollback {inventory}`",
             page="docs/upgrade/upgrades.md",
             at=lock.since,

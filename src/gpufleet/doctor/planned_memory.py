@@ -49,7 +49,7 @@ def size_sentence(size: Sizing) -> str:
     if size.largest_max_model_len:
         fits = f"{size.largest_max_model_len:,} tokens fit"
     return (
-        f"as planned, on each GPU: weights {gib(size.weights_bytes_per_gpu)}; a context of "
+        f"the plan for each GPU: weights need {gib(size.weights_bytes_per_gpu)}; a context of "
         f"{size.max_model_len:,} tokens needs {gib(size.kv_bytes_for_max_model_len_per_gpu)}, "
         f"{gib(size.kv_cache_bytes_per_gpu)} are available: {fits}"
     )

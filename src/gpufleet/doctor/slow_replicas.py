@@ -71,10 +71,10 @@ def unknown_speeds(observed: FleetObservations) -> Iterator[str]:
         if each.health is not Health.SERVES or not promised:
             continue
         if isinstance(speed, str):
-            yield f"{each.id}: unknown whether it is slow: {speed}"
+            yield f"{each.id}: unknown whether the replica is slow: {speed}"
         elif speed.missing:
             yield (
-                f"{each.id}: unknown whether it is slow: its /metrics lack "
+                f"{each.id}: unknown whether the replica is slow: its /metrics do not contain "
                 f"{', '.join(speed.missing)}"
             )
 
@@ -112,8 +112,8 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
     if not alike or (own := speed.itl.mean) < STRAGGLES * (theirs := median(alike)):
         return ""
     return (
-        f"a token takes {_time(own)}, on its siblings under a similar load {_time(theirs)} "
-        f"(median; they run between half and twice as many requests)"
+        f"a token takes {_time(own)}, but {_time(theirs)} on other replicas of the model under a "
+        f"similar load (median of replicas that run between half and twice as many requests)"
     )
 
 
@@ -136,21 +136,22 @@ def _problem(
     if behind and not because:
         causes.append(
             (
-                "it is slower than siblings under a similar load, and no check of its node says "
-                "why: its GPUs, its PCIe or network path, or another program may be the cause",
-                f"`gpufleet check {inventory} --limit {nodes[0]}`; compare clocks and power with a "
-                "sibling's node (`nvidia-smi -q -d CLOCK,POWER`)",
+                "the replica is slower than the model's other replicas under a similar load, and "
+                "no check of its node shows the reason; the cause may be its GPUs, its PCIe or "
+                "network path, or another program",
+                f"`gpufleet check {inventory} --limit {nodes[0]}`; compare clocks and power with "
+                f"the node of another replica (`nvidia-smi -q -d CLOCK,POWER`)",
             )
         )
     evidence = [
         *missed,
         *([behind] if behind else []),
-        f"{speed.running:.0f} requests run, {speed.waiting:.0f} wait, "
-        f"the KV cache is {speed.kv_use:.0%} full, {speed.preempted:.0f} preempted",
+        f"{speed.running:.0f} requests run, {speed.waiting:.0f} wait, {speed.preempted:.0f} were "
+        f"preempted; the KV cache is {speed.kv_use:.0%} full",
     ]
     return Problem(
         f"{replica.id} (slow)",
-        f"{replica.id} serves, and is slow",
+        f"{replica.id} serves, but is slow",
         Impact.RISK,
         tuple(evidence),
         "; ".join(cause for cause, _ in causes),
@@ -158,7 +159,7 @@ def _problem(
         or (
             ""
             if because
-            else f"`gpufleet measure {inventory}` shows how many requests it can carry"
+            else f"`gpufleet measure {inventory}` shows how many requests it can serve"
         ),
         "docs/operate/doctor.md",
         names=(replica.id, replica.model, *nodes),
@@ -178,15 +179,16 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
     elif speed.waiting:
         yield (
             (
-                "requests wait while its KV cache has room: max-num-seqs may limit how many run at "
-                "once"
+                "requests wait although the KV cache has room: max-num-seqs may limit the number "
+                "of running requests"
             ),
-            f"Raise serving.{model}.replicas; where ITL has room, raise max-num-seqs ({flags}).",
+            f"Raise serving.{model}.replicas; if ITL is well below its objective, raise "
+            f"max-num-seqs ({flags}).",
         )
     if (share := speed.prompts.share_above(LONG_TOKENS)) > LONG_SHARE:
         yield (
-            f"{share:.0%} of the prompts have over {LONG_TOKENS:,} tokens: others may wait for "
-            "them",
+            f"{share:.0%} of the prompts have more than {LONG_TOKENS:,} tokens, so other "
+            f"requests may wait for them",
             f"Lower max-num-batched-tokens ({flags}), or serve long prompts from a separate entry "
             "of `serving`.",
         )

@@ -73,7 +73,10 @@ def bundle_files(
         for stage, lines in each.stages.items():
             logs[f"journals/{name}/{stage}.log"] = _log(lines)
     hidden = tuple(secrets)
-    notes = [f"gpufleet doctor, {iso(now)}. Known secrets and what looks like one are removed."]
+    notes = [
+        f"gpufleet doctor, {iso(now)}. Known secrets, and text that looks like a secret, "
+        f"are removed."
+    ]
     files: dict[str, str] = {}
     left = MOST_BYTES - README_BYTES
 
@@ -83,7 +86,7 @@ def bundle_files(
         whole = hide_secrets(text, hidden)
         size = len(whole.encode())
         if size > room:
-            notes.append(f"{name}: is left out, it has {size >> 20} MiB")
+            notes.append(f"{name}: this file is left out, because it has {size >> 20} MiB")
             return
         files[name] = whole
         left -= size
@@ -98,7 +101,7 @@ def bundle_files(
         whole = hide_secrets(logs[name], hidden)
         kept = _end(whole, max(0, left) // (len(logs) - place))
         if len(kept) < len(whole):
-            notes.append(f"{name}: its first lines are left out")
+            notes.append(f"{name}: the first lines of this file are left out")
         left -= len(kept.encode())
         files[name] = kept
     return {README: _end("\n".join([*notes, ""]), README_BYTES), **files}

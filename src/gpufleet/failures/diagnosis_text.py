@@ -27,7 +27,7 @@ def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]
     if findings.waiting:
         yield from _wait(findings.waiting, findings, now)
     elif findings.unknown:
-        yield "unknown: something failed, and no rule explains it"
+        yield "unknown: something failed, but no rule explains it"
         for name, place in (
             ("first error", findings.unknown.first_error),
             ("exception", findings.unknown.exception),
@@ -35,8 +35,9 @@ def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]
             if place:
                 yield f"  {name}: {_where(place)}"
                 yield f"    {_quoted(place)}"
-        yield "  looked at: " + _read(findings)
-        yield "  what to do: read these lines; give the logs of all ranks, and the kernel log"
+        yield "  searched: " + _read(findings)
+        yield "  what to do: read these lines. Run doctor again with the logs of all ranks and "
+        "the kernel log"
         yield "    (`journalctl -k -o short-iso`), which may have the cause. For a vendor,"
         yield "    `gpufleet doctor INVENTORY --bundle FILE` writes an archive of all evidence"
         yield ""
@@ -45,28 +46,28 @@ def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]
         yield from map(_short, findings.consequences)
         yield ""
     if findings.notes:
-        yield "also seen, no failure:"
+        yield "also found, not a failure:"
         yield from map(_short, findings.notes)
         yield ""
     if findings.unordered:
-        yield "note: a log without times was read: its order relative to other logs is unknown"
+        yield "note: one log has no times, so its order relative to the other logs is unknown"
     if findings.healthy:
         yield f"nothing found in {_read(findings)}"
 
 
 def _wait(waiting: Waiting, findings: Findings, now: datetime | None) -> Iterator[str]:
     if waiting.served:
-        what = "the server waits for a worker, which works long or hangs"
+        what = "the server waits for a worker, which takes long or hangs"
     else:
-        what = "the server is still starting, or hangs"
+        what = "the server is still starting or hangs"
     yield f"unknown: {what}; no line has an error"
     age = ""
     if now and waiting.last_at and now >= waiting.last_at:
         age = f", {format_duration((now - waiting.last_at).total_seconds())} old"
     yield f"  last line: {_where(waiting.last, waiting.last_at)}{age}"
     yield f"    {_quoted(waiting.last)}"
-    yield "  looked at: " + _read(findings)
-    yield f"  what to do: read the log again in some minutes; if it has no new line: {waiting.fix}"
+    yield "  searched: " + _read(findings)
+    yield f"  what to do: read the log again in some minutes. If it has no new line: {waiting.fix}"
     yield ""
 
 
@@ -80,7 +81,7 @@ def _cause(finding: Finding, label: str) -> Iterator[str]:
     if len(finding.causes) == 1:
         yield from _advice(finding.causes[0], "  ")
     else:
-        yield "  one of these causes:"
+        yield "  one of these is the cause:"
         for advice, look in zip(finding.causes, finding.looks, strict=True):
             yield f"  - if {look}:"
             yield from _advice(advice, "    ")

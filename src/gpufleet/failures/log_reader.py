@@ -20,7 +20,7 @@ _FORMS = {
     b"\xfd7zXZ\x00": "xz: write `xzcat FILE | gpufleet doctor -`",
     b"LPKSHHRH": "a file of the journal: write `journalctl --file FILE -o short-iso | "
     "gpufleet doctor -`",
-    b"PK\x03\x04": "a zip archive: unpack it, and name the logs in it",
+    b"PK\x03\x04": "a zip archive: unpack it, and give the names of the logs that it contains",
 }
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\b\x1b"))
@@ -111,5 +111,7 @@ def _encoding(head: bytes, source: str) -> str:
     if head[:2] in _UTF16:
         return _UTF16[head[:2]]
     if len(head) - len(head.translate(None, _CONTROLS)) > len(head) // 20:
-        raise FleetError(f"{source}: is not text: give a log as `journalctl` or Docker prints it")
+        raise FleetError(
+            f"{source}: is not text: give a log in the format that `journalctl` or Docker prints"
+        )
     return "utf-8"

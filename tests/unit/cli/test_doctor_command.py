@@ -45,7 +45,7 @@ def test_a_healthy_log_is_status_0(tmp_path: Path) -> None:
 def test_an_exception_that_no_rule_explains_is_status_2() -> None:
     status, text = run("-", given="(APIServer pid=1) ValueError: something new.\n")
     assert status == 2
-    assert text.startswith("unknown: something failed, and no rule explains it\n")
+    assert text.startswith("unknown: something failed, but no rule explains it\n")
     assert "ValueError: something new." in text
 
 

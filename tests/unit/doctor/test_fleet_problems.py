@@ -185,9 +185,9 @@ def test_what_was_added_to_a_unit_is_named_with_what_undoes_it():
     evidence = {"gpu-01": NodeEvidence("gpu-01", units={"llama-0": unit, "llama-1": unit})}
     said = found(observed(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
     assert [each for each in said.problems[0].evidence if each.startswith("gpu-01: its unit")] == [
-        "gpu-01: its unit has drop-ins that gpufleet did not write: "
+        "gpu-01: the replica's unit has drop-ins that gpufleet did not write: "
         "/run/systemd/system/vllm-llama-0.service.d/x.conf",
-        "gpu-01: its unit's file was changed, but systemd has not reloaded it",
+        "gpu-01: the file of the replica's unit was changed, but systemd has not reloaded it",
     ]
     first, second = said.problems[0].do.splitlines()
     assert first.startswith("`systemctl cat vllm-llama-0`")
@@ -270,7 +270,7 @@ def test_of_two_silent_nodes_each_is_the_cause_of_the_models_that_it_is_declared
     impacts = [said[node].impact for node in silent]
     assert impacts == [Impact.DEGRADED, Impact.DEGRADED, Impact.RISK]
     assert said["qwen (replicas)"].evidence == (
-        "nodes that are declared to serve it and do not answer: gpu-01, gpu-02",
+        "nodes that are declared for this model but do not answer: gpu-01, gpu-02",
     )
 
 
@@ -362,7 +362,7 @@ def test_only_ranks_that_are_amiss_connect_to_their_rank_0():
     [
         ("no answer within 2 s", "its nodes do not reach each other", "no answer within 2 s"),
         ("No route to host", "its nodes do not reach each other", "No route to host"),
-        ("Connection refused", "", "Connection refused (nothing listens there)"),
+        ("Connection refused", "", "Connection refused (no program listens on this port)"),
         (None, "", "it connects"),
     ],
 )
@@ -387,7 +387,7 @@ def test_a_lost_connection_stands_before_what_a_rank_logged_because_of_it():
         observed(wide(Health.DOWN, Health.DOWN), evidence=seen, logs={"wide-0": [log]})
     ).problems[0]
     assert said.cause == (
-        "its nodes do not reach each other: firewall, route, switch or cable: "
+        "the replica's nodes cannot reach each other, because of a firewall, route, switch or cable: "
         "a rank did not take part"
     )
     assert said.do.splitlines()[1] == "look"
@@ -540,7 +540,7 @@ def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_ef
     [
         (
             PlacedModel("/m", True, (), ("config.json",)),
-            "/m: config.json: changed after a deploy placed it",
+            "/m: config.json: changed after the deploy",
             "`rm /m/.complete` on gpu-01, then `gpufleet deploy vllm inventories/prod.py`",
         ),
         (

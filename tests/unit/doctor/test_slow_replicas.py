@@ -133,7 +133,7 @@ def test_an_embedder_that_misses_its_only_objective_is_named():
     few = text((0, 0, 0, 0), (0, 0, 0, 0), e2e=(0, 0, 0, 19))
     assert problems(speeds(tiny_0=few), objectives=promised).problems == ()
     (unseen,) = problems({"tiny-0": "timeout"}, objectives=promised).unseen
-    assert unseen.startswith("tiny-0: unknown whether it is slow: ")
+    assert unseen.startswith("tiny-0: unknown whether the replica is slow: ")
 
 
 def test_several_causes_are_all_named():
@@ -187,7 +187,7 @@ def test_a_server_that_was_started_between_the_looks_counts_from_0():
 def test_what_cannot_be_read_is_unknown_where_something_was_promised(known, says):
     found = problems(known)
     assert len(found.unseen) == 1
-    assert found.unseen[0].startswith("tiny-0: unknown whether it is slow: ")
+    assert found.unseen[0].startswith("tiny-0: unknown whether the replica is slow: ")
     assert says in found.unseen[0]
     assert problems(known, objectives=Objectives()).unseen == ()
 

@@ -58,7 +58,7 @@ def test_it_is_bounded_and_says_which_journals_were_cut(monkeypatch):
     for name in ("kernel/gpu-01.log", "journals/gpu-01/llama-0.log"):
         assert whole[name].endswith(found[name])
         assert found[name].endswith("line 4999\n")
-        assert f"{name}: its first lines are left out" in found[README]
+        assert f"{name}: the first lines of this file are left out" in found[README]
 
 
 @pytest.mark.parametrize("size", [0, 1, 9])

@@ -241,7 +241,7 @@ def test_derived_lines_alone_are_unknown_with_the_first_traceback() -> None:
     text = "\n".join(text_lines(found))
     assert "unknown: something failed" in text
     assert "KeyError: 'rope_theta'" in text
-    assert "looked at: a.log (5 lines)" in text
+    assert "searched: a.log (5 lines)" in text
 
 
 def test_a_traceback_that_ends_in_a_derived_line_is_not_the_exception() -> None:
@@ -337,7 +337,7 @@ def test_a_start_that_has_not_ended_is_said_to_start_or_hang_with_its_last_lines
     assert (found.waiting.last.number, found.waiting.served) == (3, False)
     text = "\n".join(text_lines(found, datetime(2026, 11, 20, 10, 5, tzinfo=UTC)))
     assert "something failed" not in text
-    assert "unknown: the server is still starting, or hangs; no line has an error" in text
+    assert "unknown: the server is still starting or hangs; no line has an error" in text
     assert "last line: a.log:3, 2026-11-20 10:02:00Z, EngineCore, 3 min old" in text
     assert "Loading weights" in text
     value = as_json(found)
@@ -347,7 +347,7 @@ def test_a_start_that_has_not_ended_is_said_to_start_or_hang_with_its_last_lines
 
 def test_a_wait_of_a_server_that_served_is_not_called_a_start() -> None:
     text = "\n".join(text_lines(explain(log(BEGINS, SERVES, RING))))
-    assert "unknown: the server waits for a worker, which works long or hangs" in text
+    assert "unknown: the server waits for a worker, which takes long or hangs" in text
     assert " old" not in text
 
 
