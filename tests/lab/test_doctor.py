@@ -165,7 +165,7 @@ FAILURES = (
     ),
     Failure(
         "the port is taken",
-        "process has the port",
+        "process uses the port",
         "ss -ltnp",
         before="systemctl stop $UNIT; systemd-run -q --unit=thief python3 -c "
         "\"import socket,time; s=socket.socket(); s.setsockopt(1,2,1); s.bind(('0.0.0.0',$PORT));"
@@ -175,7 +175,7 @@ FAILURES = (
     ),
     Failure(
         "the model's config is gone",
-        "has no config.json",
+        "does not contain config.json",
         "/.complete` on",
         before="mv $MODEL/config.json /root/config.json",
         after="mv -n /root/config.json $MODEL/config.json",
@@ -499,7 +499,7 @@ def test_a_certificate_that_ended_is_named_and_a_deploy_of_another_one_helps(fle
     ends = time.time() + VALID_SECONDS
     assert fleet.pyinfra("-y", deploy="deploys/gateway.py").status == 0
     wait(lambda: time.time() > ends, VALID_SECONDS + 5, "it ends")
-    failure = Failure("the certificate ended", "ended", "deploy gateway", subject="certificate")
+    failure = Failure("the certificate ended", "expired", "deploy gateway", subject="certificate")
     found, seconds = doctor(fleet)
     (named,) = about(found, failure)
     assert named["impact"] == "outage"
@@ -526,7 +526,7 @@ def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
         f"{fleet.address(NODE)} dev $(ip -o route get {fleet.address(NODE)} | awk '{{print $3}}')"
     )
     failure = Failure(
-        "the network between gateway and server is cut", "does not reach it", "gpufleet drift",
+        "the network between gateway and server is cut", "cannot reach the server", "gpufleet drift",
         subject=f"gateway {GATEWAY}",
     )  # fmt: skip
     seconds = 0.0

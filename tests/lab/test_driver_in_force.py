@@ -165,7 +165,7 @@ def test_a_reboot_that_may_not_be_is_said_and_not_made(node: Node):
     before = node.boot_id
     run = node.deploy()
     assert run.status == 1
-    assert "nouveau has the GPUs" in run.output
+    assert "nouveau uses the GPUs" in run.output
     assert "gpu.reboot is never" in run.output
     assert node.boot_id == before
     assert node.mark
@@ -175,7 +175,7 @@ def test_a_dry_run_says_that_it_would_reboot(node: Node):
     node.lock(OLD, reboot="when_needed")
     before = node.boot_id
     run = node.pyinfra("--dry", deploy=str(node.project / "deploy.py"))
-    assert "would reboot: nouveau has the GPUs" in run.output
+    assert "would reboot: nouveau uses the GPUs" in run.output
     assert node.boot_id == before
 
 
@@ -195,7 +195,7 @@ def test_asked_at_a_terminal_no_means_no(node: Node):
         said = b""
         while b"Reboot it now? [y/N]" not in said and (piece := run.stdout.read1()):
             said += piece
-        assert b"nouveau has the GPUs" in said
+        assert b"nouveau uses the GPUs" in said
         os.write(master, b"n\n")
         said += run.stdout.read()
     assert run.returncode == 1

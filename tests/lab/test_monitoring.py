@@ -400,7 +400,7 @@ def test_a_test_alert_comes_to_who_is_on_call_and_a_refusal_of_it_is_seen(watche
         assert status == "OK", proof
         [alert] = (each for each in Inbox.got if each["labels"]["alertname"] == TEST_ALERT)
         assert alert["labels"]["instance"].startswith(f"{HOME} at ")
-        assert "gpufleet preflight asks whether you get this" in alert["annotations"]["summary"]
+        assert "sent with gpufleet preflight" in alert["annotations"]["summary"]
         Inbox.refuses = True
         status, proof = verdict()
         server.shutdown()

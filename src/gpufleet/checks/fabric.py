@@ -353,8 +353,9 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
         yield _not_there(node, load)
         return
     if active != "active":
-        stale = " (the GPUs still report Completed from an earlier "
-        "start)" if _all_joined(node) else ""
+        stale = ""
+        if _all_joined(node):
+            stale = " (the GPUs still report Completed from an earlier start)"
         sub, result = (_of_manager(node, key) for key in ("sub", "result"))
         yield Problem(
             Severity.BLOCK,

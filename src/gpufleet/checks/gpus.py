@@ -344,7 +344,7 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
     )
     yield Problem(
         Severity.BLOCK,
-        f"the driver requests to {said}",
+        f"the driver asks you to {said}",
         "no action",
         "the driver (NVML field 230)",
         (SEE_LOG, *remedy, RETURN_IT),

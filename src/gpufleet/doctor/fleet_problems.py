@@ -238,8 +238,10 @@ def _differs(observed: FleetObservations, replica: str, nodes: Iterable[str]) ->
             names = ", ".join(unit.drop_ins)
             yield f"{node}: the replica's unit has drop-ins that gpufleet did not write: {names}"
         if unit and unit.reload:
-            yield f"{node}: the file of the replica's unit was changed, but systemd has not "
-            "reloaded it"
+            yield (
+                f"{node}: the file of the replica's unit was changed, but systemd has not "
+                "reloaded it"
+            )
 
 
 def _damaged(

@@ -225,8 +225,10 @@ def _password(basic: BasicAuth, node: str) -> tuple[str, str | None]:
     if not password:
         return "", f"{key}: {path} is empty: write the password into it"
     if any(character.isspace() or character == "\0" for character in password):
-        return "", f"{key}: {path} contains more than a password: write only the password, as "
-        "one line without spaces"
+        return "", (
+            f"{key}: {path} contains more than a password: write only the password, as one line "
+            "without spaces"
+        )
     if len(password.encode()) > LONGEST_PASSWORD:
         return "", (
             f"{key}: {path} has a password of more than {LONGEST_PASSWORD} bytes, but bcrypt "

@@ -104,8 +104,10 @@ def _digest(content: bytes) -> str:
 
 
 def _text(files: Mapping[str, list[str]]) -> bytes:
-    said = "The files in this directory that gpufleet wrote, with their hashes. gpufleet does "
-    "not change other files."
+    said = (
+        "The files in this directory that gpufleet wrote, with their hashes. gpufleet does not "
+        "change other files."
+    )
     return (json.dumps({"": said, "files": files}, indent=1, sort_keys=True) + "\n").encode()
 
 

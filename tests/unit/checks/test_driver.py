@@ -111,7 +111,7 @@ def nothing_more(document):
 @each_row(
     ("also", "words"),
     [
-        (nouveau, ["nouveau has the GPUs", "update-initramfs"]),
+        (nouveau, ["nouveau uses the GPUs", "update-initramfs"]),
         (unsigned, ["Secure Boot", "not signed", "mokutil --import"]),
         (refused, ["Secure Boot", "unavailable key is rejected"]),
         (not_built, ["not built for 6.", "dkms autoinstall"]),
@@ -337,7 +337,7 @@ def test_a_missing_uvm_device_stops_cuda(document, judged, settings, severity, l
     if severity == "block":
         assert ("is not loaded" in said.text("uvm-device")) != loaded
         assert "nvidia-modprobe -c0 -u" in said.text("uvm-device")
-        assert "also where you install the driver yourself" in said.text("uvm-device")
+        assert "even if you install the driver yourself" in said.text("uvm-device")
 
 
 def test_device_files_that_cannot_be_read_are_unknown(document, judged):

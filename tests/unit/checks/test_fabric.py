@@ -283,7 +283,7 @@ def test_a_service_that_does_not_run_stops_the_node_whatever_gpus_say(
     assert f"is {active}" in text
     assert "result exit-code" in text
     assert "systemctl restart nvidia-fabricmanager" in text
-    assert ("Completed is from before" in text) == (profile != "a100x8")
+    assert ("still report Completed from an earlier start" in text) == (profile != "a100x8")
 
 
 @pytest.mark.parametrize("load", ["not-found", "masked", "error"])

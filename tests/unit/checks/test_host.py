@@ -333,7 +333,7 @@ def test_an_adapter_that_is_gone_is_missed(document: Document, judged: Judge) ->
     node["nics"]["infiniband"] = {"missing": "absent"}
     found = judged(node, {"gpus": {"rdma_ports": ports}})
     assert found.troubles == {("rdma", "warn", None)}
-    assert "there is no other port" in found.text("rdma")
+    assert "the node has no other port" in found.text("rdma")
 
 
 def test_siblings_with_other_gpus_say_nothing(document: Document, judged: Judge) -> None:

@@ -431,12 +431,12 @@ def test_the_newest_recovery_action_counts_and_nvml_more_than_it(
 @each_row(
     ("action", "words", "resets"),
     [
-        (1, "asks for a GPU reset", True),
-        (2, "asks for a reboot", False),
-        (3, "asks for draining P2P", True),
-        (4, "asks for draining and a GPU reset", True),
-        (5, "asks for recovery of the IMEX domain", False),
-        (6, "asks for a bus reset", False),
+        (1, "the driver requests a GPU reset", True),
+        (2, "the driver requests a reboot", False),
+        (3, "the driver requests draining P2P", True),
+        (4, "the driver requests draining and a GPU reset", True),
+        (5, "the driver requests recovery of the IMEX domain", False),
+        (6, "the driver requests a bus reset", False),
     ],
 )
 def test_what_the_driver_asks_for_is_the_remedy(
@@ -583,7 +583,7 @@ def test_a_finding_names_nvidias_action(document: Document, judged: Judge) -> No
     said = judged(logged(document("h100x8"), (100.0, xid(39)))).worst("xid", gpu=5)
 
     assert said.severity.word == "info"
-    assert "not in our table" not in said.found
+    assert "not in gpufleet's table" not in said.found
     assert said.source.endswith("RESTART_APP")
 
 

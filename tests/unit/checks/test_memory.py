@@ -37,7 +37,7 @@ def put(gpu: dict[str, Any], facts: dict[str, Any]) -> None:
 FAULTS = [
     pytest.param(
         "h100x8", 3, {"ecc_mode": {"current": 0, "pending": 0}},
-        "ecc-mode", "warn", ["ECC is off", "nvidia-smi -i 3 -e 1", "ship with it on"],
+        "ecc-mode", "warn", ["ECC is off", "nvidia-smi -i 3 -e 1", "are delivered with ECC on"],
         id="ECC is off on a data centre board",
     ),
     pytest.param(
@@ -67,7 +67,7 @@ FAULTS = [
     ),
     pytest.param(
         "h100x8", 2, {"ecc_sram": {"bThresholdExceeded": 1, "aggregateUncSecDed": 3}},
-        "ecc-sram", "block", ["threshold for replacement", "3 uncorrectable SRAM errors"],
+        "ecc-sram", "block", ["threshold for a replacement", "3 uncorrectable SRAM errors"],
         id="the driver's SRAM flag, however few the errors",
     ),
     pytest.param(
@@ -97,7 +97,7 @@ FAULTS = [
     ),
     pytest.param(
         "a100x8", 5, {"remapped_rows": {"pending": 1}},
-        "row-remap-pending", "warn", ["next maintenance window", "the bad row is not used"],
+        "row-remap-pending", "warn", ["next maintenance window", "does not use the page with the faulty row"],
         id="a pending remap on GA100, which contains errors",
     ),
     pytest.param(
@@ -107,17 +107,17 @@ FAULTS = [
     ),
     pytest.param(
         "l40sx8", 5, {"remapped_rows": {"pending": 1}},
-        "row-remap-pending", "block", ["may use the bad row", "nvidia-smi -r -i 5"],
+        "row-remap-pending", "block", ["may use the faulty row", "nvidia-smi -r -i 5"],
         id="a pending remap on AD102, which does not contain errors",
     ),
     pytest.param(
         "l40sx8", 5, {"compute_capability": [8, 6], "remapped_rows": {"pending": 1}},
-        "row-remap-pending", "block", ["may use the bad row"],
+        "row-remap-pending", "block", ["may use the faulty row"],
         id="a pending remap on GA102",
     ),
     pytest.param(
         "l40sx8", 5, {"compute_capability": [12, 0], "remapped_rows": {"pending": 1}},
-        "row-remap-pending", "block", ["may use the bad row"],
+        "row-remap-pending", "block", ["may use the faulty row"],
         id="a pending remap on GB202",
     ),
     pytest.param(
@@ -142,7 +142,7 @@ FAULTS = [
     ),
     pytest.param(
         "t4x1", 0, {"retired_pages_pending": 1},
-        "retired-pages", "warn", ["is retired at the next reset"],
+        "retired-pages", "warn", ["will be retired at the next reset"],
         id="a page waits to be retired",
     ),
     pytest.param(

@@ -231,7 +231,7 @@ def test_processes_that_only_root_may_see_are_unknown_and_not_foreign(document, 
     said = judged(found)
 
     assert said.troubles == {("foreign-processes", "unknown", 2)}
-    assert "visible to root only" in said.worst("foreign-processes").found
+    assert "whose details only root can see" in said.worst("foreign-processes").found
 
 
 def test_a_desktop_that_only_draws_is_a_warning(document, judged):
@@ -263,7 +263,7 @@ def test_who_draws_and_only_root_may_see_is_unknown(document, judged, mib, sever
 
     said = judged(found)
     assert ("foreign-processes", severity, 0) in said.troubles
-    assert "visible to root only" in said.worst("foreign-processes").found
+    assert "whose details only root can see" in said.worst("foreign-processes").found
 
     blender = process(902, "blender", "user@1000.service", 4000)
     found = with_processes(found, drawing=[blender, nobody], gpu=0)

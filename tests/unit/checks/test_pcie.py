@@ -187,7 +187,7 @@ def test_a_slow_link_may_replay_less(document, judged):
     said = judged(found)
 
     assert said.troubles == {("pcie-replays", "warn", 0)}
-    assert "8 a minute at most" in said.text("pcie-replays")
+    assert "8 per minute at most" in said.text("pcie-replays")
 
 
 @each_row(
@@ -200,7 +200,7 @@ def test_what_one_wrong_bit_in_a_million_million_makes(document, judged, generat
 
     allowed = math.ceil(16 * gigabits * 1e9 * 60 / 1e12)
 
-    assert judged(found).worst("pcie-replays").expected == f"{allowed} a minute at most"
+    assert judged(found).worst("pcie-replays").expected == f"{allowed} per minute at most"
 
 
 def test_replays_without_a_time_are_unknown(document, judged):

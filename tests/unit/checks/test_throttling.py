@@ -324,7 +324,7 @@ def test_a_number_that_cannot_be_is_no_answer(document, judged, fact, checks):
 @each_row(
     ("reasons", "facts", "words"),
     [
-        (IDLE | 0x2, {}, "a setting limits its clocks"),
+        (IDLE | 0x2, {}, "a setting has locked the GPU's clocks"),
         (IDLE, {"application_clocks_mhz": {"sm": 1200, "memory": 2619}}, "1200 MHz instead of"),
         (0x2, {"application_clocks_mhz": {"sm": 1980, "memory": 1593}}, "2619 (memory)"),
     ],

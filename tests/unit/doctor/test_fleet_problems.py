@@ -184,7 +184,7 @@ def test_what_was_added_to_a_unit_is_named_with_what_undoes_it():
     unit = UnitDifference(("/run/systemd/system/vllm-llama-0.service.d/x.conf",), reload=True)
     evidence = {"gpu-01": NodeEvidence("gpu-01", units={"llama-0": unit, "llama-1": unit})}
     said = found(observed(DOWN, OTHER, evidence=evidence, logs={"llama-0": [OUT_OF_MEMORY]}))
-    assert [each for each in said.problems[0].evidence if each.startswith("gpu-01: its unit")] == [
+    assert [each for each in said.problems[0].evidence if " unit " in each] == [
         "gpu-01: the replica's unit has drop-ins that gpufleet did not write: "
         "/run/systemd/system/vllm-llama-0.service.d/x.conf",
         "gpu-01: the file of the replica's unit was changed, but systemd has not reloaded it",
@@ -289,7 +289,7 @@ def test_a_cordon_and_an_upgrade_that_has_not_ended_are_named_with_their_command
     assert [each.do for each in said] == [
         "`gpufleet upgrade inventories/prod.py --resume`, or "
         "`gpufleet rollback inventories/prod.py`",
-        "`gpufleet uncordon inventories/prod.py gpu-01` once it is well",
+        "`gpufleet uncordon inventories/prod.py gpu-01` when the node is healthy again",
     ]
 
 
@@ -312,9 +312,17 @@ def test_a_gateway_that_does_not_reach_what_serves_is_named():
 @each_row(
     ("error", "cause", "do"),
     [
-        ("no answer within 2 s", "lb-01 does not reach it", "drift inventories/prod.py --limit lb"),
-        ("No route to host", "lb-01 does not reach it", "drift inventories/prod.py --limit lb"),
-        ("Connection refused", "nothing listens there", "gpufleet deploy gateway"),
+        (
+            "no answer within 2 s",
+            "lb-01 cannot reach the server",
+            "drift inventories/prod.py --limit lb",
+        ),
+        (
+            "No route to host",
+            "lb-01 cannot reach the server",
+            "drift inventories/prod.py --limit lb",
+        ),
+        ("Connection refused", "no program listens on this port", "gpufleet deploy gateway"),
         (None, "its check of /health fails", "curl -i http://10.0.0.1:8000/health` on lb-01"),
     ],
 )
@@ -326,7 +334,7 @@ def test_a_connection_from_the_gateway_tells_why_a_server_gets_nothing(error, ca
     (said,) = found(observed(replica(), OTHER, gateways={"lb-01": lb}, evidence=evidence)).problems
     assert cause in said.cause
     assert do in said.do
-    assert said.evidence == (f"lb-01 to 10.0.0.1 port 8000: {error or 'it connects'}",)
+    assert said.evidence == (f"lb-01 to 10.0.0.1 port 8000: {error or 'connected'}",)
 
 
 def test_ports_are_tried_of_servers_that_get_nothing_and_are_not_drained():
@@ -360,10 +368,14 @@ def test_only_ranks_that_are_amiss_connect_to_their_rank_0():
 @each_row(
     ("error", "cause", "evidence"),
     [
-        ("no answer within 2 s", "its nodes do not reach each other", "no answer within 2 s"),
-        ("No route to host", "its nodes do not reach each other", "No route to host"),
+        (
+            "no answer within 2 s",
+            "the replica's nodes cannot reach each other",
+            "no answer within 2 s",
+        ),
+        ("No route to host", "the replica's nodes cannot reach each other", "No route to host"),
         ("Connection refused", "", "Connection refused (no program listens on this port)"),
-        (None, "", "it connects"),
+        (None, "", "connected"),
     ],
 )
 def test_a_ranks_connection_to_rank_0_tells_whether_the_network_is_the_cause(
@@ -545,7 +557,7 @@ def test_four_failures_at_once_are_all_named_and_each_cause_stands_before_its_ef
         ),
         (
             PlacedModel("/m", True, ("a.safetensors",)),
-            "/m has no a.safetensors",
+            "/m does not contain a.safetensors",
             "`rm /m/.complete",
         ),
         (PlacedModel("/m", False), "/m is not complete", "`gpufleet deploy vllm"),
@@ -607,7 +619,7 @@ def test_the_plans_numbers_stand_beside_a_log_that_reports_memory_missing():
         "a context of 32,768 tokens needs 4.80 GiB, 3.10 GiB are available: 20,000 tokens fit"
         in (evidence())
     )
-    assert "weights 12.00 GiB" in evidence()
+    assert "weights need 12.00 GiB" in evidence()
     assert "no context fits" in evidence(planned(largest_max_model_len=0))
     assert "as planned" not in evidence(rule="port-taken")
     assert "as planned" not in evidence(node="gpu-02")

@@ -100,7 +100,7 @@ def test_a_line_of_several_causes_is_told_by_the_check_of_the_node():
     both = causes({"gpu-01": journal("*Starting vLLM", line)})[0]
     told = causes({"gpu-01": journal("*Starting vLLM", line)}, findings=[foreign])[0]
     assert both.cause.startswith("One of: (1) ")
-    assert "Another process holds memory" in told.cause
+    assert "Another process uses memory" in told.cause
     assert "One of" not in told.cause
 
 

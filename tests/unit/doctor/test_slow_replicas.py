@@ -94,7 +94,7 @@ def test_a_replica_within_its_objectives_is_no_problem():
         (text(SLOW_ITL, kv=0.97, waiting=2), "KV cache is too small", "serving.tiny.context"),
         (
             text(SLOW_ITL, waiting=40),
-            "requests wait while its KV",
+            "requests wait although the KV",
             "serving.tiny.replicas",
         ),
         (text(SLOW_ITL, prompts=(40, 50)), "20% of the prompts", "max-num-batched-tokens"),
@@ -157,9 +157,7 @@ def test_one_that_is_slower_than_its_siblings_under_a_like_load_is_named():
     known = speeds(tiny_0=text(SLOW_ITL), tiny_1=good, tiny_2=good)
     (one,) = problems(known, objectives=Objectives()).problems
     assert one.subject == "tiny-0 (slow)"
-    assert (
-        "slower than siblings under a similar load, and no check of its node says why" in one.cause
-    )
+    assert "slower than the model's other replicas under a similar load, and no check" in one.cause
     busier = speeds(tiny_0=text(SLOW_ITL, running=40), tiny_1=good, tiny_2=good)
     assert problems(busier, objectives=Objectives()).problems == ()
 
@@ -181,7 +179,10 @@ def test_a_server_that_was_started_between_the_looks_counts_from_0():
     [
         ({"tiny-0": "gpu-01: timeout after 11 s"}, "timeout after 11 s"),
         ({}, "did not answer in time"),
-        (speeds(tiny_0='vllm:num_requests_running{engine="0"} 1'), "lack vllm:inter_token"),
+        (
+            speeds(tiny_0='vllm:num_requests_running{engine="0"} 1'),
+            "do not contain vllm:inter_token",
+        ),
     ],
 )
 def test_what_cannot_be_read_is_unknown_where_something_was_promised(known, says):

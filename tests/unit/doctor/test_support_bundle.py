@@ -84,6 +84,6 @@ def test_probes_of_many_nodes_leave_room_for_journals_and_those_with_problems_co
     probes = {name for name in found if name.startswith("probes/")}
     assert "probes/gpu-077.json" in probes
     assert len(probes) < 40
-    assert "probes/gpu-099.json: is left out" in found[README]
+    assert "probes/gpu-099.json: this file is left out" in found[README]
     journals = sum(len(found[f"journals/{name}/llama-0.log"]) for name in names)
     assert journals > 35_000

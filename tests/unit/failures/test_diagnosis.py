@@ -475,7 +475,7 @@ def test_without_evidence_each_possible_cause_is_named_with_where_to_look() -> N
     line = "RuntimeError: Error 802: system not yet initialized"
     (found,) = explain(log(line)).causes
     assert len(found.causes) == len(found.looks) == 4
-    assert "one of these causes" in "\n".join(text_lines(explain(log(line))))
+    assert "one of these is the cause" in "\n".join(text_lines(explain(log(line))))
     evidence = Evidence(checks={"fabric-manager": False, "fabric-units": True})
     (found,) = explain(log(line), evidence).causes
     assert [each.cause for each in found.causes] == [

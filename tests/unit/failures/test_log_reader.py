@@ -104,7 +104,9 @@ def test_what_a_pattern_costs_on_hostile_text_is_bounded() -> None:
 
 @each_row("seed", range(5))
 def test_random_bytes_are_refused(seed: int) -> None:
-    with pytest.raises(FleetError, match="is not text: give a log as `journalctl` or Docker"):
+    with pytest.raises(
+        FleetError, match="is not text: give a log in the format that `journalctl` or Docker"
+    ):
         read(random.Random(seed).randbytes(20_000))
 
 

@@ -257,7 +257,7 @@ def test_who_may_profile_is_decided_by_the_boards(gpus: tuple[int, ...], profile
 
 
 def test_a_system_without_dcgm_is_told_what_to_write():
-    with pytest.raises(FleetError, match=r"gpu-13: .*write `dcgm: null`"):
+    with pytest.raises(FleetError, match=r"gpu-13: .*Write `dcgm: null`"):
         dcgm.require_published(System("debian", "13", "x86_64"), "gpu-13")
     dcgm.require_published(System("debian", "12", "x86_64"), "gpu-12")
     dcgm.require_published(System("slackware", "15", "x86_64"), "gpu-15")  # nobody knows

@@ -360,7 +360,10 @@ SERVICES = (
         },
         at=1200,
         fires=(
-            Firing({**ON, "collector": "systemd"}, "gpu-01: the node exporter cannot read systemd"),
+            Firing(
+                {**ON, "collector": "systemd"},
+                "gpu-01: the node exporter's collector systemd fails",
+            ),
         ),
     ),
     Case(

@@ -251,11 +251,11 @@ def test_messages_are_said_once_and_without_prefixes() -> None:
     [
         ("torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2 GiB", "memory"),
         ("vllm: error: unrecognized arguments: --no-such-flag 3", "does not know the flag"),
-        ("OSError: [Errno 98] Address already in use", "has the port"),
+        ("OSError: [Errno 98] Address already in use", "uses the port"),
         (
             "ValueError: Free memory on device cuda:0 (1.0/80.0 GiB) on startup is less than "
             "desired GPU memory utilization (0.9, 72.0 GiB).",
-            "Less GPU memory is free",
+            "The GPU has less free memory",
         ),
     ],
 )
