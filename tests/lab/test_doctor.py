@@ -526,8 +526,8 @@ def test_a_gateway_that_does_not_reach_a_server_is_named(fleet: Fleet) -> None:
         f"{fleet.address(NODE)} dev $(ip -o route get {fleet.address(NODE)} | awk '{{print $3}}')"
     )
     failure = Failure(
-        "the network between gateway and server is cut", "cannot reach the server", "gpufleet drift",
-        subject=f"gateway {GATEWAY}",
+        "the network between gateway and server is cut",
+        "cannot reach the server", "gpufleet drift", subject=f"gateway {GATEWAY}",
     )  # fmt: skip
     seconds = 0.0
     named: list[dict[str, Any]] = []

@@ -453,7 +453,7 @@ def _unread_sxid(node: Reading, log: Log, reported: Sequence[Sxid], fatal: bool)
     which = "a fatal SXid" if fatal else "an SXid"
     return Problem(
         Severity.INFO if history else severity,
-        f"the check cannot parse a message about {which}: {_times(node, reported)}"
+        f"a message about {which} cannot be parsed: {_times(node, reported)}"
         f"{', before the driver was last loaded' if history else ''}: {_short(reported[-1].text)}",
         "only lines of a known format",
         "docs/checks/sxid.md",

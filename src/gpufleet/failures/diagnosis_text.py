@@ -37,8 +37,9 @@ def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]
                 yield f"    {_quoted(place)}"
         yield "  searched: " + _read(findings)
         yield "  what to do: read these lines. Run doctor again with the logs of all ranks and"
-        yield "    the kernel log (`journalctl -k -o short-iso`), which may have the cause. For a vendor,"
-        yield "    `gpufleet doctor INVENTORY --bundle FILE` writes an archive of all evidence"
+        yield "    the kernel log (`journalctl -k -o short-iso`), which may have the cause."
+        yield "    For a vendor, `gpufleet doctor INVENTORY --bundle FILE` writes an archive"
+        yield "    of all evidence"
         yield ""
     if findings.consequences:
         yield "followed:"

@@ -317,7 +317,7 @@ def test_a_disabled_service_is_gone_after_the_next_boot(document, judged):
 
 
 VERSIONS = [
-    # Package, its version, beside driver 570.124.06.
+    # Package, its version, is installed with driver 570.124.06.
     ("nvidia-fabricmanager-570", "570.124.06-1", True),
     ("nvidia-fabricmanager-570", "570.124.06-0ubuntu0.24.04.1", True),
     ("nvidia-fabricmanager", "1:570.124.06-1.el9", True),
@@ -339,7 +339,7 @@ def test_the_service_has_the_drivers_version_to_the_last_number(
     assert said.troubles == (set() if fits else {("fabric-manager", "block", None)})
     if not fits:
         text = said.text("fabric-manager")
-        assert f"{package} {version} beside driver 570.124.06" in text
+        assert f"{package} {version} is installed with driver 570.124.06" in text
         assert "nvidia-fabricmanager-570 in version 570.124.06" in text
 
 

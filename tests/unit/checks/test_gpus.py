@@ -74,7 +74,7 @@ def test_siblings_tell_which_slot_is_empty(document, judged):
     said = judged(off_the_bus(found, 5), siblings=[document("h100x8"), document("h100x8")])
 
     assert stopped(said, "gpu-count") == {("warn", bus_id)}
-    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: no device at {bus_id}")
+    assert said.worst("gpu-count").found.startswith(f"7 of 8 GPUs: there is no device at {bus_id}")
     assert said.worst("gpu-count").source == "2 siblings of the same kind"
     assert "gpus.count: 7 in its host_vars" in said.text("gpu-count")
 
@@ -527,7 +527,7 @@ def test_one_sibling_alone_does_not_say_which_driver_is_right(document, judged):
         (5, "IMEX domain", Action.RESTART_SERVICE),
         (6, "reset the GPU's PCIe bus", Action.RESET_GPU),
         (7, "reboot the system", Action.REBOOT),
-        (42, "does not know (42)", Action.REBOOT),
+        (42, "unknown to this check (42)", Action.REBOOT),
     ],
 )
 def test_what_the_driver_asks_for_is_said_and_offered(document, judged, action, words, rung):

@@ -292,7 +292,7 @@ def test_little_memory_is_a_warning_that_names_huge_pages(
     node["system"]["memory_available_mib"] = 20 * GIB - 1
     assert judged(node).troubles == {("host-memory", "warn", None)}
     assert "huge pages" not in judged(node).worst("host-memory").found
-    assert judged(node).worst("host-memory").expected == "20 GiB: 4 and 2 a GPU"
+    assert judged(node).worst("host-memory").expected == "20 GiB: 4 GiB, plus 2 GiB per GPU"
     node["system"]["hugepages"] = {"total": 900000, "free": 900000, "size_kib": 2048}
     assert "1757.8 GiB are reserved as huge pages" in judged(node).worst("host-memory").found
 

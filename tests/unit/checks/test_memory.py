@@ -97,7 +97,7 @@ FAULTS = [
     ),
     pytest.param(
         "a100x8", 5, {"remapped_rows": {"pending": 1}},
-        "row-remap-pending", "warn", ["next maintenance window", "does not use the page with the faulty row"],
+        "row-remap-pending", "warn", ["next maintenance window", "does not use the page"],
         id="a pending remap on GA100, which contains errors",
     ),
     pytest.param(
@@ -132,7 +132,7 @@ FAULTS = [
     ),
     pytest.param(
         "h100x8", 7, {"remap_histogram": {"max": 2558, "low": 2}},
-        "row-remap-spares", "warn", ["0 memory banks have no spare row left, 2 have only a few"],
+        "row-remap-spares", "warn", ["0 memory banks have no spare row left, 2 banks have only a few"],
         id="banks with few spare rows",
     ),
     pytest.param(

@@ -399,8 +399,8 @@ def test_a_lost_connection_stands_before_what_a_rank_logged_because_of_it():
         observed(wide(Health.DOWN, Health.DOWN), evidence=seen, logs={"wide-0": [log]})
     ).problems[0]
     assert said.cause == (
-        "the replica's nodes cannot reach each other, because of a firewall, route, switch or cable: "
-        "a rank did not take part"
+        "the replica's nodes cannot reach each other, because of a firewall, route, switch or "
+        "cable: a rank did not take part"
     )
     assert said.do.splitlines()[1] == "look"
 

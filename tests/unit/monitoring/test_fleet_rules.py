@@ -205,7 +205,8 @@ DRIVER = (
         fires=(
             Firing(
                 ON,
-                "gpu-01: the driver was changed, and no check has passed since then, so no stage starts",
+                "gpu-01: the driver was changed, and no check has passed since then, "
+                "so no stage starts",
             ),
         ),
     ),
