@@ -172,7 +172,7 @@ def _alerts(
     if not ways:
         proof = (
             "`monitoring.alertmanager.page` is not set, so Alertmanager shows pages but "
-            "sends them to nobody"
+            "does not send them"
         )
         remedy = "`monitoring.alertmanager.page` (docs/monitor/monitoring.md)"
         return Verdict(Status.FAIL, "alerts reach no person", proof, remedy)

@@ -132,7 +132,7 @@ FAULTS = [
     ),
     pytest.param(
         "h100x8", 7, {"remap_histogram": {"max": 2558, "low": 2}},
-        "row-remap-spares", "warn", ["0 memory banks have no spare row left, 2 banks have only a few"],
+        "row-remap-spares", "warn", ["have no spare row left, 2 banks have only a few"],
         id="banks with few spare rows",
     ),
     pytest.param(

@@ -423,10 +423,10 @@ def test_links_that_are_not_there_are_not_down(document, judged):
     node["nvlink"][4]["switch_links"] = 9
     said = judged(node)
     assert said.troubles == {("nvlink-links", "block", 4)}
-    assert said.worst("nvlink-links", 4).found == "9 of 18 links are there"
+    assert said.worst("nvlink-links", 4).found == "9 of 18 links exist"
     take_down(node, 4, [2])
     assert judged(node).worst("nvlink-links", 4).found == (
-        "9 of 18 links are there, of which 1 down: 2"
+        "9 of 18 links exist, of which 1 down: 2"
     )
 
 

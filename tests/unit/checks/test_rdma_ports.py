@@ -56,7 +56,9 @@ def test_a_port_that_is_down_blocks_where_replicas_span_nodes(  # noqa: PLR0917
 
     assert said.severity.word == severity
     assert "mlx5_3/1" in said.found
-    assert ("replicas of m may span nodes" in said.found) == (settings not in (STAYS, OVER_TCP))
+    assert ("replicas of m may use these ports between nodes" in said.found) == (
+        settings not in (STAYS, OVER_TCP)
+    )
 
 
 @each_row(
