@@ -130,8 +130,8 @@ def test_all_that_stands_out_of_a_gpu_is_one_finding(document, judged):
 
     (said,) = [each for each in judged(found).of("gpu-outlier") if each.severity > Severity.OK]
 
-    assert said.found == "130.0 GiB of memory; 40 °C while it idles"
-    assert said.expected == "140.4 GiB of memory; 34 °C while it idles"
+    assert said.found == "130.0 GiB of memory; 40 °C while the GPU idles"
+    assert said.expected == "140.4 GiB of memory; 34 °C while the GPU idles"
     assert said.source == "the node's other GPUs of its model"
 
 
@@ -196,7 +196,7 @@ def test_of_two_gpus_the_worse_is_named_and_never_blocked(document, judged):
 def test_one_gpu_alone_is_compared_with_nothing_and_that_is_said(document, judged):
     said = judged(document("t4x1"))
 
-    assert "does not apply: no other GPU of its model" in said.worst("gpu-outlier").found
+    assert "does not apply: no other GPU of the same model" in said.worst("gpu-outlier").found
     assert "does not apply: no sibling" in said.worst("node-outlier").found
 
 

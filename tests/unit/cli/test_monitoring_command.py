@@ -56,7 +56,7 @@ def test_a_file_of_theirs_is_never_overwritten(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "remedy"),
     [
-        (("silence", PROD, "gpu-a100-01", "--for", "3d", "--why", "x"), "up to a day"),
+        (("silence", PROD, "gpu-a100-01", "--for", "3d", "--why", "x"), "at most one day"),
         (("silences", PROD), "monitoring.alertmanager"),
         (("unsilence", PROD, "gpu-a100-1"), "gpu-a100-01"),
     ],
