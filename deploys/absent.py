@@ -1,11 +1,11 @@
-"""Remove gpufleet from nodes; drivers and models stay, unless requested.
+"""Remove gpufleet from nodes; drivers and models are removed only if you request it.
 
-pyinfra inventories/prod.py deploys/absent.py           # names all of it, and asks
-pyinfra --dry inventories/prod.py deploys/absent.py     # names it only
+pyinfra inventories/prod.py deploys/absent.py           # lists all parts, then asks
+pyinfra --dry inventories/prod.py deploys/absent.py     # only lists all parts
 pyinfra inventories/prod.py deploys/absent.py --data 'absent={"parts": ["gateway"]}'
 
-Units, packages, tables of nftables, files and accounts: docs/operate/removal.md. `--limit` says
-from which nodes. What other deploys bring can be brought again.
+docs/operate/removal.md lists the units, packages, nftables tables, files and accounts that are
+removed. `--limit` selects the nodes. The other deploys can install everything again.
 """
 
 from pyinfra import host

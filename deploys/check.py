@@ -1,9 +1,10 @@
-"""Check whether nodes are fit to serve. Read-only: installs and changes nothing.
+"""Check whether nodes are fit to serve, without changing anything on them.
 
 pyinfra inventories/prod.py deploys/check.py
 
-Ends with status 1 if a node or GPU is blocked or could not be checked. `gpufleet check
-inventories/prod.py` is the same without pyinfra around it, with `--json` and `--from`.
+The run ends with status 1 if a node or GPU is blocked or could not be checked. The command
+`gpufleet check inventories/prod.py` makes the same checks without pyinfra, and has the options
+`--json` and `--from`.
 """
 
 from gpufleet.fleet.run import refusals

@@ -3,10 +3,10 @@
 pyinfra inventories/prod.py deploys/gateway.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/gateway.py     # only shows what would change
 
-A node that has a gateway and no `gateway` in its variables any more loses it, last of all:
-docs/operate/removal.md. All other nodes are asked what runs on them, and left alone. The servers
-of one that does not answer stay as the gateway has them. No connection is lost:
-docs/traffic/gateway.md.
+If a node runs a gateway, but its variables no longer declare `gateway`, the deploy removes this
+gateway as its last step (docs/operate/removal.md). All other nodes are only queried for their
+running servers and are not changed. If a node does not answer, the gateway keeps the servers of
+this node. No connection is lost (docs/traffic/gateway.md).
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
@@ -21,7 +21,7 @@ with refusals():
     left = undeclared("gateway")
     node = gateway_targets(required=not left)
     if node:
-        # Nodes with GPUs have them of the deploys that probe those.
+        # On nodes with GPUs, deploys/node.py and deploys/vllm.py install the facts.
         if not node.settings.gpu_node:
             node_facts(node.settings)
         node_exporter(node.settings.node_exporter, access_to_exporters(node.settings))

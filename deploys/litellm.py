@@ -3,8 +3,9 @@
 pyinfra inventories/prod.py deploys/litellm.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/litellm.py     # only shows what would change
 
-Names are those of `serving`, whatever runs now: no other node is asked. Run it again when entries
-come or go. LiteLLM is restarted where something has changed: docs/traffic/litellm.md.
+LiteLLM gets the model names of `serving`, whether or not these models run now. No other node is
+queried. Run this deploy again after you have added or removed entries of `serving`. LiteLLM is
+restarted only on nodes on which something has changed (docs/traffic/litellm.md).
 """
 
 from pyinfra import host

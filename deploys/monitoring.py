@@ -3,9 +3,10 @@
 pyinfra inventories/prod.py deploys/monitoring.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/monitoring.py     # only shows what would change
 
-A node that has them and no `monitoring` in its variables any more loses them, last of all, but for
-what is recorded: docs/operate/removal.md. All other nodes are asked what runs on them, and left
-alone. One that does not answer does not stop the rest: docs/monitor/monitoring.md.
+If a node runs these programs, but its variables no longer declare `monitoring`, the deploy removes
+them as its last step and keeps the recorded data (docs/operate/removal.md). All other nodes are
+only queried for their running servers and are not changed. If a node does not answer, the deploy
+continues on the other nodes (docs/monitor/monitoring.md).
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
@@ -22,7 +23,7 @@ with refusals():
     left = undeclared("monitoring")
     node = monitoring_targets(required=not left)
     if node:
-        # Nodes with GPUs have them of the deploys that probe those.
+        # On nodes with GPUs, deploys/node.py and deploys/vllm.py install the facts.
         if not node.settings.gpu_node:
             node_facts(node.settings)
         node_exporter(node.settings.node_exporter, access_to_exporters(node.settings))

@@ -1,10 +1,10 @@
-"""Turn bare nodes into GPU nodes with the versions of `gpu_lock`, and check them.
+"""Turn bare nodes into GPU nodes with the versions of `gpu_lock`, and check the nodes.
 
 pyinfra inventories/prod.py deploys/node.py           # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/node.py     # only shows what would change
 
-The same command takes them up a version, up a branch and down again:
-docs/gpu-nodes/provisioning.md. Nodes without a `gpu_lock` are left alone.
+The same command upgrades the driver to a newer version or branch, and also downgrades it
+(docs/gpu-nodes/provisioning.md). Nodes without a `gpu_lock` are not changed.
 """
 
 from gpufleet.fleet.exporter_access import access_to_exporters
@@ -49,6 +49,6 @@ with refusals():
         rdma(node.settings.gpu.rdma, node.system.id)
         container_toolkit(node.settings.gpu.container_toolkit)
         check_driver(node)
-        # Last: the lock that they name is one that the node was brought to.
+        # Last, because the facts name the lock, and the node must have its versions by then.
         node_facts(node.settings)
         record_deploy("node", name="record what was found")

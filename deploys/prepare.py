@@ -1,10 +1,11 @@
-"""Copy everything that the plan needs to the nodes, and change no running unit.
+"""Copy everything that the plan needs to the nodes, without changing a running unit.
 
 pyinfra inventories/prod.py deploys/prepare.py        # asks before it changes anything
 pyinfra --dry inventories/prod.py deploys/prepare.py  # only shows what would change
 
-Packages, releases, model files and the proof that flags are accepted; the units lie beside those
-that run, in /var/lib/gpufleet/change/next/, until the upgrade switches to them.
+The deploy copies packages, releases and model files, and verifies that each release accepts its
+flags. It writes the new units to /var/lib/gpufleet/change/next/. The present units keep running
+until the upgrade switches to the new ones.
 """
 
 from gpufleet.fleet.run import hold_nodes, node_plan, refusals
@@ -24,6 +25,7 @@ with refusals():
         if node.settings.cuda:
             nvidia_repository(node.settings.cuda.repository)
             cuda(node.settings.cuda, toolkit_profile(node.settings))
-        # What is planned is reachable before it starts, and what runs until it is replaced.
+        # The ports of planned stages are open before these start, and the ports of running stages
+        # stay open until these are replaced.
         firewall(node, node.running)
         prepare_vllm(node)

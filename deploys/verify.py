@@ -1,10 +1,16 @@
-"""Verify that the fleet serves as planned. Changes nothing.
+"""Verify that the fleet serves as planned, without changing anything.
 
     pyinfra -y inventories/prod.py deploys/verify.py
 
-For every stage: its unit is active, /health is 200, /v1/models names the model, a completion (or
-what its kind of model is asked for) comes back, and nothing is answered without the API key. For
-every node: both exporters serve the metric families that alerts rest on.
+For every stage, the deploy verifies that:
+
+- the unit is active;
+- /health returns 200, and /v1/models lists the model;
+- the server answers a completion request, or a request of the kind that its model serves;
+- the server refuses every request without the API key.
+
+For every node, the deploy verifies that both exporters serve the metric families that the alerts
+need.
 """
 
 from gpufleet.fleet.run import node_plan, refusals

@@ -35,7 +35,8 @@ from roles.watchdog import watchdog
 with refusals():
     hold_nodes("gpu_node", "gateway", "monitoring")
     node = node_plan()
-    # Gateways get what is planned before it starts, and keep what runs until it is replaced.
+    # Gateways get the planned servers before these start, and keep the running servers until these
+    # are replaced.
     gateway = gateway_targets(planned=True, and_running=True)
     if gateway:
         gateway_servers(gateway)
@@ -55,7 +56,8 @@ with refusals():
                 profiling = has_profiling(node.settings.dcgm, known[1])
             dcgm(node.settings.dcgm, node.settings.cuda.repository, access, profiling=profiling)
         remove_undeclared("dcgm", undeclared("dcgm"))
-        # What is planned is reachable before it starts, and what runs until it is replaced.
+        # The ports of planned stages are open before these start, and the ports of running stages
+        # stay open until these are replaced.
         firewall(node, node.running)
         vllm(node)
         watchdog(node)
@@ -67,8 +69,8 @@ with refusals():
         wait_for_nodes(name="nodes are done")
     if gateway and planned and gateway.servers != planned.servers:
         gateway_servers(planned, if_nothing_failed=True)
-    # What is planned is watched, where a node does that. pyinfra does it first, for nothing else is
-    # to be done on that node.
+    # Monitoring nodes get the planned targets. pyinfra does this first, because these nodes have no
+    # other operations.
     watcher = monitoring_targets(planned=True)
     if watcher:
         prometheus_targets(watcher)

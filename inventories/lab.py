@@ -1,9 +1,13 @@
-"""The lab's nodes: real machines on this one, with simulated GPUs. `gpufleet lab up` starts them.
+"""Define the lab's nodes: real Linux systems on this machine, with simulated GPUs.
 
-Which nodes there are, their addresses and their keys come from the lab's state. Its nodes are in
-the group `gpu` and in one named after the hardware they simulate, such as `gpu_h100x8`; those
-without GPUs (`mon-03=none`) in the group `monitoring`. What is deployed is in group_vars/lab.yml;
-where it is downloaded from, the lab writes beside its state.
+`gpufleet lab up` starts the nodes. The lab's state contains their names, addresses and SSH keys.
+
+- Nodes with GPUs are in the group `gpu`, and in a group with the name of their simulated hardware,
+  such as `gpu_h100x8`.
+- Nodes without GPUs (`mon-03=none`) are in the group `monitoring`.
+
+group_vars/lab.yml declares what is deployed. The lab writes the addresses of the downloads to the
+folder of its state.
 """
 
 from gpufleet import inventory

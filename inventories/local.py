@@ -1,4 +1,4 @@
-"""This machine alone, without SSH: for a single server, or for a first look.
+"""Define this machine as the only node, without SSH: for a single server or a first test.
 
 pyinfra inventories/local.py deploys/vllm.py
 

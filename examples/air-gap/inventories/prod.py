@@ -1,4 +1,4 @@
-"""Nodes that reach a mirror and nothing else: `gpufleet bundle` fills it."""
+"""Define nodes that can reach only a mirror, which `gpufleet bundle` fills."""
 
 from gpufleet import inventory
 

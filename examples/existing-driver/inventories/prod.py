@@ -1,4 +1,4 @@
-"""Nodes whose driver is there already, and stays as it is."""
+"""Define nodes with an installed driver, which gpufleet does not change."""
 
 from gpufleet import inventory
 

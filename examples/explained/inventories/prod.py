@@ -1,14 +1,21 @@
-"""The production fleet. An example: copy it, keep the shape, write your own nodes.
+"""Define the production fleet: copy this example and replace its nodes with your own.
 
     gpufleet inventory inventories/prod.py                # every value, and the line that sets it
     pyinfra --dry inventories/prod.py deploys/vllm.py     # what would change
 
-Variables are in group_vars/ and host_vars/. A node's values come from these places, later ones win:
-all.yml, prod.yml (this file's name), gpu.yml (its outer group), gpu_h100.yml (its inner group),
-host_vars/<node>.yml, what stands beside its name here, and --data.
+Variables are in group_vars/ and host_vars/. gpufleet reads a node's values from these places, and a
+later place overrides an earlier one:
 
-Host keys: see docs/configure/inventory.md for how inventories/known_hosts is made. Nodes whose key
-is not in it, or has changed, are not connected to.
+1. all.yml
+2. prod.yml, which has the name of this file
+3. gpu.yml, the node's outer group
+4. gpu_h100.yml, the node's inner group
+5. host_vars/<node>.yml
+6. the values beside the node's name in this file
+7. --data
+
+docs/configure/inventory.md describes how to create inventories/known_hosts. gpufleet does not
+connect to a node if the node's host key is not in this file or has changed.
 """
 
 from gpufleet import inventory
@@ -17,7 +24,7 @@ globals().update(
     inventory.load(
         __file__,
         groups={
-            # A name that SSH can reach, or any name with the address beside it.
+            # A name that SSH can resolve, or any name together with the address.
             "gpu_h100": [
                 "gpu-h100-01.example.net",
                 "gpu-h100-02.example.net",
@@ -26,10 +33,10 @@ globals().update(
                 ("gpu-a100-01", {"ssh_hostname": "192.0.2.21"}),
                 ("gpu-a100-02", {"ssh_hostname": "192.0.2.22", "ssh_port": 2222}),
             ],
-            # Nodes that watch the others, without GPUs, go into a group "monitoring", with a line
-            # like those above: what they are is in group_vars/monitoring.yml.
+            # To add monitoring nodes without GPUs, write a group "monitoring" in the same form.
+            # group_vars/monitoring.yml has the settings of this group.
         },
-        # Every node of the inner groups is in the outer one too.
+        # Every node of the inner groups is also in the outer group.
         children={"gpu": ["gpu_h100", "gpu_a100"]},
     )
 )

@@ -1,4 +1,4 @@
-"""This machine alone, without SSH."""
+"""Define this machine as the only node, without SSH."""
 
 from gpufleet import inventory
 

@@ -1,4 +1,4 @@
-"""Two nodes with eight H100 each, for a model that one of them does not hold."""
+"""Define two nodes with eight H100 each, for a model that is too large for one node."""
 
 from gpufleet import inventory
 

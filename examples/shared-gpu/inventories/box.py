@@ -1,4 +1,4 @@
-"""This machine alone, without SSH: three models on its one GPU."""
+"""Define this machine as the only node, without SSH: three models share one GPU."""
 
 from gpufleet import inventory
 

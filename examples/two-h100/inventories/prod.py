@@ -1,4 +1,4 @@
-"""Two nodes with eight H100 each."""
+"""Define two nodes with eight H100 each."""
 
 from gpufleet import inventory
 
