@@ -1,5 +1,4 @@
-# Two commands for a newcomer: `make lab` and `make test`. All of them may be run again, also after
-# being killed.
+# Start with `make lab` and `make test`. You can run every command again, also after it was killed.
 .DELETE_ON_ERROR:
 SHELL := /bin/bash
 .SHELLFLAGS := -eu -o pipefail -c
@@ -8,23 +7,23 @@ PYTHON ?= python3
 UV_VERSION := 0.13.9
 RUN := .venv/bin
 
-# Nothing that a shell of the operator's exports may change what is built or run here.
+# Variables that the operator's shell exports must not change what is built or run here.
 unexport PYTHONPATH PYTHONDONTWRITEBYTECODE VIRTUAL_ENV
 
 .PHONY: help lab test test-unit test-nodes test-long mutants bench lint gpu-record clean distclean unit-tests quick-tests
 help:
-	@echo 'make lab        two real nodes with simulated GPUs, deployed until vLLM answers   (root)'
-	@echo 'make test       what has to work: one fleet from bare nodes to a bundle, and the rules  (root)'
-	@echo 'make test-unit  the tests and checks that need no root'
-	@echo 'make test-nodes the other tests on nodes, and those of real programs with deadlines    (root)'
-	@echo 'make test-long  the parts of the long tests; PART=alerts runs one                 (root)'
-	@echo 'make mutants    what the unit tests notice of changed code; ROOM=planning runs one room'
-	@echo 'make bench      what commands, converges and copies cost, with their goals        (root)'
-	@echo 'make gpu-record what the probe finds on this machine, for tests/data/nodes/real  (an NVIDIA GPU)'
-	@echo 'make clean      take the labs of this checkout away: nodes, mounts, bridges         (root)'
-	@echo 'make distclean  clean, and forget every download'
+	@echo 'make lab        boot two lab nodes with simulated GPUs, deploy them and wait until vLLM answers  (root)'
+	@echo 'make test       lint, the quick tests, and one fleet from bare nodes to a bundle  (root)'
+	@echo 'make test-unit  lint, and the unit tests that need no root'
+	@echo 'make test-nodes the other tests on lab nodes, and the slow tests of real programs  (root)'
+	@echo 'make test-long  list the parts of the long tests; PART=alerts runs the part "alerts"  (root)'
+	@echo 'make mutants    change code and report what unit tests do not notice; ROOM=planning: one folder'
+	@echo 'make bench      measure commands, deploys and copies, and compare them with goals  (root)'
+	@echo 'make gpu-record record the probe of this machine for tests/data/nodes/real  (needs an NVIDIA GPU)'
+	@echo 'make clean      remove the nodes, mounts and bridges of this checkout'"'"'s labs  (root)'
+	@echo 'make distclean  make clean, and delete all downloads and the virtual environment'
 
-# The environment: uv itself comes by hash from its own lock, everything else from uv.lock.
+# The virtual environment. uv is installed by hash from locks/uv.txt, all else from uv.lock.
 .venv/.ready: uv.lock pyproject.toml locks/uv.txt
 	@lab/bootstrap "$(PYTHON)" "$(UV_VERSION)"
 	@touch $@
@@ -39,20 +38,20 @@ lint: .venv/.ready
 	$(RUN)/lint-imports
 	$(RUN)/python -m tools.check_words
 
-# What failed is run once more, alone, and named in the last line; the run fails even if that passes,
-# unless CI is set: tests/support/retry.py.
-# A file's tests stay on one core, in their order: some of them hold ports, and a lab is one file's,
-# or that of files which tests/conftest.py names together.
+# tests/support/retry.py runs each failed test once more, alone, and lists it in the last line. Even
+# if the test then passes, the run fails, unless CI is set.
+# All tests of a file run on one core in their order, because some tests listen on ports. Each lab
+# belongs to one file, or to a group of files in tests/conftest.py.
 TESTS := $(RUN)/python -m tests.support.retry --dist loadfile --no-loadscope-reorder
 QUICK := not slow and not long
 
-# Once for a checkout: pytest rewrites all assertions, which each worker would do for itself.
+# pytest rewrites all assertions. Do this once for a checkout, or each worker would repeat it.
 .venv/.compiled: .venv/.ready
 	@$(RUN)/python -m pytest --collect-only -qq -m '$(QUICK)' >.venv/compile.log \
 	    || { cat .venv/compile.log; exit 1; }
 	@touch $@
 
-# The tests begin while the types are still checked.
+# The tests start while lint still checks the types.
 BESIDE_LINT := --no-print-directory --jobs=2 lint
 
 test-unit: .venv/.ready
@@ -65,7 +64,7 @@ test: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test'
 	@$(MAKE) $(BESIDE_LINT) quick-tests
 
-# One of three workers walks a fleet from bare nodes to a bundle, and waits for nodes more than it computes.
+# Three workers, because one takes a fleet from bare nodes to a bundle and mostly waits for nodes.
 quick-tests: .venv/.compiled
 	$(TESTS) -q -n 3 --durations=15 -m '$(QUICK)'
 
@@ -73,21 +72,22 @@ test-nodes: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make test-nodes'
 	$(TESTS) -v -n 3 --durations=25 -m 'slow and not long' tests/lab $$(grep -rl --include='*.py' 'mark\.slow' tests/unit)
 
-# Without PART: the parts, each with its last result (docs/measured/long-tests.md).
+# Without PART, list the parts with their last results (docs/measured/long-tests.md).
 PART ?=
 test-long: .venv/.ready
 	@test -z "$(PART)" || $(RUN)/gpufleet lab require-root 'make test-long'
 	@$(RUN)/python -m tests.support.long_tests $(PART)
 
-# Without ROOM: the rooms, each with its last result (docs/measured/mutants.md). Changes a copy, not this checkout.
+# Without ROOM, list the rooms (folders of src/gpufleet) with their last results
+# (docs/measured/mutants.md). The command changes a copy of the code, not this checkout.
 ROOM ?=
 mutants: .venv/.ready
 	@$(RUN)/python -m tools.mutants $(ROOM)
 
-# BENCH='--nodes 8 --rounds 3': what benchmarks.converge.run is told.
+# BENCH='--nodes 8 --rounds 3' sets the options of benchmarks.converge.run.
 BENCH ?= --rounds ansible=1
 
-# All of them, also when one misses its goal; their labs go in any case.
+# Run all benchmarks, even if one does not meet its goal, and always remove their labs.
 bench: .venv/.ready
 	@$(RUN)/gpufleet lab require-root 'make bench'
 	trap '$(RUN)/python -m benchmarks.converge.fleet down' EXIT; missed=0; \
