@@ -66,7 +66,7 @@ with refusals():
         record_deploy("vllm", name="record what was found")
     planned = gateway_targets(planned=True)
     if has_gateways() and (node or gateway):
-        wait_for_nodes(name="nodes are done")
+        wait_for_nodes(name="wait for all nodes")
     if gateway and planned and gateway.servers != planned.servers:
         gateway_servers(planned, if_nothing_failed=True)
     # Monitoring nodes get the planned targets. pyinfra does this first, because these nodes have no

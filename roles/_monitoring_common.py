@@ -28,8 +28,9 @@ def install(package: Package, program: ProgramArchive | None, unit: File) -> Non
     """
     Converge the account, the unit's file and the program, in this order.
 
-    A package starts its service at once, with its own configuration on all addresses. So the unit's
-    file is written before, and does not start without gpufleet's configuration.
+    A package starts its service at once, with its own configuration and on all addresses. So
+    gpufleet's unit file is written first, and this unit does not start without gpufleet's
+    configuration.
     """
     account = Converge(DesiredState(Group(ACCOUNT), User(ACCOUNT, ACCOUNT, STATE)))
     account.accounts(name="account")

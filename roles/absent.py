@@ -45,7 +45,7 @@ def parts(settings: NodeSettings) -> list[tuple[str, Part]]:
                 accounts=(litellm.ACCOUNT,),
             ),
         ),
-        # The address goes first: its check is of the gateway.
+        # The virtual address is removed first, because keepalived checks the gateway.
         (
             "gateway",
             Part(
@@ -173,7 +173,7 @@ def remove_undeclared(setting: str, nodes: frozenset[str], *, last: bool = False
     """
     declares = getattr(loader.current().nodes[host.name].settings, setting)
     if last and nodes and (declares or host.name in nodes):
-        wait_for_nodes(name=f"nodes with {setting} are done")
+        wait_for_nodes(name=f"wait for the nodes with {setting}")
     if host.name in nodes:
         _hold(f"the removal of {setting}")
         title = f"{setting}, not declared any more"

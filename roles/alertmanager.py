@@ -29,8 +29,8 @@ def alertmanager(node: MonitoringTargets) -> None:
         return
     program = of_archive("alertmanager", server.archive, ("alertmanager", "amtool"))
     secrets = targets.secrets(secret_files(server), "monitoring.alertmanager")
-    # Debian's, 0.25, takes the URL of a webhook from no file: then the configuration has it, and
-    # is as secret as one. Publisher's archives of today take it from its file.
+    # Alertmanager 0.25 of Debian cannot read a webhook's URL from a file, so the configuration has
+    # this URL and is secret too. The publisher's present releases read the URL from its file.
     inline = () if program else webhooks(server)
     urls = {path: secrets[path].decode().strip() for path in inline}
     text = alertmanager_yml(server, urls, f"{HOME}/").encode()

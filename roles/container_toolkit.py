@@ -14,7 +14,7 @@ from gpufleet.settings.gpu_settings import ContainerToolkit
 
 @deploy("container toolkit")
 def container_toolkit(wanted: ContainerToolkit | None) -> None:
-    """Converge packages and device links; None leaves an existing toolkit unchanged."""
+    """Converge packages and device links; with None, leave an existing toolkit unchanged."""
     if wanted is None:
         return
     node = Converge(desired_toolkit(wanted, read(wanted.key_file)))

@@ -13,7 +13,7 @@ from gpufleet.settings.cuda_settings import Cuda
 
 @deploy("CUDA")
 def cuda(wanted: Cuda, profile: Profile = "full") -> None:
-    """Converge the toolkit after its repository; without a toolkit, install no package."""
+    """Converge the toolkit after its repository; install no package if no toolkit is set."""
     toolkit = Converge(
         DesiredState(package_source(wanted.repository), *toolkit_packages(wanted, profile))
     )

@@ -26,8 +26,8 @@ def dcgm(
     """
     Converge the packages (one version for all of them, held), the exporter and its counters.
 
-    `packages` has the packages for the node's machine; without any, the settings' packages are
-    used. `profiling` is the result of `has_profiling`.
+    `packages` has the packages for the node's machine. Without `packages`, the packages of the
+    settings are used. `profiling` is the result of `has_profiling`.
     """
     node = Converge(
         DesiredState(

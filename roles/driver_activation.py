@@ -37,7 +37,7 @@ def check_driver(node: BareNode) -> None:
 
 def require_in_service() -> None:
     """
-    Fail a node that waits for its check before a deploy changes it, because no stage would start.
+    Fail a node that waits for its check, before a deploy changes it: no stage would start there.
     """
     refuse_unchecked_node(Converge(DesiredState(), watch=(quarantine.MARK,)), name="in service")
 
@@ -48,4 +48,4 @@ def guard_unchecked_node() -> None:
     """
     node = Converge(quarantine.stage_guard())
     node.files(name="guard of unchecked nodes")
-    node.units(name="have systemd read the guard")
+    node.units(name="reload systemd for the guard")

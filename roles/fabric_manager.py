@@ -12,13 +12,14 @@ from gpufleet.serving.unit import drop_in
 
 SERVICE = "nvidia-fabricmanager.service"
 
-# With NVLink 5 it talks to its switches over InfiniBand's management datagrams, and its start
-# script ends without them.
+# With NVLink 5, the fabric manager talks to its switches over InfiniBand's management datagrams.
+# Its start script fails if these modules are not loaded.
 MODULES = ("ib_umad", "mlx5_core")
 
 LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-fabric.conf"
 
-# It is up when every NVLink is trained; tens of seconds as a rule, REGISTRATION_SECONDS at most.
+# The fabric manager is ready when every NVLink is trained. This usually takes tens of seconds, and
+# at most REGISTRATION_SECONDS.
 START_SECONDS = 300
 
 MODPROBE_SECONDS = 60
@@ -36,7 +37,7 @@ def fabric_manager(node: BareNode) -> None:
     service = Converge(wanted(node))
     service.files(name="files")
     if node.machine.nvlink5 and node.machine.nvswitch:
-        load_modules(MODULES, name="modules for the switches", _timeout=MODPROBE_SECONDS)
+        load_modules(MODULES, name="load the modules for the switches", _timeout=MODPROBE_SECONDS)
     service.units(name="service")
 
 

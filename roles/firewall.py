@@ -37,8 +37,8 @@ def firewall(here: NodePlan, running: Iterable[Running] = ()) -> None:
     """
     Converge the node's table to the needs of its stages, or remove it.
 
-    With `running`, the ports of those stages also stay open. So the first half of a deploy opens
-    the new ports, and the second half closes the ports that are no longer needed.
+    With `running`, the ports of these running stages also stay open. So the first half of a deploy
+    opens the new ports, and the second half closes the ports that are no longer needed.
     """
     if here.settings.firewall is None:
         gone = Converge(DesiredState(UnitGone(SERVICE), Absent(RULES)), watch=(RULES,))

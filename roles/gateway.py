@@ -57,15 +57,15 @@ def gateway(node: MonitoringTargets) -> None:
     if wanted.gateway.virtual_address:
         shared.units(name="virtual address in force")
     else:
-        # Only where it was ours: the check goes last.
+        # Only if gpufleet installed keepalived. The check proves this, so it is removed last.
         ours = keepalived.CHECK
         secret = f"{keepalived.HOME}/{keepalived.CONFIGURATION}"
         gone = Converge(
             DesiredState(UnitGone(keepalived.UNIT), Absent(secret), Absent(ours)), watch=(ours,)
         )
         if gone.snapshot().file(ours).exists:
-            gone.units(name="no virtual address")
-            gone.files(name="no check for one")
+            gone.units(name="remove the virtual address")
+            gone.files(name="remove the check of the virtual address")
 
 
 @deploy("gateway")

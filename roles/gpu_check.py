@@ -28,4 +28,6 @@ def gpu_check() -> None:
         _SHOWN.add(state)
         display(report_table(report))
     if report.verdict().stops:
-        raise FleetError("not every node is fit: see the findings above, and docs/checks/ for each")
+        raise FleetError(
+            "at least one node is not fit: see the findings above; docs/checks/ explains each check"
+        )

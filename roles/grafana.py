@@ -34,8 +34,8 @@ def grafana(node: MonitoringTargets) -> None:
         Converge(DesiredState(Package(wanted.package))).packages(name="package")
     else:
         otherwise = (
-            f"{wanted.provisioning} does not exist, so there is no Grafana to give dashboards to: "
-            "install it, or name its package and its directory in `monitoring.grafana`"
+            f"{wanted.provisioning} does not exist, so no Grafana can load the dashboards: install "
+            "Grafana, or set its package and its directory in `monitoring.grafana`"
         )
         folder = Converge(DesiredState(), watch=(wanted.provisioning,))
         require_path(folder, wanted.provisioning, otherwise, name="Grafana")

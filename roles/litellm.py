@@ -79,7 +79,7 @@ def litellm(nodes: Mapping[str, NodeVars], name: str) -> None:
 def without() -> None:
     """Remove LiteLLM except its releases and its account."""
     gone = Converge(litellm_node.absent_state(), watch=litellm_node.OURS)
-    # Also where a run before was killed halfway: no secret stays.
+    # This also completes an earlier removal that was killed, so that no secret stays.
     if any(gone.snapshot().file(each).exists for each in litellm_node.OURS):
         gone.units(name="no service")
         gone.files(name="no configuration")

@@ -12,7 +12,7 @@ from gpufleet.operations.converge import Converge
 from gpufleet.operations.record_deploy import read_facts
 from gpufleet.settings.node_settings import NodeSettings
 
-# The program's own deadlines end it within TimeoutStartSec= of the unit.
+# The program ends by its own deadlines before TimeoutStartSec= of the unit expires.
 START_SECONDS = 60
 
 
@@ -27,7 +27,7 @@ def node_facts(settings: NodeSettings) -> None:
     node = Converge(told, watch=(FACTS,), probed=False)
     node.files(name="program, units and declaration")
     node.units(name="timer")
-    read_facts(node, name="facts are there", _timeout=START_SECONDS)
+    read_facts(node, name="verify the facts", _timeout=START_SECONDS)
 
 
 def gpu_count() -> int | None:

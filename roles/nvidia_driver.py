@@ -35,5 +35,5 @@ def nvidia_driver(node: BareNode) -> None:
         packages, "its driver's packages were changed", name="mark the node as unchecked"
     )
     packages.packages(name="packages", _ignore_errors=True)
-    settle_driver_packages(packages, node, name="result of the packages")
-    build_kernel_modules(node.lock.driver, name="a module for every kernel")
+    settle_driver_packages(packages, node, name="verify the packages")
+    build_kernel_modules(node.lock.driver, name="build a module for every kernel")

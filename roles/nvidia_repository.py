@@ -11,8 +11,8 @@ from gpufleet.operations.converge import Converge
 from gpufleet.operations.trust_repository_key import KEY_SECONDS, trust_repository_key
 from gpufleet.settings.cuda_settings import Repository
 
-# Where the node's own apt and dnf look. What earlier releases of gpufleet had put there, and the
-# source and the pin of the vendor's keyring package: apt refuses two keys for one address.
+# Files that the node's own apt and dnf read: those of earlier releases of gpufleet, and the source
+# and the pin of the vendor's keyring package. apt refuses two keys for one address.
 FORMER = (
     "/etc/apt/sources.list.d/gpufleet-cuda.sources",
     "/etc/apt/preferences.d/00-gpufleet-cuda.pref",
@@ -32,9 +32,9 @@ def nvidia_repository(repository: Repository) -> None:
     the node's own apt, with a pin above the distribution's packages.
     """
     former = Converge(DesiredState(*map(Absent, FORMER), *map(NoOtherFiles, PACKAGED)))
-    former.files(name="nothing of the vendor's in the node's own package manager")
+    former.files(name="remove the vendor's files from the node's own package manager")
     tools = Converge(DesiredState(Package("ca-certificates")))
-    tools.packages(name="certificates of authorities")
+    tools.packages(name="certificates of certificate authorities")
     folders = Converge(
         DesiredState(
             Directory(node_paths.CONFIGURATION),

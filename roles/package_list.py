@@ -13,7 +13,8 @@ from gpufleet.node.machine import Machine, System
 from gpufleet.serving import vllm_node
 from gpufleet.settings.node_settings import NodeSettings
 
-# roles/nvidia_repository.py downloads the vendor's key by them; roles/firewall.py loads its table.
+# roles/nvidia_repository.py needs the certificates to download the vendor's key, and
+# roles/firewall.py needs nft to load its table.
 TOOLS = ("ca-certificates", "nftables")
 
 

@@ -10,8 +10,8 @@ from gpufleet.operations.converge import Converge
 from gpufleet.serving.unit import drop_in
 
 SERVICE = "nvidia-persistenced.service"
-# Ubuntu's packaged unit starts it with --no-persistence-mode, as this user, which its package
-# makes. Debian's and Red Hat's leave persistence on, which is the daemon's default.
+# Ubuntu's packaged unit starts the daemon with --no-persistence-mode as this user, which the
+# package creates. The units of Debian and Red Hat keep the daemon's default, which is persistence on.
 UNDONE = {"ubuntu": "nvidia-persistenced"}
 
 

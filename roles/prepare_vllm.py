@@ -29,9 +29,9 @@ def prepare_vllm(here: NodePlan) -> None:
     """
     Copy everything that the planned stages need, and write their units beside the running ones.
 
-    Neither a unit nor a file that it reads at its start is changed, so a unit that restarts before
-    its switch keeps its previous state. If the node is to serve no model, that state is written
-    too.
+    The running units, and the files that these units read at their start, are not changed. So a
+    unit that restarts before the switch keeps its previous state. If the node must serve no model
+    after the switch, this state is written too.
     """
     wanted = here.settings.servers
     found = None if wanted is None else prepare_node(here, wanted, apart=True)
@@ -45,7 +45,7 @@ def prepare_vllm(here: NodePlan) -> None:
             vllm_node.restart_files(found.secrets, engines) if found else (),
         )
     )
-    there.files(name="units to switch to")
+    there.files(name="new units, for the later switch")
 
 
 @dataclass(frozen=True)
@@ -62,8 +62,8 @@ def prepare_node(here: NodePlan, wanted: EngineSettings, *, apart: bool = False)
     """
     Copy packages, release and model files, and verify that stages can start.
 
-    No unit is changed. With `apart`, files that running units would read at their next start do not
-    change.
+    No unit is changed. With `apart`, the files that running units would read at their next start
+    are not changed either.
     """
     builds = {each.engine: release_of(each) for each in here.settings.used_engines}
     secrets = vllm_node.credentials(here.stages, here.settings)
@@ -86,7 +86,7 @@ def prepare_node(here: NodePlan, wanted: EngineSettings, *, apart: bool = False)
     ground.files(name="directories, locks and credentials")
     for build in host.loop(list(builds.values())):
         provide_release(ground, build)
-    # The release whose client of the Hub downloads.
+    # The Hub client of this release downloads the models.
     first = here.settings.used_engines[0]
     for found in host.loop(sorted(files, key=lambda each: each.directory)):
         provide_model(ground, found, first, model_artifact(found, here.everyone))

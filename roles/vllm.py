@@ -22,13 +22,13 @@ def vllm(here: NodePlan) -> None:
     if its process was started with a configuration other than the plan's.
     """
     if here.settings.servers is None:
-        Converge(vllm_node.no_serving()).units(name="no stages")
+        Converge(vllm_node.no_serving()).units(name="remove all stages")
         return
     refuse_partial_restarts()
     found = prepare_node(here, here.settings.servers)
     found.stages.files(name="units")
     found.stages.units(name="stages")
-    # Once nothing runs that was started with them.
+    # Only after no stage runs that was started with the old credentials.
     old = Converge(vllm_node.only_these_credentials(found.secrets), probed=False)
     old.files(name="no other credentials")
     wait_ready(

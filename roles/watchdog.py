@@ -20,15 +20,15 @@ def watchdog(here: NodePlan) -> None:
     """
     Converge the watchdog of this node's stages, one program for all watched stages.
 
-    This runs after the stages, so that a new stage runs already, and changes restart only the
-    watchdog. Without watched stages the watchdog is removed, and dumps remain.
+    This runs after the operations on the stages, so new stages already run. A change restarts only
+    the watchdog. If the node has no watched stages, the watchdog is removed and its dumps remain.
     """
     told = configuration(here)
     node = Converge(wanted(told), probed=False)
     if told is None:
-        # First: until it has stopped it writes its metrics again.
-        node.units(name="no service")
-        node.files(name="no program, configuration and metrics")
+        # The service stops first, because it would write its metrics again.
+        node.units(name="remove the service")
+        node.files(name="remove program, configuration and metrics")
         return
     node.files(name="program and configuration")
     node.units(name="service")
@@ -39,7 +39,7 @@ def wanted(told: str | None) -> DesiredState:
     Return the desired state of a node with this watchdog configuration, or without a watchdog.
     """
     if told is None:
-        # Its metrics, too: they would no longer be written.
+        # The metrics are removed too, because the watchdog no longer updates them.
         gone = (watchdog_unit.METRICS, watchdog_unit.CONFIGURATION, watchdog_unit.PROGRAM)
         return DesiredState(UnitGone(watchdog_unit.SERVICE), *map(Absent, gone))
     unit = watchdog_unit.service(told)
