@@ -11,7 +11,7 @@ from gpufleet.serving.unit import drop_in
 
 SERVICE = "nvidia-persistenced.service"
 # Ubuntu's packaged unit starts the daemon with --no-persistence-mode as this user, which the
-# package creates. The units of Debian and Red Hat keep the daemon's default, which is persistence on.
+# package creates. The units of Debian and Red Hat keep the daemon's default: persistence on.
 UNDONE = {"ubuntu": "nvidia-persistenced"}
 
 

@@ -1,7 +1,7 @@
 """List every fault that a machine of the lab can have. Pure.
 
-`finds` has the minimum findings of `gpufleet check`. They follow the requirements of the hardware's
-vendors and operators, never the output of the checks.
+`finds` has the findings that `gpufleet check` must report at least. These findings follow from the
+requirements of the hardware's vendors and operators, never from the output of the checks.
 """
 
 from __future__ import annotations
@@ -108,11 +108,11 @@ def where(condition: Condition, severity: str) -> Severity:
 # fmt: off
 OF_GPUS = (
     Fault(
-        "gpu-lost", "a GPU fell off the bus; the driver says so",
+        "gpu-lost", "a GPU fell off the bus, and the driver reports this",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 15",
     ),
     Fault(
-        "gpu-lost-999", "a GPU fell off the bus; the driver reports an unknown error",
+        "gpu-lost-999", "a GPU fell off the bus, and the driver reports an unknown error",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 999",
     ),
     Fault(
@@ -120,11 +120,11 @@ OF_GPUS = (
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.hang.* = 600",
     ),
     Fault(
-        "gpu-crash", "the library crashes when it is asked about a GPU",
+        "gpu-crash", "NVML crashes when a program queries a GPU",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.crash.nvmlDeviceGetName = 1",
     ),
     Fault(
-        "gpu-garbage", "a GPU answers with bytes that are no text and numbers that cannot be",
+        "gpu-garbage", "NVML returns invalid text and impossible numbers for a GPU",
         {"gpu-answers": UNKNOWN, "temperature": UNKNOWN},
         lines="""
         gpu.{gpu}.name = NVIDIA \\xff\\xfe\\x80GPU
@@ -136,15 +136,16 @@ OF_GPUS = (
         """,
     ),
     Fault(
-        "gpu-flaky", "every third question to a GPU fails",
+        "gpu-flaky", "every third query of a GPU fails",
         {"gpu-answers": UNKNOWN}, lines="gpu.{gpu}.error.* = 999/3",
     ),
     Fault(
-        "gpu-vanishes", "a GPU falls off the bus while it is asked: from the 20th call on",
+        "gpu-vanishes", "a GPU falls off the bus during the probe, at the 20th call",
         {"gpu-answers": BLOCK}, lines="gpu.{gpu}.error.* = 15@20",
     ),
     Fault(
-        "gpu-missing", "the driver gave up on a GPU at boot: it is on the bus and not in NVML",
+        "gpu-missing",
+        "the driver could not start a GPU at boot, so the GPU is on the bus but not in NVML",
         {"gpu-count": BLOCK, "gpu-start": BLOCK}, change=unprobed,
     ),
     Fault(
@@ -152,20 +153,20 @@ OF_GPUS = (
         {"gpu-count": INFO}, several, change=excluded,
     ),
     Fault(
-        "recovery-reset", "the driver asks for a GPU's reset",
+        "recovery-reset", "the driver requests a reset of a GPU",
         {"recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 1",
     ),
     Fault(
-        "recovery-reboot", "the driver asks for a reboot of the node",
+        "recovery-reboot", "the driver requests a reboot of the node",
         {"recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 2",
     ),
     Fault(
-        "mixed-model", "one GPU is another model than the others",
-        # Such machines are sold; it is wrong where the operator has declared one model.
+        "mixed-model", "one GPU is of a different model than the others",
+        # Such machines are sold. The mix is a fault only if the operator has declared one model.
         {"gpu-identical": WARN}, several, change=another_model,
     ),
     Fault(
-        "mixed-vbios", "one GPU has another VBIOS than the others",
+        "mixed-vbios", "one GPU has a different VBIOS than the others",
         {"gpu-identical": WARN}, several, "gpu.{gpu}.vbios = 90.00.00.00.01",
     ),
     Fault(
@@ -176,7 +177,7 @@ OF_GPUS = (
 
 OF_MEMORY = (
     Fault(
-        "ecc-off", "ECC is off on a GPU for servers",
+        "ecc-off", "ECC is off on a server GPU",
         {"ecc-mode": WARN}, has_ecc, "gpu.{gpu}.ecc.mode = 0",
     ),
     Fault(
@@ -184,50 +185,53 @@ OF_MEMORY = (
         {"ecc-mode": WARN}, has_ecc, "gpu.{gpu}.ecc.pending = 0",
     ),
     Fault(
-        "ecc-uncorrected", "two uncorrectable errors of the memory since the driver was loaded",
+        "ecc-uncorrected",
+        "the memory has had two uncorrectable errors since the driver was loaded",
         {"ecc-uncorrected": BLOCK}, has_ecc,
         "gpu.{gpu}.ecc.unc_vol.dram = 2\ngpu.{gpu}.ecc.unc_agg.dram = 2",
     ),
     Fault(
-        "ecc-sram-threshold", "SRAM had so many uncorrectable errors that NVIDIA replaces the GPU",
+        "ecc-sram-threshold",
+        "the SRAM has had so many uncorrectable errors that NVIDIA replaces the GPU",
         {"ecc-sram": BLOCK}, counts_sram,
         "gpu.{gpu}.ecc.unc_agg.sram = 5\ngpu.{gpu}.ecc.sram_threshold = 1",
     ),
     Fault(
-        "ecc-corrected-flood", "sixty million corrected errors since the driver was loaded",
+        "ecc-corrected-flood",
+        "the memory has had 60 million corrected errors since the driver was loaded",
         {"ecc-corrected": WARN}, has_ecc,
         "gpu.{gpu}.ecc.cor_vol.dram = 60000000\ngpu.{gpu}.ecc.cor_agg.dram = 60000000",
     ),
     Fault(
-        "remap-pending", "a row waits for a reset to be remapped",
+        "remap-pending", "a memory row will be remapped at the next reset",
         {"row-remap-pending": unless_contained}, remaps,
         "gpu.{gpu}.remap.unc = 1\ngpu.{gpu}.remap.pending = 1",
     ),
     Fault(
-        "remap-failed", "a bank has no spare rows left, and a row could not be remapped",
+        "remap-failed", "a memory bank has no spare rows left, so a row could not be remapped",
         {"row-remap-failed": BLOCK}, remaps,
         "gpu.{gpu}.remap.unc = 9\ngpu.{gpu}.remap.failure = 1\ngpu.{gpu}.remap.none = 1",
     ),
     Fault(
-        "remap-many", "512 rows were remapped after uncorrectable errors",
+        "remap-many", "512 memory rows were remapped after uncorrectable errors",
         {"row-remap-count": BLOCK}, remaps, "gpu.{gpu}.remap.unc = 512",
     ),
     Fault(
-        "remap-spares-low", "a bank has few spare rows left",
+        "remap-spares-low", "a memory bank has few spare rows left",
         {"row-remap-spares": WARN}, remaps, change=few_spares,
     ),
     Fault(
-        "retired-pending", "a page waits for a reboot to be retired",
+        "retired-pending", "a memory page will be retired at the next reboot",
         {"retired-pages": WARN}, retires,
         "gpu.{gpu}.retired.dbe = 1\ngpu.{gpu}.retired.pending = 1",
     ),
     Fault(
-        "retired-many", "64 pages are retired, one more than is allowed",
+        "retired-many", "64 memory pages are retired, one more than NVIDIA allows",
         {"retired-pages": BLOCK}, retires,
         "gpu.{gpu}.retired.sbe = 44\ngpu.{gpu}.retired.dbe = 20",
     ),
     Fault(
-        "repair-pending", "a channel of the memory waits for a reset to be repaired",
+        "repair-pending", "a memory channel will be repaired at the next reset",
         {"memory-repair": WARN}, has("repair.channel"), "gpu.{gpu}.repair.channel = 1",
     ),
 )
@@ -238,19 +242,19 @@ OF_LINKS = (
         {"nvlink-links": BLOCK}, linked, change=link_down,
     ),
     Fault(
-        "nvlink-gpu-off", "no NVLink of a GPU is up",
+        "nvlink-gpu-off", "all NVLinks of a GPU are down",
         {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=all_links_down,
     ),
     Fault(
-        "nvlink-gone", "a GPU answers that it has no NVLink",
+        "nvlink-gone", "a GPU reports that it has no NVLinks",
         {"nvlink-links": BLOCK}, linked_beyond_a_pair, change=links_gone,
     ),
     Fault(
-        "nvlink-errors", "a link retransmits packets, again and again",
+        "nvlink-errors", "an NVLink retransmits packets again and again",
         {"nvlink-errors": WARN}, linked, change=link_errors,
     ),
     Fault(
-        "nvlink-errors-fatal", "a link is retrained again and again",
+        "nvlink-errors-fatal", "an NVLink is retrained again and again",
         {"nvlink-errors": BLOCK}, linked, change=link_errors_fatal,
     ),
 )
@@ -276,40 +280,41 @@ OF_STATE = (
         """,
     ),
     Fault(
-        "throttle-once", "the hardware slows a GPU down for one moment",
+        "throttle-once", "the hardware slows a GPU down for a moment",
         {"hardware-slowdown": INFO}, lines="gpu.{gpu}.clocks.reasons = 0x48,1",
     ),
     Fault(
-        "throttle-sw-cap", "the driver caps an idle GPU's power",
+        "throttle-sw-cap", "the driver limits the power of an idle GPU",
         {"software-throttle": WARN},
         lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+600000000",
     ),
     Fault(
-        "clocks-locked", "a GPU's clocks are locked by hand",
+        "clocks-locked", "somebody has locked a GPU's clocks",
         {"locked-clocks": WARN}, lines="gpu.{gpu}.clocks.reasons = 0x2",
     ),
     Fault(
-        "clocks-lowered", "a GPU's application clocks are lowered by hand",
+        "clocks-lowered", "somebody has lowered a GPU's application clocks",
         {"locked-clocks": WARN}, has("clocks.app"),
         lines="gpu.{gpu}.clocks.app_sm = 345\ngpu.{gpu}.clocks.reasons = 0x3",
     ),
     Fault(
-        "hot", "a GPU is hotter than where it slows down",
+        "hot", "a GPU is hotter than its slowdown temperature",
         {"temperature": BLOCK}, change=hot,
     ),
     Fault(
-        "hot-memory", "a GPU's memory is hotter than it may be",
+        "hot-memory", "a GPU's memory is hotter than its limit",
         {"temperature": WARN},
         knows_memory_limit,
         change=hot_memory,
     ),
     Fault(
-        "pcie-x8", "a GPU has half of its PCIe lanes",
+        "pcie-x8", "a GPU uses only half of its PCIe lanes",
         {"pcie-width": worse_than_most}, lines="gpu.{gpu}.pcie.width = 8",
     ),
     Fault(
-        "pcie-replays", "PCIe repeats packets all the time",
-        # More than 16 lanes of generation 6 may in two years (DCGM: 3.84 a minute and lane).
+        "pcie-replays", "the PCIe link of a GPU constantly repeats packets",
+        # More replays than 16 lanes of generation 6 may have in two years. DCGM allows 3.84 replays
+        # per minute and lane.
         {"pcie-replays": WARN}, lines="gpu.{gpu}.pcie.replay = 90000000+20",
     ),
     Fault(
@@ -322,24 +327,24 @@ OF_STATE = (
         {"mig": WARN}, has("mig"), "gpu.{gpu}.mig.pending = 1",
     ),
     Fault(
-        "compute-exclusive", "only one process may use a GPU",
+        "compute-exclusive", "a GPU is in exclusive mode, so only one process may use it",
         {"compute-mode": BLOCK}, lines="gpu.{gpu}.computemode = 3",
     ),
     Fault(
-        "foreign-process", "a foreign program computes on a GPU",
+        "foreign-process", "a program that is not gpufleet's computes on a GPU",
         {"foreign-processes": BLOCK}, change=stranger,
     ),
     Fault(
-        "foreign-memory", "half of a GPU's memory is in use, and no process is seen",
-        # On Grace, Linux may have taken it.
+        "foreign-memory", "half of a GPU's memory is in use, but no process is visible",
+        # On Grace, Linux may use this memory.
         {"foreign-memory": BLOCK}, own_memory, change=memory_in_use,
     ),
     Fault(
-        "power-capped", "a GPU's power limit is the lowest there is",
+        "power-capped", "a GPU's power limit is set to the lowest value that the GPU allows",
         {"power-limit": WARN}, has("power.min_mw"), change=capped,
     ),
     Fault(
-        "older-slot", "a GPU's slot is of PCIe generation 2, those of the others are newer",
+        "older-slot", "a GPU's slot is of PCIe generation 2, and the other slots are newer",
         {"gpu-outlier": WARN}, several,
         lines="gpu.{gpu}.pcie.gen = 2\ngpu.{gpu}.pcie.gen_max = 2",
     ),
@@ -347,23 +352,23 @@ OF_STATE = (
 
 OF_DRIVER = (
     Fault(
-        "no-uvm", "nothing has loaded nvidia_uvm, so that CUDA has no /dev/nvidia-uvm",
+        "no-uvm", "nvidia_uvm is not loaded, so CUDA has no /dev/nvidia-uvm",
         {"uvm-device": BLOCK}, change=without_uvm,
     ),
     Fault(
-        "no-driver", "there is no kernel module for the running kernel",
+        "no-driver", "the running kernel has no NVIDIA kernel module",
         {"driver-loaded": BLOCK}, change=unloaded,
     ),
     Fault(
-        "mismatch", "the driver was upgraded and the old module still runs",
+        "mismatch", "the driver was upgraded, but the old module is still loaded",
         {"driver-loaded": BLOCK, "driver-versions": BLOCK}, change=upgraded_without_reboot,
     ),
     Fault(
-        "nvml-unknown", "NVML does not start and does not say why",
+        "nvml-unknown", "NVML does not start, and reports no cause",
         {"driver-loaded": BLOCK}, lines="error.nvmlInitWithFlags = 999",
     ),
     Fault(
-        "nvml-hang", "NVML never starts",
+        "nvml-hang", "NVML hangs when it starts",
         {"driver-loaded": BLOCK}, lines="hang.nvmlInitWithFlags = 600",
     ),
     Fault(
@@ -371,7 +376,7 @@ OF_DRIVER = (
         {"driver-loaded": BLOCK}, lines="crash.nvmlInitWithFlags = 1",
     ),
     Fault(
-        "no-permission", "the user may open neither GPUs nor the kernel log",
+        "no-permission", "the user may not open GPUs or the kernel log",
         {"driver-loaded": UNKNOWN, "xid": UNKNOWN},
         lines="error.nvmlInitWithFlags = 4", change=not_root,
     ),
@@ -380,12 +385,12 @@ OF_DRIVER = (
         {"driver-loaded": BLOCK}, change=library_gone,
     ),
     Fault(
-        "old-driver", "the driver is older than any CUDA 12 needs",
-        # Where a vLLM is declared: without one nothing is too old.
+        "old-driver", "the driver is too old for every release of CUDA 12",
+        # Only if `vllm` is set for the node. Without vLLM, no driver is too old.
         {"driver-minimum": BLOCK}, change=old_driver,
     ),
     Fault(
-        "module-differs", "the next boot will load another driver than the one that runs",
+        "module-differs", "the next boot will load a different driver version than the running one",
         {"reboot-module": WARN}, change=module_differs,
     ),
     Fault(
@@ -393,7 +398,7 @@ OF_DRIVER = (
         {"reboot-kernel": WARN}, change=new_kernel,
     ),
     Fault(
-        "module-unsigned", "Secure Boot will not load the module of the next boot",
+        "module-unsigned", "Secure Boot will refuse the module at the next boot",
         {"reboot-signature": WARN}, efi, change=module_unsigned,
     ),
     Fault(
@@ -404,7 +409,7 @@ OF_DRIVER = (
 
 OF_FABRIC = (
     Fault(
-        "imex-failed", "IMEX, which hands GPUs' memory to other nodes, has failed",
+        "imex-failed", "IMEX, which shares GPU memory between nodes, has failed",
         {"fabric-units": WARN}, has("platform.chassis"), change=imex_failed,
     ),
     Fault(
@@ -421,40 +426,43 @@ OF_FABRIC = (
         {"fabric-state": BLOCK}, registers, "gpu.*.fabric.state = 2",
     ),
     Fault(
-        "fabric-stale", "the GPUs have joined the fabric, and its manager died since",
+        "fabric-stale", "the GPUs have joined the fabric, and the fabric manager died later",
         {"fabric-manager": BLOCK}, managed, change=manager_dead,
     ),
     Fault(
-        "fabric-unhealthy", "the fabric gives a GPU less bandwidth than it should",
+        "fabric-unhealthy", "a GPU has too little bandwidth in the fabric",
         # Bits 0 and 1 of the mask are the degraded bandwidth: 1 yes, 2 no (nvml.h).
         {"fabric-state": BLOCK}, registers,
         "gpu.{gpu}.fabric.health = 0x1a9\ngpu.{gpu}.fabric.summary = 2",
     ),
     Fault(
-        "fabric-resources", "a GPU ended its registration with an error: insufficient resources",
+        "fabric-resources",
+        "the registration of a GPU in the fabric failed because of insufficient resources",
         {"fabric-state": BLOCK}, registers, "gpu.{gpu}.fabric.status = 23",
     ),
     Fault(
-        "fabric-manager-version", "the fabric manager is of another version than the driver",
+        "fabric-manager-version", "the fabric manager has a different version than the driver",
         {"fabric-manager": BLOCK}, managed, change=manager_of_another_version,
     ),
 )
 
-# How lines of NVRM and of NVSwitches begin, and how they name a process that they do not know.
+# The beginnings of log lines of NVRM and of NVSwitches, and their text for an unknown process.
 XID = "NVRM: Xid (PCI:{pci}): "
 NO_PID = "pid='<unknown>', name=<unknown>, "
 SXID = "nvidia-nvswitch{number}: SXid (PCI:{switch}): "
 
 OF_LOG = (
     Fault(
-        "xid-13-info", "a program made a mistake on a GPU (Xid 13)", harmless=True,
+        "xid-13-info", "a program caused an error on a GPU (Xid 13)", harmless=True,
         change=says(
             XID + "13, pid=41234, name=python3, Graphics SM Warp Exception on (GPC 1, TPC 0, "
             "SM 1): Out Of Range Address"
         ),
     ),
     Fault(
-        "xid-31-info", "a program touched memory that is not its own (Xid 31)", harmless=True,
+        "xid-31-info",
+        "a program accessed GPU memory that does not belong to it (Xid 31)",
+        harmless=True,
         change=says(
             XID + "31, pid=41234, name=python3, Ch 00000008, intr 00000000. MMU Fault: ENGINE "
             "GRAPHICS GPCCLIENT_T1_0 faulted @ 0x7f2a_40000000. Fault is of type FAULT_PDE "
@@ -470,7 +478,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-63", "a row was noted for remapping (Xid 63)", {"xid": WARN}, remaps,
+        "xid-63", "a memory row was marked for remapping (Xid 63)", {"xid": WARN}, remaps,
         change=says(
             XID + "63, " + NO_PID + "Row Remapper: New row (0x00000000a4b3c2d1) marked for "
             "remapping, reset gpu to activate."
@@ -513,7 +521,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-79-no-number", "a GPU fell off the bus, in lines that have no Xid", {"xid": BLOCK},
+        "xid-79-no-number", "a GPU fell off the bus, and the log lines have no Xid", {"xid": BLOCK},
         change=says(
             "NVRM: The NVIDIA GPU {bus}",
             "NVRM: (PCI ID: {id}) installed in this system has",
@@ -530,7 +538,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-95", "an error of the memory that was not contained (Xid 95)",
+        "xid-95", "an uncontained error of the memory (Xid 95)",
         {"xid": BLOCK, "ecc-uncorrected": where(has_ecc, BLOCK)}, remaps,
         change=memory_error(
             XID + "95, " + NO_PID + "Uncontained: LTC TAG (0x2,0x0). RST: Yes, D-RST: No"
@@ -552,7 +560,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "xid-149-nonfatal", "an NVLink 5 port had an error and went on (Xid 149)", {"xid": WARN},
+        "xid-149-nonfatal", "an NVLink 5 port had an error and continued (Xid 149)", {"xid": WARN},
         nvlink5,
         change=says(
             XID + "149, NETIR_LINK_EVT Nonfatal XC0 i0 Link 08 (0x004505c6 0x00000000 0x00000000 "
@@ -566,9 +574,9 @@ OF_LOG = (
             XID + "154, GPU recovery action changed from 0x1 (GPU Reset Required) to 0x0 (None)"
         ),
     ),
-    # In the log alone it would be an event that is over: NVML has the last word.
+    # An entry only in the log would be a past event, because NVML reports the present state.
     Fault(
-        "xid-154-reboot", "the driver asks for a reboot, in the log and in NVML (Xid 154)",
+        "xid-154-reboot", "the driver requests a reboot, in the log and in NVML (Xid 154)",
         {"xid": BLOCK, "recovery-action": BLOCK}, tells_action, "gpu.{gpu}.recovery_action = 2",
         says(
             XID + "154, GPU recovery action changed from 0x0 (None) to 0x2 (Node Reboot Required)"
@@ -582,7 +590,7 @@ OF_LOG = (
         ),
     ),
     Fault(
-        "sxid-nonfatal", "an NVSwitch had an error and went on", {"sxid": WARN},
+        "sxid-nonfatal", "an NVSwitch had an error and continued", {"sxid": WARN},
         has_switches_on_pci,
         change=says(
             SXID + "12028, Non-fatal, Link 61 egress non-posted PRIV error (First)",
@@ -594,38 +602,40 @@ OF_LOG = (
         {"xid": UNKNOWN, "sxid": where(has_switches_on_pci, UNKNOWN)}, change=log_denied,
     ),
     Fault(
-        "log-wrapped", "the kernel log has lost what was said at boot",
+        "log-wrapped", "the kernel log has lost the messages of the boot",
         {"xid": WARN, "sxid": where(has_switches_on_pci, WARN)}, change=log_wrapped,
     ),
 )
 
 OF_HOST = (
     Fault(
-        "nouveau", "nouveau has the GPUs", {"driver-loaded": BLOCK, "nouveau": BLOCK},
+        "nouveau",
+        "the driver nouveau controls the GPUs",
+        {"driver-loaded": BLOCK, "nouveau": BLOCK},
         change=nouveau,
     ),
     Fault(
-        "secure-boot-unsigned", "Secure Boot refused the module",
+        "secure-boot-unsigned", "Secure Boot refused the NVIDIA module",
         {"driver-loaded": BLOCK, "secure-boot": BLOCK}, efi, change=refused_by_secure_boot,
     ),
     Fault(
-        "acs-on", "PCI bridges send what GPUs tell each other through the root complex",
+        "acs-on", "PCI bridges send the traffic between GPUs through the root complex",
         {"iommu-acs": worse_over_pcie}, has_bridges, change=redirecting,
     ),
-    # No vLLM could be installed; where none is declared, it is for the operator to know.
-    Fault("disk-full", "700 MiB are left on the disk", {"disk-space": BLOCK}, change=disk_full),
+    # vLLM cannot be installed. If no vLLM is declared, the check only informs the operator.
+    Fault("disk-full", "the disk has only 700 MiB left", {"disk-space": BLOCK}, change=disk_full),
     Fault(
         "clock-unsynced", "the clock is not synchronised", {"clock": WARN}, change=unsynced
     ),
-    # vLLM's ranks talk through it, where there are several.
+    # If vLLM has several ranks, they communicate through /dev/shm.
     Fault(
-        "shm-small", "/dev/shm has 64 MiB", {"shared-memory": blocks_several}, change=small_shm
+        "shm-small", "/dev/shm has only 64 MiB", {"shared-memory": blocks_several}, change=small_shm
     ),
     Fault(
-        "memory-low", "2 GiB of memory are left", {"host-memory": WARN},
+        "memory-low", "the host has only 2 GiB of memory left", {"host-memory": WARN},
         change=little_memory,
     ),
-    # How many ports there should be only an operator or a sibling knows.
+    # Only the operator or an equal node shows how many ports there should be.
     Fault("rdma-down", "an RDMA port has no link", {"rdma": INFO}, has_rdma, change=rdma_down),
 )
 # fmt: on
