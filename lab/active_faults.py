@@ -17,15 +17,16 @@ from lab import faults, machine
 from lab.machine import Machine, Profile
 from lab.state import write
 
-# What a container cannot be made to do for real. Documents of such machines are written from the
-# same catalogue (lab.machine.write), and judged by `gpufleet check --from`.
+# Faults that a container cannot have. Tests write documents of such machines from the same
+# catalogue (lab.machine.write), and `gpufleet check --from` checks these documents.
 OFFLINE = {
-    "log-wrapped": "the kernel's ring buffer is this machine's own, and closed to nodes",
-    "no-permission": "a user without rights is a matter of the login: ask as one "
+    "log-wrapped": "the kernel's ring buffer belongs to this machine, and nodes cannot read it",
+    "no-permission": "the user of the connection decides this: connect as a user without rights "
     "(`adduser` on the node, ssh_user in the inventory)",
 }
 
-# On a node that came without a driver these are made as on a server: by what is done on it.
+# On a node that was delivered without a driver, commands on the node cause these faults, as on a
+# server.
 BY_HAND = frozenset(
     {
         *("no-driver", "mismatch", "no-library", "old-driver", "module-differs"),
@@ -76,29 +77,29 @@ def still_possible(
 
 def parse_fault(name: str, gpu: int | None, profile: str, *, driver: bool = True) -> Broken:
     """
-    Return a fault by name; a fault of one GPU concerns GPU 0 if none is named.
+    Return a fault by name; a fault of one GPU is on GPU 0 unless a different GPU is set.
 
-    `driver` is whether the node was delivered with a driver. Raises `FleetError` for an unknown
+    `driver` tells whether the node was delivered with a driver. Raises `FleetError` for an unknown
     fault, a fault that this hardware or node cannot have, or a fault that only documents can have.
     """
     hardware = Profile.of(profile)
     possible = [each for each in faults.possible(hardware) if each not in OFFLINE]
     if name not in faults.FAULTS:
         near = difflib.get_close_matches(name, possible, 3, 0.4)
-        meant = f" Near to it: {', '.join(near)}." if near else ""
+        meant = f" Similar names: {', '.join(near)}." if near else ""
         raise FleetError(
             f"There is no fault {name!r}.{meant} `gpufleet lab fault --list` shows all of them."
         )
     fault = faults.FAULTS[name]
     if reason := OFFLINE.get(name):
         raise FleetError(
-            f"The fault {name} cannot be put on a live node: {reason}. Tests have it in documents "
+            f"A live node cannot have the fault {name}: {reason}. Tests use the fault in documents "
             "of simulated machines (docs/develop/lab-faults.md)."
         )
     if not driver and name in BY_HAND:
         raise FleetError(
-            f"The fault {name} ({fault.says}) is not put on a node whose driver is its own: "
-            "install, load, hold or remove there what makes it so (docs/develop/lab.md)."
+            f"The fault {name} ({fault.says}) cannot be set on a node delivered without a driver: "
+            "install, load, hold or remove packages or modules on the node (docs/develop/lab.md)."
         )
     if not fault.applies(hardware):
         near = difflib.get_close_matches(name, possible, 3, 0.3)
@@ -106,9 +107,9 @@ def parse_fault(name: str, gpu: int | None, profile: str, *, driver: bool = True
         raise FleetError(f"{profile} cannot have the fault {name} ({fault.says}).{instead}")
     alone = fault.concerns_one_gpu(machine.of(profile))
     if gpu not in (None, 0) and hardware.count > 1 and not alone:
-        raise FleetError(f"The fault {name} is the whole machine's: leave --gpu out.")
+        raise FleetError(f"The fault {name} concerns the whole machine: omit --gpu.")
     if gpu is not None and not 0 <= gpu < hardware.count:
-        raise FleetError(f"{profile} has no GPU {gpu}: it has 0 to {hardware.count - 1}.")
+        raise FleetError(f"{profile} has no GPU {gpu}: choose from 0 to {hardware.count - 1}.")
     return Broken(name, (gpu or 0) if alone else None)
 
 

@@ -29,15 +29,15 @@ __all__ = ["Recipe", "build", "ensure_packages", "recipe", "requirements"]
 
 SUITE = "bookworm"
 
-# systemd and sshd make it a server; python3, sudo, curl, ip ... are what any Debian server has or
-# what pyinfra's facts call.
+# A server needs systemd and sshd. The other packages (python3, sudo, curl, ip ...) are on any
+# Debian server, or pyinfra's facts call their programs.
 PACKAGES = (
     "ca-certificates", "curl", "dbus", "gnupg", "iproute2", "iputils-ping", "kmod",
     "libpam-systemd", "openssh-server", "pciutils", "procps", "python3",
     "python3-venv", "sudo", "systemd", "systemd-sysv",
 )  # fmt: skip
 
-# No node needs them; they would be half of the image.
+# No node needs these files, which would be half of the image.
 EXCLUDED = ("/usr/share/doc/*", "/usr/share/locale/*", "/usr/share/man/*")
 
 # Timers that would download at a time of their own choosing, and an unused terminal.
@@ -46,8 +46,8 @@ MASKED = (
     "e2scrub_all.timer", "e2scrub_reap.service", "systemd-timesyncd.service",
 )  # fmt: skip
 
-# What of the machine's apt configuration also holds for a node. Proxies are left out: a node's only
-# proxy is the lab's.
+# The parts of this machine's apt configuration that nodes get too. Proxies are not among them,
+# because a node's only proxy is the lab's.
 _COPIED_OPTIONS = ("Acquire::Check-", "Acquire::Languages", "Acquire::Retries")
 _PROXY_OPTIONS = ("Acquire::http::", "Acquire::https::")
 
@@ -63,7 +63,7 @@ class Recipe:
     packages: tuple[str, ...] = PACKAGES
     excluded: tuple[str, ...] = EXCLUDED
     masked: tuple[str, ...] = MASKED
-    version: int = 1  # raise when `_finish` changes
+    version: int = 1  # increase this number if `_finish` changes
 
     @property
     def path(self) -> Path:
@@ -90,7 +90,7 @@ def build(say: Say = silent, also: Iterable[str] = ()) -> Path:
     return wanted.path
 
 
-@cache  # half a second of apt's time
+@cache  # takes apt half a second
 def recipe() -> Recipe:
     """
     Return the recipe from this machine's apt configuration.
@@ -114,7 +114,7 @@ def _sources() -> list[str]:
         archives = _archives()
     if not any(release == SUITE for release, _, _ in archives):
         raise FleetError(
-            f"apt on this machine knows no Debian archive of {SUITE}, which the lab's nodes run: "
+            f"apt on this machine has no Debian archive of {SUITE}, the system of the lab's nodes: "
             "run `apt-get update`; if the machine is not Debian, add a source for it in "
             f"/etc/apt/sources.list.d with Suites: {SUITE} and Signed-By: {_KEYRING}."
         )
@@ -148,7 +148,7 @@ def _options(prefixes: tuple[str, ...]) -> list[str]:
 def _build(wanted: Recipe) -> None:
     images = wanted.path.parent
     images.mkdir(mode=0o700, parents=True, exist_ok=True)  # setuid programs inside: root only
-    for stale in images.glob("*.new"):  # a build that was killed; we hold the lock
+    for stale in images.glob("*.new"):  # remains of a killed build; this process holds the lock
         shutil.rmtree(stale)
     draft = wanted.path.with_suffix(".new")
     draft.mkdir()

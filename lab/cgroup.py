@@ -2,7 +2,7 @@
 
 A lab owns one directory per cgroup hierarchy:
 
-    gf-<id>/<node>/keeper     the loop that starts the node again when it reboots
+    gf-<id>/<node>/keeper     the loop that restarts the node after a reboot
     gf-<id>/<node>/machine    systemd-nspawn, which adds `payload` and `supervisor` below
     gf-<id>/<service>         the proxy, the mirror
 
@@ -35,7 +35,7 @@ def unified() -> Path:
         if kind == "cgroup2":
             return where
     raise FleetError(
-        "This machine mounts no cgroup v2: the lab's nodes run systemd, which needs it."
+        "This machine has no mounted cgroup v2, which systemd on the lab's nodes needs."
     )
 
 
@@ -123,10 +123,10 @@ def bound_memory(group: str, mib: int) -> None:
         (within / ("memory.limit_in_bytes" if apart else "memory.max")).write_text(f"{mib << 20}")
     except OSError as error:
         raise FleetError(
-            f"The memory of {group} cannot be bounded ({error}): that needs the kernel's memory "
+            f"The memory of {group} cannot be limited ({error}): a limit needs the kernel's memory "
             "controller, which is off (see /proc/cgroups) or belongs to another user."
         ) from error
-    # What a process forks is where its parent is, and a parent may be moved just after it.
+    # A process starts in its parent's cgroup, and the parent may be moved afterwards.
     for _ in range(2 if apart else 0):
         for pid in pids(group):
             with contextlib.suppress(ProcessLookupError):
@@ -169,7 +169,9 @@ def kill(group: str, limit: float = 20.0) -> None:
     deadline = time.monotonic() + limit
     while populated(group):
         if time.monotonic() > deadline:
-            raise FleetError(f"Processes {pids(group)} of {group} do not die: see /proc/PID/stack.")
+            raise FleetError(
+                f"Processes {pids(group)} of {group} survive SIGKILL: see /proc/PID/stack."
+            )
         time.sleep(0.02)
 
 

@@ -1,7 +1,8 @@
 """`gpufleet lab ...`: thin commands over `lab.nodes.Lab`.
 
-All need root, because they make network interfaces, mounts and cgroups, or read the key that opens
-the nodes. Mistakes are raised as FleetError: `gpufleet.cli.main` prints them, with status 2.
+All commands need root, because they create network interfaces, mounts and cgroups, or read the SSH
+key of the nodes. A mistake raises FleetError. `gpufleet.cli.main` prints the error, and the command
+ends with status 2.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from lab.vendor import states
 
 
 @click.group(name="lab", context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--id", "lab_id", help="Which lab (default: $GPUFLEET_LAB, else lab).")
+@click.option("--id", "lab_id", help="Name of the lab (default: $GPUFLEET_LAB, else lab).")
 @click.pass_context
 def lab(ctx: click.Context, lab_id: str | None) -> None:
     """Run real Linux nodes with simulated GPUs."""
@@ -51,7 +52,7 @@ def _say(line: str) -> None:
 
 @lab.command()
 @click.argument("nodes", nargs=-1, metavar="[NODE=PROFILE ...]")
-@click.option("--bare", is_flag=True, help="Nodes only, with nothing for them to download.")
+@click.option("--bare", is_flag=True, help="Start the nodes without downloads for them.")
 @click.option(
     "--cable",
     "cables",
@@ -63,7 +64,7 @@ def _say(line: str) -> None:
     "--without-driver",
     multiple=True,
     metavar="NODE",
-    help="Hand NODE over with GPUs and no NVIDIA software; may be repeated.",
+    help="Deliver NODE with GPUs, but without NVIDIA software; may be repeated.",
 )
 @click.pass_context
 def up(
@@ -77,23 +78,23 @@ def up(
     """
     Make exactly these nodes run, healthy and reachable.
 
-    Without arguments: those of the last time, or gpu-01=h100x8 gpu-02=a100x4-pcie. Profiles are
-    the files of lab/profiles/, and `none` for a node without GPUs (mon-03=none). Interfaces with
-    addresses in one network are on one switch; eth0 of a node that has others reaches this machine
-    alone.
+    Without arguments, the command starts the nodes of the last time, or gpu-01=h100x8 and
+    gpu-02=a100x4-pcie the first time. A profile is the name of a file in lab/profiles/, or `none`
+    for a node without GPUs (mon-03=none). Interfaces with addresses in the same network are on the
+    same switch. If a node has further interfaces, its eth0 can reach only this machine.
     """
     wanted: dict[str, str] = {}
     for node in nodes:
         name, _, profile = node.partition("=")
         if not name or not profile or name in wanted:
-            raise click.UsageError(f"{node!r}: write each node once, as gpu-01=h100x8.")
+            raise click.UsageError(f"{node!r}: write each node once, such as gpu-01=h100x8.")
         wanted[name] = profile
     laid: dict[str, dict[str, str]] = {}
     for cable in cables:
         where, _, address = cable.partition("=")
         name, _, interface = where.partition(":")
         if not (interface and address) or interface in laid.get(name, {}):
-            raise click.UsageError(f"{cable!r}: write each once, as gpu-01:eth1=10.60.1.1/24.")
+            raise click.UsageError(f"{cable!r}: write each once, such as gpu-01:eth1=10.60.1.1/24.")
         laid.setdefault(name, {})[interface] = address
     room = _open(ctx, "makes network interfaces, mounts and cgroups")
     begin = time.monotonic()
@@ -108,14 +109,14 @@ def up(
 @lab.command()
 @click.pass_context
 def down(ctx: click.Context) -> None:
-    """Switch all nodes off and leave nothing but files; what nodes have written is kept."""
+    """Switch off all nodes, and leave only their files."""
     _open(ctx, "removes network interfaces, mounts and cgroups").down()
 
 
 @lab.command()
 @click.pass_context
 def purge(ctx: click.Context) -> None:
-    """Down, then delete what nodes have written, keys and secrets; downloads are kept."""
+    """Switch off all nodes, and delete their files, keys and secrets; downloads stay."""
     _open(ctx, "removes mounts and the lab's files").purge()
 
 
@@ -127,8 +128,8 @@ def clean() -> None:
         owner = LabState.load(lab_id).checkout
         if owner != str(CHECKOUT):
             _say(
-                f"lab {lab_id} is left: it was brought up from {owner or 'an unknown checkout'}; "
-                f"`gpufleet lab --id {lab_id} purge` takes it away"
+                f"lab {lab_id} stays, because it belongs to {owner or 'an unknown checkout'}; "
+                f"`gpufleet lab --id {lab_id} purge` removes it"
             )
             continue
         with step(f"purge lab {lab_id}", _say):
@@ -138,7 +139,7 @@ def clean() -> None:
 @lab.command()
 @click.pass_context
 def demo(ctx: click.Context) -> None:
-    """Bring two nodes up, deploy the fleet on them and ask it for completions."""
+    """Start two nodes, deploy the fleet on them and request completions."""
     from lab.demo import run
 
     run(_open(ctx, "makes network interfaces, mounts and cgroups").facts.id)
@@ -148,7 +149,7 @@ def demo(ctx: click.Context) -> None:
 @click.argument("command")
 def require_root(command: str) -> None:
     """End with status 2 and a reason unless this is root: for the Makefile."""
-    _require_root(command, "it boots nodes, out of mounts, namespaces and network interfaces")
+    _require_root(command, "it boots nodes, which need mounts, namespaces and network interfaces")
 
 
 @lab.command()
@@ -163,7 +164,7 @@ def status(ctx: click.Context, *, as_json: bool) -> None:
         return
     if not found:
         defaults = " ".join(f"{name}={profile}" for name, profile in DEFAULT_NODES.items())
-        click.echo(f"Lab {room.facts.id!r} has no nodes; `gpufleet lab up` makes {defaults}.")
+        click.echo(f"Lab {room.facts.id!r} has no nodes; `gpufleet lab up` starts {defaults}.")
         return
     console = Console()
     console.print(_table(found))
@@ -198,8 +199,8 @@ def _table(nodes: list[NodeStatus]) -> Table:
 @click.pass_context
 def ssh(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
     """Log in to NODE as root, or run COMMAND there."""
-    room = _open(ctx, "reads the key that opens the nodes")
-    room.facts.node(node)  # says which nodes there are
+    room = _open(ctx, "reads the SSH key of the nodes")
+    room.facts.node(node)  # the error lists the nodes of the lab
     sys.stdout.flush()
     os.execvp("ssh", ["ssh", "-F", str(room.facts.ssh_config), node, *command])
 
@@ -209,7 +210,7 @@ def ssh(ctx: click.Context, node: str, command: tuple[str, ...]) -> None:
 @click.argument("action", type=click.Choice(["off", "on", "cycle"]))
 @click.pass_context
 def power(ctx: click.Context, node: str, action: str) -> None:
-    """Pull NODE's plug, switch it on, or both; for a clean end run `poweroff` in it."""
+    """Cut NODE's power, switch NODE on, or both; for a clean shutdown run `poweroff` in NODE."""
     _open(ctx, "kills and starts the node's processes").power(node, action)
 
 
@@ -220,10 +221,11 @@ def power(ctx: click.Context, node: str, action: str) -> None:
 @click.pass_context
 def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
     """
-    Harm NODE's link, or heal it.
+    Damage NODE's network link, or repair it.
 
-    cut, loss PERCENT, delay MILLISECONDS, deaf OTHER-NODE (one way: what that one sends is lost),
-    rate RATE (1mbit). All stay until they are set again or healed.
+    The damages are cut, loss PERCENT, delay MILLISECONDS, rate RATE (1mbit) and deaf OTHER-NODE.
+    With deaf, only the packets from OTHER-NODE to NODE are lost. A damage stays until you set it
+    again or run heal.
     """
     _open(ctx, "changes network interfaces").net(node, action, amount)
 
@@ -233,9 +235,9 @@ def net(ctx: click.Context, node: str, action: str, amount: str | None) -> None:
 @click.pass_context
 def vendor_state(ctx: click.Context, state: str | None) -> None:
     """
-    Bring the vendor's package repository into STATE, or show in which it is.
+    Bring the vendor's package repository into STATE, or show its present state.
 
-    It stays so until it is set again; `good` repairs it.
+    The state stays until you set it again; `good` repairs the repository.
     """
     room = _open(ctx, "writes the lab's files")
     folder = room.state / "vendor"
@@ -248,9 +250,9 @@ def vendor_state(ctx: click.Context, state: str | None) -> None:
 @lab.command()
 @click.argument("node", required=False)
 @click.argument("fault", required=False)
-@click.option("--gpu", type=int, help="The GPU that it concerns (default: 0).")
-@click.option("--clear", is_flag=True, help="Take all faults from NODE.")
-@click.option("--list", "listed", is_flag=True, help="Show every fault, or those NODE can have.")
+@click.option("--gpu", type=int, help="The GPU with the fault (default: 0).")
+@click.option("--clear", is_flag=True, help="Clear all faults of NODE.")
+@click.option("--list", "listed", is_flag=True, help="Show all faults, or NODE's possible faults.")
 @click.pass_context
 def fault(
     ctx: click.Context,
@@ -262,14 +264,14 @@ def fault(
     listed: bool,
 ) -> None:
     """
-    Break NODE's hardware or software with FAULT, at once if it runs.
+    Set FAULT on NODE's hardware or software, at once if NODE runs.
 
-    Several faults may be on; they stay, through reboots, until they are cleared.
+    A node can have several faults. A fault stays until you clear it, also through reboots.
     """
     if (fault is not None) + clear + listed != 1 or (node is None and not listed):
         raise click.UsageError("write NODE FAULT, NODE --clear, or [NODE] --list.")
     if gpu is not None and fault is None:
-        raise click.UsageError("--gpu goes with a fault.")
+        raise click.UsageError("--gpu needs a FAULT.")
     if listed:
         _list_faults(ctx, node)
         return
@@ -283,7 +285,7 @@ def fault(
 
 
 def _list_faults(ctx: click.Context, node: str | None) -> None:
-    """Print the faults with a sentence each; for a node, its possible and its active faults."""
+    """Print each fault with a sentence; for a node, its possible and its active faults."""
     names, have = list(faults.FAULTS), []
     if node is not None:
         room = _open(ctx, "reads the lab's files")

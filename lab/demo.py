@@ -22,8 +22,9 @@ from lab.state import LabState
 ROOT = Path(__file__).parent.parent
 INVENTORY = "inventories/lab.py"
 
-# A cold deploy builds vLLM's environment on both nodes at once (2 GB unpacked each) and loads a
-# model twice; four minutes on two cores (measured), so this is for a much slower machine.
+# A first deploy builds vLLM's environment on both nodes at once (2 GB unpacked on each node), and
+# loads a model twice. This took four minutes on two cores (measured). The limit is for a machine
+# that is much slower.
 DEPLOY_SECONDS = 1800
 
 
@@ -43,7 +44,7 @@ def run(lab_id: str) -> None:
     say("deployed")
     show_plan(lab_id)
     show_answers(LabState.load(lab_id), console)
-    say("done. `gpufleet lab status`, `gpufleet lab ssh gpu-01`; `make clean` takes it away")
+    say("done. `gpufleet lab status`, `gpufleet lab ssh gpu-01`; `make clean` removes the lab")
 
 
 def deploy(lab_id: str) -> None:
@@ -54,9 +55,9 @@ def deploy(lab_id: str) -> None:
             command, cwd=ROOT, env=environment(lab_id), check=False, timeout=DEPLOY_SECONDS
         )
     except subprocess.TimeoutExpired:
-        raise FleetError(f"the deploy took over {DEPLOY_SECONDS} s: see its output") from None
+        raise FleetError(f"the deploy took over {DEPLOY_SECONDS} s: see its output above") from None
     if done.returncode:
-        raise FleetError(f"the deploy failed (exit status {done.returncode}): see its output")
+        raise FleetError(f"the deploy failed (exit status {done.returncode}): see its output above")
 
 
 def show_plan(lab_id: str) -> None:

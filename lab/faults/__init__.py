@@ -1,12 +1,13 @@
-"""Faults of lab machines, and the checks that must report each. Pure.
+"""Define the faults of lab machines, and the checks that must report each fault. Pure.
 
     machine.of("h100x8", fault("nvlink-dead-link", gpu=3), fault("nouveau"))
 
-A fault changes a Machine: lines for its simulated NVML, and what its files and programs say. Two
-that concern different things may be put on one machine, in any order; where both say the same
-thing the later one wins, as on hardware the later event does.
+A fault changes a Machine: it adds lines to the simulated NVML, and changes the contents of files
+and the output of programs. A machine can have several faults, in any order. If two faults change
+the same value, the later fault overrides the earlier one, like a later event on real hardware.
 
-catalogue.py is the list, changes.py what faults do, hardware.py which hardware can have them.
+catalogue.py lists the faults, changes.py has their changes, and hardware.py decides which hardware
+can have a fault.
 """
 
 from __future__ import annotations
@@ -44,7 +45,7 @@ def fault(name: str, gpu: int = 0) -> Callable[[Machine], Machine]:
 def find_fault(name: str) -> Fault:
     """Return a fault by name. Raises `FleetError` with the known names."""
     if name not in FAULTS:
-        raise FleetError(f"no fault is called {name!r}: choose one of {', '.join(FAULTS)}")
+        raise FleetError(f"there is no fault {name!r}: choose one of {', '.join(FAULTS)}")
     return FAULTS[name]
 
 

@@ -27,7 +27,7 @@ Change = Callable[[Machine, int], Machine]
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
 
-# Seconds since boot at which things go wrong: well after the driver was loaded.
+# Seconds since boot at which a fault occurs, well after the driver was loaded.
 WHEN = 86400.25
 
 
@@ -36,7 +36,7 @@ def nothing(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     return machine
 
 
-# --- GPUs that are not there
+# --- missing GPUs
 
 
 def without_gpu(machine: Machine, gpu: int) -> Machine:
@@ -161,7 +161,7 @@ def _without_module(machine: Machine) -> Machine:
 
 
 def _services_down(machine: Machine) -> Machine:
-    """Return the machine with all services failed that need the driver."""
+    """Return the machine, on which all services that need the driver have failed."""
     return replace(
         machine,
         units={
@@ -218,7 +218,7 @@ def library_gone(machine: Machine, gpu: int) -> Machine:  # noqa: ARG001
     return replace(machine, library=None, packages=kept)
 
 
-# A branch that no vLLM with CUDA 12 or 13 runs on: below 525.60.13.
+# This branch is older than 525.60.13, so no vLLM with CUDA 12 or 13 runs on it.
 OLD_DRIVER, OLD_CUDA = "515.105.01", 11070
 
 
@@ -330,10 +330,11 @@ def says(*texts: str) -> Change:
     """
     Return a change that adds lines to the kernel log, a millisecond apart.
 
-    In them, {pci} is the GPU's address as NVRM writes it, 0000:18:00; {bus} as sysfs does, with
-    the function; {switch} that of the last NVSwitch, {number} its number; {id} the PCI ids.
+    The lines may contain these fields: {pci} is the GPU's address in NVRM's form, 0000:18:00. {bus}
+    is the same address in sysfs' form, with the function. {switch} is the address of the last
+    NVSwitch, and {number} its number. {id} has the PCI ids.
 
-    An Xid is an event of NVML, too, for those who wait for events: DCGM is told of it.
+    An Xid is also an NVML event, so DCGM, which waits for these events, receives it.
     """
     xids = [found[1] for text in texts if (found := _XID.match(text))]
 
@@ -421,8 +422,8 @@ def refused_by_secure_boot(machine: Machine, gpu: int) -> Machine:  # noqa: ARG0
     )  # fmt: skip
 
 
-# ACS control: request and completion redirect, upstream forwarding, source validation; what Linux
-# switches on with an IOMMU that translates.
+# ACS control with request and completion redirect, upstream forwarding and source validation. Linux
+# enables these bits if the IOMMU translates addresses.
 ACS_REDIRECTING = 0x1D
 
 
@@ -470,7 +471,7 @@ def rdma_down(machine: Machine, gpu: int) -> Machine:
 
 # --- processes and boards
 
-# A process identity beyond Linux' highest (pid_max is 2^22): never a real process of a node.
+# A PID above Linux' highest (pid_max is 2^22), so no real process of a node can have it.
 STRANGER = 4194305
 
 

@@ -11,7 +11,7 @@ from lab.faults.hardware import Condition, everywhere
 from lab.machine import Machine, Profile
 from lab.machine.parts import with_nvml_lines
 
-# Checks' severities, from bad to mild. "" is none: on that hardware the check need not say a word.
+# Severities of checks, from bad to mild. With "", the check may report nothing on this hardware.
 BLOCK, UNKNOWN, WARN, INFO = "block", "unknown", "warn", "info"
 
 Severity = str | Callable[[Profile], str]
@@ -20,11 +20,11 @@ Severity = str | Callable[[Profile], str]
 @dataclass(frozen=True)
 class Fault:
     """
-    One problem.
+    One problem of a machine.
 
-    `lines` override the NVML profile, with {gpu} for the concerned GPU; `change` has its other
-    changes. `finds` maps the ids of checks to the mildest severity that they may give. A harmless
-    fault only looks like one, and no check may warn of it.
+    `lines` override lines of the NVML profile, with {gpu} for the concerned GPU. `change` makes all
+    other changes. `finds` maps each check that must find the fault to the mildest severity that
+    this check may report. A `harmless` fault only looks like a fault, and no check may warn of it.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Fault:
 
     def on(self, machine: Machine, gpu: int = 0) -> Machine:
         """
-        Return the machine with this fault, on one GPU if the fault concerns one.
+        Return the machine with this fault, on GPU `gpu` if the fault concerns a single GPU.
 
         Raises `FleetError` if the hardware cannot have the fault, or has no such GPU.
         """
@@ -55,11 +55,11 @@ class Fault:
         if not self.applies(profile):
             raise FleetError(
                 f"{profile.name} cannot have the fault {self.name!r} ({self.says}): "
-                "`gpufleet lab fault --list` says which hardware can"
+                "run `gpufleet lab fault --list` for the hardware of each fault"
             )
         if not 0 <= gpu < profile.count:
             raise FleetError(
-                f"{profile.name} has no GPU {gpu}: name one of 0 to {profile.count - 1}"
+                f"{profile.name} has no GPU {gpu}: choose a GPU from 0 to {profile.count - 1}"
             )
         lines = self.lines.replace("{gpu}", str(gpu)).strip().splitlines()
         return self.change(with_nvml_lines(machine, *map(str.strip, lines)), gpu)

@@ -9,7 +9,7 @@ from lab.machine import Profile
 
 Condition = Callable[[Profile], bool]
 
-# What a profile knows of itself.
+# Conditions that `Profile` itself defines.
 has_ecc: Condition = attrgetter("has_ecc")
 remaps: Condition = attrgetter("remaps")
 retires: Condition = attrgetter("retires")
@@ -43,9 +43,9 @@ def counts_sram(profile: Profile) -> bool:
 
 def linked_beyond_a_pair(profile: Profile) -> bool:
     """
-    Return whether a GPU without any NVLink stands out.
+    Return whether a GPU without any NVLink must be a fault.
 
-    A pair of boards is also sold without its bridge.
+    For a pair of boards this is no fault, because pairs are also sold without a bridge.
     """
     return profile.linked and (profile.switched or profile.count > 2)
 
@@ -76,7 +76,7 @@ def has_bridges(profile: Profile) -> bool:
 
 
 def nvlink5(profile: Profile) -> bool:
-    """Return whether the links are NVLink 5, whose errors are counted and logged differently."""
+    """Return whether the links are NVLink 5, which counts and logs errors differently."""
     return profile.linked and int(profile.gpu(0, "nvlink.version")) >= 7
 
 

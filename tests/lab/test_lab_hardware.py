@@ -308,9 +308,9 @@ def test_other_hardware_needs_the_node_to_be_off(lab: Lab) -> None:
 REFUSED = [
     ("xid-97", None, "xid-79"),  # no such fault: near ones are named
     ("fabric-stale", None, "a100x4-pcie cannot have"),
-    ("shm-small", 2, "leave --gpu out"),
+    ("shm-small", 2, "omit --gpu"),
     ("hot", 4, "0 to 3"),
-    ("log-wrapped", None, "cannot be put on a live node"),
+    ("log-wrapped", None, "A live node cannot have the fault"),
 ]
 
 

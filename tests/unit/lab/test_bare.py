@@ -123,7 +123,7 @@ def test_secure_boot_is_on_and_what_follows_is_found_out() -> None:
 @each_row("name", sorted(active_faults.BY_HAND))
 def test_faults_of_a_driver_are_not_put_on_a_node_whose_driver_is_its_own(name: str) -> None:
     assert active_faults.parse_fault(name, None, "h100x8").fault == name
-    with pytest.raises(FleetError, match=f"The fault {name} .* whose driver is its own"):
+    with pytest.raises(FleetError, match=f"The fault {name} .* delivered without a driver"):
         active_faults.parse_fault(name, None, "h100x8", driver=False)
 
 

@@ -326,7 +326,7 @@ def test_hardware_that_cannot_have_a_fault_says_so():
 
 
 def test_a_gpu_that_is_not_there_cannot_be_broken():
-    with pytest.raises(FleetError, match="h100x8 has no GPU 8: name one of 0 to 7"):
+    with pytest.raises(FleetError, match="h100x8 has no GPU 8: choose a GPU from 0 to 7"):
         machine.of("h100x8", fault("gpu-lost", gpu=8))
 
 
