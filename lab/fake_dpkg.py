@@ -1,9 +1,9 @@
 """Enter packages into a node's dpkg database without installing them.
 
-A driver's packages contain programs that need a GPU, but only names and versions are needed. So the
-entry is written into dpkg's own database (/var/lib/dpkg: status, info/NAME.list), while dpkg's and
-apt's locks are held, in one rename. dpkg, apt and administrators can hold, upgrade and remove the
-packages.
+A driver's packages contain programs that need a GPU, but the lab needs only the names and versions.
+So `enter` writes the entries into dpkg's own database (/var/lib/dpkg: status, info/NAME.list) in
+one rename, while it holds the locks of dpkg and apt. Afterwards dpkg, apt and administrators can
+hold, upgrade and remove the packages.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Entry:
 
     version: str
     held: bool
-    files: Sequence[str] = ()  # what is removed with it; it has to be there
+    files: Sequence[str] = ()  # removed together with the package; must exist
 
 
 def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -> None:
@@ -45,7 +45,8 @@ def enter(root: Path, packages: Mapping[str, Entry | None], architecture: str) -
         status = database / "status"
         kept = [block for block in _blocks(status.read_text()) if _name(block) not in packages]
         for name, entry in packages.items():
-            # Which files it has, and what they hold: mostly none. Without them dpkg complains.
+            # The package's files and their contents, usually none. Without these lists dpkg
+            # complains.
             listed = "".join(f"{path}\n" for path in ("/.", *(entry.files if entry else ())))
             for suffix, content in (("list", listed), ("md5sums", "")):
                 if entry is None:
@@ -92,7 +93,7 @@ def _hold_locks(database: Path) -> Iterator[None]:
             file = stack.enter_context((database / name).open("a"))
             if not lock(file, _PATIENCE, fcntl.lockf):
                 raise FleetError(
-                    f"A package manager holds {database / name} for over {_PATIENCE:.0f} s: "
-                    "let it finish on the node, then try again."
+                    f"A package manager has locked {database / name} for over {_PATIENCE:.0f} s: "
+                    "wait until it has finished on the node, then try again."
                 )
         yield

@@ -1,12 +1,12 @@
 """Simulate the Hugging Face Hub for `hf download` and vLLM, with the lab's own models.
 
-Contract: `answer()` turns one GET or HEAD below the hub's prefix into an `Answer`; it reads files
-under `models` and nothing else.  Every request needs the lab's token, so a node that forgets to
-send its token fails here as it would at a gated model.
+Contract: `answer()` turns one GET or HEAD request below the hub's prefix into an `Answer`, and
+reads only files under `models`. Every request needs the lab's token. So a node that does not send
+its token fails, as with a gated model.
 
-A model is a folder `models`/<owner>/<name>; its only revision, also called "main", is a hash of
-its content.  What the client expects of headers and errors: `huggingface_hub`'s
-`file_download.py` (ETag, X-Repo-Commit, Content-Length) and `utils/_http.py` (X-Error-Code).
+A model is a folder `models`/<owner>/<name>. Its only revision, also called "main", is a hash of its
+content. The headers and errors are those that `huggingface_hub` expects: `file_download.py` (ETag,
+X-Repo-Commit, Content-Length) and `utils/_http.py` (X-Error-Code).
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def answer(models: Path, target: str, authorization: str, token: str) -> Answer:
     Answer a request for `target`, the path below the hub's prefix, such as
     `api/models/lab/tiny/revision/main` or `lab/tiny/resolve/main/config.json`.
 
-    `authorization` is the request's header ("" when absent); `token` what it must carry.
+    `authorization` is the request's header ("" when absent), which must contain `token`.
     """
     if refused := _refuse(authorization, token):
         return refused
@@ -148,7 +148,7 @@ def _folder(models: Path, repository: str) -> Path | None:
 
 
 def _files(model: Path) -> dict[str, Path]:
-    """Return a model's files by their paths below its folder."""
+    """Return a model's files by their paths below the model's folder."""
     found = sorted(path for path in model.rglob("*") if path.is_file())
     return {path.relative_to(model).as_posix(): path for path in found}
 

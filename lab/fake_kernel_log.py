@@ -1,13 +1,13 @@
 """Write a lab node's kernel log to a journal file for the node's own journalctl.
 
-A node's kernel is this machine's, whose log it may not read. So the lines that the simulated
-machine's kernel has said lie in `machine/kernel.log`, and for each boot of the node they are
-written into a journal file of that boot, as journald would have from /dev/kmsg.
-systemd-journal-remote writes it: there is no second implementation of the format.
+A node runs on this machine's kernel, and may not read the log of this kernel. So
+`machine/kernel.log` has the lines of the simulated machine's kernel. For each boot of the node,
+`write` copies these lines into a journal file of the boot, like journald does from /dev/kmsg.
+systemd-journal-remote writes the file, so the lab does not implement the journal's format.
 
-Run by the keeper before each boot (`fake_kernel_log.py ROOT`) and by `gpufleet lab fault` in
-between. It imports nothing of the lab, because that would take longer than the rest of a boot's
-preparation.
+The keeper runs this program before each boot (`fake_kernel_log.py ROOT`), and `gpufleet lab fault`
+runs it between boots. The program imports no module of the lab, because these imports would take
+longer than the rest of a boot's preparation.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ JOURNAL = "kernel.journal"
 
 _WRITER = "/usr/lib/systemd/systemd-journal-remote"
 _LIMIT = 30.0  # seconds; it takes 0.03
-_WARNING = 4  # syslog(3): what a line of the driver is, as good as any
+_WARNING = 4  # syslog(3): facility and level of the driver's lines
 
 Lines = list[tuple[float, str]]
 
@@ -54,7 +54,7 @@ def write(root: Path) -> None:
         timeout=_LIMIT,
         check=True,
     )
-    # It reserves 8 MB of disk for some lines; journald reads a file with holes as well.
+    # The program reserves 8 MB of disk for a few lines. journald also reads a file with holes.
     subprocess.run(["fallocate", "--dig-holes", draft], check=False, timeout=_LIMIT)
     os.chown(draft, 0, target.parent.stat().st_gid)
     draft.chmod(0o640)

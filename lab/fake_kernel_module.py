@@ -2,7 +2,8 @@
 
 `image` returns a relocatable ELF file whose only content is its `.modinfo` section, with the
 appended signature that Linux and kmod read the signer from (include/linux/module_signature.h and
-scripts/sign-file.c of Linux). Nothing is computed by a key: no kernel would load it.
+scripts/sign-file.c of Linux). The signature is not computed with a key, so no kernel would load the
+module.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from lab import nvml
 from lab.state import CACHE, NO_GPUS, write
 from lab.vendor.templates import program
 
-# Where Debian's libnvidia-ml1 installs the real one, which is where loaders look.
+# Debian's libnvidia-ml1 installs the real library here, and loaders look for it here.
 _LIBRARY = Path(f"usr/lib/{platform.machine()}-linux-gnu/libnvidia-ml.so.1")
 _PROFILE = Path("etc/gpufleet-lab/nvml.conf")
 _SMI = Path("usr/bin/nvidia-smi")
@@ -22,7 +22,7 @@ def check_profiles(wanted: dict[str, str]) -> None:
     """Refuse unknown hardware profiles; `wanted` maps nodes to profiles."""
     known = ", ".join([*nvml.profiles(), NO_GPUS])
     wrong = [
-        f"Node {node!r}: there is no hardware profile {profile!r} (there are: {known})."
+        f"Node {node!r}: there is no hardware profile {profile!r} (known profiles: {known})."
         for node, profile in wanted.items()
         if profile not in (*nvml.profiles(), NO_GPUS)
     ]
@@ -39,8 +39,9 @@ def install(root: Path, version: str | None) -> None:
     """
     Install the library in the node with its root mounted at `root`.
 
-    The library has the driver's name, libnvidia-ml.so.570.124.06, and the loader's beside it, as
-    NVIDIA's packages install it. `nvidia-smi` comes with it. A `version` of None removes both.
+    The library has the driver's file name, libnvidia-ml.so.570.124.06, and a link with the loader's
+    name, as in NVIDIA's packages. `nvidia-smi` is installed too. With `version` None, both are
+    removed.
     """
     built = nvml.build(CACHE / "nvml")
     folder, name = (root / _LIBRARY).parent, f"{_LIBRARY.stem}.{version}"
@@ -53,7 +54,7 @@ def install(root: Path, version: str | None) -> None:
     write(root / _SMI, str(program("nvidia_smi.py", VERSION=version).content), 0o755)
     target, draft = folder / name, folder / f".{name}.new"
     if not target.exists() or target.read_bytes() != built.read_bytes():
-        # Renamed into place: a process that has the old one mapped keeps it whole.
+        # Replaced by a rename, so a process that has mapped the old file keeps it complete.
         shutil.copyfile(built, draft)
         draft.chmod(0o644)
         draft.rename(target)

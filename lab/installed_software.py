@@ -1,8 +1,9 @@
-"""Software installed with a lab node's machine: kernels, units, packages, apt's settings.
+"""Install the software of a lab node's machine: kernels, units, packages, apt's settings.
 
-Ordinary software of the node. It is written once, and afterwards only where the machine itself has
-changed, by a fault: what an administrator or a deploy has done with it since stays. A package
-brings no programs, a unit runs `sleep`, a kernel's module says what it is and cannot be loaded.
+The node then has this software like any other. It is written once. Later runs rewrite only the
+parts that a fault has changed, so changes by an administrator or a deploy stay. The packages
+contain no programs, the units run `sleep`, and the kernel modules have a description but cannot be
+loaded.
 """
 
 from __future__ import annotations
@@ -21,10 +22,10 @@ from lab.machine import Machine, Unit
 from lab.state import write
 from lab.vendor import kernels
 
-# systemctl's verbs, in their order -> units; empty if nothing has to be done.
+# systemctl's verbs, in their order -> units; empty if no action is necessary.
 Units = dict[str, list[str]]
 
-# A deploy brings these: a node is handed over without them.
+# A deploy installs these packages, so a node is delivered without them.
 _DEPLOYED_UNITS = {"nvidia-dcgm.service"}
 _DEPLOYED_PACKAGES = re.compile(r"datacenter-gpu-manager.*")
 
@@ -36,20 +37,21 @@ _ENABLED = Path("etc/systemd/system") / _WANTED
 _PERIODIC = Path("etc/apt/apt.conf.d/20auto-upgrades")
 _UPGRADES = Path("etc/apt/apt.conf.d/50unattended-upgrades")
 
-# What ends as systemd's `Result=` says; what succeeds does not end.
+# Commands that end with this value of systemd's `Result=`. A successful unit does not end.
 _ENDS = {"exit-code": "/usr/bin/false", "signal": "/bin/sh -c 'kill -KILL $$$$'"}
 
-# How dpkg calls what `uname -m` says.
+# dpkg's name for each machine name of `uname -m`.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 
 def deliver(root: Path, machine: Machine, *, dkms: bool = False) -> Units:
     """
-    Write into the root of a node what of its machine's software has changed since the last time.
+    Write the changed parts of its machine's software to the root of a node.
 
-    `dkms`: the node builds its drivers itself, and so has dkms, kernels' headers and nouveau.
+    With `dkms`, the node builds its drivers itself, and so has dkms, kernel headers and nouveau.
 
-    Returns what a running node's systemd is to do about it. A killed one is completed by the next.
+    Returns the actions that a running node's systemd must take. If a call was killed, the next call
+    completes it.
     """
     record = root / MACHINE / _DELIVERED
     before = json.loads(record.read_text()) if record.exists() else {}
@@ -179,7 +181,7 @@ def _unit(root: Path, name: str, unit: Unit | None) -> None:
         (root / _UNITS / name).unlink(missing_ok=True)
         return
     write(root / _UNITS / name, unit_text(name, unit))
-    # What has no [Install] section can only be wanted by the distribution's own link.
+    # A unit without [Install] section can only be enabled by the distribution's own link.
     for link, wanted in ((static, unit.enabled == "static"), (enabled, unit.enabled == "enabled")):
         if wanted:
             link.parent.mkdir(parents=True, exist_ok=True)

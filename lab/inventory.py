@@ -26,7 +26,7 @@ def state() -> LabState:
         raise InventoryError(*error.problems, what="the lab's inventory") from None
     except PermissionError as error:
         raise InventoryError(
-            f"{error.filename} opens the lab's nodes, so root alone may read it: use sudo",
+            f"only root may read {error.filename}, the SSH key of the lab's nodes: use sudo",
             what="the lab's inventory",
         ) from None
     if not found.profiles:
@@ -53,7 +53,8 @@ def groups() -> dict[str, list[tuple[str, dict[str, Any]]]]:
             "ssh_user": "root",
             "ssh_key": str(lab.key),
             "ssh_known_hosts_file": str(lab.known_hosts),
-            # The lab's own, so that nothing in the operator's (a ProxyJump for `*`) applies here.
+            # The lab's own SSH configuration, so that the operator's (a ProxyJump for `*`) has no
+            # effect here.
             "ssh_config_file": str(lab.ssh_config),
         }
         group = MONITORING if node.profile == NO_GPUS else f"gpu_{node.profile.replace('-', '_')}"

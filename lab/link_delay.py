@@ -3,8 +3,9 @@ Carry frames between a node's cable and a tap on the lab's bridge, with a delay.
 
     python3 -I link_delay.py PORT TAP MILLISECONDS
 
-For kernels without the netem queue. The port is off the bridge meanwhile; both sides have
-virtio-net headers, so that frames larger than the MTU and unfinished checksums pass as they are.
+This is for kernels without the netem queue. While the program runs, the port is not on the bridge.
+Both sides use virtio-net headers, so that frames above the MTU and unfinished checksums pass
+unchanged.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ def main(port: str, tap: str, milliseconds: str) -> None:
     """Carry frames until killed."""
     late = float(milliseconds) / 1000
     ends = (_port(port), _tap(tap))
-    waiting: deque[tuple[float, int, bytes]] = deque()  # all are as late: first in, first out
+    # all frames have the same delay: first in, first out
+    waiting: deque[tuple[float, int, bytes]] = deque()
     while True:
         pause = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
         for end in select.select(ends, [], [], pause)[0]:
@@ -43,7 +45,8 @@ def main(port: str, tap: str, milliseconds: str) -> None:
                     waiting.append((time.monotonic() + late, other, frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, end, frame = waiting.popleft()
-            with contextlib.suppress(OSError):  # a full queue, or a cable that is out: lost
+            # if the queue is full or the cable is out, the frame is lost
+            with contextlib.suppress(OSError):
                 os.write(end, frame)
 
 

@@ -1,14 +1,15 @@
-"""Record what a vLLM release serves under /metrics, once it has seen every kind of request.
+"""Record the /metrics of a vLLM release after it has received every kind of request.
 
     python -m lab.metrics_recording ENVIRONMENT/bin/vllm \\
         tests/unit/monitoring/recorded/vllm-0.32.0.txt
 
-ENVIRONMENT has a release's CPU build: uv installs `vllm==VERSION` with the wheels of
-`lab.wheelhouse.write_shims` as --find-links.  Takes a minute on idle cores, and 2 GB of memory.
+ENVIRONMENT contains the CPU build of a release. To create it, install `vllm==VERSION` by uv with
+the wheels of `lab.wheelhouse.write_shims` as --find-links. A recording takes a minute on idle
+cores, and 2 GB of memory.
 
-What is written is what came: nothing is left out, nothing added.  A class of HTTP status has no
-series before its first answer, so the server has to give answers of every class; the one with 500
-it gives in its drain (SIGTERM), to late clients.
+The file has exactly the received text. A class of HTTP status has no series before the first answer
+of this class, so the server must give answers of every class. It answers with 500 during its drain
+(SIGTERM), to late clients.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ ARGUMENTS = (
     "--kv-cache-memory-bytes=3M",
     "--shutdown-timeout=60",
 )
-# One thread a process, and no core of its own: so it runs on any machine of two cores.
+# One thread per process without a fixed core, so the server runs on any machine with two cores.
 ENVIRONMENT = {
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
@@ -62,7 +63,7 @@ def record(vllm: Path, out: Path) -> None:
 def running_server(
     vllm: Path, *arguments: str, **environment: str
 ) -> Iterator[tuple[subprocess.Popen[bytes], int]]:
-    """Give a release's server of a small model that is ready, and its port on 127.0.0.1."""
+    """Yield a release's ready server of a small model, and the server's port on 127.0.0.1."""
     with tempfile.TemporaryDirectory(prefix="gpufleet-server-") as folder:
         port = _free_port()
         checkpoint = tiny_model.write(Path(folder) / "tiny")
@@ -77,7 +78,7 @@ def running_server(
                 _wait(server, port)
                 yield server, port
             finally:
-                with contextlib.suppress(ProcessLookupError):  # one that has ended by itself
+                with contextlib.suppress(ProcessLookupError):  # the server has ended by itself
                     os.killpg(server.pid, signal.SIGKILL)
                 server.wait()
 
@@ -108,7 +109,7 @@ def _used(server: subprocess.Popen[bytes], port: int) -> str:
 
 
 def _go_away(port: int) -> None:
-    """Be a client that hangs up in the middle of its answer."""
+    """Send a request as a client that closes the connection in the middle of the answer."""
     line = _connection(port)
     asked = {"model": "tiny", "prompt": "x", "max_tokens": 1900, "stream": True, "ignore_eos": True}
     line.request("POST", COMPLETIONS, json.dumps(asked), {"Content-Type": "application/json"})
@@ -117,7 +118,7 @@ def _go_away(port: int) -> None:
 
 
 def _cut_off(port: int, path: str, **asked: Any) -> None:
-    """Ask for what will not be answered: the server is killed before."""
+    """Send a request that gets no answer, because the server is killed before."""
     with contextlib.suppress(OSError, http.client.HTTPException):
         _post(port, path, **asked)
 

@@ -1,9 +1,11 @@
 """Build the lab's network: a bridge, and a cable and namespace per node, without a way out.
 
-A node may have further cables, each to the switch of its network, which this machine is not in.
+A node can have further cables. Each further cable ends at the switch of its network. This machine
+is not in these networks.
 
-Everything here converges: each function looks at what is there and adds what is missing, so it may
-be called again after a `kill -9` at any point. `remove` takes all of it away by name.
+All functions converge: each function reads the present state and adds the missing parts, so you can
+call it again after a `kill -9` at any point. `remove` finds all parts by their names and removes
+them.
 """
 
 from __future__ import annotations
@@ -21,15 +23,15 @@ from gpufleet.errors import FleetError
 from lab import cgroup, link_delay, run_command
 from lab.state import LabNode, LabState, lab_ids, number_of
 
-# Where free networks are looked for, upwards; GPUFLEET_LAB_NET overrides.
+# The search for a free network goes upwards from here. GPUFLEET_LAB_NET overrides it.
 _FIRST_NET = IPv4Network("10.201.7.0/24")
 _LAST_NET = IPv4Network("10.201.254.0/24")
 
-# Behind every route of the machine's own: it answers only when the bridge is gone.
+# A lower priority than all routes of the machine: this route applies only if there is no bridge.
 _FALLBACK_METRIC = "4096"
 
-# A booted node holds about 10 inotify instances of root's; the kernel's default of 128 ends at 13
-# nodes. The machine keeps the raised limit.
+# A booted node uses about 10 inotify instances of root. The kernel's default limit of 128 is enough
+# only for 13 nodes. The machine keeps the raised limit.
 _INOTIFY = Path("/proc/sys/fs/inotify/max_user_instances")
 _INOTIFY_INSTANCES = 8192
 
@@ -38,8 +40,8 @@ def choose(state: LabState) -> IPv4Network:
     """
     Return the lab's /24 network: the requested one, its previous one, or the first free one.
 
-    Free means that this machine routes no address of it anywhere and no other lab remembers it.
-    Raises `FleetError` when the one asked for is taken, or when all are.
+    A network is free if this machine has no route to any of its addresses and no other lab has
+    stored it. Raises `FleetError` if the requested network is not free, or if no network is free.
     """
     taken = [*_routed(state), *_other_networks(state)]
     if wanted := os.environ.get("GPUFLEET_LAB_NET"):
@@ -49,7 +51,7 @@ def choose(state: LabState) -> IPv4Network:
             return net
     raise FleetError(
         f"No free /24 between {_FIRST_NET} and {_LAST_NET} for the lab: "
-        "set GPUFLEET_LAB_NET to one that this machine does not route."
+        "set GPUFLEET_LAB_NET to a /24 to which this machine has no route."
     )
 
 
@@ -57,8 +59,8 @@ def up(state: LabState) -> None:
     """Create the bridge, and the rules that keep the nodes' traffic on it."""
     bridge = state.prefix
     if not _exists(bridge):
-        # A bridge without an address of its own takes a port's, and changes it as ports come and
-        # go: neighbours then send to the old one for seconds.
+        # A bridge without its own MAC address uses that of a port, and changes it when ports are
+        # added or removed. For some seconds, neighbours would then send to the old address.
         run_command.run(
             "ip", "link", "add", bridge, "address", _mac(state.machine), "type", "bridge"
         )
@@ -66,13 +68,13 @@ def up(state: LabState) -> None:
     _ip("link", "set", bridge, "up")
     _ip("route", "replace", "unreachable", str(state.subnet), "metric", _FALLBACK_METRIC)
     for number, _ in enumerate(state.networks, 1):
-        # Without an address: this machine is in none of them.
+        # The bridge gets no address, because this machine is in none of these networks.
         if not _exists(switch := state.switch(number)):
             mac = _mac(state.machine, number)
             run_command.run("ip", "link", "add", switch, "address", mac, "type", "bridge")
         _ip("link", "set", switch, "up")
-    # Refused rather than dropped: a node that tries to reach out knows at once. IPv6 needs no rule:
-    # nodes have link-local addresses only.
+    # Packets are refused, not dropped, so that a node with a connection to the outside gets an
+    # error at once. IPv6 needs no rule, because nodes have only link-local addresses.
     run_command.run(
         *("nft", "-f", "-"),
         stdin=f"""

@@ -1,11 +1,11 @@
 """Manage a lab's disk: one sparse image, mounted for the files of its nodes.
 
-    nodes.img    as large as what is free here when it is made; takes the space of what is written
-    nodes/       where it is mounted while the lab is up
+    nodes.img    as large as the free space at its creation; uses only the space of written data
+    nodes/       the mount point of the image while the lab is up
 
-A lab is deleted by deleting one file. Its nodes write hundreds of thousands, and a disk that
-discards the blocks of each takes minutes over them. Without loop devices, as in some containers,
-nodes/ is a directory like any other.
+A lab is deleted by deleting this one file. Nodes write hundreds of thousands of files, and a disk
+that discards the blocks of each file would need minutes to delete them. Without loop devices, as in
+some containers, nodes/ is an ordinary directory.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from lab.state import LabState, exclusive
 GIB = 1 << 30
 LEAST_GIB = 8
 RELEASE_SECONDS = 30.0
-"""Seconds for another node's boot to release its copy of this machine's mounts.
+"""Seconds until the boot of another node releases its copy of this machine's mounts.
 
-It takes 1 to 3 s, and over 10 s with three labs on two busy cores. A node of another lab that
-booted while the disk was mounted may keep it until that node ends; then no wait helps, and the
-kernel frees the device later.
+This takes 1 to 3 s, and over 10 s with three labs on two busy cores. If a node of a different lab
+booted while the disk was mounted, this node may keep the mount until it ends. In this case waiting
+does not help, and the kernel frees the device later.
 """
-# A journal, so that a lab survives the machine's own crash; no more than its small files need.
+# A journal, so that a lab survives a crash of this machine. Small files need no larger journal.
 JOURNAL_MIB = 64
 _FORMAT = ("-q", "-F", "-m", "0", "-J", f"size={JOURNAL_MIB}", "-E", "lazy_itable_init=1,nodiscard")
-# Without noinit_itable the kernel writes all tables of inodes, a gigabyte, for a lab of minutes.
+# Without noinit_itable, the kernel would write all inode tables (1 GB) for a lab of some minutes.
 _OPTIONS = "loop,noatime,noinit_itable"
 
 
@@ -50,7 +50,7 @@ def mount(state: LabState, say: Say) -> None:
             run_command.run("mount", "-o", _OPTIONS, image, folder, lock=held)
             _bypass_cache(folder)
     except FleetError as error:
-        say(f"nodes' files lie in a directory, which takes longer to delete: {error}")
+        say(f"the nodes' files are in a directory, so their deletion takes longer: {error}")
 
 
 def unmount(state: LabState) -> None:

@@ -1,17 +1,18 @@
 #!/usr/bin/python3 -I
 """RUNS IN A LAB NODE: lay the simulated machine over the kernel's view, then become systemd.
 
-A node is a container: its kernel knows no NVIDIA driver, no GPUs on the PCI bus, no RDMA device.
-The lab writes what a kernel would show into `MACHINE` (lab/node_machine.py), a tree like the
-real one: proc/, sys/, boot_id. This program binds it into place, so that every program of the node
-reads it where it would on a server. What the lab changes in the tree afterwards is seen at once.
+A node is a container, so its kernel has no NVIDIA driver, no GPUs on the PCI bus and no RDMA
+device. The lab writes the files that such a kernel would show to the tree `MACHINE`
+(lab/node_machine.py): proc/, sys/, boot_id. This program mounts these files over the kernel's own,
+so that every program of the node reads them at the same paths as on a server. The node sees later
+changes of the tree at once.
 
     node_init.py            the node's first process: lays, then runs systemd
     node_init.py refresh    in a running node: what binds alone do not follow (new directories of
                            COVERED, files of /proc)
 
-All else of the kernel's stays as it is: net devices, block devices, CPUs, processes.
-Standard library only; it runs before anything of the node does.
+All other parts of the kernel's view stay as they are: net devices, block devices, CPUs, processes.
+The program uses only the standard library, because it is the first program that runs in the node.
 """
 
 from __future__ import annotations
@@ -28,9 +29,10 @@ SYSTEMD = "/usr/lib/systemd/systemd"
 
 # Directories that show the machine's entries and, beside them, the kernel's own.
 COVERED = ("/sys/devices", "/sys/class")
-# What of the kernel's own they do not show: this machine's RDMA devices are not the node's.
+# The kernel's own entries that these directories hide, because this machine's RDMA devices do not
+# belong to the node.
 HIDDEN = ("infiniband",)
-# Directories of which the machine has all. Without a PCI bus or EFI the kernel may lack them.
+# Directories of which the machine has all entries. A kernel without PCI bus or EFI may lack them.
 REPLACED = (
     "/proc/driver",
     "/sys/bus/pci",

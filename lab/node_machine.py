@@ -1,11 +1,10 @@
-"""A lab node's machine: what its kernel, its driver and its packages say, as its profile has it.
+"""Make a lab node show the kernel, the driver and the packages of its hardware profile.
 
 `place` writes a `lab.machine.Machine` into the node's root; `follow` makes a running node see it.
 
-What a kernel shows (PCI bus, modules, RDMA, EFI, IOMMU groups, memory) lies in a tree of its own,
-which lab/node_init.py binds over /proc and /sys. It is put right at every `place`, so that a fault
-lasts through reboots until it is cleared, and what a kill has left half done is completed by the
-next.
+The kernel's view (PCI bus, modules, RDMA, EFI, IOMMU groups, memory) is in a separate tree, which
+lab/node_init.py binds over /proc and /sys. Each `place` corrects the whole tree. So a fault stays
+through reboots until it is cleared, and the next `place` completes a killed one.
 """
 
 from __future__ import annotations
@@ -47,21 +46,22 @@ from lab.state import NO_GPUS, write
 # The node's first process, which binds the tree into place.
 NODE_INIT = Path("usr/lib/gpufleet-lab/node_init.py")
 
-# What of a machine's tree stands in for the kernel's. All else of /proc and /sys stays real, net
-# devices too: the node is reached through them.
+# The parts of a machine's tree that replace the kernel's. All else in /proc and /sys stays real,
+# also the net devices, through which the node is reached.
 _SHOWN = re.compile(
     r"/proc/(?:driver/.*|cmdline|meminfo|modules)"
     r"|/sys/(?:bus/pci|module|firmware|class/infiniband|kernel/iommu_groups)(?:/.*)?"
     r"|/sys/devices/pci[0-9a-f]{4,}:(?!.*/net/).*"
 )
-# What a boot finds in /run because packages have asked for it.
+# Files in /run that packages create at a boot.
 _RUN = re.compile(r"/run/.*")
 
-# Configuration space beyond 64 bytes is root's alone, which a plain file can only say of all of it.
+# Only root may read the configuration space above 64 bytes. A plain file can have only one mode for
+# all its bytes.
 _PRIVATE = {"config": 0o600}
 
-_LISTED = "shown.json"  # what of the tree is ours, and of which profile
-_BEHIND = "behind"  # there while a running node may not have seen all of it
+_LISTED = "shown.json"  # the lab's entries in the tree, and their profile
+_BEHIND = "behind"  # exists while a running node may not have seen all changes
 _TMPFILES = Path("etc/tmpfiles.d/gpufleet-lab.conf")
 
 
@@ -87,15 +87,15 @@ def place(
     root: Path, machine: Machine, *, without_driver: bool = False, running: bool = False
 ) -> Changes:
     """
-    Write the machine into the node whose root is mounted at `root`; files that are right stay.
+    Write the machine into the node whose root is mounted at `root`; correct files stay.
 
-    On a node that was handed over without a driver all of NVIDIA's software is the node's own;
-    which of its modules are loaded stays as it is, if it is `running`, or is none.
+    On a node that was delivered without a driver, all of NVIDIA's software belongs to the node. If
+    such a node is `running`, its loaded modules stay as they are. If it is off, no module is
+    loaded.
 
-    The node may be running, and has to `follow` then; after that it is `settled`. If it never was
-    after the last time, because the lab was killed, everything is said to have changed. Another
-    profile's machine needs the node to be off. Raises FleetError when its package manager is at
-    work.
+    If the node is running, call `follow` afterwards, and then `mark_placed`. If the lab was killed
+    before the last `mark_placed`, the result reports all parts as changed. To change the profile,
+    switch off the node first. Raises FleetError if the node's package manager is running.
     """
     machine = fit_to_host(machine)
     if not without_driver:
@@ -132,7 +132,7 @@ def _place(root: Path, machine: Machine, *, own_driver: bool) -> Changes:
 
 
 def place_nothing(root: Path) -> None:
-    """Make the node at `root` one without GPUs, with its own kernel, bus and packages."""
+    """Make the node at `root` a node without GPUs, with the real kernel, bus and packages."""
     home = root / MACHINE
     home.mkdir(parents=True, exist_ok=True)
     write(root / NODE_INIT, "#!/bin/sh\nexec /usr/lib/systemd/systemd\n", 0o755)
@@ -163,7 +163,7 @@ def follow(group: str, root: Path, changes: Changes) -> None:
     if changes.units:
         _inside(group, "systemctl", "daemon-reload")
         for verb, names in changes.units.items():
-            # A unit that fails to start may be what is wanted.
+            # A fault may want the unit to fail at its start.
             _inside(group, "systemctl", verb, "--", *names, check=False)
 
 
@@ -237,7 +237,7 @@ def _show(home: Path, machine: Machine, tree: Mapping[str, Entry]) -> bool:
 
     listed = home / _LISTED
     before = set(json.loads(listed.read_text())["paths"]) if listed.exists() else set()
-    # Remembered before it is written: what a kill has left half done is found again.
+    # Recorded before the write, so that the remains of a killed call are found again.
     _remember(listed, machine, before | set(wanted))
     changed = write(home / "shm_mib", f"{machine.shm[0]}\n")
     for path in sorted(before - set(wanted), reverse=True):
@@ -289,7 +289,7 @@ def _remove(home: Path, path: str, wanted: Mapping[str, Entry]) -> None:
     while not _bound(f"/{empty.relative_to(home)}") and f"/{empty.relative_to(home)}" not in wanted:
         try:
             empty.rmdir()
-        except OSError:  # something is left in it, or it has gone already
+        except OSError:  # the directory is not empty, or no longer exists
             if empty.exists():
                 return
         empty = empty.parent
@@ -352,4 +352,4 @@ def _first_process(group: str) -> int:
             continue
         if re.search(r"^NSpid:\t\d+\t1$", status, re.MULTILINE):
             return pid
-    raise FleetError(f"The node of {group} has ended meanwhile: run `gpufleet lab up`.")
+    raise FleetError(f"The node of {group} ended during this command: run `gpufleet lab up`.")

@@ -17,8 +17,8 @@ _KEEPER = Path(__file__).with_name("keeper.sh")
 
 _NSPAWN = Path("/run/systemd/nspawn")
 
-# How long a node may take until sshd answers: 0.4 s on an idle machine, 27 s measured with 128
-# nodes booting at once on two cores.
+# Seconds until sshd of a node must answer. Measured: 0.4 s on an idle machine, and 27 s while 128
+# nodes booted at once on two cores.
 BOOT_LIMIT = 90.0
 
 
@@ -31,7 +31,7 @@ def is_on(state: LabState, name: str) -> bool:
     """
     Return whether the node runs and would come back from a reboot.
 
-    A node with a killed keeper or nspawn is not on, and `off` removes its remains.
+    A node whose keeper or nspawn was killed is not on. `off` removes the remains of such a node.
     """
     parts = ("keeper", "machine/supervisor", "machine/payload")
     return all(cgroup.populated(f"{group(state, name)}/{part}") for part in parts)
@@ -48,24 +48,25 @@ def on(state: LabState, node: LabNode) -> None:
         "ROOT": str(home / "root"),
         "KERNEL_LOG": f"{sys.executable} -I {fake_kernel_log.__file__}",
         "PORT": state.port(node),
-        # The node sees cgroup v2 alone, like a server of today, whatever this machine has.
+        # The node sees only cgroup v2, like a present server, also if this machine has v1 too.
         "SYSTEMD_NSPAWN_UNIFIED_HIERARCHY": "1",
-        # /proc/sys/net belongs to the node's network namespace: let it be written.
+        # /proc/sys/net belongs to the node's network namespace, so the node may write to it.
         "SYSTEMD_NSPAWN_API_VFS_WRITABLE": "network",
     }
     nspawn = [
         *("systemd-nspawn", "--quiet", "--directory", str(home / "root")),
         *("--machine", f"{state.prefix}-{node.name}", f"--hostname={node.name}"),
-        # No systemd-machined is asked, no scope made: it need not be there, and cgroups are ours.
+        # Do not register with systemd-machined or create a scope. machined may not be installed,
+        # and the lab creates the cgroups itself.
         *("--register=no", "--keep-unit", "--console=read-only"),
         f"--network-namespace-path=/run/netns/{state.netns(node.name)}",
         "--capability=CAP_NET_ADMIN",  # not implied by a network namespace from outside
-        # On a server root may do it: a deploy's connection is watched by it (deploy_mark.py).
+        # Root may do this on a server, and deploy_mark.py needs it to watch a deploy's connection.
         "--system-call-filter=pidfd_open pidfd_getfd",
-        # What nspawn would otherwise share between machine and node.
+        # Parts that nspawn would otherwise share between this machine and the node.
         *("--resolv-conf=off", "--timezone=off", "--link-journal=no"),
         f"--bind=/{SYSCTL}:/proc/sys/vm",
-        # As --boot has it: what asks systemd for a clean end.
+        # The signal that requests a clean shutdown from systemd, as with --boot.
         "--kill-signal=SIGRTMIN+3",
         f"/{NODE_INIT}",
     ]
@@ -76,7 +77,7 @@ def on(state: LabState, node: LabNode) -> None:
 def off(state: LabState, name: str) -> None:
     """Cut the power: every process, including the keeper, is killed at once without a shutdown."""
     cgroup.remove(group(state, name))
-    # What nspawn would have removed itself, had it not been killed.
+    # Remains that nspawn could not remove because it was killed.
     propagate = _NSPAWN / "propagate" / f"{state.prefix}-{name}"
     if propagate.is_dir():
         propagate.rmdir()

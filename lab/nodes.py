@@ -1,8 +1,8 @@
-"""The lab: real Linux nodes on this machine, brought up, faulted and taken down as a whole.
+"""Start, damage and stop the lab: real Linux nodes on this machine.
 
-Every verb converges: it determines the current state and makes the missing parts. So each may be
-repeated, even after a `kill -9` of the previous one at any point. Only one verb at a time works on
-a lab, and others wait.
+Every verb converges: it determines the present state and makes the missing parts. So you can repeat
+a verb, even after a `kill -9` at any point. Only one verb at a time runs on a lab, and the others
+wait.
 """
 
 from __future__ import annotations
@@ -46,11 +46,12 @@ from lab.state import (
 )
 
 DEFAULT_ID = "lab"
-# Two nodes of different hardware: an HGX board whose eight GPUs all reach each other through
-# NVSwitch, and a PCIe node with two bridged pairs. A replica of two GPUs fits both, differently.
+# Two nodes with different hardware: an HGX board, whose eight GPUs are all connected through
+# NVSwitch, and a PCIe node with two bridged pairs. A replica of two GPUs fits on both nodes, but
+# differently.
 DEFAULT_NODES = {"gpu-01": "h100x8", "gpu-02": "a100x4-pcie"}
 
-# A node that was already running gets this long before its power is cycled.
+# Time for a running node to answer before its power is cycled.
 _PATIENCE = 15.0  # seconds
 
 _SSH_CONFIG = """\
@@ -81,7 +82,7 @@ class NodeStatus:
     processes: int
     memory: int  # bytes
     faults: tuple[Broken, ...] = ()
-    driver: bool = True  # whether it was handed over with one
+    driver: bool = True  # whether the node was delivered with a driver
 
 
 class Lab:
@@ -121,11 +122,13 @@ class Lab:
         """
         Make exactly these nodes run (name -> hardware profile), reachable and unharmed.
 
-        None means those of the last `up`, or the default two. A running node is left running; one
-        not named any more is removed with what it had written. `cables` are what nodes have besides
-        eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Nodes `without_driver` are handed over with
-        nothing of NVIDIA's but the GPUs; one that changes between the two starts afresh. `packages`
-        come with their image, for labs of so many nodes that installing them would take its time.
+        With None, these are the nodes of the last `up`, or the two default nodes. A running node
+        stays up. A node that is no longer in the mapping is removed with all its files. `cables`
+        are interfaces in addition to eth0: {"gpu-01": {"eth1": "10.60.1.1/24"}}. Nodes
+        `without_driver` are delivered with GPUs, but without NVIDIA software. If a node changes
+        between with and without driver, all its files are created again. `packages` are installed
+        in the base image, because installing them on many nodes would take too long.
+
         Raises `FleetError`.
         """
         with self._alone():
@@ -161,13 +164,13 @@ class Lab:
 
     def power(self, name: str, action: str) -> None:
         """
-        Pull a node's plug (`off`), press its button (`on`), or both (`cycle`); `on` waits for sshd.
+        Cut a node's power (`off`), switch it on (`on`), or both (`cycle`); `on` waits for sshd.
 
-        Off is not a shutdown: the link is cut first, so that no peer is informed, and then every
-        process is killed.
+        `off` is not a shutdown: it first cuts the link, so that no peer is informed, and then kills
+        every process.
         """
         if action not in ("off", "on", "cycle"):
-            raise FleetError(f"Power {action!r}: it can be off, on or cycle.")
+            raise FleetError(f"Power {action!r} is unknown: use off, on or cycle.")
         with self._alone():
             node = self._present(name)
             if action in ("off", "cycle"):
@@ -181,9 +184,9 @@ class Lab:
         """
         Damage a node's link, or repair it.
 
-        `cut`, `heal`, `loss` with a percentage, `delay` with milliseconds, `deaf` with the node
-        of which nothing is heard any more, `rate` as tc writes it (`1mbit`); also as one word:
-        `net("gpu-01", "loss 30")`.
+        The verbs are `cut`, `heal`, `loss` with a percentage, `delay` with milliseconds, `rate`
+        with a rate in tc's form (`1mbit`), and `deaf` with the node whose packets are lost. Verb
+        and value can also be one word: `net("gpu-01", "loss 30")`.
         """
         verb, _, rest = action.partition(" ")
         value = str(rest if amount is None else amount)
@@ -203,22 +206,23 @@ class Lab:
                 network.throttle(self.facts, node, value)
             else:
                 raise FleetError(
-                    f"Net {verb!r} {value!r}: it is cut, heal, loss PERCENT (0 to 100), delay "
+                    f"Unknown net {verb!r} {value!r}: use cut, heal, loss PERCENT (0 to 100), delay "
                     "MILLISECONDS (0 to 10000), deaf OTHER-NODE or rate RATE (such as 1mbit)."
                 )
 
     def fault(self, name: str, fault: str, gpu: int | None = None) -> Broken:
         """
-        Break a node's hardware or software; it stays so, through reboots, until `clear`.
+        Set a fault on a node's hardware or software, which stays through reboots until `clear`.
 
-        `fault` is a name of lab/faults.py; several may be on. `gpu` is the index of the GPU that
-        it concerns; default 0 for a fault of one GPU. The node need not be switched on; one that
-        runs is broken at once. Raises `FleetError` for a fault that its hardware cannot have.
+        `fault` is a name of lab/faults/. A node can have several faults. `gpu` is the index of the
+        GPU with the fault; the default for a fault of one GPU is 0. The node can be on or off; a
+        running node gets the fault at once. Raises `FleetError` for a fault that the node's
+        hardware cannot have.
         """
         with self._alone():
             node = self._present(name)
             if node.profile == NO_GPUS:
-                raise FleetError(f"{name} has no simulated hardware, of which faults are.")
+                raise FleetError(f"{name} has no simulated hardware, so it cannot have faults.")
             home = self.facts.node_dir(name)
             new = active_faults.parse_fault(fault, gpu, node.profile, driver=node.driver)
             before = active_faults.read(home)
@@ -240,7 +244,7 @@ class Lab:
             return before
 
     def faults(self, name: str) -> tuple[Broken, ...]:
-        """Return the faults that are on a node."""
+        """Return the faults of a node."""
         self._refresh()
         return active_faults.read(self.facts.node_dir(self.facts.node(name).name))
 
@@ -274,7 +278,7 @@ class Lab:
         without_driver: frozenset[str],
     ) -> None:
         """Choose network and nodes, store them, and remove unwanted nodes."""
-        # Held over all labs: two must not choose the same network at once.
+        # One lock for all labs, because two labs must not choose the same network.
         with exclusive("networks"):
             net = network.choose(self.facts)
             if self.facts.net and net != self.facts.net:
@@ -292,12 +296,12 @@ class Lab:
             )
             self.facts.save()
         node_disk.mount(self.facts, self.say)
-        # Of a removal that was killed.
+        # Remains of a killed removal.
         for rest in self.state.glob("nodes/.*.gone"):
             shutil.rmtree(rest)
         for home in self._homes():
             if home.name not in wanted:
-                self.say(f"{home.name}: not asked for any more, removed")
+                self.say(f"{home.name}: removed, because it is no longer requested")
                 self._remove(home)
 
     def _write_files(self) -> None:
@@ -329,14 +333,14 @@ class Lab:
                 network.plug(self.facts, node)
                 running.append(node)
             else:
-                node_power.off(self.facts, node.name)  # what is left of a wreck
+                node_power.off(self.facts, node.name)  # remove the remains of a killed node
                 root_filesystem.unmount(self.facts.node_dir(node.name))
                 if root_filesystem.mount(self.facts, node, base):
-                    self.say(f"{node.name}: what it was made from has changed, starts afresh")
+                    self.say(f"{node.name}: starts with new files: image or driver changed")
                 off.append(node)
         silent_ones = self._silent(running, _PATIENCE) if running else []
         for node in silent_ones:
-            self.say(f"{node.name}: runs but does not answer; its power is cycled")
+            self.say(f"{node.name}: runs but does not answer SSH, so its power is cycled")
             node_power.off(self.facts, node.name)
         self._start([*off, *silent_ones])
 
@@ -368,7 +372,7 @@ class Lab:
         as_made = root_filesystem.made_for(self.facts.node_dir(node.name), node)
         if there != node.profile or not as_made:
             kind = "" if node.driver else " without a driver"
-            self.say(f"{node.name}: becomes {node.profile}{kind}, for which it is switched off")
+            self.say(f"{node.name}: is switched off to become {node.profile}{kind}")
         return there == node.profile and as_made
 
     def _furnish(self, node: LabNode) -> None:
@@ -381,7 +385,7 @@ class Lab:
         have = active_faults.read(home)
         wanted = active_faults.still_possible(have, node.profile, driver=node.driver)
         for gone in set(have) - set(wanted):
-            self.say(f"{node.name}: a {node.profile} cannot have {gone}, which is cleared")
+            self.say(f"{node.name}: {gone} is cleared, because {node.profile} cannot have it")
         if wanted != have:
             active_faults.remember(home, wanted)
         changes = node_machine.place(
@@ -395,7 +399,7 @@ class Lab:
         node_machine.mark_placed(home / "root")
 
     def _silent(self, nodes: list[LabNode], limit: float) -> list[LabNode]:
-        """Return the nodes whose sshd does not greet within `limit` seconds."""
+        """Return the nodes whose sshd does not answer within `limit` seconds."""
         with ThreadPoolExecutor(64) as pool:
             greeted = pool.map(lambda node: node_power.answers(node, limit), nodes)
             return [node for node, well in zip(nodes, greeted, strict=True) if not well]

@@ -1,8 +1,8 @@
 """Install nvitop, a third-party NVML program, unmodified on a lab node.
 
-It shows whether the simulated library is one that strangers can live with, and whether it sees
-what our probe sees. Its packages are those of this environment's lock: Python without compiled
-parts, and psutil, whose wheel fits every Python 3 on this machine's architecture.
+nvitop shows whether third-party programs work with the simulated library, and whether they get the
+same values as gpufleet's probe. Its packages are those in this environment's lock file: packages
+without compiled parts, and psutil, whose wheel fits every Python 3 on this machine's architecture.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Serve all downloads of lab nodes over HTTP: /vendor, /kernels, /wheels and /hub.
 
-Contract: a foreground program (lab/services.py starts and ends it) that serves four trees
-read-only and nothing beside them.  On stderr it says who asked for which path with which result:
-no headers, and so no tokens.
+Contract: this is a foreground program, which lab/services.py starts and ends. It serves only these
+four trees, read-only. For each request, it logs the client, the path and the result to stderr. It
+logs no headers, because they contain tokens.
 
     python -m lab.package_mirror --state DIR --listen ADDRESS:PORT [--cache DIR]
 """
@@ -31,7 +31,7 @@ VENDOR = "vendor/repository"  # below the state: what lab.vendor builds
 MODELS = "models"  # below the state: <owner>/<name>/, what lab.tiny_model writes
 TOKEN = "secrets/hf-token"
 
-_SLOW_B = 1024  # bytes a second of a vendor that is slow
+_SLOW_B = 1024  # bytes per second of a slow vendor
 
 
 def server(state: Path, listen: tuple[str, int], cache: Path = CACHE) -> ThreadingHTTPServer:

@@ -1,7 +1,7 @@
 """Install the operating system packages that the lab needs on this machine.
 
-Installed only when missing, and without their services: the lab runs its own proxy on its own
-address, and a machine must not find another one listening because it once had a lab.
+The lab installs only missing packages, and does not start their services. The lab runs its own
+proxy on its own address. After a lab, a machine must not have an additional proxy that listens.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
     """Return the names of the packages in `needed` that this machine does not have."""
     if not shutil.which("apt-get"):
         raise FleetError(
-            "This machine has no apt-get: the lab runs on Debian and its kin "
+            "This machine has no apt-get, but the lab runs only on Debian and its derivatives "
             f"(it needs {', '.join(needed)})."
         )
     form = "${db:Status-Status} ${Package}\n"
@@ -53,7 +53,8 @@ def requirements(needed: Mapping[str, str] = NEEDED) -> list[str]:
 
 def ensure_packages(say: Say = silent, needed: Mapping[str, str] = NEEDED) -> list[str]:
     """Install the missing packages of `needed`, within minutes, and return their names."""
-    with exclusive("packages", CACHE, limit=1200):  # another lab may be installing them
+    # a different lab may be installing these packages
+    with exclusive("packages", CACHE, limit=1200):
         _remove_stale_policy()
         missing = requirements(needed)
         if missing:
@@ -70,7 +71,7 @@ def _install(missing: list[str], say: Say) -> None:
 
 
 def _apt(*args: str) -> None:
-    # 300 s: another package manager on this machine may be at work. A whole install took 12 s.
+    # 300 s, because a different package manager may be running. A whole installation took 12 s.
     run_command.run(
         "env",
         "DEBIAN_FRONTEND=noninteractive",
@@ -90,13 +91,14 @@ def _disable(service: str) -> None:
 @contextmanager
 def _no_services() -> Iterator[None]:
     """Let packages be installed without starting their services (Debian policy 9.3.3.1)."""
-    if _POLICY.exists():  # the machine has a policy of its own: containers usually forbid services
+    # the machine has its own policy, because containers usually forbid services
+    if _POLICY.exists():
         yield
         return
     draft = _POLICY.with_name(".policy-rc.d.new")
     draft.write_text(f"#!/bin/sh\n{_POLICY_MARK}\nexit 101\n")
     draft.chmod(0o755)
-    os.link(draft, _POLICY)  # refuses to replace one that has appeared meanwhile
+    os.link(draft, _POLICY)  # refuses to replace a policy that was created in the meantime
     draft.unlink()
     try:
         yield

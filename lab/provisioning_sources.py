@@ -1,8 +1,8 @@
 """Provide the downloads of a lab's fleet: vendor packages, wheels and locks, a gated model.
 
-Contract: `provide` converges: everything that is there stays, whatever a killed run left. At its
-end `<state>/group_vars/lab.yml` says where all of it is; the mirror, which `Lab.up` has started
-(lab/services.py), serves it to the nodes.
+Contract: `provide` converges, also after a killed run: all existing files stay. At the end,
+`<state>/group_vars/lab.yml` has the addresses of all downloads. The mirror, which `Lab.up` has
+started (lab/services.py), serves the downloads to the nodes.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ CLUSTER_KEY = "secrets/cluster-key"
 HF_TOKEN = "secrets/hf-token"
 MODEL = "lab/tiny"
 
-# The CPU build of this release is on PyPI, wants the torch that machines without GPUs have, and
-# has everything that the lab needs (measured).
+# The CPU build of this release is on PyPI, requires the CPU build of torch, and has everything that
+# the lab needs (measured).
 VLLM = "0.32.0"
 
 
@@ -30,8 +30,9 @@ def provide(state: LabState, say: Say = silent, also: Sequence[str] = ()) -> Non
     """
     Provide all downloads of nodes, and write their addresses for the inventory.
 
-    The first time on a machine it downloads about 0.9 GB of wheels, and 0.2 GB for each release of
-    vLLM that is wanted `also`, of which there is a lock beside the first one's. Raises FleetError.
+    The first call on a machine downloads about 0.9 GB of wheels, and 0.2 GB for each additional
+    release of vLLM in `also`. Each of these releases needs a lock file beside that of the first
+    release. Raises FleetError.
     """
     with step("vendor repository", say):
         repository = vendor.build(state.dir, state.mirror_url)
@@ -67,7 +68,7 @@ def sglang_settings(state: LabState, say: Say = silent) -> dict[str, Any]:
     """
     Provide SGLang's release after `provide`, and return the nodes' settings section `sglang`.
 
-    The first time on a machine it downloads about 0.25 GB of wheels beside vLLM's. Raises
+    The first call on a machine downloads about 0.25 GB of wheels, in addition to vLLM's. Raises
     FleetError.
     """
     with step("wheels of SGLang", say):
@@ -89,7 +90,7 @@ def _engine(state: LabState) -> dict[str, Any]:
         "hf_endpoint": f"{state.mirror_url}/hub",
         "api_key_file": str(state.dir / API_KEY),
         "cluster_key_file": str(state.dir / CLUSTER_KEY),
-        # The lab's bridge is its nodes' own: strangers are those that a test makes.
+        # Only nodes are on the lab's bridge. If a test needs other clients, the test creates them.
         "allow_unguarded_ports": True,
         "hf_token_file": str(state.dir / HF_TOKEN),
     }

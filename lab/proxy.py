@@ -1,8 +1,8 @@
 """Run an HTTP proxy on the bridge that caches Debian packages, the nodes' only way out.
 
-Squid, because of the proxies tried with 32 nodes updating at once it alone lost no request. Nodes
-reach the hosts of this machine's own Debian archives through it and nothing else, so that whatever
-else a node downloads provably comes from the lab's mirror.
+The proxy is Squid. Of the proxies that were tried with 32 nodes updating at once, only Squid lost
+no request. Through the proxy, nodes reach only the hosts of this machine's own Debian archives. So
+all other downloads of a node must come from the lab's mirror.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def prepare(state: LabState) -> None:
 
 def program(state: LabState) -> list[str]:
     """Return the command that runs squid in the foreground, with its messages on stderr."""
-    # -n names its shared memory, so that the squids of two labs have each their own.
+    # -n sets the name of the shared memory, so that each lab's squid has its own.
     return ["squid", "-N", "-d1", "-n", state.id, "-f", str(_config_file(state))]
 
 

@@ -1,9 +1,9 @@
 """Build a node's root filesystem: its own layer over the base image, and its own files.
 
-nodes/<name>/upper, work   what the node has written, kept while it is off and after `down`
-nodes/<name>/root          the whole, mounted while the lab is up
-nodes/<name>/image         the base image that `upper` was written over, and whether it has a driver
-nodes/<name>/hostkey/      its SSH host key, kept when the rest starts afresh
+nodes/<name>/upper, work   files that the node has written; they stay after `power off` and `down`
+nodes/<name>/root          the mount point of the whole filesystem while the lab is up
+nodes/<name>/image         the base image below `upper`, and whether the node has a driver
+nodes/<name>/hostkey/      the SSH host key, which stays when all other files are created again
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from lab import run_command
 from lab.state import LabNode, LabState, write
 from lab.vendor import kernels
 
-# Directory of plain files that stands in for /proc/sys/vm: those settings are the machine's own,
-# and a node that tunes them must not tune the machine.
+# Directory of plain files that replaces /proc/sys/vm. The real settings belong to this machine, and
+# a node that changes its settings must not change this machine.
 SYSCTL = Path("var/lib/gpufleet-lab/vm")
 
-# What is beside the image's name of a node that was handed over so.
+# Text after the image's name, for a node that was delivered without a driver.
 _WITHOUT = " without a driver"
 
 _SSHD = """\
@@ -34,16 +34,17 @@ MaxStartups 200
 
 def mount(state: LabState, node: LabNode, image: Path) -> bool:
     """
-    Mount the node's root with its earlier files; return whether it had to start afresh.
+    Mount the node's root with its earlier files; return whether these had to be discarded.
 
-    It starts afresh when the base image has changed, because a layer means nothing over another
-    base, or when the node is to have a driver and had none, or the other way round.
+    The earlier files are discarded in two cases: if the base image has changed, because a layer is
+    only valid over its own base, or if the node changes between with and without driver.
     """
     home = state.node_dir(node.name)
     root, made_on = home / "root", home / "image"
     if root.is_mount():
         return False
-    # With and without a driver are two machines: what one had installed is nothing to the other.
+    # Nodes with and without driver are different machines, so one cannot use the files of the
+    # other.
     beginning = f"{image}{_suffix(node)}\n"
     stale = made_on.exists() and made_on.read_text() != beginning
     if stale or not made_on.exists():
@@ -81,7 +82,7 @@ def furnish(state: LabState, node: LabNode) -> None:
     """
     root = state.node_dir(node.name) / "root"
     hosts = [f"{other.address} {other.name}\n" for other in state.nodes]
-    # Fixed, so that the journal of earlier boots is still the node's own.
+    # A fixed id, so that the journal of earlier boots still belongs to the node.
     machine_id = hashlib.sha256(f"{state.id}/{node.name}".encode()).hexdigest()[:32]
     direct = f'Acquire::http::Proxy::{state.machine} "DIRECT";'  # the mirror needs no proxy
 
@@ -138,7 +139,7 @@ def new_key(path: Path, comment: str) -> None:
     draft = path.with_name(f"{path.name}-new")
     draft.parent.mkdir(parents=True, exist_ok=True)
     for half in (draft, draft.with_suffix(".pub"), path, public):
-        half.unlink(missing_ok=True)  # halves of a key whose making was killed
+        half.unlink(missing_ok=True)  # remains of a killed ssh-keygen
     run_command.run("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", comment, "-f", draft)
     draft.with_suffix(".pub").rename(public)
     draft.rename(path)

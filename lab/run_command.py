@@ -22,9 +22,9 @@ def run(
     """
     Run a command and return its stdout; an error includes its stderr.
 
-    `limit` is in seconds. With `check=False` a failing command returns what it printed: for
-    commands that only remove what may already be gone. `lock` is held until the command ends, also
-    if this process is killed before. Raises `FleetError`.
+    `limit` is in seconds. With `check=False`, a failing command returns its output; this is for
+    commands that remove things that may no longer exist. `lock` is held until the command ends,
+    also if this process is killed earlier. Raises `FleetError`.
     """
     shown = shlex.join(str(arg) for arg in args)
     try:

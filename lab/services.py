@@ -1,7 +1,7 @@
 """Run the lab's services on this machine: a proxy to Debian, a mirror of the rest.
 
-Each service is a foreground program in a cgroup of the lab, so that it is found and ended by where
-it lives, never by a pid that was written down and may belong to another process now.
+Each service is a foreground program in a cgroup of the lab. The lab finds and ends the service by
+this cgroup, and never by a stored pid, which may belong to a different process by then.
 """
 
 from __future__ import annotations
@@ -20,9 +20,10 @@ from lab import cgroup, proxy, run_command
 from lab.progress import Say, silent
 from lab.state import MIRROR_PORT, PROXY_PORT, LabState, write
 
-# Seconds until a service listens: 0.2 measured; more for a proxy that rebuilds its index.
+# Seconds until a service listens: measured 0.2, and more for a proxy that rebuilds its index.
 _START_LIMIT = 30.0
-# Seconds for a clean end; after that it is killed, and the proxy rebuilds its index the next time.
+# Seconds for a clean end. Then the service is killed, and the proxy rebuilds its index at the next
+# start.
 _STOP_LIMIT = 5.0
 
 _CHECKOUT = Path(__file__).parent.parent
@@ -38,7 +39,7 @@ def start(state: LabState, say: Say = silent) -> None:
         proxy.prepare(state)
         _start(state, "proxy", PROXY_PORT, proxy.program(state), say)
     if write(state.dir / "mirror.code", _code()):
-        _stop(state, "mirror")  # one of before an update of this program
+        _stop(state, "mirror")  # a service that was started before an update of this program
     if not _runs(state, "mirror", MIRROR_PORT):
         listen = f"{state.machine}:{MIRROR_PORT}"
         mirror = [
@@ -71,7 +72,7 @@ def _runs(state: LabState, service: str, port: int) -> bool:
 
 
 def _start(state: LabState, service: str, port: int, program: Sequence[str], say: Say) -> None:
-    _stop(state, service)  # one that runs but does not listen
+    _stop(state, service)  # a service that runs but does not listen
     log = state.dir / f"{service}.log"
     cgroup.start(_group(state, service), program, log, {"PYTHONPATH": str(_CHECKOUT)})
     deadline = time.monotonic() + _START_LIMIT

@@ -1,11 +1,11 @@
 """Build the wheels of SGLang's release for the lab's nodes, and its lock.
 
-Contract: as of `wheelhouse`, whose folder and manifest these are: a node installs
-`sglang==VERSION` from it without a GPU and without an index.
+Contract: the wheels are in the folder and the manifest of `wheelhouse`. A node installs
+`sglang==VERSION` from this folder without a GPU and without an index.
 
-SGLang's own wheel is repacked as a build for CPUs, `VERSION+cpu`: the same files, but its metadata
-requires the lab's torch, and none of the packages that only GPUs use. `lab/sglang_cpu` stands for
-those that are imported all the same.
+SGLang's own wheel is repacked as a build for CPUs, `VERSION+cpu`. It has the same files, but its
+metadata requires the lab's torch and no package that only GPUs use. `lab/sglang_cpu` replaces those
+of these packages that SGLang imports nevertheless.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from lab.progress import Say, silent
 from lab.state import CACHE, exclusive
 
 VERSION = "0.5.23"
-# That of the lab's vLLM, so that the wheelhouse has one torch. SGLang asks for 2.14.1, and runs on
-# this one (measured with 0.5.23).
+# The torch of the lab's vLLM, so that the wheelhouse has only one torch. SGLang requires 2.14.1,
+# but also runs on this version (measured with 0.5.23).
 TORCH = "2.13.0+cpu"
 
 CPU_PACKAGE = "gpufleet-lab-sglang"
 CPU_PACKAGE_VERSION = "1"
 
-# What SGLang 0.5.23 requires for GPUs: kernels, compilers of kernels, bindings of CUDA.
+# Packages that SGLang 0.5.23 requires for GPUs: kernels, compilers of kernels, bindings of CUDA.
 GPU_PACKAGES = frozenset(
     {
         "apache-tvm-ffi",
@@ -55,7 +55,7 @@ GPU_PACKAGES = frozenset(
         "torch-memory-saver",
     }
 )
-# Packages whose presence is looked up by name, and whose real wheels need CUDA's torch.
+# SGLang checks by name whether these packages exist. Their real wheels need CUDA's torch.
 STUBS = (*wheelhouse.STUBS, "timm")
 
 _REQUIRES = re.compile(r"Requires-Dist: ([A-Za-z0-9._-]+)")
@@ -140,8 +140,8 @@ def cpu_metadata(text: str, version: str, new: str) -> str:
     """
     Return a wheel's METADATA for its CPU build.
 
-    Raises FleetError if a package for GPUs is not required any more: then the list is of an older
-    release, and so may be what the lab stands in for.
+    Raises FleetError if a package for GPUs is no longer required. In this case the list of packages
+    belongs to an older release, and the lab's replacements may too.
     """
     head, blank, body = text.partition("\n\n")
     dropped: set[str] = set()

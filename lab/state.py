@@ -1,8 +1,8 @@
-"""A lab's name, directory, and the state kept between commands.
+"""Define a lab's name, its directory, and the state that it stores between commands.
 
-Every name the lab leaves on the machine (bridge, ports, network namespaces, cgroups, nft tables)
-follows from its id alone, so that all of it is found again after a `kill -9`. `lab.json` adds what
-cannot be derived: the network that was chosen and the nodes that were asked for.
+All names of a lab on the machine (bridge, ports, network namespaces, cgroups, nft tables) follow
+only from the lab's id, so the lab finds all of them again after a `kill -9`. `lab.json` stores the
+values that cannot be derived: the chosen network and the requested nodes.
 """
 
 from __future__ import annotations
@@ -32,15 +32,16 @@ FIRST_NODE = 10
 MIRROR_PORT = 8080
 PROXY_PORT = 3128
 
-# "gf-" + id + "." + a number of three digits is the longest interface name: 15, the kernel's limit
-# (IFNAMSIZ is 16 with the closing NUL). nft identifiers take no hyphen, hence none in the id.
+# The longest interface name is "gf-" + id + "." + a number of three digits. It has 15 characters,
+# the kernel's limit (IFNAMSIZ is 16 with the closing NUL). nft identifiers must not have a hyphen,
+# so the id has none.
 _ID = re.compile(r"[a-z][a-z0-9]{0,7}")
 _NODE = re.compile(r"(?:gpu|mon)-([0-9]{2,3})")
 _INTERFACE = re.compile(r"eth[1-9]")
 LAST_NODE = 240
 NO_GPUS = "none"
 """Profile of a node without GPUs, where no part is simulated."""
-# Of further networks: one digit of their switches' names.
+# The maximum of further networks, because the names of their switches have one digit.
 MOST_NETWORKS = 9
 
 
@@ -54,7 +55,7 @@ class LabNode:
     profile: (
         str  # the hardware it simulates: a file of lab/profiles/ without its suffix, or NO_GPUS
     )
-    driver: bool = True  # whether it was handed over with NVIDIA's driver
+    driver: bool = True  # whether the node was delivered with NVIDIA's driver
 
 
 @dataclass(frozen=True)
@@ -64,10 +65,10 @@ class LabState:
     id: str
     net: IPv4Network | None = None  # None until the first `up` has chosen one
     profiles: Mapping[str, str] = field(default_factory=dict)  # node name -> hardware profile
-    # node name -> interface -> its address, as 10.60.1.1/24: what it has besides eth0
+    # node name -> interface -> its address, such as 10.60.1.1/24; without eth0
     cables: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    without_driver: frozenset[str] = frozenset()  # nodes that were handed over so
-    checkout: str = str(CHECKOUT)  # whose lab this is: the source tree that brought it up first
+    without_driver: frozenset[str] = frozenset()  # nodes that were delivered without a driver
+    checkout: str = str(CHECKOUT)  # the owner of the lab: the source tree that first ran `up`
 
     # -- where it lies -------------------------------------------------------------------------
 
@@ -332,8 +333,8 @@ def exclusive(name: str, folder: Path = STATE, limit: float = 300.0) -> Iterator
     with path.open("a") as file:
         if not lock(file, limit):
             raise FleetError(
-                f"Another lab command has held {path} for over {limit:.0f} s: "
-                "let it finish, or end it and try again."
+                f"A different lab command has locked {path} for over {limit:.0f} s: "
+                "wait for this command or end it, then try again."
             )
         yield file
 

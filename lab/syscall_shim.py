@@ -1,9 +1,13 @@
 """Build the library that answers system calls like a node's simulated machine.
 
-It is for what no file and no mount can say: whether the clock is kept in step (the clock is this
-machine's), how much of the disk is free (the disk is, too), and which modules are loaded where this
-machine's kernel has none and so no /proc/modules. It is preloaded into every program of a node; a
-program without a C library, or one that makes the system call itself, sees the truth.
+Some facts cannot be simulated by a file or a mount:
+
+- whether the clock is synchronised, because the clock is this machine's;
+- how much of the disk is free, because the disk is this machine's;
+- the loaded modules, if this machine's kernel has no modules and so no /proc/modules.
+
+The library is preloaded into every program of a node. A program without a C library, or a program
+that makes the system call itself, gets this machine's real values.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ def build(cache: Path = CACHE) -> Path:
     library = cache / "calls" / f"libcalls-{digest[:12]}.so"
     if not library.exists():
         library.parent.mkdir(parents=True, exist_ok=True)
-        # Each builder has its own draft: labs of two checkouts may come up at once.
+        # Each builder writes its own draft, because labs of two checkouts may start at the same
+        # time.
         with TemporaryDirectory(dir=library.parent) as folder:
             draft = Path(folder, library.name)
             run_command.run(*compiler, "-o", draft, _SOURCE)
@@ -51,4 +56,5 @@ def install(root: Path, home: Path, machine: Machine) -> None:
     write(home / "clock", f"{int(synchronised)} {error}\n")
     free = [disk.free for disk in machine.disks if disk.mount == "/"]
     write(home / "free_mib", "".join(f"{mib}\n" for mib in free))
-    write(root / _PRELOADED, f"/{_LIBRARY}\n")  # last: what it names has to be there
+    # written last, because the files that it names must exist
+    write(root / _PRELOADED, f"/{_LIBRARY}\n")
