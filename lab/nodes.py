@@ -206,7 +206,7 @@ class Lab:
                 network.throttle(self.facts, node, value)
             else:
                 raise FleetError(
-                    f"Unknown net {verb!r} {value!r}: use cut, heal, loss PERCENT (0 to 100), delay "
+                    f"Net {verb!r} {value!r} must be cut, heal, loss PERCENT (0 to 100), delay "
                     "MILLISECONDS (0 to 10000), deaf OTHER-NODE or rate RATE (such as 1mbit)."
                 )
 

@@ -1,11 +1,11 @@
-"""Tiny LoRA adapters of the tiny Llama: real enough for vLLM to load, and to answer otherwise.
+"""Write tiny LoRA adapters for the tiny Llama, which vLLM can load and which change the answers.
 
-Contract: `write()` makes a complete adapter (some 20 KB) with the standard library alone, and the
-same bytes for a name on every machine: another name has other weights, and another revision on the
-hub.
+Contract: `write()` makes a complete adapter (about 20 KB) with only the standard library. A name
+has the same bytes on every machine. A different name has different weights, and a different
+revision on the hub.
 
-An adapter changes what attention puts into the residual stream (`o_proj`) by far more than the
-model's own random weights do: a greedy completion by its name is never that of the model.
+An adapter changes the output of attention to the residual stream (`o_proj`), and by far more than
+the model's own random weights. So a greedy completion of the adapter is never that of the model.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from lab.tiny_model import HEAD_SIZE, HEADS, HIDDEN, LAYERS
 
 RANK = 4
 ALPHA = 4096
-"""Scale that makes the product of the weights count, which are 0.02 wide like the model's."""
+"""Scale with which the product of the weights (0.02 wide, like the model's) has an effect."""
 
 
 def write(directory: Path, name: str, rank: int = RANK, base: str = "lab/tiny") -> Path:

@@ -1,9 +1,10 @@
-"""Tiny models with random weights that do not complete text: an embedder and two classifiers.
-The reranker ranks: a few weights let texts with the letters of `RANKED` score higher.
+"""Write tiny models with random weights that do not complete text: an embedder and two classifiers.
 
-Contract: as `tiny_model`, whose tokenizer and drawn weights they have. BERT with two layers, which
-vLLM runs without any code of the model's own. The embedder is as sentence-transformers write
-theirs: its `modules.json` takes the mean over the tokens, and normalises it.
+A few weights of the reranker let texts with the letters of `RANKED` get a higher score.
+
+Contract: like `tiny_model`, whose tokenizer and random weights these models use. They are BERT with
+two layers, which vLLM runs without code of the model. The embedder has the files of
+sentence-transformers: its `modules.json` computes the mean over the tokens, and normalises it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ LABELS: dict[Kind, tuple[str, ...]] = {
 }
 RANKED = "FP"
 """
-Letters that the reranker scores; the answer in `questions.DOCUMENTS` has both, the other none.
+Letters that the reranker scores. The correct text in `questions.DOCUMENTS` has both letters, and
+the other text has none.
 """
 MODULES = (
     ("", "sentence_transformers.models.Transformer"),
@@ -123,10 +125,11 @@ def tensors(kind: Kind) -> Iterator[tiny_model.Tensor]:
 
 def _ranking(tensor: tiny_model.Tensor) -> tiny_model.Tensor:
     """
-    Return a tensor of the reranker: the first number of a state is how many letters are `RANKED`.
+    Return a tensor of the reranker: the first number of a state counts the letters of `RANKED`.
 
-    Embeddings have it for these letters alone, the first layer takes its mean over all tokens, and
-    pooler and classifier score that: 0.1 and 0.8 for `questions.DOCUMENTS`.
+    Only the embeddings of these letters have a non-zero first number. The first layer computes its
+    mean over all tokens, and pooler and classifier score this mean: 0.1 and 0.8 for
+    `questions.DOCUMENTS`.
     """
     name, shape, values = tensor
     _, columns = (*shape, 1)[:2]

@@ -1,7 +1,7 @@
-"""A tiny Llama with random weights: real enough for vLLM to load and complete with.
+"""Write a tiny Llama with random weights, which vLLM can load and which completes text.
 
-Contract: `write()` makes a complete checkpoint (0.8 MB) with the standard library alone, in about
-a second, and the same bytes on every machine: its hash is fixed, so is its revision on the hub.
+Contract: `write()` makes a complete checkpoint (0.8 MB) with only the standard library, in about a
+second. The bytes are equal on every machine, so the hash and the revision on the hub are fixed.
 
 Four heads allow tensor parallelism up to 4.  A token is one byte, so any text round-trips.  Only
 the output rows of printable ASCII are non-zero: a greedy completion is therefore never empty, and
@@ -26,8 +26,8 @@ CONTEXT = 32768  # tokens
 # Trained models start from normal(0, 0.02); larger weights only make the logits overflow sooner.
 DEVIATION = 0.02
 
-# vLLM's attention on CPUs knows head sizes from 32 up.  With 16 the engine starts, reports that
-# it is ready, and dies at the first request: what a readiness check that stops at /health misses.
+# vLLM's attention on CPUs supports head sizes from 32. With 16, the engine starts, reports that it
+# is ready, and dies at the first request. A readiness check that only queries /health misses this.
 HEAD_SIZE = HIDDEN // HEADS
 
 SPECIALS = ("<unk>", "<s>", "</s>", "<pad>")
@@ -277,4 +277,5 @@ def put(path: Path, content: bytes) -> None:
     """Write a file that all users can read, with missing parent folders."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)
-    path.chmod(0o644)  # whatever the umask: vLLM says "no such file" of weights it may not read
+    # regardless of the umask, because vLLM reports "no such file" for weights that it may not read
+    path.chmod(0o644)

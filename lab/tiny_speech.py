@@ -1,6 +1,6 @@
-"""A tiny Whisper with random weights: it hears 30 seconds of sound and writes what it makes of it.
+"""Write a tiny Whisper with random weights, which transcribes 30 seconds of sound to random text.
 
-Contract: as `tiny_model`, whose tokenizer and drawn weights it has, with Whisper's own tokens.
+Contract: like `tiny_model`, whose tokenizer and random weights it uses, with Whisper's own tokens.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""A tiny PaliGemma with random weights, which completes text and describes pictures.
+"""Write a tiny PaliGemma with random weights, which completes text and describes pictures.
 
-Contract: as `tiny_model`, whose tokenizer and drawn weights it has. Its class is one of the few
-that vLLM loads without torchvision, which lab nodes lack. A picture takes four tokens.
+Contract: like `tiny_model`, whose tokenizer and random weights it uses. Its class is one of the few
+that vLLM loads without torchvision, which lab nodes do not have. A picture uses four tokens.
 """
 
 from __future__ import annotations
@@ -95,7 +95,8 @@ def tensors() -> Iterator[tiny_model.Tensor]:
         rows, *others = shape
         if name == "lm_head.weight":  # the words' own table has its place
             continue
-        # The norms of a Gemma count from 1. Added tokens have no weights: none is ever said.
+        # The norms of a Gemma are relative to 1. Added tokens have no weights, so the model never
+        # returns one.
         if name.endswith("norm.weight"):
             values = bytes(len(values))  # noqa: PLW2901
         added = VOCABULARY - rows if rows == tiny_model.VOCABULARY else 0

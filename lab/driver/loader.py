@@ -1,9 +1,9 @@
 #!/usr/bin/python3 -I
 """RUNS IN A LAB NODE: simulate module loading on a node that was delivered without a driver.
 
-A node's kernel is this machine's and loads nothing. What a module would show of itself lies in
-`LOADABLE` (lab/driver/__init__.py); here it is put into the machine's tree, which the node sees as
-its kernel's, and taken away again. Called by several names:
+A node runs on this machine's kernel, which loads no modules. `LOADABLE` (lab/driver/__init__.py)
+has the entries that each module would show in /proc and /sys. This program writes the entries into
+the machine's tree, which the node sees as its kernel's, and removes them. Its names are:
 
     modprobe, rmmod     as kmod's, for modules that the node has files of; others are kmod's own
     nvidia-modprobe     makes the device nodes, which are plain files here
@@ -47,7 +47,7 @@ HOLDS = {
     "nvidia_uvm": re.compile(r"/dev/nvidia-uvm.*"),
     "nvidia_modeset": re.compile(r"/dev/nvidia-modeset"),
 }
-# Settings of the simulated NVML that the driver keeps, and the hardware does not.
+# Settings of the simulated NVML that the driver stores, and not the hardware.
 VOLATILE = re.compile(r"gpu\.[^.]+\.(persistence|computemode|fabric\.state) ")
 CONFIGURATION = ("/etc/modprobe.d", "/run/modprobe.d", "/usr/lib/modprobe.d", "/lib/modprobe.d")
 BOOT_LISTS = ("/etc/modules-load.d", "/run/modules-load.d", "/usr/lib/modules-load.d")
@@ -75,7 +75,8 @@ def remember(state: dict[str, Any]) -> None:
     draft.write_text(json.dumps(state))
     draft.rename(LOADED)
     names = sorted({*json.loads(LOADABLE.read_text())["modules"], *state["modules"]})
-    # In place: the file may be bound over the kernel's, and a bind keeps to the file it was given.
+    # Written in place, because the file may be bound over the kernel's, and a bind stays on its
+    # file.
     with (MACHINE / "proc/modules").open("r+") as file:
         file.truncate()
         file.write("".join(f"{name} 16384 0 - Live 0x0000000000000000\n" for name in names))
@@ -189,7 +190,7 @@ def unload(name: str) -> None:
     above = [each for each in state["modules"] if name in NEEDS.get(each, ())]
     if above:
         raise RefusedError(f"ERROR: Module {name} is in use by: {' '.join(above)}")
-    # nouveau also draws the console, which keeps it.
+    # nouveau also draws the console, so the console keeps it in use.
     if name == "nouveau" or any(holders(name)):
         raise RefusedError(f"ERROR: Module {name} is in use")
     take_away(name, state)

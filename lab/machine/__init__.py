@@ -5,9 +5,9 @@
     answers(machine)                             # what cannot be a file: the probe's `answers`
     profile_text(machine)                        # what the simulated NVML reads
 
-profile.py reads the hardware profile, healthy.py makes the healthy machine, bare.py one that has
-no driver yet, pci.py its bus, tree.py and programs.py turn it into files and scripts. All of it is
-pure but `write`.
+profile.py reads the hardware profile. healthy.py makes the healthy machine, and bare.py a machine
+without a driver. pci.py makes the machine's bus. tree.py and programs.py convert the machine to
+files and scripts. All functions except `write` are pure.
 """
 
 from lab.machine.bare import Loaded, bare_machine

@@ -1,7 +1,7 @@
 """Simulate a machine that was delivered without NVIDIA's driver, and its loaded modules. Pure.
 
-Such a machine has its GPUs on the PCI bus and Linux' own driver for them; everything of NVIDIA's is
-installed on it later, and what it shows of a driver follows from which modules are loaded then.
+Such a machine has its GPUs on the PCI bus, and Linux' own driver for these GPUs. All software of
+NVIDIA is installed later. The machine's entries of a driver then depend on the loaded modules.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ from typing import Literal
 from lab.machine.parts import Kernel, Machine, Upgrades, with_nvml_lines
 from lab.machine.profile import HOPPER
 
-# What NVIDIA's modules are called in /proc/modules.
+# Names of NVIDIA's modules in /proc/modules.
 NVIDIA_MODULES = ("nvidia", "nvidia_drm", "nvidia_modeset", "nvidia_peermem", "nvidia_uvm")
 NOUVEAU = "nouveau"
 
-# Origins as unattended-upgrades names them; which of them a fresh Debian has is assumed.
+# Origins in the form of unattended-upgrades. That a new Debian has these origins is an assumption.
 _ORIGINS = (
     "origin=Debian,codename=bookworm,label=Debian",
     "origin=Debian,codename=bookworm-security,label=Debian-Security",
 )
 
-# Lines for the simulated NVML: it finds out itself which driver is loaded, and holds the GPUs'
-# device while it is open.
+# With these lines, the simulated NVML itself detects the loaded driver, and keeps the GPUs' device
+# open while it is in use.
 LIVE = ("system.loaded = /sys/module/nvidia/version", "system.device = /dev/nvidiactl")
-_NOT_LOADED = "error.nvmlInitWithFlags = 9"  # as the faults have it that keep a module out
+_NOT_LOADED = "error.nvmlInitWithFlags = 9"  # set by faults that prevent a module from loading
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,8 @@ class Loaded:
 
     Attributes:
         modules: their names in /proc/modules.
-        version: the NVIDIA driver's, None while it is not loaded.
-        flavour: which of its two kernel modules it is.
+        version: the version of the NVIDIA driver, or None while it is not loaded.
+        flavour: which of the driver's two kernel modules is loaded.
     """
 
     modules: tuple[str, ...] = ()
@@ -85,7 +85,7 @@ def _driver(machine: Machine, own: str | None, loaded: Loaded) -> str | None:
         return own
     if loaded.version:
         return own
-    # Assumed: nouveau takes no GPU from Hopper on, although it is loaded for them.
+    # Assumption: nouveau drives no GPU of Hopper or later, although it is loaded for these GPUs.
     takes = own == "nvidia" and machine.profile.architecture < HOPPER
     return NOUVEAU if takes and NOUVEAU in loaded.modules else None
 

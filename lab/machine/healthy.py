@@ -1,7 +1,7 @@
 """Build a machine in its delivered state, with healthy surroundings of the profile's GPUs. Pure.
 
-What a profile does not say of its machine in `host.` lines is what such a machine usually has;
-docs/develop/lab-profiles.md lists them.
+If a profile has no `host.` line for a value, the value is the usual one of such a machine.
+docs/develop/lab-profiles.md lists the lines.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from lab.machine.parts import (
 )
 from lab.machine.profile import HOPPER, Profile, expanded
 
-# Units that the probe asks about.
+# Units that the probe queries.
 UNITS = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
@@ -35,11 +35,11 @@ UNITS = (
     "nvidia-cdi-refresh.service",
 )
 
-# How the vital product data of a NIC begins that manages NVSwitches: nvidia-fabricmanager's start
-# script looks for this word.
+# The beginning of the vital product data of a NIC that manages NVSwitches. The start script of
+# nvidia-fabricmanager searches for this word.
 SWITCH_MANAGER = "NVIDIA SW_MNG"
 
-# What Ubuntu's unattended-upgrades may install by default, and what keeps it from drivers.
+# Origins from which Ubuntu's unattended-upgrades installs by default, and its exclusion of drivers.
 ORIGINS = ("Ubuntu:noble", "Ubuntu:noble-security", "UbuntuESM:noble-infra-security")
 BLACKLIST = ("nvidia-", "libnvidia-", "linux-(image|headers|modules)")
 
@@ -48,8 +48,8 @@ def of(name: str, *faults: Callable[[Machine], Machine]) -> Machine:
     """
     Return the machine of a profile such as "h100x8", with faults, in their order.
 
-    A fault is anything that makes one Machine of another; `lab.faults.fault` gives them by name.
-    Raises `FleetError` when no profile is called so.
+    A fault is any function that changes a Machine; `lab.faults.fault` returns a fault by its name.
+    Raises `FleetError` if there is no such profile.
     """
     machine = _delivered(Profile.of(name))
     for fault in faults:
@@ -138,7 +138,7 @@ def _units(profile: Profile) -> dict[str, Unit]:
     if profile.managed:
         units["nvidia-fabricmanager.service"] = Unit()
     elif profile.text("host.fabricmanager"):
-        # Installed where there is nothing to manage: it fails at each boot, without harm.
+        # Also installed on machines without switches, where it fails at each boot without harm.
         units["nvidia-fabricmanager.service"] = FAILED
     if profile.gpu(0, "platform.chassis"):
         units["nvidia-imex.service"] = Unit()

@@ -1,7 +1,7 @@
 """Define a machine as values: `Machine` and its parts. Pure.
 
-Sizes are in MiB, times in seconds, versions as the vendor writes them. A fault is another Machine:
-`dataclasses.replace` or one of the small functions at the end.
+Sizes are in MiB, times in seconds, and versions in the vendor's form. To make a faulty machine from
+a machine, use `dataclasses.replace` or one of the small functions at the end.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Kernel:
 
     release: str
     nvidia: str | None  # the module's version; None: no module was built for this kernel
-    signer: str | None = None  # whose key signed the module; None: unsigned
+    signer: str | None = None  # the signer of the module; None: unsigned
 
 
 @dataclass(frozen=True)
@@ -125,7 +125,7 @@ class Upgrades:
     blacklist: tuple[str, ...]
 
 
-# Who lets the kernel log be read: the journal, only the ring, or none.
+# Where the kernel log can be read: in the journal, only in the ring buffer, or nowhere.
 LogAccess = Literal["journal", "ring", "denied"]
 
 
@@ -134,7 +134,7 @@ class Machine:
     """A machine around its GPUs: all facts that the probe does not read from NVML."""
 
     profile: Profile
-    nvml: tuple[str, ...] = ()  # lines laid over the profile's own by faults
+    nvml: tuple[str, ...] = ()  # lines of faults, which override the profile's own
 
     hostname: str = "gpu-01"
     machine_id: str = "0123456789abcdef0123456789abcdef"

@@ -1,8 +1,9 @@
 """The PCI functions of a machine: its GPUs, NICs, NVSwitches and the bridges above them. Pure.
 
-A profile's `path`, NUMA.HOSTBRIDGE.TREE.SWITCH, says how near two GPUs are. Here it becomes
-directories, as sysfs has them: a host bridge a (NUMA, HOSTBRIDGE), a root port a TREE, and a
-switch under it where more than one function has the whole path. A NIC stands beside its GPU.
+A profile's `path`, NUMA.HOSTBRIDGE.TREE.SWITCH, defines the distance between two GPUs. This module
+converts the path to directories of sysfs: one host bridge for each (NUMA, HOSTBRIDGE), and one root
+port for each TREE. If several functions have the same whole path, a switch is added below the root
+port. A NIC is beside its GPU.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ ROOT_PORT, SWITCH_PORT = 0x347A, 0xC030
 
 # NVSwitches of A100 and of H100 boards.
 NVSWITCHES = {7: 0x1AF1, 9: 0x22A3}
-# Where they are, as `lab/nvml/nvlink.c` answers for the far end of links.
+# Bus numbers of NVSwitches, which `lab/nvml/nvlink.c` returns for the remote end of links.
 FIRST_NVSWITCH_BUS = 0xC4
 
-# ACS control with nothing but source validation on: no request or completion is redirected.
+# ACS control with only source validation enabled: no request or completion is redirected.
 ACS_QUIET = 0x01
 
 

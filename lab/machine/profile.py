@@ -31,7 +31,8 @@ class Profile:
 
     def of_node(self, node: str) -> Profile:
         """
-        Return the profile with UUIDs of a node's own, so that no two GPUs of a lab have the same.
+        Return the profile with UUIDs of its own for a node, so that all GPUs of a lab are
+        different.
         """
         own = hashlib.sha256(node.encode()).hexdigest()[:4]
         lines = (
@@ -83,8 +84,8 @@ class Profile:
         """
         Return whether an uncorrectable memory error ends only the program it hits.
 
-        NVIDIA's "error containment", which GA100, GH100 and GB10x have and GA10x and AD10x have
-        not (NVIDIA GPU Memory Error Management). The boards in HBM are those that have it.
+        NVIDIA calls this "error containment". GA100, GH100 and GB10x have it, and GA10x and AD10x
+        do not (NVIDIA GPU Memory Error Management). So all boards with HBM have it.
         """
         return self.remaps and int(self.gpu(0, "mem.bus_width")) >= 4096
 

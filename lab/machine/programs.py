@@ -1,8 +1,8 @@
 """Build a machine's programs as small shell scripts that answer like the real ones. Pure.
 
-They know the command lines that the probe uses and no others: a changed question ends with status
-2 and an empty answer, never with an answer to another question. The scripts are in scripts/; here
-their answers are put in, a row a line.
+The scripts accept only the command lines that the probe uses. Any other command line ends with
+status 2 and no output, and never with the output of a different command. The scripts are in
+scripts/. This module inserts their answers, one row per line.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from lab.machine.parts import Kernel, Machine
 
 SCRIPTS = Path(__file__).parent / "scripts"
 
-# How dpkg calls what `uname -m` says.
+# dpkg's name for each machine name of `uname -m`.
 _ARCHITECTURES = {"x86_64": "amd64", "aarch64": "arm64"}
 
 

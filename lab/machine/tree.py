@@ -1,7 +1,7 @@
 """Convert a machine to files in /proc, /sys, /etc, /lib/modules and /run. Pure but `write`.
 
-Only what is read of them, in the kernel's own form. What programs and system calls answer
-instead is in programs.py and `answers`.
+The files have only the parts that are read, in the kernel's own form. programs.py has the answers
+of programs, and `answers` has the results of system calls.
 """
 
 from __future__ import annotations
@@ -35,14 +35,15 @@ Entry = str | bytes | Link | Folder
 _SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 _EFI_ATTRIBUTES = b"\x06\x00\x00\x00"
 
-# PCI Express: an extended capability begins with its id, version and the next one's place; ACS is
-# id 0x0d, with its capability word at 4 and its control word at 6 (PCI_EXT_CAP_ID_ACS,
-# linux/pci_regs.h). Before it AER, so that a reader has to walk the list.
+# PCI Express: an extended capability begins with its id, its version and the offset of the next
+# capability. ACS has id 0x0d, its capability word is at offset 4 and its control word at offset 6
+# (PCI_EXT_CAP_ID_ACS, linux/pci_regs.h). AER comes before ACS, so that a reader must follow the
+# list.
 _AER, _ACS = 0x0001, 0x000D
 _AER_AT, _ACS_AT = 0x100, 0x148
 _ACS_CAPABLE = 0x5F
 
-# Smaller machines of the lab are virtual: the host's memory controllers are not theirs to see.
+# The lab's smaller machines are virtual, so they cannot see the host's memory controllers.
 ECC_FROM_MIB = 100_000
 
 _OS_NAMES = {"ubuntu": "Ubuntu", "debian": "Debian GNU/Linux", "rocky": "Rocky Linux"}
@@ -95,7 +96,7 @@ def _put(root: Path, path: str, entry: Entry) -> None:
     at.parent.mkdir(parents=True, exist_ok=True)
     at.unlink(missing_ok=True)
     if isinstance(entry, Link):
-        # Relative, as sysfs has them: the tree may lie anywhere.
+        # Relative links, as in sysfs, because the tree can be in any directory.
         at.symlink_to(os.path.relpath(root / entry.to.lstrip("/"), at.parent))
     elif isinstance(entry, bytes):
         at.write_bytes(entry)
@@ -208,7 +209,7 @@ def _module(machine: Machine) -> Iterator[tuple[str, Entry]]:
 
 def _information(machine: Machine, index: int) -> str:
     gpu = machine.profile.gpu
-    # Firmware comes with the driver that is loaded; what has none has "N/A".
+    # The firmware belongs to the loaded driver. A board without firmware has "N/A".
     firmware = machine.loaded if gpu(index, "gsp") else "N/A"
     return (
         f"Model: \t\t {gpu(index, 'name')}\nGPU UUID: \t {gpu(index, 'uuid')}\n"

@@ -2,12 +2,12 @@
 
 `build` compiles the C sources beside this file together with what it derives from data:
 
-* a stub for every function that the vendored binding can ask for and no C file defines, so that a
-  program meets "not supported" as on real boards, never a missing symbol;
-* the table of the first driver that has each function (`history.txt`), so that an older simulated
-  driver answers "function not found".
+* A stub for each function that the vendored binding can call and no C file defines. With a stub, a
+  program gets "not supported", as on real boards, and never a missing symbol.
+* The table of the first driver that has each function (`history.txt`). With this table, an older
+  simulated driver returns "function not found".
 
-The result needs nothing but libc. See docs/develop/lab-profiles.md for what a profile may say.
+The library needs only libc. docs/develop/lab-profiles.md describes the lines of a profile.
 """
 
 from __future__ import annotations
@@ -39,10 +39,11 @@ COMPILE_TIMEOUT = 120  # seconds; it takes about one
 def build(out: Path) -> Path:
     """Compile the library into the directory `out` and return its path, `out/libnvidia-ml.so.1`.
 
-    A file beside it remembers the hash of everything that went in; with the same hash nothing is
-    done. Two builds at once are safe: the library appears whole, by rename.
+    A file beside the library stores the hash of all inputs. If the hash is unchanged, `build` does
+    nothing. Two builds at the same time are safe, because a rename puts the complete library in
+    place.
 
-    Raises `FleetError` when there is no gcc, or when it refuses the sources.
+    Raises `FleetError` if gcc is not installed or refuses the sources.
     """
     library, stamp = out / SONAME, out / f"{SONAME}.inputs"
     wanted = _fingerprint()
@@ -50,7 +51,7 @@ def build(out: Path) -> Path:
         return library
     if shutil.which("gcc") is None:
         raise FleetError(
-            "gcc is not installed, and the lab's simulated NVML is compiled on this machine; "
+            "gcc is not installed, but the lab compiles its simulated NVML on this machine; "
             "install gcc and the C library's headers (Debian, Ubuntu: apt install gcc libc6-dev)"
         )
     out.mkdir(parents=True, exist_ok=True)
@@ -71,7 +72,7 @@ def profile(name: str) -> Path:
     """
     if name not in profiles():
         raise FleetError(
-            f"no hardware profile is called {name!r}: choose one of {', '.join(profiles())}, "
+            f"there is no hardware profile {name!r}: choose one of {', '.join(profiles())}, "
             f"or write {name}.conf in {PROFILES} (docs/develop/lab-profiles.md)"
         )
     return PROFILES / f"{name}.conf"
@@ -116,7 +117,7 @@ def _compile(scratch: Path) -> Path:
     except subprocess.TimeoutExpired:
         raise FleetError(
             f"gcc did not finish the simulated NVML within {COMPILE_TIMEOUT} s; it usually takes "
-            "one: look for a full disk or a machine out of memory"
+            "one: check for a full disk or too little memory"
         ) from None
     if gcc.returncode != 0:
         raise FleetError(f"gcc refuses the simulated NVML in {SOURCES}:\n{gcc.stderr.strip()}")
@@ -147,7 +148,7 @@ def _stubs() -> str:
         [
             '#include "sim.h"',
             "",
-            # Callers pass other arguments; in C's calling conventions a callee may ignore them.
+            # Callers pass other arguments, which a callee may ignore by C's calling conventions.
             "#define STUB(function) \\",
             "    NVML_API function(const void *first); \\",
             "    NVML_API function(const void *first) { return answer_stub(__func__, first); }",

@@ -1,9 +1,9 @@
 """RUNS ON THE LAB'S NODES: let SGLang run on CPUs without its GPU kernels.
 
-SGLang imports packages for GPUs on every platform. With PyTorch's own attention and sampling,
-SGLang calls no function of these packages (measured with 0.5.23). They are not installed: an import
-returns a module in which every name exists and does nothing (`on_node/flags/placeholder.py` of
-gpufleet, which the wheel contains).
+SGLang imports packages for GPUs on every platform, and calls nothing of them with PyTorch's own
+attention and sampling (measured with 0.5.23). They are not installed: importing one gives a module
+in which every name is there and does nothing (`on_node/flags/placeholder.py` of gpufleet, which
+travels in the wheel).
 
 A line of `gpufleet_lab_sglang.pth` imports this at each start of the release's Python.
 """
@@ -49,8 +49,7 @@ class _Module(types.ModuleType):
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
     """
-    A finder of absent packages and their modules, which Python calls last: real ones have
-    precedence.
+    A finder of absent packages and their modules; it is asked last, so real ones have precedence.
     """
 
     def find_spec(self, name: str, _path: Any = None, _target: Any = None) -> Any:

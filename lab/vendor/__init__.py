@@ -1,8 +1,9 @@
 """Build the lab's replacement of NVIDIA's apt repository, with real signed packages.
 
-Contract: `build()` leaves `state`/vendor/repository complete and signed, swapped in at once so
-that a node updating at that moment sees the old or the new one.  As long as key and recipes
-stay, it changes nothing; as long as the key stays, so does the keyring package's hash.
+Contract: `build()` writes `state`/vendor/repository complete and signed, and puts it in place in
+one step. So a node that updates at this moment sees the old or the new repository. If key and
+recipes are unchanged, `build()` changes nothing. If the key is unchanged, the hash of the keyring
+package is too.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ class Vendor:
     """The repository's address and key, for an inventory.
 
     Attributes:
-        url: where nodes find it.
-        keyring: file name of the package that brings its key.
-        keyring_sha256: that file's hash, 64 hex digits.
+        url: the address of the repository for nodes.
+        keyring: the file name of the package with the repository's key.
+        keyring_sha256: the hash of this file, 64 hex digits.
     """
 
     url: str

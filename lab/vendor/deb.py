@@ -1,7 +1,7 @@
 """Define Debian packages as values, and build equal bytes from equal values.
 
-Contract: a `Package` built twice, on any day and under any umask, has one SHA-256 (with the same
-dpkg and zlib); that is what lets an operator pin the keyring package by its hash.
+Contract: with the same dpkg and zlib, every build of a `Package` has the same SHA-256, on any day
+and with any umask. So an operator can pin the keyring package by its hash.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class Package:
 
     Attributes:
         fields: further control fields, such as Depends.
-        files: what is installed, by absolute path.
+        files: the installed files, by absolute path.
         scripts: maintainer scripts by name (postinst, prerm ...), as shell lines.
     """
 

@@ -1,8 +1,9 @@
 """Define the simulated NVIDIA driver for Debian 12: packages, dependencies, units.
 
-Of each version everything is there, the proprietary module only up to the branch that lost it. The
-library is the lab's simulated NVML under the driver's name; the sources of the modules are built by
-the lab's dkms (lab/driver/dkms.py); daemons run as the real ones would, and fail as they would.
+Each version has all packages, except the proprietary module, which ends with the branch that
+removed it. The library is the lab's simulated NVML with the driver's file name. The lab's dkms
+(lab/driver/dkms.py) builds the sources of the modules. The daemons start and fail under the same
+conditions as the real daemons.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ VERSIONS = ("580.95.05", "580.178.04", "595.91.07", "615.71.09")
 OPEN_ONLY = 615
 NVLSM = ("2025.06.11-1", "2026.02.17-1")
 
-# What has the driver's version, and so what a pin to one names.
+# Packages with the driver's version, which a pin to a driver version must list.
 PARTS = (
     "libcuda1",
     "libnvidia-ml1",

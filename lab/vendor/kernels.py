@@ -1,7 +1,7 @@
 """Build the lab's replacement of a distribution's kernel archive for the nodes' apt.
 
-It has the kernel that runs, and newer ones, of which the newest has no headers: a node that takes
-it has a kernel for which no driver can be built. None of them can be booted.
+It has the running kernel and newer kernels. The newest kernel has no headers, so a node that
+installs this kernel cannot build a driver for it. None of these kernels can be booted.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from lab.vendor.deb import File, Package
 
 FOLDER = "kernels"  # below the lab's state, and below the mirror's URL
 
-# Modules of Linux' own that a node may load: for its GPUs, and for switches on NVLink 5.
+# Linux' own modules that a node can load: for its GPUs, and for NVLink 5 switches.
 IN_TREE = ("drivers/gpu/drm/nouveau/nouveau.ko", "drivers/infiniband/core/ib_umad.ko")
 
 
@@ -46,7 +46,7 @@ def build(state: Path) -> Path:
         return target
     for leftover in (target, new):
         shutil.rmtree(leftover, ignore_errors=True)
-    repository.public_key(state / "vendor")  # one key for all that the lab signs
+    repository.public_key(state / "vendor")  # the lab signs all its repositories with one key
     new.mkdir(parents=True)
     for package in wanted:
         package.build(new)

@@ -1,9 +1,9 @@
 """Define the packages of the simulated vendor repository, with NVIDIA's names and versions.
 
-Contract: what a role can trip over is as in the vendor's repository (a newer toolkit and driver
-than wanted, exact dependencies between DCGM's packages, units that want a drop-in, a pin that
-outranks the distribution); what would need a GPU is a small program from `on_node/` instead.
-Versions are real ones, as they stood in November 2026.
+Contract: all properties that can make a role fail are as in the vendor's repository. Examples are a
+newer toolkit and driver than the requested ones, exact dependencies between DCGM's packages, units
+that need a drop-in, and a pin above the distribution's packages. Programs that would need a GPU are
+replaced by small programs from `on_node/`. The versions are real versions of November 2026.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ def packages(key: bytes, library: bytes) -> Iterator[Package]:
     yield from _toolkit("13-0", ("13.0.2-1", "13.0.3-1"), compiler="13.0.88")
     yield from _toolkit("13-4", ("13.4.2-1",), compiler="13.4.92")
     newest = {"Depends": "cuda-toolkit-13-4 (>= 13.4.2)"}
-    yield Package("cuda-toolkit", "13.4.2-1", fields=newest)  # the name without a branch floats
+    # the package name without a branch follows the newest branch
+    yield Package("cuda-toolkit", "13.4.2-1", fields=newest)
     yield from driver.packages(library)
     for branch in DRIVER_PINS:
         yield _driver_pin(branch)
@@ -41,8 +42,8 @@ def packages(key: bytes, library: bytes) -> Iterator[Package]:
 def keyring(key: bytes) -> Package:
     """Return the package with the repository's key, source and pin, like NVIDIA's."""
     signed_by = "/usr/share/keyrings/cuda-archive-keyring.gpg"
-    # As in NVIDIA's package the source is the vendor's own address, which lab nodes cannot reach:
-    # what is installed from the mirror was installed by our source.
+    # As in NVIDIA's package, the source is the vendor's own address, which lab nodes cannot reach.
+    # So every package from the mirror was installed through gpufleet's source.
     source = f"deb [signed-by={signed_by}] {VENDOR_URL} /\n"
     pin = "".join(
         f"Package: {package}\nPin: {pin}\nPin-Priority: {priority}\n\n"

@@ -1,8 +1,9 @@
 """Build a signed flat apt repository like NVIDIA's, with suite "/" and no components.
 
-Contract: the signing key is made once per lab and stays in `folder`/signing-key.asc, readable by
-its owner alone; the public half beside it is what the keyring package carries.  GnuPG's own home
-is a throw-away: its agent's socket needs a short path, and nothing may be left running.
+Contract: the signing key is created once per lab and stays in `folder`/signing-key.asc, which only
+its owner can read. The keyring package contains the public key, which is beside this file. GnuPG's
+home is a temporary folder, because the socket of its agent needs a short path, and no agent may
+keep running.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def public_key(folder: Path) -> bytes:
         folder.mkdir(parents=True, exist_ok=True)
         with _gnupg() as home:
             user = "gpufleet lab mirror <lab@example.invalid>"
-            # RSA because the vendor's keys are, so every apt that reads those reads this
+            # RSA like the vendor's keys, so every apt that can read these can read this key
             _gpg(home, "--passphrase=", "--quick-gen-key", user, "rsa3072", "sign", "never")
             public.write_bytes(_gpg(home, "--export"))
             partial = folder / "signing-key.partial"

@@ -2,9 +2,9 @@
 
     put(folder, "bad-signature")        # `gpufleet lab vendor bad-signature`
 
-Whatever the state, what nodes are served is signed again, with the present date: apt takes a
-Release that is older than the one it has for a replay, and keeps the one it has. The repository
-that `lab.vendor.build` made is never touched.
+In every state, the repository for nodes is signed again with the present date. The reason is that
+apt regards an older Release than its own as a replay, and keeps its own. The repository that
+`lab.vendor.build` made is never changed.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from lab.vendor import driver, repository
 GOOD, GONE, SLOW = "good", "gone", "slow"
 
 STATES = {
-    GOOD: "as it should be",
+    GOOD: "not damaged",
     "unsigned": "no Release is signed",
-    "bad-signature": "the Release was changed after it had been signed",
-    "wrong-hash": "libnvidia-ml1's packages are not what the index says",
+    "bad-signature": "the Release was changed after its signature",
+    "wrong-hash": "libnvidia-ml1's packages have other hashes than in the index",
     "malformed-index": "an entry of the index has no Package field",
-    "missing-dependency": "nvidia-driver-cuda needs a package that is not there",
+    "missing-dependency": "nvidia-driver-cuda needs a package that does not exist",
     "dkms-fails": f"modules later than {driver.VERSIONS[0]} do not compile",
-    GONE: "nothing is there: 404",
-    SLOW: "a kilobyte a second",
+    GONE: "the server answers every request with 404",
+    SLOW: "the server sends one kilobyte per second",
 }
 """Every state, with its defect."""
 
@@ -54,7 +54,7 @@ def served(folder: Path) -> Path:
 
 def put(folder: Path, name: str) -> None:
     """
-    Bring the repository below `folder` into a state, at once.
+    Bring the repository below `folder` into a state, in one step.
 
     Raises FleetError when there is no such state, or no repository yet.
     """
