@@ -35,7 +35,7 @@ from lab.state import CACHE, exclusive, write
 
 # The release that `make test` and `make lab` install.
 VERSIONS = ("0.32.0",)
-# An older release, from which a fleet can be upgraded. It has a different minor version and uses
+# A release from which a fleet can be upgraded. It has a different minor version and uses
 # the same build of torch. Measured: both releases run on the nodes and return the same answers. It
 # is downloaded only on request.
 OLDER = "0.31.0"

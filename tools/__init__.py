@@ -1,1 +1,1 @@
-"""Programs of maintainers: they make what the package ships, and no user needs them."""
+"""Programs for maintainers: they write files of the package or check the project."""

@@ -1,11 +1,11 @@
-"""Count which rules of `gpufleet doctor` fire on logs, and which on the healthy part of each.
+"""Count the rules of `gpufleet doctor` that match whole logs, and the healthy part of each log.
 
     python -m tools.check_logs FOLDER
 
-FOLDER has a folder of `*.log` for each source. The healthy part of a log ends before its first
-ERROR line, traceback or killed process: it does not depend on the rules. Look at each rule that
-fires there: it is a false alarm, or a failure whose line has no level. Exit status: 0 none fires, 1
-some do.
+FOLDER has a folder of `*.log` files for each source. The healthy part of a log ends before its
+first ERROR line, traceback or killed process, so it does not depend on the rules. Examine each rule
+that matches a healthy part. The match is a false alarm, or the line of a failure has no log level.
+The exit status is 0 if no rule matches a healthy part, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -27,29 +27,29 @@ ENDS = re.compile(
 )
 _WORDS = ("Traceback", "Error", "Exception", ": error: ", "Killed", "core dumped", "Segment")
 SHORTEST = 20
-"""Lines of a healthy part that counts: a start of vLLM has more."""
+"""Minimum lines of a healthy part that is counted; a start of vLLM has more lines."""
 LARGEST = 1 << 20
-"""Bytes of a log that is read: a longer one mostly lists requests."""
+"""Maximum bytes that are read of a log, because a longer log mostly lists requests."""
 
 
 @dataclass
 class Count:
-    """What was found in the logs of one source."""
+    """The counts of the logs of one source."""
 
     logs: int = 0
     lines: int = 0
     unread: int = 0
     parts: int = 0
-    """Healthy parts."""
+    """The number of healthy parts."""
     part_lines: int = 0
     outcomes: Counter[str] = field(default_factory=Counter)
-    """Of whole logs: nothing, named, unknown."""
+    """Results of whole logs: nothing, named, unknown."""
     named: Counter[str] = field(default_factory=Counter)
     """Causes, by rule."""
     waits: int = 0
-    """Healthy parts that end while the server still starts, and has waited for over a minute."""
+    """Healthy parts at whose end the server still starts, and has waited for over a minute."""
     false: list[str] = field(default_factory=list)
-    """Healthy parts in which a rule fires, with the rules."""
+    """Healthy parts that a rule matches, with the rules."""
 
 
 def healthy_part(lines: list[LogLine]) -> list[LogLine]:
@@ -88,7 +88,7 @@ def count(folder: Path) -> Count:
         fired = whole if len(part) == len(lines) else explain(part)
         fired_rules = [each.rule for each in (*fired.causes, *fired.consequences)]
         ids = ", ".join(each.id for each in fired_rules) or "unknown"
-        # What a later line may show to have passed: the healthy part ends before that line.
+        # Waits that a later line may end. The healthy part ends before that line.
         if fired_rules and all(each.until for each in fired_rules):
             found.waits += 1
         elif fired_rules or fired.unknown:
@@ -97,7 +97,7 @@ def count(folder: Path) -> Count:
 
 
 def rows(counts: dict[str, Count]) -> Iterator[str]:
-    """Yield the table's lines: a source each, then all."""
+    """Yield the table's lines: one for each source, then the total."""
     yield "| source | logs | lines | healthy parts | nothing | named | unknown |"
     yield "| --- | --- | --- | --- | --- | --- | --- |"
     for name, each in counts.items():
@@ -107,7 +107,7 @@ def rows(counts: dict[str, Count]) -> Iterator[str]:
 
 
 def main(words: list[str]) -> int:
-    """Print the table, and the healthy parts in which rules fire."""
+    """Print the table, and the healthy parts that rules match."""
     if len(words) != 1:
         print(__doc__)
         return 2
@@ -128,9 +128,9 @@ def main(words: list[str]) -> int:
         total.false += each.false
     print("\n".join(rows({**counts, "all": total})))
     print(f"\nhealthy parts: {total.parts:,} with {total.part_lines:,} lines")
-    print(f"of them a start that waits at their end: {total.waits:,}")
+    print(f"of these, parts that end while a start waits: {total.waits:,}")
     print("causes: " + ", ".join(f"{rule} {n}" for rule, n in total.named.most_common()))
-    print("\n".join(["to be looked at:", *total.false] if total.false else ["no rule fires"]))
+    print("\n".join(["examine these matches:", *total.false] if total.false else ["no rule fires"]))
     return int(bool(total.false))
 
 

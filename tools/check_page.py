@@ -1,10 +1,11 @@
-"""Measure a page in a browser: does it fit a telephone and a desktop, and can all people read it?
+"""Measure in a browser whether a page fits a telephone and a desktop, and is accessible.
 
     python -m tools.check_page report.html
-    python -m tools.check_page report.html axe.min.js    # of axe-core: also its rules
+    python -m tools.check_page report.html axe.min.js    # also check the rules of axe-core
 
-Needs Chromium (`apt-get install chromium`). Pages forbid scripts, so what is measured is a copy
-without that policy, in frames of each width. Exit status: 0 fits, 1 does not, 2 not measured.
+The tool needs Chromium (`apt-get install chromium`). Pages forbid scripts, so the tool measures a
+copy without this policy, in a frame of each width. The exit status is 0 if the page fits, 1 if the
+page does not fit, and 2 if it could not be measured.
 """
 
 from __future__ import annotations
@@ -59,26 +60,26 @@ class Measured:
 
     width: int
     content: int
-    """Width of its content; more than `width`: it scrolls sideways."""
+    """Width of the content. If it is larger than `width`, the page scrolls sideways."""
     seen: int
-    """Pictures that are wholly seen."""
+    """Pictures that are completely visible."""
     pictures: int
     violations: tuple[str, ...] = ()
-    """Rules of axe-core that it breaks, with the elements."""
+    """Rules of axe-core that the page breaks, with the elements."""
 
     @property
     def fits(self) -> bool:
-        """Return whether nothing is cut off, and no rule is broken."""
+        """Return whether no part is cut off and no rule is broken."""
         return self.content <= self.width and self.seen == self.pictures and not self.violations
 
 
 def browser() -> str | None:
-    """Return Chromium's path; None: it is not installed."""
+    """Return Chromium's path, or None if it is not installed."""
     return shutil.which("chromium") or shutil.which("chromium-browser")
 
 
 def measure(page: Path, program: str, axe: str = "") -> list[Measured]:
-    """Return what a browser measures of a page at each width; `axe` is axe-core's script."""
+    """Return a browser's measurements of a page at each width; `axe` is axe-core's script."""
     text = html.escape(_POLICY.sub("", page.read_text(encoding="utf-8")))
     frames = "".join(f'<iframe width="{each}" height="900" srcdoc="{text}"></iframe>'
                      for each in WIDTHS)  # fmt: skip
@@ -101,7 +102,7 @@ def measure(page: Path, program: str, axe: str = "") -> list[Measured]:
 
 
 def main(words: list[str]) -> int:
-    """Print a line a width, and each rule that is broken; return the exit status."""
+    """Print a line for each width and for each broken rule; return the exit status."""
     program = browser()
     if len(words) not in {1, 2} or program is None:
         print(__doc__)

@@ -1,11 +1,11 @@
 """
-Hold the words of prose: the indirect words below are not written where plain ones exist.
+Count indirect words in prose, for which plain words exist, and refuse new ones.
 
     python -m tools.check_words [--record]
 
-Counts the words in code, templates and pages, by folder. tools/words.json has how often a folder
-may still use each; a folder that it does not name uses none. `--record` writes the counts of now:
-do so after removing words, never to let new ones in.
+The tool counts the words in code, templates and pages, by folder. tools/words.json has the number
+of uses that a folder may still have of each word. A folder that is not in this file may have none.
+`--record` writes the present counts. Use it after you have removed words, never to allow new ones.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _PROSE = {".py", ".md", ".j2", ".sh", ".yml"}
 _FOLDERS = ("src", "roles", "deploys", "lab", "tools", "templates", "docs")
 _PAGES = ("README.md", "CONTRIBUTING.md", "SECURITY.md")
 _QUOTED = ("src/gpufleet/flags/data", "tools/check_words.py")
-"""What vLLM's own help says, and this table."""
+"""Files that are not checked: vLLM's own help texts, and this table."""
 
 _WORDS = re.compile(
     r"\b(" + "|".join(word.replace(" ", r"[\s#]+") for word in PLAIN) + r")\b", re.IGNORECASE
@@ -53,7 +53,7 @@ _USER = re.compile(r"""LOGNAME=nobody|\{nobody\}|["'`]nobody["'`]|-u nobody|user
 
 def uses(text: str) -> Counter[str]:
     """
-    Return how often a text has each word, also over a line's end.
+    Return how often a text has each word, also across the end of a line.
 
     >>> uses("Nobody knows;\\nof\\nours")
     Counter({'nobody': 1, 'of ours': 1})
@@ -64,7 +64,8 @@ def uses(text: str) -> Counter[str]:
 
 def folder(path: str) -> str:
     """
-    Return what a file is counted under: a room of the library, or a folder of the project.
+    Return the folder under which a file is counted: a room of the library, or a folder of the
+    project.
 
     >>> folder("src/gpufleet/checks/gpus.py"), folder("docs/plan/sizing.md"), folder("README.md")
     ('src/gpufleet/checks', 'docs', '.')

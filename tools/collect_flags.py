@@ -1,11 +1,11 @@
-"""Makes the package's data again from the releases' source distributions.
+"""Write the package's data on vLLM's releases again, from their source distributions.
 
     python -m tools.collect_flags FOLDER [VERSION ...]
 
-Reads `vllm-VERSION.tar.gz` from FOLDER, `vllm-VERSION.whl` for a release that has no source
-distribution, and fetches from the package index what is not there, by the hash that the index
-gives. Without a VERSION: those that the package has now. Writes `schemas.json.xz`,
-`metrics.json.xz` and `models.json.xz` of `data/`, the same bytes from the same releases.
+The tool reads `vllm-VERSION.tar.gz` from FOLDER, or `vllm-VERSION.whl` if a release has no source
+distribution. It downloads missing files from the package index, and verifies the index's hash.
+Without a VERSION, it reads the releases that the package has now. It writes `schemas.json.xz`,
+`metrics.json.xz` and `models.json.xz` in `data/`, with the same bytes for the same releases.
 """
 
 from __future__ import annotations
@@ -25,7 +25,8 @@ from typing import Any
 from gpufleet.errors import FleetError
 from gpufleet.flags import extract, schema
 
-# Where uv and pip are told of a package index; its "simple" page of a project lists the files.
+# Variables that set the package index of uv and pip. The index's "simple" page of a project lists
+# the project's files.
 INDEX_VARIABLES = ("UV_DEFAULT_INDEX", "PIP_INDEX_URL")
 DATA = Path(schema.__file__).with_name("data")
 _SECONDS = 300.0
@@ -37,7 +38,7 @@ _WHEEL = re.compile(r'href="([^"#]+/vllm-([^"/-]+)-[^"/]*_x86_64\.whl)#sha256=([
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collect, and say of every release what was found."""
+    """Collect the data, and print what was found in each release."""
     if not arguments:
         sys.stderr.write(f"{__doc__}\n")
         return 2
@@ -69,10 +70,10 @@ def pack(documents: Mapping[str, Any], engine: str = "vllm") -> bytes:
     """
     Return the documents as one compressed JSON object with one release a line.
 
-    A document that is another one's but for its release is that one's name: `{"0.14.1":"0.14.0"}`.
-    So it is in what is packed already.
+    If a document differs from an earlier one only in its release, it is replaced by the name of the
+    earlier release: `{"0.14.1":"0.14.0"}`. The packed files already have this form.
     """
-    first: dict[str, str] = {}  # the release that has a document, by what is in it
+    first: dict[str, str] = {}  # the first release with a document, by the document's content
     lines = []
     for version, document in documents.items():
         if isinstance(document, str):
@@ -103,13 +104,15 @@ def fetch(folder: Path, versions: Sequence[str]) -> None:
         url, digest = found[version]
         content = _get(url)
         if hashlib.sha256(content).hexdigest() != digest:
-            raise FleetError(f"{url} is not what the index says it is: fetch it again")
+            raise FleetError(
+                f"{url} does not have the hash of the index: download it again"
+            )
         ending = ".whl" if url.endswith(".whl") else _SDIST
         (folder / f"vllm-{version}{ending}").write_bytes(content)
 
 
 def links(page: str) -> dict[str, tuple[str, str]]:
-    """Return the address and SHA-256 of each release's sources; its wheel's where it has none."""
+    """Return the address and SHA-256 of each release's sources, or else of its wheel."""
     return {
         version: (html.unescape(url), digest)
         for pattern in (_WHEEL, _LINK)
@@ -123,18 +126,19 @@ def _source(folder: Path, version: str) -> Path:
 
 
 def _index() -> str:
-    """Return the page of vLLM's files; raises `FleetError` where no package index is named."""
+    """Return the page of vLLM's files; raise `FleetError` if no package index is set."""
     named = [os.environ[name] for name in INDEX_VARIABLES if os.environ.get(name)]
     if not named:
         raise FleetError(
-            f"no package index is named to fetch vLLM's sources from: set {INDEX_VARIABLES[0]} to "
-            "the address of one, as for uv"
+            f"no package index is set for vLLM's sources: set {INDEX_VARIABLES[0]} to "
+            "the address of an index, as for uv"
         )
     return f"{named[0].rstrip('/')}/vllm/"
 
 
 def _get(url: str) -> bytes:
-    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - the operator's own index
+    # noqa: S310 - the operator's own index
+    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
         return bytes(answer.read())
 
 

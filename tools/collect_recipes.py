@@ -1,11 +1,11 @@
-"""Rewrites the package's table of recipes from a checkout of vLLM's recipes.
+"""Write the package's table of recipes again, from a checkout of vLLM's recipes.
 
     python -m tools.collect_recipes CHECKOUT
 
-CHECKOUT is a work tree of github.com/vllm-project/recipes. Facts alone are taken: model, precision,
-release, arguments, variables, and the GPUs on which a recipe is called verified. Recipes of
-vLLM-Omni and of models that no release serves are left out, and what is for other makers' devices.
-Writes `catalog/data/recipes.json`, the same bytes from the same checkout.
+CHECKOUT is a work tree of github.com/vllm-project/recipes. The tool reads only facts: model,
+precision, release, arguments, variables, and the GPUs on which a recipe is marked as verified. It
+omits recipes of vLLM-Omni, recipes of models that no release serves, and the parts for devices of
+other vendors. It writes `catalog/data/recipes.json`, with the same bytes for the same checkout.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from yaml import safe_load
 
 from gpufleet.catalog import recipes
 
-# Their names of NVIDIA GPUs, and ours.
+# Names of NVIDIA GPUs in the recipes, with gpufleet's names.
 GPUS = {
     "a100": "A100",
     "h20": "H20",
@@ -42,7 +42,7 @@ GENERATIONS = ("nvidia", "hopper", "blackwell")
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collect, and say of every recipe that is left out why."""
+    """Collect the recipes, and print why each omitted recipe is omitted."""
     if len(arguments) != 1:
         sys.stderr.write(f"{__doc__}\n")
         return 2
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> int:
         document = safe_load(file.read_text())
         name = str(file.relative_to(checkout))
         if why := _left_out(document):
-            sys.stdout.write(f"{name}: left out: {why}\n")
+            sys.stdout.write(f"{name}: omitted: {why}\n")
             continue
         found.append(_recipe(document, name))
     git = ["git", "-C", str(checkout), "log", "-1", "--format=%H %cs"]
@@ -77,7 +77,7 @@ def _left_out(document: Mapping[str, Any]) -> str | None:
 
 
 def _recipe(document: Mapping[str, Any], source: str) -> dict[str, Any]:
-    """Return a recipe as `recipes.json` has it; what is empty is left out."""
+    """Return a recipe in the form of `recipes.json`, without empty keys."""
     model, optional = document["model"], document.get("opt_in_features") or ()
     features = {
         name: _words(feature["args"])
@@ -117,7 +117,7 @@ def _variants(document: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
 
 
 def _overrides(found: Mapping[str, Any] | None) -> dict[str, Any]:
-    """Return what is added on a generation or a GPU of NVIDIA's."""
+    """Return the additions for a generation or a GPU of NVIDIA."""
     return {
         GPUS.get(name, name): added
         for name, given in (found or {}).items()
@@ -137,7 +137,8 @@ def _gpus(hardware: Mapping[str, str]) -> list[str]:
 
 
 def _words(found: Sequence[Any] | None) -> list[str]:
-    # Some write an option and its value as one word, where a JSON value with spaces is no such.
+    # Some recipes write an option and its value as one word. A JSON value with spaces is not such a
+    # case.
     words: list[str] = []
     for word in map(str, found or ()):
         words += word.split(" ", 1) if word.startswith("--") else [word]

@@ -1,10 +1,10 @@
-"""Makes the package's schemas of SGLang again from the releases' wheels.
+"""Write the package's schemas of SGLang again, from the releases' wheels.
 
     pip download --no-deps --dest FOLDER sglang==VERSION    # of each release
     python -m tools.collect_sglang_flags FOLDER
 
-Reads every `sglang-*.whl` in FOLDER, and writes `sglang-schemas.json.xz`, the same bytes from the
-same wheels.
+The tool reads every `sglang-*.whl` in FOLDER, and writes `sglang-schemas.json.xz`, with the same
+bytes for the same wheels.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tools.collect_flags import pack
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Collect, and say of every release what was found."""
+    """Collect the schemas, and print what was found in each release."""
     if len(arguments) != 1:
         sys.stderr.write(f"{__doc__}\n")
         return 2

@@ -3,7 +3,7 @@ Write the reference page of the failures that `gpufleet doctor` explains.
 
     python -m tools.failures_reference
 
-A test holds that the page is as this writes it.
+A test verifies that the page is equal to the output of this tool.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
-"""Change one place of a room's code at a time, and see whether its tests notice.
+"""Change one place of a room's code at a time, and check whether the room's tests fail.
 
-    python -m tools.mutants             # the rooms, each with its last result
+    python -m tools.mutants             # list the rooms with their last results
     python -m tools.mutants planning
 
-A room is a folder of src/gpufleet. A mutant is the room with one change of cosmic-ray's: `<` for
-`<=`, 4 for 3, `not` before a condition. It is killed if a test of the room fails or the tests take
-too long. Otherwise it survives: a test is missing, or the change makes no difference. Changes are
-made in a copy of the checkout. The result is written into docs/measured/mutants.md.
+A room is a folder of src/gpufleet. A mutant is the room's code with one change by cosmic-ray: `<`
+for `<=`, 4 for 3, `not` before a condition. A mutant is killed if a test of the room fails or the
+tests take too long. Otherwise the mutant survives: a test is missing, or the change has no effect.
+The tool makes the changes in a copy of the checkout, and writes the result to
+docs/measured/mutants.md.
 """
 
 from __future__ import annotations
@@ -43,18 +44,19 @@ EXAMPLES = TESTS / "test_doctests.py"
 """The test that runs the examples in docstrings."""
 SURVIVORS = "| room | place | survives | why |"
 SAMPLE = 400
-"""How many mutants all rooms have together."""
+"""The number of mutants of all rooms together."""
 LEAST = 8
-"""How many a room has at least."""
+"""The minimum number of mutants of a room."""
 SEED = 4711
 SLOWEST = 4.0
-"""A mutant's tests may take this many times as long as the tests of unchanged code."""
+"""Maximum time of a mutant's tests, as a multiple of the time for the unchanged code."""
 PATIENCE = 60.0
-"""Seconds that a mutant's tests may take in any case."""
+"""Seconds that a mutant's tests may always take, even if `SLOWEST` allows less."""
 PASSED = (0, 5)
 """pytest's exit statuses: all passed, and no test that is not marked slow, long or lab."""
 
-# The kinds that half of a sample is drawn from, in turn: operators whose names begin so.
+# One half of a sample is chosen from these kinds in turn. The values are the first letters of the
+# operators' names.
 DIRECTED = {
     "comparison": ("ReplaceComparison",),
     "constant": ("NumberReplacer", "ReplaceTrue", "ReplaceFalse"),
@@ -69,7 +71,7 @@ LEFT_OUT = re.compile(
 
 @dataclass(frozen=True)
 class Mutant:
-    """One change: where it is, and what the file is then."""
+    """One change: its place, and the changed file."""
 
     file: str
     """Below src/gpufleet."""
@@ -77,17 +79,17 @@ class Mutant:
     scope: str
     """The function or class; empty: the module."""
     change: str
-    """The changed line, before and after."""
+    """The line before and after the change."""
     code: str
 
     @property
     def key(self) -> tuple[str, str, str]:
-        """Identify it when other lines of the file have moved."""
+        """Return the mutant's identity, which does not change if other lines of the file move."""
         return self.file, self.scope, self.change
 
     @property
     def place(self) -> str:
-        """Return where it is, for a reader."""
+        """Return the place of the change as text."""
         return f"{self.file}:{self.line}" + (f" `{self.scope}`" if self.scope else "")
 
 
@@ -114,7 +116,7 @@ def rooms(root: Path = ROOT) -> list[str]:
 
 
 def shares(sizes: Mapping[str, int], total: int = SAMPLE) -> dict[str, int]:
-    """Return how many mutants each room has: LEAST, and the rest by lines of code."""
+    """Return the number of mutants of each room: LEAST, and a share by lines of code."""
     lines, spare = sum(sizes.values()), total - LEAST * len(sizes)
     exact = {room: spare * size / lines for room, size in sizes.items()}
     counts = {room: LEAST + int(share) for room, share in exact.items()}
@@ -125,7 +127,7 @@ def shares(sizes: Mapping[str, int], total: int = SAMPLE) -> dict[str, int]:
 
 
 def share_of(room: str, root: Path = ROOT) -> int:
-    """Return how many mutants this room has."""
+    """Return the number of mutants of this room."""
     sizes = {
         name: sum(
             len(path.read_text().splitlines()) for path in (root / SOURCE / name).rglob("*.py")
@@ -157,7 +159,8 @@ def positions(file: str, text: str) -> Iterator[Position]:
         for operator, names in representatives:
             for (line, column), _ in operator.mutation_positions(node):
                 stripped = lines[line - 1].lstrip()
-                # Not by line number: a change elsewhere in the file leaves the sample as it is.
+                # The line number is not used, so that a change elsewhere in the file does not
+                # change the sample.
                 where = (
                     file,
                     scopes[line],
@@ -189,8 +192,8 @@ def sample(files: Mapping[str, str], count: int) -> list[Mutant]:
     """
     Return `count` mutants of these files, the same ones for the same code.
 
-    Half are comparisons, constants and branches in turn, the other half anything. No line is
-    changed twice, and annotations, which nothing runs, are left alone.
+    One half are comparisons, constants and branches in turn. The other half are changes of any
+    kind. No line is changed twice, and annotations, which are not executed, are not changed.
     """
     found = [position for file in sorted(files) for position in positions(file, files[file])]
     ranked = sorted(found, key=lambda position: position.rank)
@@ -226,7 +229,7 @@ def mutant_at(position: Position, text: str) -> Mutant | None:
 
 
 def runs_otherwise(before: str, after: str) -> bool:
-    """Return whether two texts are different code; what cannot be parsed is."""
+    """Return whether two texts are different code; a text that cannot be parsed is different."""
     try:
         return bare(before) != bare(after)
     except SyntaxError:
@@ -250,8 +253,8 @@ def suite(room: str, file: str, root: Path) -> tuple[list[str], list[str]]:
     """
     Return the room's test files: those that name the module of this file, and the others.
 
-    The first probably kill a mutant, and then the others need not run. Tests of programs for nodes
-    are also in the rooms that send these programs; a module's examples are in its docstrings.
+    The first files probably kill a mutant, and then the others need not run. Tests of programs for
+    nodes are also in the rooms that send these programs. A module's examples are in its docstrings.
     """
     inside = sorted((root / TESTS / room).rglob("test_*.py"))
     stem = re.compile(rf"\b{re.escape(Path(file).stem)}\b")
@@ -304,7 +307,7 @@ def run_tests(root: Path, tests: Iterable[str], seconds: float) -> tuple[str, st
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    """End a process and what it left in its group: first so that fixtures end what they started."""
+    """End a process and its group; the first signal lets fixtures end what they started."""
     for number, seconds in ((signal.SIGINT, 10), (signal.SIGKILL, 30)):
         with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
             os.killpg(process.pid, number)
@@ -319,7 +322,8 @@ def survivors_of(root: Path, room: str, mutants: Iterable[Mutant], seconds: floa
         unchanged = file.read_bytes()
         try:
             file.write_text(mutant.code)
-            # Python takes compiled code for current by second and size.
+            # Python compares only the second and the size to decide whether compiled code is
+            # current.
             os.utime(file, (time.time(), 1e9 + number))
             result = "passed"
             for tests in filter(None, suite(room, mutant.file, root)):
@@ -339,7 +343,8 @@ def with_result(page: str, row: Sequence[str], survivors: Iterable[Mutant]) -> s
     """
     Return the page with a room's result: room, mutants, killed, tests, minutes, run.
 
-    How many the first run killed stays, as do the reasons that a person wrote beside survivors.
+    The number of mutants that the first run killed stays, and also the reasons that a person wrote
+    beside survivors.
     """
     room, mutants, killed, *rest = row
     lines = page.splitlines()
@@ -399,7 +404,7 @@ def run(room: str) -> int:
         result, output = run_tests(root, every, 3600)
         number = re.search(r"(\d+) passed", output)
         if result != "passed" or not number:
-            print(f"{output}\nThe tests of {room} fail without a change: mend them first.")
+            print(f"{output}\nThe tests of {room} fail without a change: repair them first.")
             return 1
         seconds = max(PATIENCE, SLOWEST * (time.monotonic() - started))
         left = survivors_of(root, room, mutants, seconds)
@@ -412,13 +417,13 @@ def run(room: str) -> int:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """List the rooms, or try the one that is named."""
+    """List the rooms, or try the mutants of the room in the arguments."""
     if not arguments:
         print(listing(REGISTER.read_text()))
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # take the copy away
     if len(arguments) > 1 or arguments[0] not in rooms():
-        print(f"{' '.join(arguments)}: not a room. The rooms:\n{listing(REGISTER.read_text())}")
+        print(f"{' '.join(arguments)} is not a room. The rooms:\n{listing(REGISTER.read_text())}")
         return 2
     return run(arguments[0])
 

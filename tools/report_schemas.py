@@ -3,7 +3,7 @@ Write the JSON schemas of the documents that `gpufleet report` prints and reads.
 
     python -m tools.report_schemas
 
-A test holds that they are as this writes them.
+A test verifies that the schemas are equal to the output of this tool.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ SCHEMAS: dict[Path, tuple[type[Form], str]] = {
 
 
 def schema(kind: type[Form], title: str) -> str:
-    """Return the schema of a document, with what its classes say of each key."""
+    """Return the schema of a document, with the description of each key from its classes."""
     plain = _without_titles(kind.model_json_schema(by_alias=True))
     head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": title}
     return json.dumps({**head, **plain}, indent=2) + "\n"
@@ -41,7 +41,7 @@ def _without_titles(value: Any) -> Any:
         return {
             key: _without_titles(each)
             for key, each in value.items()
-            # A key of a document may be named so: then its value is a schema.
+            # A key of a document may have this name. In this case its value is a schema.
             if key != "title" or isinstance(each, dict)
         }
     return [_without_titles(each) for each in value] if isinstance(value, list) else value

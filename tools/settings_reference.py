@@ -1,9 +1,9 @@
 """
-Write what is made of the settings' models: the reference page and the JSON Schema.
+Write the reference page and the JSON Schema of the settings, from their models.
 
     python -m tools.settings_reference
 
-A test holds that both are as this writes them.
+A test verifies that both files are equal to the output of this tool.
 """
 
 from __future__ import annotations
@@ -87,7 +87,8 @@ def schema() -> str:
     """Return the JSON Schema of one file of variables."""
     found: dict[str, Any] = NodeSettings.model_json_schema(mode="validation")
     for each in (found, *found["$defs"].values()):
-        # A lock fills in keys that need not be written, and null is no value anywhere.
+        # A lock can fill in required keys, so no key is required here. Null is not a valid value of
+        # any key.
         each.pop("required", None)
     found["properties"] |= {
         name: {"description": "pyinfra's own: https://docs.pyinfra.com"}
