@@ -104,9 +104,7 @@ def fetch(folder: Path, versions: Sequence[str]) -> None:
         url, digest = found[version]
         content = _get(url)
         if hashlib.sha256(content).hexdigest() != digest:
-            raise FleetError(
-                f"{url} does not have the hash of the index: download it again"
-            )
+            raise FleetError(f"{url} does not have the hash of the index: download it again")
         ending = ".whl" if url.endswith(".whl") else _SDIST
         (folder / f"vllm-{version}{ending}").write_bytes(content)
 
@@ -137,8 +135,7 @@ def _index() -> str:
 
 
 def _get(url: str) -> bytes:
-    # noqa: S310 - the operator's own index
-    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:
+    with urllib.request.urlopen(url, timeout=_SECONDS) as answer:  # noqa: S310 - the operator's own index
         return bytes(answer.read())
 
 

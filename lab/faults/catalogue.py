@@ -289,11 +289,11 @@ OF_STATE = (
         lines="gpu.{gpu}.clocks.reasons = 0x4\ngpu.{gpu}.violation.power = 0+600000000",
     ),
     Fault(
-        "clocks-locked", "somebody has locked a GPU's clocks",
+        "clocks-locked", "an operator has locked a GPU's clocks",
         {"locked-clocks": WARN}, lines="gpu.{gpu}.clocks.reasons = 0x2",
     ),
     Fault(
-        "clocks-lowered", "somebody has lowered a GPU's application clocks",
+        "clocks-lowered", "an operator has lowered a GPU's application clocks",
         {"locked-clocks": WARN}, has("clocks.app"),
         lines="gpu.{gpu}.clocks.app_sm = 345\ngpu.{gpu}.clocks.reasons = 0x3",
     ),
