@@ -1,12 +1,12 @@
 #!/bin/sh
-# Keep one lab node running, as a real machine's firmware would: start it, and start it again when it
-# asks for a reboot. Usage: keeper.sh COMMAND..., with in the environment
-#   NODE_GROUPS   the cgroups that the node's processes belong in
-#   SYSCTL_FROM   files as a freshly booted kernel has them in /proc/sys/vm
-#   SYSCTL_TO     where the node sees them
-#   ROOT          the node's root, mounted here
-#   KERNEL_LOG    the program that gives the node's journal what its kernel has said
-#   PORT          the bridge's port that the node is plugged into
+# Keep one lab node running, like the firmware of a real machine: start the node, and start it again
+# after each reboot. Usage: keeper.sh COMMAND..., with these variables in the environment:
+#   NODE_GROUPS   the cgroups for the node's processes
+#   SYSCTL_FROM   files with the values of /proc/sys/vm after a boot
+#   SYSCTL_TO     the directory of these files in the node
+#   ROOT          the directory on which the node's root is mounted
+#   KERNEL_LOG    the program that writes the messages of the node's kernel to its journal
+#   PORT          the bridge's port to which the node is connected
 set -u
 
 REBOOT=133  # systemd-nspawn's exit status when the node has called reboot(2)
@@ -15,12 +15,12 @@ while :; do
     # Settings of the running kernel are lost at a reboot.
     cp -f "$SYSCTL_FROM"/* "$SYSCTL_TO"/
 
-    # A time namespace of its own: /proc/uptime starts at 0, so a reboot can be seen from it.
+    # In its own time namespace, the node's /proc/uptime starts at 0, so programs can detect a reboot.
     uptime=$(cut -d. -f1 /proc/uptime)
     clock="unshare --time --boottime -$uptime --monotonic -$uptime --"
     $clock true 2>/dev/null || clock=
 
-    # The boot is known by its id before it begins, so that the kernel's log can be there.
+    # Create the boot's id before the boot, so that the kernel's log already has this id.
     machine=$ROOT/var/lib/gpufleet-lab/machine
     cat /proc/sys/kernel/random/uuid >"$machine/boot_id"
     echo "$uptime" >"$machine/booted_at"
@@ -36,6 +36,6 @@ while :; do
     [ "$status" = "$REBOOT" ] || break
 done
 
-# A machine that is off answers nothing; its network namespace would, with refusals.
+# A machine that is off sends no answers, but its network namespace would refuse connections.
 ip link set "$PORT" down
 exit "$status"

@@ -224,4 +224,4 @@ def test_an_unknown_room_is_refused() -> None:
     )
 
     assert done.returncode == 2
-    assert done.stdout.startswith("kitchen: not a room. The rooms:\nartifacts")
+    assert done.stdout.startswith("kitchen is not a room. The rooms:\nartifacts")
