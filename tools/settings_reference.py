@@ -23,23 +23,23 @@ SCHEMA = ROOT / "src/gpufleet/settings/data/settings.schema.json"
 
 _HEAD = """# Settings
 
-`python -m tools.settings_reference` writes this page from the settings' own models; `gpufleet
-settings KEY` prints the same for one key. Their use:
-[inventories](../configure/inventory.md), [what is served](../configure/serving.md).
+`python -m tools.settings_reference` generates this page from the settings' models. `gpufleet
+settings KEY` prints the same text for one key. [Inventories](../configure/inventory.md) and [what
+is served](../configure/serving.md) explain how to use the settings.
 
-A `*` stands for a name that you choose, or for each item of a list. "required": the key has no
-default, and must be set if you write its section. Settings in seconds also accept units (`10m`,
-`1h30m`), settings in tokens accept `32K` or `32k`.
+In a key, `*` stands for a name that you choose, or for each item of a list. "required" means that
+the key has no default, so you must set it if you write its section. Settings in seconds also accept
+units (`10m`, `1h30m`). Settings in tokens also accept `32K` or `32k`.
 
 ## Completion in editors
 
 `gpufleet settings --schema > settings.schema.json` writes a JSON Schema of group_vars and
-host_vars. Editors with the YAML language server (VS Code's YAML extension, Neovim, Helix) use it to
-complete and check these files. Put this line first in a file:
+host_vars. Editors with the YAML language server (VS Code's YAML extension, Neovim, Helix) use the
+schema to complete and check these files. Put this line first in a file:
 
     # yaml-language-server: $schema=../settings.schema.json
 
-or name the files in VS Code's `settings.json`:
+Or name the files in VS Code's `settings.json`:
 
     "yaml.schemas": {"./settings.schema.json": ["group_vars/**/*.yml", "host_vars/*.yml"]}
 

@@ -32,33 +32,35 @@ class NotKnownError(FleetError):
 
 # Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.
 _YAML = {
-    "found character '\\t'": "it is indented by a tab, which YAML does not take: use spaces",
-    "could not determine a constructor": "a value has a tag (`!name`) that YAML does not have",
-    "found unhashable key": "a name is a mapping or a list: put quotes around it",
-    "found character": "YAML reserves the character there: put quotes around it",
+    "found character '\\t'": "a tab indents the line, which YAML does not allow: use spaces",
+    "could not determine a constructor": "a value has a tag (`!name`) that YAML does not define",
+    "found unhashable key": "a name is a mapping or a list: put quotes around the name",
+    "found character": "YAML reserves the character at that place: put quotes around the value",
     "mapping values are not allowed": "there is a `: ` inside a value: put quotes around the value",
     "could not find expected ':'": "there is a name without `:`",
-    "expected <block end>": "it is not indented as the lines before it, or a quote is missing",
+    "expected <block end>": "the indentation differs from the lines before, or a quote is missing",
     "expected ',' or": "a `,` or a closing bracket is missing",
     "expected the node content": "a value is missing",
-    "found unexpected end of stream": "the file ends within a text in quotes",
-    "found undefined alias": "`*` refers to an anchor that no `&` defines: put quotes around it",
-    "found duplicate anchor": "a name is given twice with `&`",
-    "but found another document": "a second document begins: a file of settings has one",
-    "expected a single document": "a second document begins: a file of settings has one",
+    "found unexpected end of stream": "the file ends before the closing quote of a text",
+    "found undefined alias": "`*` refers to an anchor that no `&` defines: "
+    "if the value is text, put quotes around it",
+    "found duplicate anchor": "`&` defines the same name twice",
+    "but found another document": "a second document begins, but a file of settings has only one",
+    "expected a single document": "a second document begins, but a file of settings has only one",
     "found unknown escape character": "`\\` precedes a character that YAML cannot escape: "
     "write the text in single quotes",
-    "special characters are not allowed": "it has a character that YAML does not allow",
+    "special characters are not allowed": "the file has a character that YAML does not allow",
 }
 _JSON = {
     "Expecting value": "a JSON value is expected there",
-    "Expecting property name": "a name in double quotes is missing there",
-    "Expecting ':'": "a `:` is missing there",
-    "Expecting ','": "a `,` or a closing bracket is missing there",
-    "Illegal trailing comma": "the `,` there must be removed",
-    "Extra data": "the JSON value ends before that place, and more text follows",
+    "Expecting property name": "a name in double quotes is missing at that place",
+    "Expecting ':'": "a `:` is missing at that place",
+    "Expecting ','": "a `,` or a closing bracket is missing at that place",
+    "Illegal trailing comma": "the `,` at that place must be removed",
+    "Extra data": "the JSON value ends before that place, but more text follows",
     "Unterminated string": "the text that begins there has no closing quote",
-    "Invalid control character": "a text has a control character there: write an escape, as `\\n`",
+    "Invalid control character": "a text has a control character at that place: "
+    "write an escape, for example `\\n`",
     "Invalid \\": "`\\` precedes a character that JSON cannot escape",
 }
 
@@ -75,8 +77,11 @@ def file_fault(error: OSError | ValueError) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"line {error.lineno}: is not JSON: {json_fault(error)}"
     if isinstance(error, OSError):
-        return error.strerror or "the system gives no reason"
-    return "it has a number or text that is too long, or a character that a file name cannot have"
+        return error.strerror or "the system reports no reason"
+    return (
+        "it contains a number or a text that is too long, or a character that is not allowed "
+        "in a file name"
+    )
 
 
 def json_fault(error: json.JSONDecodeError) -> str:
@@ -84,12 +89,12 @@ def json_fault(error: json.JSONDecodeError) -> str:
     Return the syntax error of invalid JSON with its column, without quoting the line.
 
     >>> json_fault(json.JSONDecodeError("Expecting value", "[1, x]", 4))
-    'column 5: a JSON value is expected there'
+    'column 5: a JSON value is expected at that place'
     """
     if not error.doc.strip("\ufeff \t\r\n"):
-        return "it is empty"
+        return "the text is empty"
     if error.pos >= len(error.doc.rstrip()):
-        return "it is incomplete"
+        return "the text is incomplete"
     known = (words for begins, words in _JSON.items() if error.msg.startswith(begins))
     return f"column {error.colno}: {next(known, 'it cannot be read from there on')}"
 
@@ -104,12 +109,12 @@ def answer_fault(error: Exception) -> str:
     if isinstance(error, KeyError):
         return f"it has no {error}"
     if isinstance(error, OverflowError | RecursionError):
-        return "a number is too large, or its nesting is too deep"
-    return "a value is not of the type that its program writes"
+        return "a number is too large, or the values are nested too deeply"
+    return "a value has a different type than the program writes"
 
 
 def yaml_fault(error: yaml.YAMLError) -> str:
     """Return the syntax error of invalid YAML, without quoting the line."""
     said = " ".join(str(each) for each in (getattr(error, "problem", ""), error) if each)
     known = (words for begins, words in _YAML.items() if begins in said)
-    return next(known, "it cannot be read from there on")
+    return next(known, "the text after that place cannot be read")

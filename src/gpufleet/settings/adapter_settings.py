@@ -24,32 +24,37 @@ FLAGS = frozenset({"default-mm-loras", "enable-lora", "lora-modules"})
 
 
 class Adapter(Setting):
-    """A LoRA adapter that every replica of a model loads."""
+    """A LoRA adapter. Every replica of the model loads it."""
 
     source: Annotated[
         str,
         pattern_rule(
             # Without `=` and `,`: `--lora-modules NAME=PATH`.
             r"(/[A-Za-z0-9_+@.-]+)+|[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
-            "a Hugging Face id, as org/sql-lora, or the absolute path of a directory on the node, "
-            "as /srv/adapters/sql, of letters, digits, `.`, `_`, `+`, `@` and `-`",
+            "a Hugging Face id, for example org/sql-lora, or the absolute path of a "
+            "directory on the node, for example /srv/adapters/sql; the path may contain "
+            "letters, digits, `.`, `_`, `+`, `@` and `-`",
         ),
-        Field(description="Hugging Face id (downloaded on the node), or an absolute path there"),
+        Field(
+            description="Hugging Face id, which the node downloads, or the absolute path of a "
+            "directory on the node"
+        ),
     ]
     revision: Annotated[
         str | None,
         pattern_rule(
             r"[0-9a-f]{40}",
-            "a commit, all 40 digits of it: `git ls-remote` prints it, and so does the adapter's "
-            "page on the Hub under `Files`, `History`",
+            "a commit with all of its 40 digits; `git ls-remote` prints the commit, and "
+            "the adapter's page on the Hub shows the commit under `Files`, `History`",
         ),
-        Field(description="Commit of a Hugging Face adapter, all 40 digits"),
+        Field(description="Commit of a Hugging Face adapter, with all 40 digits"),
     ] = None
     sha256: Annotated[
         Sha256 | None,
         Field(
-            description="SHA-256 of `adapter_model.safetensors` below a path, 64 digits: nodes "
-            "serve a copy with this content; null: the files found at each start"
+            description="If `source` is a path: SHA-256 of the file "
+            "`adapter_model.safetensors` in it, with 64 digits. Nodes serve a copy with "
+            "this content. null: nodes serve the files that they find at each start"
         ),
     ] = None
 
@@ -64,7 +69,10 @@ class Adapter(Setting):
         if self.is_path and any(part in {".", ".."} for part in self.source.split("/")):
             mistakes.append("`source` must be a plain absolute path, without . or ..")
         if self.is_path and self.revision is not None:
-            mistakes.append("`revision` has no effect for a path: remove it; `sha256` pins a path")
+            mistakes.append(
+                "`revision` has no effect if `source` is a path: remove `revision`; to pin the "
+                "files of a path, set `sha256`"
+            )
         if not self.is_path and self.revision is None:
             mistakes.append(
                 f"`revision` is missing: set the commit of {self.source}, so that every replica "
@@ -72,8 +80,9 @@ class Adapter(Setting):
             )
         if not self.is_path and self.sha256 is not None:
             mistakes.append(
-                "`sha256` is for a path: remove it; `gpufleet lock INVENTORY --models` writes the "
-                "hashes of all files of this commit"
+                "`sha256` has no effect if `source` is a Hugging Face id: remove `sha256`; "
+                "`gpufleet lock INVENTORY --models` records the hashes of all files of "
+                "this commit"
             )
         if mistakes:
             raise ValueError("; ".join(mistakes))
@@ -84,8 +93,8 @@ def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iter
     """Yield a mistake if an entry's flags set adapters beside `adapters`."""
     if adapters and (both := sorted(FLAGS & set(flags))):
         yield (
-            f"`flags` sets {', '.join(both)}, and so do `adapters`: remove it from `flags`, and "
-            "declare all adapters in `adapters`"
+            f"`flags` and `adapters` both set {', '.join(both)}: remove {', '.join(both)} "
+            "from `flags`, and write all adapters in `adapters`"
         )
 
 
@@ -119,6 +128,6 @@ def name_clashes(models: Iterable[NamedModel]) -> Iterator[tuple[str, KeyPath, s
                 yield (
                     each.node,
                     key,
-                    f"{'.'.join(key)}: clients use this name for {' and '.join(others)} too: "
-                    "give the adapter another name",
+                    f"{'.'.join(key)}: clients also use this name for "
+                    f"{' and '.join(others)}: give the adapter a different name",
                 )

@@ -30,17 +30,17 @@ def pattern_rule(pattern: str, what: str) -> AfterValidator:
     return AfterValidator(has_form)
 
 
-Port = Annotated[int, Field(ge=1, le=65535, description="TCP port that it listens on")]
+Port = Annotated[int, Field(ge=1, le=65535, description="TCP port that the program listens on")]
 Sha256 = Annotated[
     str,
-    pattern_rule(r"[0-9a-f]{64}", "a SHA-256 digest: 64 digits of 0-9 and a-f"),
-    Field(description="SHA-256 of the file, 64 digits"),
+    pattern_rule(r"[0-9a-f]{64}", "a SHA-256 digest of 64 digits, each 0-9 or a-f"),
+    Field(description="SHA-256 digest of the file, with 64 digits"),
 ]
 PackageIndex = Annotated[
     str,
     pattern_rule(
         r"(https?|file)://\S+|/\S+",
-        "an address that starts with https:// or http://, or a directory of the node",
+        "an address that starts with https:// or http://, or the path of a directory on the node",
     ),
 ]
 Url = Annotated[
@@ -49,13 +49,13 @@ Url = Annotated[
         r"https?://\S+[^/\s]",
         "an address that starts with https:// or http://, without a trailing /",
     ),
-    Field(description="Without a trailing slash"),
+    Field(description="The address, without a trailing slash"),
 ]
 
 PythonVersion = Annotated[
     str,
-    pattern_rule(RELEASE.pattern, "a release of three numbers, as 0.33.0"),
-    Field(description="Release, as 0.33.0"),
+    pattern_rule(RELEASE.pattern, "a release with three numbers, for example 0.33.0"),
+    Field(description="Release, for example 0.33.0"),
 ]
 """A release of a Python program, for example 0.33.0 or 0.33.1rc1.post2."""
 
@@ -82,7 +82,8 @@ _LONGEST_NUMBER = 20
 Seconds = Annotated[
     int,
     _in_units(
-        {"s": 1, "m": 60, "h": 3600, "d": 86400}, "seconds, as 600, or with units, as 10m or 1h30m"
+        {"s": 1, "m": 60, "h": 3600, "d": 86400},
+        "a number of seconds, for example 600, or a time with units, for example 10m or 1h30m",
     ),
 ]
 # k and K are vLLM's own (human_readable_int in vllm/engine/arg_utils.py).
@@ -90,7 +91,8 @@ Tokens = Annotated[
     int,
     _in_units(
         {"k": 1000, "K": 1024, "m": 1000**2, "M": 1024**2},
-        "tokens, as 32768, or as vLLM takes them: 32K is 32 times 1024, 32k 32 times 1000",
+        "a number of tokens, for example 32768, or a number with a unit as in vLLM's "
+        "flags: 32K is 32 times 1024, and 32k is 32 times 1000",
     ),
 ]
 
@@ -102,7 +104,7 @@ def _absolute(path: str) -> str:
     if not path.startswith("/"):
         raise ValueError("must be an absolute path")
     if any(part in {".", ".."} for part in path.split("/")) or "\n" in path:
-        raise ValueError("must be a plain absolute path, without . or ..")
+        raise ValueError("must be an absolute path without the parts . and ..")
     return path
 
 
@@ -119,13 +121,16 @@ def _address(text: str) -> str:
     return text
 
 
-BindAddress = Annotated[str, AfterValidator(_address), Field(description="Address that it binds")]
+BindAddress = Annotated[
+    str, AfterValidator(_address), Field(description="IP address that the program listens on")
+]
 UnitName = Annotated[
     str,
     pattern_rule(
-        r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service", "a unit's name, as grafana.service"
+        r"[A-Za-z0-9][A-Za-z0-9:_.@-]{0,240}\.service",
+        "the name of a systemd unit, for example grafana.service",
     ),
-    Field(description="Name of its systemd unit"),
+    Field(description="Name of the program's systemd unit"),
 ]
 # Characters that begin a new line of a configuration, or a command to a terminal.
 _CONTROL = re.compile(r"[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
@@ -152,8 +157,8 @@ class Setting(BaseModel):
             for text in _texts(getattr(self, name)):
                 if found := _CONTROL.search(text):
                     raise ValueError(
-                        f"`{name}` has the character {found[0]!r}: write it in one line, without "
-                        "control characters"
+                        f"`{name}` contains the character {found[0]!r}: write the value in "
+                        "one line, without control characters"
                     )
         return self
 

@@ -22,30 +22,41 @@ class Repository(Setting):
         str,
         pattern_rule(
             r"[\w.+~-]+\.(deb|pub|asc|gpg)",
-            "a file's name that ends in .deb, .pub, .asc or .gpg, as cuda-keyring_1.1-1_all.deb",
+            "a file name that ends in .deb, .pub, .asc or .gpg, for example "
+            "cuda-keyring_1.1-1_all.deb",
         ),
         Field(
-            description="File in the repository that holds its public key: the keyring package "
-            "or, for dnf, the key itself, as D42D0685.pub",
+            description="File in the repository with the repository's public key. For apt "
+            "this is the keyring package; for dnf it is the key itself, for example "
+            "D42D0685.pub",
         ),
     ] = "cuda-keyring_1.1-1_all.deb"
-    keyring_sha256: Annotated[Sha256, Field(description="SHA-256 of the file `keyring`")]
+    keyring_sha256: Annotated[
+        Sha256, Field(description="SHA-256 digest of the file that `keyring` names")
+    ]
 
 
 class Cuda(Setting):
-    """The CUDA toolkit. vLLM's wheels carry the runtime; compilers are for its JIT kernels."""
+    """
+    The CUDA toolkit. vLLM's wheels contain the CUDA runtime. vLLM needs the toolkit's compilers
+    only for kernels that it compiles at run time (JIT).
+    """
 
     repository: Repository
     toolkit: Annotated[
         str | None,
-        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
+        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, for example 13-0"),
         Field(
-            description="Toolkit, as in cuda-toolkit-<13-0>; required with `version`; null: none",
+            description="Branch of the toolkit: 13-0 stands for the package "
+            "cuda-toolkit-13-0. Set it together with `version`. null: no toolkit",
         ),
     ] = None
     version: Annotated[
         str | None,
-        Field(description="Exact package version, as 13.0.3-1; required with `toolkit`"),
+        Field(
+            description="Exact package version, for example 13.0.3-1. Set it together with "
+            "`toolkit`"
+        ),
     ] = None
 
     @model_validator(mode="before")
@@ -59,8 +70,8 @@ class Cuda(Setting):
     def _toolkit_has_a_version(self) -> Cuda:
         if self.toolkit and not self.version:
             raise ValueError(
-                "`version` is missing: name the exact package version, as "
-                f"`apt-cache madison cuda-toolkit-{self.toolkit}` lists it"
+                "`version` is missing: set the exact package version; `apt-cache madison "
+                f"cuda-toolkit-{self.toolkit}` lists the versions"
             )
         return self
 
@@ -69,14 +80,16 @@ class Dcgm(Setting):
     """NVIDIA's GPU monitoring: the host engine and its Prometheus exporter."""
 
     version: Annotated[str, Field(description="Version of the datacenter-gpu-manager-4 packages")]
-    cuda_major: Annotated[PositiveInt, Field(description="The driver's CUDA major version")] = 13
-    exporter_version: Annotated[str | None, Field(description="null: no exporter")]
+    cuda_major: Annotated[PositiveInt, Field(description="CUDA major version of the driver")] = 13
+    exporter_version: Annotated[
+        str | None, Field(description="Version of the exporter. null: no exporter is installed")
+    ]
     port: Annotated[Port, Field(description="The exporter's port")] = 9400
     profiling: Annotated[
         bool | None,
         Field(
-            description="Read profiling counters; null: only if every GPU is Hopper or "
-            "newer, which needs no extra permission. true without that permission leaves "
-            "no series at all"
+            description="Whether the exporter reads profiling counters. GPUs older than "
+            "Hopper allow this only with an extra permission; if it is missing, `true` "
+            "leaves no series at all. null: only if every GPU is Hopper or newer"
         ),
     ] = None

@@ -69,22 +69,25 @@ class EngineFlags:
     opens_ports: bool = False
 
 
-_PLAIN_HTTP = "endpoints are plain HTTP: put TLS in front of them"
-_CONFIG = "its file could override the plan: write the flags here"
-_NO_KEY = "it opens a listener that does not check the API key"
+_PLAIN_HTTP = "endpoints use plain HTTP: for TLS, put a gateway or a load balancer in front of them"
+_CONFIG = "the flags in its file could override the plan: write the flags under `flags`"
+_NO_KEY = "it opens a port on which the server does not check the API key"
 _NO_HTTP = "it starts a gRPC server instead of the HTTP server"
-_NO_TEXT = "a server with it completes no text"
-_NOT_READY = "the server would never be ready: it waits for a request that gpufleet does not send"
-_HEALTH = "`/health` would answer 200 without a test of the engine"
+_NO_TEXT = "a server with this flag does not complete text"
+_NOT_READY = (
+    "the server would never be ready, because it would wait for a request that gpufleet does "
+    "not send"
+)
+_HEALTH = "`/health` would answer 200 without testing the engine"
 
 # SGLang 0.5.23 (srt/environ.py), without their prefix. It reads most of them with SGL_ too.
 _SGLANG_VARIABLES = {
-    "BLOCK_NONZERO_RANK_CHILDREN": "ranks of other nodes would end as soon as they are ready",
+    "BLOCK_NONZERO_RANK_CHILDREN": "the ranks on other nodes would exit as soon as they are ready",
     "DIAG_BYPASS_HEALTH_GENERATE": _HEALTH,
     "ENABLE_HEALTH_ENDPOINT_GENERATION": _HEALTH,
     "FORCE_SHUTDOWN": "each stop would cut off running requests",
     "GRPC_PORT": _NO_KEY,
-    "LOGGING_CONFIG_PATH": "its log files could contain the keys, which SGLang logs",
+    "LOGGING_CONFIG_PATH": "SGLang logs its keys, so these log files could contain them",
     "RUST_SERVER": _NO_KEY,
 }
 
@@ -117,7 +120,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
         ),
         refused={
             "config": _CONFIG,
-            "hf-token": "arguments are readable by all users of the node: use vllm.hf_token_file",
+            "hf-token": "all users of the node can read arguments: use vllm.hf_token_file",
             "ssl-certfile": _PLAIN_HTTP,
             "ssl-keyfile": _PLAIN_HTTP,
             "uds": "endpoints are TCP ports",
@@ -205,7 +208,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
         refused={
             "checkpoint-engine-wait-weights-before-ready": _NOT_READY,
             "config": _CONFIG,
-            "debug-tensor-dump-input-file": "the server ends as soon as it is ready",
+            "debug-tensor-dump-input-file": "the server exits as soon as it is ready",
             "delete-ckpt-after-loading": "restarts and other replicas need the model's files",
             "disaggregation-mode": _NO_TEXT,
             "encoder-only": _NO_TEXT,
@@ -219,8 +222,8 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "ssl-keyfile-password": _PLAIN_HTTP,
             "ssl-ca-certs": _PLAIN_HTTP,
             # http_server.py of 0.5.23: the check of both keys needs a single one.
-            "tokenizer-worker-num": "a server with several does not check the API key",
-            "use-ray": "gpufleet starts the ranks",
+            "tokenizer-worker-num": "with several workers, a server does not check the API key",
+            "use-ray": "gpufleet starts the ranks itself",
         },
         refused_variables={
             prefix + name: why
@@ -310,16 +313,16 @@ def flag_mistakes(engine: EngineName, flags: Mapping[str, Any]) -> Iterator[str]
     names = {name.lstrip("-").replace("_", "-") for name in flags}
     if planned := sorted(names & rules.planned):
         yield (
-            f"`flags` sets {', '.join(planned)}, which the plan decides: use the equivalent "
-            "settings (tensor_parallel, served_name, port, drain_seconds, "
+            f"`flags` sets {', '.join(planned)}, but gpufleet sets this from the plan: use "
+            "the equivalent settings (tensor_parallel, served_name, port, drain_seconds, "
             f"{engine}.listen, {engine}.api_key_file) instead"
         )
     yield from (
         f"`flags` has {name}: {why}" for name, why in rules.refused.items() if name in names
     )
     yield from (
-        f"`flags` has {name!r}: write flags as `{rules.command}` names them, in lower case "
-        "with dashes and without the leading `--`"
+        f"`flags` has {name!r}: write the names of flags as in `{rules.command} --help`, in "
+        "lower case, with dashes and without the leading `--`"
         for name in flags
         if not re.fullmatch(r"[a-z0-9]+([-.][A-Za-z0-9_]+)*", name)
     )

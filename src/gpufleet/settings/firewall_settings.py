@@ -16,13 +16,15 @@ def _range(value: Any) -> Any:
     """Parse 8080 or "8000-8010" into the first and last port of a range."""
     ports = [part.strip() for part in str(value).split("-")]
     if isinstance(value, bool) or not all(part.isdecimal() for part in ports) or len(ports) > 2:
-        raise ValueError(f"must be a port or a range of them, as 8000-8010 (got {value!r})")
+        raise ValueError(
+            f"must be a port or a range of ports, for example 8000-8010 (got {value!r})"
+        )
     return int(ports[0]), int(ports[-1])
 
 
 def _ascends(value: tuple[int, int]) -> tuple[int, int]:
     if value[0] > value[1]:
-        raise ValueError(f"starts with the larger port: write {value[1]}-{value[0]}")
+        raise ValueError(f"begins with the larger of the two ports: write {value[1]}-{value[0]}")
     return value
 
 
@@ -36,32 +38,36 @@ PortRange = Annotated[
 class Open(Setting):
     """Ports of your own services that the firewall leaves open."""
 
-    ports: Annotated[PortRange, Field(description="A port, or the first and last of a range")]
-    protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport")] = "tcp"
+    ports: Annotated[
+        PortRange, Field(description="One port, or the first and the last port of a range")
+    ]
+    protocol: Annotated[Literal["tcp", "udp"], Field(description="Transport protocol")] = "tcp"
     sources: Annotated[
-        tuple[IPvAnyNetwork, ...], Field(description="Networks that may connect; empty: any")
+        tuple[IPvAnyNetwork, ...],
+        Field(description="Networks that may connect to these ports. Empty: any network"),
     ] = ()
 
 
 class Firewall(Setting):
-    """The node's ports that other machines may reach."""
+    """The firewall of a node: which of its ports other machines may reach."""
 
     policy: Annotated[
         Literal["own_ports", "drop"],
         Field(
-            description="own_ports: filter vLLM's ports only. drop: close every port that is "
-            "not opened here"
+            description="own_ports: filter only vLLM's ports. drop: close every port that "
+            "these settings do not open"
         ),
     ] = "own_ports"
     clients: Annotated[
         tuple[IPvAnyNetwork, ...],
-        Field(description="Networks that may connect to the endpoints; empty: any"),
+        Field(description="Networks that may connect to the endpoints. Empty: any network"),
     ] = ()
     monitoring: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks that may connect to the exporters and the endpoints' "
-            "metrics; empty: none with `drop`, any with `own_ports`"
+            description="Networks that may connect to the exporters and to the endpoints' "
+            "metrics. Empty: no network with `policy: drop`, and any network with `policy: "
+            "own_ports`"
         ),
     ] = ()
     open: Annotated[tuple[Open, ...], Field(description="Additional open ports")] = ()
@@ -70,7 +76,7 @@ class Firewall(Setting):
         Field(
             ge=20,
             le=600,
-            description="Seconds until new rules are rolled back, unless a new SSH "
-            "connection succeeds",
+            description="If no new SSH connection succeeds within this time, the node "
+            "restores its old rules",
         ),
     ] = 60

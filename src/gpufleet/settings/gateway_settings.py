@@ -37,10 +37,22 @@ ClientName = Annotated[
 
 
 class GatewayTls(Setting):
-    """The gateway's certificate; `{node}` in a file's name stands for the node's name."""
+    """The gateway's certificate. `{node}` in a file name is replaced by the node's name."""
 
-    certificate_file: Annotated[str, Field(description="PEM with its chain, on this machine")]
-    key_file: Annotated[str, Field(description="PEM, on this machine; its content goes to nodes")]
+    certificate_file: Annotated[
+        str,
+        Field(
+            description="PEM file of the certificate and its chain, on the machine that runs "
+            "gpufleet"
+        ),
+    ]
+    key_file: Annotated[
+        str,
+        Field(
+            description="PEM file of the key, on the machine that runs gpufleet, which copies the "
+            "content to the nodes"
+        ),
+    ]
 
 
 class ClientKey(Setting):
@@ -50,8 +62,8 @@ class ClientKey(Setting):
     key_sha256: Annotated[
         Sha256,
         Field(
-            description="SHA-256 of the key, as `printf %s KEY | sha256sum`; the key "
-            "itself is not stored"
+            description="SHA-256 digest of the key: `printf %s KEY | sha256sum` prints it. "
+            "The key itself is not stored"
         ),
     ]
 
@@ -59,56 +71,89 @@ class ClientKey(Setting):
 class Client(ClientKey):
     """A client of the gateway."""
 
-    requests_per_minute: Annotated[PositiveInt | None, Field(description="null: no limit")] = None
+    requests_per_minute: Annotated[
+        PositiveInt | None,
+        Field(description="Requests that the client may send in a minute. null: no limit"),
+    ] = None
     models: Annotated[
-        tuple[str, ...], Field(description="Entries of `serving`; empty: all models")
+        tuple[str, ...],
+        Field(description="Entries of `serving` that the client may use. Empty: all models"),
     ] = ()
 
 
 class Affinity(Setting):
-    """Session affinity: which requests go to the same replica, unless it is overloaded."""
+    """
+    Session affinity: which requests go to the same replica, unless that replica is overloaded.
+    """
 
     by: Annotated[
         Literal["none", "session", "client"],
-        Field(description="none: least busy replica; session: by a header; client: by client"),
+        Field(
+            description="Requests that go to the same replica. none: each request goes to the "
+            "least busy replica. session: requests with the same session header. client: "
+            "requests of the same client"
+        ),
     ] = "none"
     header: Annotated[
         str,
-        pattern_rule(r"[A-Za-z0-9-]+", "a header's name, as x-session-id"),
-        Field(description="Header that identifies the session"),
+        pattern_rule(r"[A-Za-z0-9-]+", "the name of a header, for example x-session-id"),
+        Field(description="Header of a request that identifies its session"),
     ] = "x-session-id"
     most_percent: Annotated[
         int,
         Field(
             ge=101,
             le=1000,
-            description="Load limit of a sticky replica, in percent of the mean of all",
+            description="Most load of a replica, in percent of the mean load of all "
+            "replicas. Above this load, requests go to a different replica",
         ),
     ] = 150
 
 
 class VirtualAddress(Setting):
-    """A virtual address shared by two gateways: keepalived moves it when one fails."""
+    """
+    A virtual address of two gateways. If one gateway fails, keepalived moves the address to the
+    other gateway.
+    """
 
     address: Annotated[
         str,
-        pattern_rule(r"[0-9a-fA-F.:]+/\d+", "an address with its prefix, as 10.0.0.9/24"),
-        Field(description="With its prefix"),
+        pattern_rule(
+            r"[0-9a-fA-F.:]+/\d+",
+            "an address with the length of its network prefix, for example 10.0.0.9/24",
+        ),
+        Field(description="IP address with the length of its network prefix"),
     ]
     interface: Annotated[
         str,
-        pattern_rule(r"[\w.@-]{1,15}", "an interface's name, as eth0"),
-        Field(description="Network interface that holds the address"),
+        pattern_rule(r"[\w.@-]{1,15}", "the name of a network interface, for example eth0"),
+        Field(description="Network interface that gets the address"),
     ]
     router_id: Annotated[
         int,
-        Field(ge=1, le=255, description="VRRP router id: the same on both, unique in the network"),
+        Field(
+            ge=1,
+            le=255,
+            description="VRRP router id. It must be equal on both gateways, and no other VRRP "
+            "router of the network may use it",
+        ),
     ]
     priority: Annotated[
         int,
-        Field(ge=1, le=254, description="The gateway with the higher priority holds the address"),
+        Field(
+            ge=1,
+            le=254,
+            description="While both gateways work, the gateway with the higher priority has "
+            "the address",
+        ),
     ] = 100
-    password_file: Annotated[str, Field(description="On this machine; at most 8 bytes (VRRP)")]
+    password_file: Annotated[
+        str,
+        Field(
+            description="File with the VRRP password, on the machine that runs gpufleet. The "
+            "password has at most 8 bytes"
+        ),
+    ]
 
 
 def access_mistakes(
@@ -122,11 +167,11 @@ def access_mistakes(
     """Yield problems of a server's clients, their keys, and unencrypted access."""
     if not clients and not allow_unauthenticated:
         yield (
-            "no client has access: set `clients`, or `allow_unauthenticated: true` for "
-            "access without keys"
+            "no client has access: set `clients`, or allow access without keys with "
+            "`allow_unauthenticated: true`"
         )
     if clients and allow_unauthenticated:
-        yield "`clients` and `allow_unauthenticated` exclude each other: remove one"
+        yield "`clients` and `allow_unauthenticated` exclude each other: remove one of the two"
     if not encrypted and listen not in LOOPBACK and not allow_plain_http:
         yield (
             f"keys and prompts would be sent unencrypted to {listen}: set `tls`, or `listen: "
@@ -137,24 +182,35 @@ def access_mistakes(
         yield f"`clients` names {', '.join(twice)} twice"
     hashes = [each.key_sha256 for each in clients]
     if len(set(hashes)) < len(hashes):
-        yield "two of `clients` have the same key: give each its own"
+        yield "two clients in `clients` have the same key: give each client its own key"
 
 
 class ModelLimits(Setting):
-    """Limits of one model, in place of the gateway's: an embedder takes more than a chat model."""
+    """
+    Limits of one model, which replace the gateway's limits. For example, an embedding model can run
+    more requests at once than a chat model.
+    """
 
     per_server: Annotated[
         PositiveInt | None,
-        Field(description="Concurrent requests per server of this model; null: the gateway's"),
+        Field(
+            description="Most concurrent requests for each server of this model. null: "
+            "`gateway.per_server` applies"
+        ),
     ] = None
     queue_seconds: Annotated[
         Seconds | None,
-        Field(ge=1, le=3600, description="Maximum wait for this model; null: the gateway's"),
+        Field(
+            ge=1,
+            le=3600,
+            description="Maximum time that a request for this model waits. null: "
+            "`gateway.queue_seconds` applies",
+        ),
     ] = None
 
 
 class Gateway(Setting):
-    """HAProxy in front of all replicas of all models."""
+    """The gateway: an HAProxy in front of all replicas of all models."""
 
     port: Annotated[Port, Field(description="TCP port for clients")] = 8443
     listen: BindAddress = "0.0.0.0"  # noqa: S104
@@ -169,29 +225,45 @@ class Gateway(Setting):
     affinity: Affinity = Affinity()
     request_seconds: Annotated[
         Seconds,
-        Field(ge=10, le=86400, description="Timeout for a silent server within a request"),
+        Field(
+            ge=10,
+            le=86400,
+            description="If a server sends nothing for this time within a request, the gateway "
+            "ends the request",
+        ),
     ] = 600
     queue_seconds: Annotated[
         Seconds,
-        Field(ge=1, le=3600, description="Maximum time a request waits while all servers are full"),
+        Field(
+            ge=1,
+            le=3600,
+            description="Maximum time that a request waits while all servers are full",
+        ),
     ] = 60
     per_server: Annotated[
         PositiveInt | None,
-        Field(description="Concurrent requests per server; others wait; null: unlimited"),
+        Field(
+            description="Most concurrent requests for each server. Further requests wait. "
+            "null: no limit"
+        ),
     ] = None
     limits: Annotated[
-        dict[str, ModelLimits], Field(description="Limits of models, by entry of `serving`")
+        dict[str, ModelLimits],
+        Field(description="Limits of single models. Each key is an entry of `serving`"),
     ] = {}
-    max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
+    max_body_mib: Annotated[
+        int, Field(ge=1, le=1024, description="Size of the largest request that is accepted")
+    ] = 32
     connections: Annotated[
-        int, Field(ge=100, le=100000, description="Concurrent connections, all clients")
+        int,
+        Field(ge=100, le=100000, description="Most concurrent connections of all clients together"),
     ] = 16000
     source_connections: Annotated[
         int,
         Field(
             ge=10,
             le=100000,
-            description="Concurrent connections per IPv4 address or IPv6 /64 network",
+            description="Most concurrent connections from one IPv4 address or one IPv6 /64 network",
         ),
     ] = 1000
     memory_mib: Annotated[
@@ -200,7 +272,7 @@ class Gateway(Setting):
     ] = 8192
     metrics_port: Annotated[Port, Field(description="TCP port of HAProxy's metrics")] = 8405
     virtual_address: Annotated[
-        VirtualAddress | None, Field(description="null: clients use the node's own address")
+        VirtualAddress | None, Field(description="null: clients connect to the node's own address")
     ] = None
 
     def model_limits(self, model: str) -> ModelLimits:
@@ -223,15 +295,25 @@ class Gateway(Setting):
 
 
 class Balancer(Setting):
-    """Your own balancer instead of gpufleet's gateway: two commands, run on this machine.
-
-    Each is a list of arguments, run without a shell; `{node}`, `{address}`, `{port}`, `{model}` and
-    `{replica}` are replaced by the server's. Status 0: done.
+    """
+    Your own load balancer instead of gpufleet's gateway: two commands, which gpufleet runs on the
+    machine where you start it. Each command is a list of arguments and runs without a shell. In the
+    arguments, `{node}`, `{address}`, `{port}`, `{model}` and `{replica}` are replaced by the values
+    of the server. Status 0 means that the command succeeded.
     """
 
     drain_command: Annotated[
         tuple[str, ...],
-        Field(min_length=1, description="Command that drains a server at the balancer"),
+        Field(
+            min_length=1,
+            description="Command that makes the load balancer send no new requests to a server",
+        ),
     ]
-    undrain_command: Annotated[tuple[str, ...], Field(min_length=1, description="Puts it back")]
-    seconds: Annotated[Seconds, Field(gt=0, description="Deadline of each")] = 60
+    undrain_command: Annotated[
+        tuple[str, ...],
+        Field(
+            min_length=1,
+            description="Command that makes the load balancer send requests to the server again",
+        ),
+    ]
+    seconds: Annotated[Seconds, Field(gt=0, description="Maximum run time of each command")] = 60

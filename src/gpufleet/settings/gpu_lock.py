@@ -23,36 +23,44 @@ DRIVER = r"\d{3}(\.\d+(\.\d+)?)?"
 PackageVersion = Annotated[
     str,
     pattern_rule(
-        r"[0-9A-Za-z][0-9A-Za-z.+:~^-]*", "a package's whole version, as 1:4.4.1-1 or 13.0.2-1"
+        r"[0-9A-Za-z][0-9A-Za-z.+:~^-]*",
+        "the whole version of a package, for example 1:4.4.1-1 or 13.0.2-1",
     ),
 ]
 
 
 class Toolkit(Setting):
-    """Compilers for kernels that are made at run time; vLLM's wheels carry the CUDA runtime."""
+    """
+    The CUDA toolkit: compilers for kernels that are compiled at run time. vLLM's wheels contain the
+    CUDA runtime.
+    """
 
     profile: Annotated[
         Literal["none", "jit", "full"],
-        Field(description="none; jit: compiler and headers; full: all of the toolkit"),
+        Field(
+            description="none: install no toolkit. jit: install the compiler and the headers. "
+            "full: install the whole toolkit"
+        ),
     ] = "none"
     branch: Annotated[
         str | None,
-        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, as 13-0"),
-        Field(description="as in cuda-toolkit-<13-0>"),
+        pattern_rule(r"\d+-\d+", "two numbers with `-` between them, for example 13-0"),
+        Field(description="Branch of the toolkit: 13-0 stands for the package cuda-toolkit-13-0"),
     ] = None
     version: Annotated[
         PackageVersion | None,
         Field(
-            description="exact version of cuda-toolkit-<branch> (full) or cuda-nvcc-<branch> (jit)",
+            description="Exact version of the package: `cuda-toolkit-<branch>` with "
+            "`profile: full`, or `cuda-nvcc-<branch>` with `profile: jit`",
         ),
     ] = None
 
     @model_validator(mode="after")
     def _whole(self) -> Toolkit:
         if self.profile != "none" and not (self.branch and self.version):
-            raise ValueError(f"profile {self.profile} needs `branch` and `version`")
+            raise ValueError(f"`profile: {self.profile}` needs `branch` and `version`: set both")
         if self.profile == "none" and (self.branch or self.version):
-            raise ValueError("profile none installs nothing: remove `branch` and `version`")
+            raise ValueError("`profile: none` installs no toolkit: remove `branch` and `version`")
         return self
 
 
@@ -60,21 +68,25 @@ class LockedDcgm(Setting):
     """DCGM and its exporter."""
 
     version: Annotated[
-        PackageVersion, Field(description="version of the datacenter-gpu-manager-4 packages")
+        PackageVersion, Field(description="Version of the datacenter-gpu-manager-4 packages")
     ]
     exporter: Annotated[
-        PackageVersion | None, Field(description="version of the exporter; null: none")
+        PackageVersion | None,
+        Field(description="Version of the exporter. null: no exporter is installed"),
     ] = None
 
 
 class LockedVllm(Setting):
-    """The vLLM release of the nodes; `vllm.version` and `vllm.python`, if set, must equal it."""
+    """
+    The vLLM release of the nodes. If `vllm.version` or `vllm.python` is also set, the values must
+    be equal.
+    """
 
     version: PythonVersion
     python: Annotated[
         str,
-        pattern_rule(r"3\.\d+", "as in 3.12"),
-        Field(description="Python of the node, as in 3.12"),
+        pattern_rule(r"3\.\d+", "two numbers with a dot, for example 3.12"),
+        Field(description="Python version of the node, for example 3.12"),
     ]
 
 
@@ -82,32 +94,45 @@ class GpuLock(Setting):
     """
     Versions of driver, toolkit, DCGM and vLLM for a group of nodes.
 
-    Fabric manager, NSCQ, IMEX and persistence daemon are the driver's version and have no key.
+    Fabric manager, NSCQ, IMEX and the persistence daemon have the same version as the driver, so
+    there are no keys for them.
     """
 
     driver: Annotated[
         str,
-        pattern_rule(DRIVER, "a driver's version or branch, as 580.95.05 or 580"),
+        pattern_rule(DRIVER, "the version or the branch of a driver, for example 580.95.05 or 580"),
         Field(
-            description="exact version (580.95.05), or a branch (580): any installed version of "
-            "the branch is kept, and a new node gets the newest",
+            description="Exact version (for example 580.95.05), or a branch (for example "
+            "580). With a branch, a node keeps any installed version of this branch, and a "
+            "new node gets the newest version",
         ),
     ]
     modules: Annotated[
-        Literal["open", "proprietary"], Field(description="flavour of the kernel modules")
+        Literal["open", "proprietary"],
+        Field(description="Which of NVIDIA's two variants of the kernel modules to install"),
     ] = "open"
     kernel: Annotated[
         Literal["follow", "held"],
-        Field(description="held: keep the kernel packages; follow: let them change"),
+        Field(
+            description="held: keep the installed kernel packages. follow: allow updates of "
+            "the kernel packages"
+        ),
     ] = "follow"
     nvlsm: Annotated[
         PackageVersion | None,
-        Field(description="exact version; for nodes with NVLink 5 switches"),
+        Field(
+            description="Exact version of the package nvlsm, which nodes with NVLink 5 "
+            "switches need"
+        ),
     ] = None
     toolkit: Toolkit = Toolkit()
     dcgm: LockedDcgm | None = None
     persistence: Annotated[
-        bool, Field(description="run the persistence daemon, which keeps GPUs initialised")
+        bool,
+        Field(
+            description="Run NVIDIA's persistence daemon, which keeps GPUs initialised while "
+            "no program uses them"
+        ),
     ] = True
     vllm: LockedVllm | None = None
 
@@ -139,8 +164,9 @@ def lock_objections(lock: GpuLock) -> Iterator[Objection]:
     if lock.modules not in flavours(lock.branch):
         yield Objection(
             ("gpu_lock", "modules"),
-            f"R{lock.branch} has no {lock.modules} kernel modules (none since R{OPEN_ONLY_SINCE}): "
-            "write `open`, or stay on R580 for GPUs that the open modules do not run",
+            f"driver R{lock.branch} has no {lock.modules} kernel modules (no driver since "
+            f"R{OPEN_ONLY_SINCE} has them): write `open`. If the open modules do not "
+            "support your GPUs, stay on driver R580",
         )
     yield from _toolkit_objections(lock)
 
@@ -161,15 +187,15 @@ def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
     if major_served is not None and major > major_served:
         yield Objection(
             at,
-            f"is {lock.toolkit.branch}, but driver R{lock.branch} runs CUDA {major_served}: "
-            f"programs that it compiles would not start; lock a toolkit of CUDA {major_served}, "
-            "or a newer driver",
+            f"is {lock.toolkit.branch}, but driver R{lock.branch} runs CUDA {major_served}, "
+            "so programs that this toolkit compiles would not start: write a toolkit of "
+            f"CUDA {major_served}, or a newer driver",
         )
     elif known and (major, minor) > known.cuda:
         yield Objection(
             at,
-            f"is {lock.toolkit.branch}, newer than driver R{lock.branch} (CUDA "
-            f"{known.cuda[0]}.{known.cuda[1]}): kernels run as machine code, but not as PTX, "
-            "which the driver would have to compile",
+            f"is {lock.toolkit.branch}, which is newer than the CUDA version of driver "
+            f"R{lock.branch} ({known.cuda[0]}.{known.cuda[1]}): kernels in machine code "
+            "run, but kernels in PTX do not, because the driver would have to compile them",
             refused=False,
         )

@@ -38,34 +38,61 @@ Number = Annotated[float, Field(strict=True)]
 
 
 class Parameters(Setting):
-    """Defaults for values that a request does not set; null: the model server's default."""
+    """
+    Defaults for parameters that a request does not set. null: the default of the model server
+    applies.
+    """
 
     temperature: Annotated[Number | None, Field(ge=0, le=2, description="Sampling temperature")] = (
         None
     )
     top_p: Annotated[
         Number | None,
-        Field(gt=0, le=1, description="Nucleus sampling: share of the probability mass"),
+        Field(
+            gt=0,
+            le=1,
+            description="Nucleus sampling: sample from the most likely tokens that together "
+            "have this probability",
+        ),
     ] = None
-    top_k: Annotated[StrictInt | None, Field(ge=-1, description="-1 and 0: all")] = None
+    top_k: Annotated[
+        StrictInt | None,
+        Field(
+            ge=-1,
+            description="Sample from this number of most likely tokens. -1 and 0: from all tokens",
+        ),
+    ] = None
     min_p: Annotated[
         Number | None,
-        Field(ge=0, le=1, description="Minimum probability of a token, relative to the likeliest"),
+        Field(
+            ge=0,
+            le=1,
+            description="Minimum probability of a token, relative to the probability of the "
+            "most likely token",
+        ),
     ] = None
     max_tokens: Annotated[
-        StrictInt | None, Field(ge=1, description="Longest answer, in tokens")
+        StrictInt | None, Field(ge=1, description="Maximum length of an answer, in tokens")
     ] = None
     presence_penalty: Annotated[
-        Number | None, Field(ge=-2, le=2, description="Penalty for tokens that occur in the text")
+        Number | None,
+        Field(ge=-2, le=2, description="Penalty for tokens that already occur in the text"),
     ] = None
     frequency_penalty: Annotated[
         Number | None,
-        Field(ge=-2, le=2, description="Penalty for tokens by their frequency in the text"),
+        Field(
+            ge=-2,
+            le=2,
+            description="Penalty for tokens in proportion to their frequency in the text",
+        ),
     ] = None
     repetition_penalty: Annotated[
-        Number | None, Field(gt=0, le=10, description="Factor against repetition; 1: none")
+        Number | None,
+        Field(
+            gt=0, le=10, description="Factor that makes repeated tokens less likely. 1: no effect"
+        ),
     ] = None
-    seed: Annotated[StrictInt | None, Field(description="Random seed")] = None
+    seed: Annotated[StrictInt | None, Field(description="Seed of the random numbers")] = None
     stop: Annotated[tuple[StrictStr, ...] | None, Field(description="Texts that end an answer")] = (
         None
     )
@@ -74,7 +101,10 @@ class Parameters(Setting):
     ] = None
     chat_template_kwargs: Annotated[
         dict[str, StrictBool | StrictInt | StrictStr] | None,
-        Field(description="Variables for the model's chat template, as `enable_thinking: false`"),
+        Field(
+            description="Variables for the model's chat template, for example "
+            "`enable_thinking: false`"
+        ),
     ] = None
 
     @property
@@ -84,19 +114,23 @@ class Parameters(Setting):
 
 
 class PublicModel(Setting):
-    """A client-visible name with its own settings."""
+    """A model name that clients use, with its own settings."""
 
     entries: Annotated[
         tuple[str, ...],
         AfterValidator(lambda given: tuple(dict.fromkeys(given))),
         Field(
-            description="Entries of `serving` behind this name; empty: the entry with the same name"
+            description="Entries of `serving` that answer requests for this name. Empty: "
+            "the entry with the same name"
         ),
     ] = ()
     parameters: Parameters = Parameters()
     fallbacks: Annotated[
         tuple[PublicName, ...],
-        Field(description="Names to try, in this order, if this one fails"),
+        Field(
+            description="Names of models that LiteLLM tries, in this order, if a request to "
+            "this name fails"
+        ),
     ] = ()
 
 
@@ -104,37 +138,50 @@ class LitellmClient(ClientKey):
     """A client of LiteLLM."""
 
     models: Annotated[
-        tuple[PublicName, ...], Field(description="Names that it may request; empty: all")
+        tuple[PublicName, ...],
+        Field(description="Names of models that the client may request. Empty: all names"),
     ] = ()
 
 
 class Litellm(Setting):
-    """The LiteLLM proxy in front of a gateway."""
+    """A LiteLLM proxy in front of a gateway."""
 
     version: PythonVersion
     lock: Annotated[
-        str, Field(description="Lock file with hashes; relative to the project's root, or absolute")
+        str,
+        Field(
+            description="Lock file of package versions with hashes. The path is absolute, or "
+            "relative to the project's root"
+        ),
     ]
-    uv_lock: Annotated[str, Field(description="Lock file of uv, which builds the release")] = (
-        "locks/uv.txt"
-    )
+    uv_lock: Annotated[
+        str, Field(description="Lock file of uv, the program that builds the release on the node")
+    ] = "locks/uv.txt"
     python: Annotated[
         str,
-        pattern_rule(r"/[\w./+-]+", "an absolute path, as /usr/bin/python3"),
-        Field(description="Python interpreter on the node; 3.10 or newer"),
+        pattern_rule(r"/[\w./+-]+", "an absolute path, for example /usr/bin/python3"),
+        Field(description="Path of the node's Python interpreter, version 3.10 or newer"),
     ] = "/usr/bin/python3"
-    index_url: Annotated[PackageIndex | None, Field(description="Package index; null: PyPI")] = None
-    find_links: Annotated[tuple[str, ...], Field(description="Flat wheel directories")] = ()
-    no_index: Annotated[bool, Field(description="Use only find_links, no package index")] = False
+    index_url: Annotated[
+        PackageIndex | None, Field(description="Address of the package index. null: PyPI")
+    ] = None
+    find_links: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Addresses of pages with links to wheels, or directories on the node with "
+            "wheels"
+        ),
+    ] = ()
+    no_index: Annotated[bool, Field(description="Use no package index, only `find_links`")] = False
     keep_releases: Annotated[
-        int, Field(ge=0, description="Additional releases to keep on a node")
+        int, Field(ge=0, description="Number of additional releases to keep on a node")
     ] = 1
 
     port: Port = 4000
     listen: Annotated[
         str,
         pattern_rule(r"[\w.:-]+", "an address of the node"),
-        Field(description="The address that it binds"),
+        Field(description="IP address that LiteLLM listens on"),
     ] = "127.0.0.1"
     tls: Annotated[GatewayTls | None, Field(description="null: plain HTTP")] = None
     clients: Annotated[tuple[LitellmClient, ...], Field(description="Clients with access")] = ()
@@ -147,50 +194,74 @@ class Litellm(Setting):
     networks: Annotated[
         tuple[IPvAnyNetwork, ...],
         Field(
-            description="Networks that LiteLLM may connect to, besides its own node; empty: "
-            "none if it listens on loopback and the gateway is on the same node, otherwise any"
+            description="Networks that LiteLLM may connect to, besides its own node. "
+            "Empty: if LiteLLM listens on loopback and the gateway is on the same node, no "
+            "network; otherwise any network"
         ),
     ] = ()
 
     upstream_url: Annotated[
         str | None,
         pattern_rule(
-            r"https?://[^/\s]+", "an address without a path, as https://gw.example.com:8443"
+            r"https?://[^/\s]+",
+            "an address without a path, for example https://gw.example.com:8443",
         ),
         Field(
-            description="The gateway's address, as in its certificate; null: the gateway of "
-            "this node",
+            description="Address of the gateway, with the host name in the gateway's "
+            "certificate. null: the gateway on this node",
         ),
     ] = None
     upstream_ca_file: Annotated[
         str | None,
-        Field(description="CA certificates in PEM, on this machine; null: the system's"),
+        Field(
+            description="PEM file of CA certificates for the gateway's address, on the machine "
+            "that runs gpufleet. null: the CA certificates of the node's system"
+        ),
     ] = None
     upstream_key_file: Annotated[
         str | None,
-        Field(description="File on this machine with LiteLLM's key for the gateway"),
+        Field(
+            description="File with LiteLLM's key for the gateway, on the machine that runs gpufleet"
+        ),
     ] = None
     request_seconds: Annotated[
         Seconds | None,
-        Field(gt=0, description="Timeout for silence within a request; null: the gateway's"),
+        Field(
+            gt=0,
+            description="If the gateway sends nothing for this time within a request, LiteLLM "
+            "ends the request. null: `gateway.request_seconds` applies",
+        ),
     ] = None
 
     models: Annotated[
         dict[PublicName, PublicModel],
-        Field(description="Names for several entries at once, and the defaults of a name"),
+        Field(
+            description="Model names for clients. A name can stand for several entries of "
+            "`serving` and can have its own defaults"
+        ),
     ] = {}
     aliases: Annotated[
         dict[PublicName, PublicName],
-        Field(description="Aliases: additional names, each for another name"),
+        Field(
+            description="Additional names. Each alias stands for the model name that is its value"
+        ),
     ] = {}
     body_keys: Annotated[
         tuple[Annotated[str, pattern_rule(r"\w+", "a key of letters, digits and `_`")], ...],
-        Field(description="Additional keys of a request's body to pass on"),
+        Field(
+            description="Additional keys of a request's body that LiteLLM passes on to the gateway"
+        ),
     ] = ()
-    max_body_mib: Annotated[int, Field(ge=1, le=1024, description="Largest request")] = 32
+    max_body_mib: Annotated[
+        int, Field(ge=1, le=1024, description="Size of the largest request that is accepted")
+    ] = 32
     drain_seconds: Annotated[
         Seconds,
-        Field(ge=0, le=3600, description="Time for running requests to finish before a stop"),
+        Field(
+            ge=0,
+            le=3600,
+            description="Maximum time that running requests have to finish before LiteLLM stops",
+        ),
     ] = 60
 
     @model_validator(mode="after")
@@ -205,11 +276,17 @@ class Litellm(Setting):
 
     def _release_mistakes(self) -> Iterator[str]:
         if self.version in COMPROMISED:
-            yield f"`version` {self.version} was compromised on PyPI: use another version"
+            yield (
+                f"`version` is {self.version}, a release that was compromised on PyPI: write a "
+                "different version"
+            )
         if self.no_index and not self.find_links:
-            yield "`no_index` without `find_links` leaves no download source: set `find_links`"
+            yield (
+                "`no_index` is true and `find_links` is empty, so there is no source for "
+                "packages: set `find_links`"
+            )
         if self.no_index and self.index_url:
-            yield "`no_index` and `index_url` exclude each other: remove one"
+            yield "`no_index` and `index_url` exclude each other: remove one of the two"
 
     def _client_mistakes(self) -> Iterator[str]:
         yield from access_mistakes(
@@ -220,14 +297,22 @@ class Litellm(Setting):
             allow_plain_http=self.allow_plain_http,
         )
         if self.upstream_ca_file and not (self.upstream_url or "").startswith("https://"):
-            yield "`upstream_ca_file` is for an `upstream_url` with https: set it, or remove this"
+            yield (
+                "`upstream_ca_file` has no effect without an `upstream_url` that starts with "
+                "https://: set `upstream_url`, or remove `upstream_ca_file`"
+            )
 
     def _name_mistakes(self) -> Iterator[str]:
         for alias, name in self.aliases.items():
             if alias in self.models:
-                yield f"`aliases` and `models` both have {alias}: remove one"
+                yield f"`aliases` and `models` both have the name {alias}: remove one of the two"
             if name in self.aliases:
-                yield f"`aliases.{alias}`: {name} is an alias itself: write {self.aliases[name]}"
+                yield (
+                    f"`aliases.{alias}` stands for {name}, which is an alias, too: write "
+                    f"{self.aliases[name]}"
+                )
         for name, model in self.models.items():
             if name in model.fallbacks:
-                yield f"`models.{name}.fallbacks` has itself: remove it"
+                yield (
+                    f"`models.{name}.fallbacks` contains {name} itself: remove {name} from the list"
+                )

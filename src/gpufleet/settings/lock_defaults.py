@@ -47,8 +47,9 @@ class Difference:
 
     def __str__(self) -> str:
         return (
-            f"is {_shown(self.value)}, and {'.'.join(map(str, self.locked_at))} is "
-            f"{_shown(self.locked)}: correct the one that is wrong, or remove it here"
+            f"is {_shown(self.value)}, but {'.'.join(map(str, self.locked_at))} is "
+            f"{_shown(self.locked)}: correct the wrong value, or remove "
+            f"{'.'.join(map(str, self.at))}"
         )
 
 
@@ -66,7 +67,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
         yield Difference(("dcgm",), None, ("gpu_lock", "dcgm", "version"), lock.dcgm.version)
     major, served = _value(given, ("dcgm", "cuda_major")), cuda_major(lock.branch)
     if major is not None and served is not None and major != served:
-        serving = f"{lock.driver}, which serves CUDA {served}"
+        serving = f"{lock.driver}, a driver for CUDA {served}"
         yield Difference(("dcgm", "cuda_major"), major, ("gpu_lock", "driver"), serving)
     python = _PYTHON.search(str(_value(given, ("vllm", "python"))))
     if lock.vllm and python and python[1] != lock.vllm.python:

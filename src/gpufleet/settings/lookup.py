@@ -125,7 +125,7 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
             key.rpartition(".")[2], [each.rpartition(".")[2] for each in known]
         )
         raise FleetError(
-            f"no setting is named {key!r}{near}; `gpufleet settings` lists the sections"
+            f"there is no setting {key!r}{near}; `gpufleet settings` lists the sections"
         )
     return tuple(
         entry for name, entry in known.items() if name == wanted or name.startswith(f"{wanted}.")
@@ -221,7 +221,7 @@ def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
     about = (inspect.getdoc(section) or "").split("\n\n")[0] if section else ""
     if own and not own.startswith("null:"):
         return own
-    return "; ".join(filter(None, (" ".join(about.split()).removesuffix("."), own)))
+    return ". ".join(filter(None, (" ".join(about.split()).removesuffix("."), own)))
 
 
 def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
@@ -292,7 +292,7 @@ def _spaced(name: str) -> str:
     """Return the name of an address or date type in words; "value" for other types."""
     return {
         "date": "date",
-        "IPv4Network": "network, as 10.0.0.0/16",
+        "IPv4Network": "network, for example 10.0.0.0/16",
         "IPvAnyNetwork": "network",
         "IPvAnyAddress": "IP address",
     }.get(name, "value")

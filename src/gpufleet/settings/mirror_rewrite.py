@@ -122,7 +122,10 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
     if settings.mirror is None:
         yield (
             ("offline",),
-            ("is true, but `mirror` is not set, so nodes have no download source: set it"),
+            (
+                "is true, but `mirror` is not set, so nodes have no source for downloads: set "
+                "`mirror`"
+            ),
         )
         return
     for path, text in _texts(settings.model_dump(mode="json", exclude={"mirror"}), ()):
@@ -130,8 +133,8 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
             if not (_is_below(address, (*allowed, *inside)) or _LOOPBACK.match(address)):
                 yield (
                     path,
-                    f"names {address}, which is not on the mirror ({', '.join(allowed)}), and "
-                    f"`offline` is true: {_remedy(path)}",
+                    f"contains {address}, which is not on the mirror "
+                    f"({', '.join(allowed)}), but `offline` is true: {_remedy(path)}",
                 )
     servers = settings.servers
     for key, wanted in (*settings.engines.items(), ("litellm", settings.litellm)):
@@ -139,15 +142,16 @@ def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | 
             continue
         yield (
             (key,),
-            "takes wheels from PyPI, and `offline` is true: set `mirror.url`, "
+            "would download wheels from PyPI, but `offline` is true: set `mirror.url`, "
             "`mirror.wheels` or `mirror.index_url`",
         )
     hub = any(served.hub_sources for served in settings.serving.values())
     if servers and servers.hf_endpoint is None and hub:
         yield (
             ("serving",),
-            "has models from the Hugging Face Hub, and `offline` is true: set `mirror.url` or "
-            "`mirror.models`, or name paths on the node",
+            "has models that nodes would download from the Hugging Face Hub, but `offline` "
+            "is true: set `mirror.url` or `mirror.models`, or write paths on the node in "
+            "place of the models' ids",
         )
 
 
@@ -155,9 +159,12 @@ def _remedy(path: tuple[str | int, ...]) -> str:
     overrides = {"cuda": "vendor", "gpu": "url", "node_exporter": "url"}
     known = overrides.get(str(path[0]))
     return (
-        f"set `mirror.{known}`, or correct it"
+        f"set `mirror.{known}`, or correct the address"
         if known
-        else ("name one on the mirror, or list it in `mirror.inside` if nodes can reach it")
+        else (
+            "write an address on the mirror or, if nodes can reach this address, add it to "
+            "`mirror.inside`"
+        )
     )
 
 

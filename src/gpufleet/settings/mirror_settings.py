@@ -17,18 +17,33 @@ Address = Annotated[
         r"https?://[^\s/@]+(/\S*[^/\s])?",
         "an address that starts with https:// or http://, without a user and without a trailing /",
     ),
-    Field(description="Without a trailing slash"),
+    Field(description="The address, without a trailing slash"),
 ]
 
 
 class Archive(Setting):
-    """A distribution's apt archive, from which `gpufleet bundle` takes packages for the nodes."""
+    """
+    An apt archive of the distribution. `gpufleet bundle` downloads packages for the nodes from it.
+    """
 
     url: Address
-    suites: Annotated[tuple[str, ...], Field(min_length=1, description="As in sources.list")]
-    components: Annotated[tuple[str, ...], Field(description="`[]` if suites end in /")] = ("main",)
+    suites: Annotated[
+        tuple[str, ...],
+        Field(min_length=1, description="Suites of the archive, written as in sources.list"),
+    ]
+    components: Annotated[
+        tuple[str, ...],
+        Field(
+            description="Components of the archive, written as in sources.list. `[]` if the suites "
+            "end in /"
+        ),
+    ] = ("main",)
     key_file: Annotated[
-        str, Field(description="Public keys of its signers: a file on the bundling machine")
+        str,
+        Field(
+            description="File with the public keys that the archive is signed with, on the "
+            "machine that runs `gpufleet bundle`"
+        ),
     ]
 
     @property
@@ -41,54 +56,71 @@ class Archive(Setting):
         flat = {suite.endswith("/") for suite in self.suites}
         if len(flat) > 1:
             raise ValueError(
-                "`suites` has names that end in / (a flat archive) and names that do not: write "
-                "two archives"
+                "some names in `suites` end in / (a flat archive) and some do not: write "
+                "them as two archives"
             )
         if flat == {False} and not self.components:
             raise ValueError(
-                "`components` is empty: write at least one, as main; only suites that end in / (a "
-                "flat archive) have none"
+                "`components` is empty, but only a flat archive, whose suites end in /, "
+                "has no components: write at least one component, for example main"
             )
         return self
 
 
 class Mirror(Setting):
     """
-    A mirror to download from, in place of the addresses in other settings.
+    A mirror. Nodes download from the mirror instead of the addresses in other settings.
 
-    `url` is enough for a mirror from `gpufleet bundle`; the other keys are for existing mirrors,
-    and override it.
+    For a mirror from `gpufleet bundle`, `url` is enough. The other keys are for mirrors that you
+    already have. They override `url`.
     """
 
-    url: Annotated[Address | None, Field(description="Address of a served bundle")] = None
+    url: Annotated[
+        Address | None, Field(description="Address where a bundle of `gpufleet bundle` is served")
+    ] = None
     vendor: Annotated[
-        Address | None, Field(description="Replaces cuda.repository.url; same layout")
+        Address | None,
+        Field(
+            description="Address of a mirror of NVIDIA's repository with the same layout. It "
+            "replaces `cuda.repository.url`"
+        ),
     ] = None
     wheels: Annotated[
-        Address | None, Field(description="Page of links to wheels, instead of PyPI")
+        Address | None,
+        Field(description="Address of a page with links to wheels. It replaces PyPI"),
     ] = None
-    index_url: Annotated[Address | None, Field(description="Package index, instead of PyPI")] = None
+    index_url: Annotated[
+        Address | None, Field(description="Address of a package index. It replaces PyPI")
+    ] = None
     models: Annotated[
-        Address | None, Field(description="Replaces the Hugging Face Hub, with the same API")
+        Address | None,
+        Field(
+            description="Address of a server with the API of the Hugging Face Hub. It replaces "
+            "the Hub"
+        ),
     ] = None
     archives: Annotated[
         tuple[Archive, ...],
-        Field(description="Source of the distribution's packages for `gpufleet bundle`"),
+        Field(
+            description="apt archives from which `gpufleet bundle` downloads the "
+            "distribution's packages"
+        ),
     ] = ()
 
     inside: Annotated[
         tuple[Address, ...],
-        Field(description="Additional addresses that nodes of an offline network can reach"),
+        Field(description="Further addresses that nodes without internet access can reach"),
     ] = ()
 
     @model_validator(mode="after")
     def _says_where(self) -> Mirror:
         if not (self.url or self.addresses):
             raise ValueError(
-                "has no address: set `url`, or `vendor`, `wheels` or `index_url`, and `models`"
+                "has no address: set `url`, or set one or more of `vendor`, `wheels`, "
+                "`index_url` and `models`"
             )
         if self.wheels and self.index_url:
-            raise ValueError("`wheels` and `index_url` exclude each other: remove one")
+            raise ValueError("`wheels` and `index_url` exclude each other: remove one of the two")
         return self
 
     @property

@@ -24,14 +24,14 @@ def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
     if kind == "value_error":
         return at, str(error["msg"]).removeprefix("Value error, ")
     wanted = _WANTED.get(kind)
-    what = wanted(error.get("ctx", {}), value) if wanted else "of another form"
+    what = wanted(error.get("ctx", {}), value) if wanted else "of a different form"
     return at, f"must be {what} ({_got(value)})"
 
 
 def _got(value: Any) -> str:
     """Return the given value for a message, shortened if it is long."""
     if value is None:
-        return "it has no value"
+        return "the key has no value"
     if isinstance(value, bool):
         return f"got {str(value).lower()}"
     if isinstance(value, dt.date):
@@ -45,10 +45,11 @@ def _got(value: Any) -> str:
 def _text(_: Mapping[str, Any], value: Any) -> str:
     if isinstance(value, bool):
         return (
-            "text: put the word in quotes, because YAML reads yes, no, on and off as true or false"
+            "text: put the word in quotes, because without quotes YAML reads yes, no, on "
+            "and off as true or false"
         )
     if isinstance(value, int | float):
-        return f'text: put it in quotes, as "{value}"'
+        return f'text: put the number in quotes, for example "{value}"'
     return "text"
 
 
@@ -76,10 +77,12 @@ def _number(what: str) -> Callable[[Mapping[str, Any], Any], str]:
 
 _NUMBER = _number("a number")
 _WHOLE = _number("a whole number")
-_DATE = _always("a date, as 2026-12-31")
+_DATE = _always("a date, for example 2026-12-31")
 _SWITCH = _always("true or false")
-_LIST = _always("a list: [one, another], or a line that begins with `- ` for each")
-_KEYS = _always("keys with values, each on a separate line below this one")
+_LIST = _always("a list: write [one, another], or one line that begins with `- ` for each item")
+_KEYS = _always(
+    "keys with values: write each key with its value on a separate line below this line"
+)
 
 _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "bool_parsing": _SWITCH,
@@ -98,15 +101,15 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "int_parsing": _WHOLE,
     "int_parsing_size": _WHOLE,
     "int_type": _WHOLE,
-    "ip_any_network": _always("a network, as 10.0.0.0/24"),
-    "ip_any_address": _always("an IP address, as 10.0.0.9"),
-    "ip_v4_network": _always("an IPv4 network, as 10.0.0.0/24"),
-    "invalid_key": _always("a text as a key: put it in quotes"),
+    "ip_any_network": _always("a network, for example 10.0.0.0/24"),
+    "ip_any_address": _always("an IP address, for example 10.0.0.9"),
+    "ip_v4_network": _always("an IPv4 network, for example 10.0.0.0/24"),
+    "invalid_key": _always("text where it is used as a key: put the key in quotes"),
     "less_than_equal": _always("at most {le}"),
     "literal_error": _choice,
     "model_type": _KEYS,
     "string_type": _text,
-    "too_short": _always("a list of {min_length} or more"),
+    "too_short": _always("a list of {min_length} or more items"),
     "tuple_type": _LIST,
 }
 """The requirement in words, by pydantic's error type."""

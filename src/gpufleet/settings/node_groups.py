@@ -41,7 +41,7 @@ def resolve_groups(
     """
     names = [*hosts, *(name for name in children if name not in hosts)]
     problems = [
-        f"children of {parent}: no group {child!r}{suggestion(child, names)}"
+        f"children of {parent}: there is no group {child!r}{suggestion(child, names)}"
         for parent, below in children.items()
         for child in below
         if child not in names
@@ -53,7 +53,10 @@ def resolve_groups(
         top_down = tuple(TopologicalSorter(parents).static_order())
     except CycleError as error:
         chain = " -> ".join(error.args[1])
-        problems.append(f"groups contain each other: {chain}: remove one of these children")
+        problems.append(
+            f"groups contain each other ({chain}): remove one of these groups from the children "
+            "of the other"
+        )
     if problems:
         raise FleetError(*problems)
 

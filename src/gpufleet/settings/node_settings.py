@@ -63,33 +63,40 @@ OF_THE_ENGINE = frozenset({"version", "lock", "environment"})
 
 class Gpus(Setting):
     """
-    Declared hardware; the probe must match it. Values that are not set are compared with the
-    node's siblings, or with what the device reports.
+    The hardware that the node should have. The probe's result must match these values. If a value
+    is not set, checks compare the node with the nodes in the same groups, or with the values that
+    the device reports.
     """
 
-    count: Annotated[PositiveInt | None, Field(description="GPUs in the node")] = None
-    name: Annotated[str | None, Field(description="Product name as NVML gives it")] = None
+    count: Annotated[PositiveInt | None, Field(description="Number of GPUs in the node")] = None
+    name: Annotated[
+        str | None, Field(description="Product name of the GPUs, as NVML reports it")
+    ] = None
     hardware: Annotated[
         str | None,
         Field(
-            description="Hardware by name, as h100x8, for `gpufleet plan --as` and `gpufleet "
-            "validate`; checks do not use it"
+            description="Name of known hardware, for example h100x8. Only `gpufleet plan "
+            "--as` and `gpufleet validate` use it; checks do not"
         ),
     ] = None
     nvlink_links: Annotated[
-        int | None, Field(ge=0, le=36, description="Active NVLinks per GPU")
+        int | None, Field(ge=0, le=36, description="Number of active NVLinks of each GPU")
     ] = None
-    pcie_width: Annotated[PositiveInt | None, Field(description="PCIe lanes of each GPU")] = None
+    pcie_width: Annotated[
+        PositiveInt | None, Field(description="Number of PCIe lanes of each GPU")
+    ] = None
     power_limit_watts: Annotated[
-        PositiveInt | None, Field(description="Power limit per GPU, if lowered")
+        PositiveInt | None, Field(description="Power limit of each GPU, if you lowered it")
     ] = None
-    ecc: Annotated[bool | None, Field(description="Whether ECC is on")] = None
+    ecc: Annotated[
+        bool | None, Field(description="Whether ECC is on for the memory of the GPUs")
+    ] = None
     reserved: Annotated[
         tuple[int, ...],
         Field(description="NVML indices of GPUs that the plan must not use"),
     ] = ()
     rdma_ports: Annotated[
-        int | None, Field(ge=0, description="Active InfiniBand or RoCE ports of the node")
+        int | None, Field(ge=0, description="Number of active InfiniBand or RoCE ports of the node")
     ] = None
 
     @model_validator(mode="after")
@@ -97,44 +104,52 @@ class Gpus(Setting):
         known = recorded_nodes.names()
         if self.hardware is not None and self.hardware not in known:
             raise ValueError(
-                f"no hardware is named {self.hardware!r}{suggestion(self.hardware, known)}; known "
-                f"are {', '.join(known)}"
+                f"there is no hardware {self.hardware!r}{suggestion(self.hardware, known)}; "
+                f"the known names are {', '.join(known)}"
             )
         return self
 
 
 class Acceptance(Setting):
-    """A finding that is accepted for a time."""
+    """A finding that you accept until a date."""
 
     free_text: ClassVar = frozenset({"reason"})
 
-    check: Annotated[str, Field(description="The check's name")]
-    node: Annotated[str, Field(description="The node, or * for every node with these variables")]
-    gpu: Annotated[int | None, Field(ge=0, description="NVML's index; null: any")] = None
-    until: Annotated[dt.date, Field(description="The last day on which it is accepted")]
-    reason: Annotated[str, Field(description="Why; shown with the finding")] = ""
+    check: Annotated[str, Field(description="Name of the check")]
+    node: Annotated[
+        str, Field(description="Name of the node, or * for every node that has these variables")
+    ]
+    gpu: Annotated[int | None, Field(ge=0, description="NVML index of the GPU. null: any GPU")] = (
+        None
+    )
+    until: Annotated[dt.date, Field(description="Last day on which the finding is accepted")]
+    reason: Annotated[
+        str,
+        Field(description="Why you accept the finding. gpufleet shows this text with the finding"),
+    ] = ""
 
     @model_validator(mode="after")
     def _check_exists(self) -> Acceptance:
         if self.check not in CHECKS:
             raise ValueError(
                 f"there is no check {self.check!r}{suggestion(self.check, list(CHECKS))}; "
-                "`gpufleet check --list` lists them"
+                "`gpufleet check --list` lists the checks"
             )
         return self
 
 
 class Checks(Setting):
-    """Treatment of the node check's findings."""
+    """How deploys treat the findings of the node checks."""
 
     accept: Annotated[
-        tuple[Acceptance, ...], Field(description="Findings that do not stop a deploy")
+        tuple[Acceptance, ...],
+        Field(description="Findings that you accept. They do not stop a deploy"),
     ] = ()
     degraded: Annotated[
         bool,
         Field(
-            description="Serve on the healthy GPUs of a node that has unfit ones; otherwise "
-            "one unfit GPU stops the deploy"
+            description="true: if some GPUs of a node are unfit, serve models on the "
+            "healthy GPUs. false: one unfit GPU stops the deploy"
         ),
     ] = False
 
@@ -156,11 +171,13 @@ class Absent(Setting):
             ],
             ...,
         ],
-        Field(description="Parts to remove; empty: all"),
+        Field(description="Parts to remove. Empty: all parts"),
     ] = ()
-    models: Annotated[bool, Field(description="Also remove the models' files")] = False
+    models: Annotated[bool, Field(description="Whether to remove the files of the models, too")] = (
+        False
+    )
     drivers: Annotated[
-        bool, Field(description="Also remove NVIDIA's driver, CUDA and their settings")
+        bool, Field(description="Whether to remove NVIDIA's driver, CUDA and their settings, too")
     ] = False
 
 
@@ -169,7 +186,7 @@ class NodeSettings(Setting):
 
     gpu_node: Annotated[
         bool,
-        Field(description="false: the node has no GPUs, and settings for GPU nodes do not apply"),
+        Field(description="false: the node has no GPUs, so settings for GPU nodes do not apply"),
     ] = True
     gpus: Gpus = Gpus()
     checks: Checks = Checks()
@@ -177,7 +194,8 @@ class NodeSettings(Setting):
     gpu_lock: Annotated[
         GpuLock | None,
         Field(
-            description="Versions to install together; null: gpufleet does not manage the driver"
+            description="Versions of the GPU software that are installed together. null: "
+            "gpufleet does not manage the driver"
         ),
     ] = None
     gpu: Gpu = Gpu()
@@ -185,56 +203,77 @@ class NodeSettings(Setting):
     dcgm: Dcgm | None = None
     node_exporter: NodeExporter = NodeExporter()
     exporters: Exporters = Exporters()
-    monitoring: Annotated[Monitoring | None, Field(description="null: not a monitoring node")] = (
-        None
-    )
+    monitoring: Annotated[
+        Monitoring | None, Field(description="null: this node is not a monitoring node")
+    ] = None
     gateway: Annotated[Gateway | None, Field(description="null: this node is not a gateway")] = None
     litellm: Annotated[Litellm | None, Field(description="null: no LiteLLM on this node")] = None
     balancer: Annotated[
         Balancer | None,
-        Field(description="Your own load balancer; null: gpufleet's gateways, or none"),
+        Field(
+            description="Your own load balancer. null: you use gpufleet's gateways, or no load "
+            "balancer"
+        ),
     ] = None
     upgrade: Annotated[
-        Upgrade, Field(description="How upgrades proceed; equal on all nodes of the fleet")
+        Upgrade,
+        Field(
+            description="How upgrades proceed. The values must be equal on all nodes of the fleet"
+        ),
     ] = Upgrade()
     firewall: Annotated[
         Firewall | None,
-        Field(description="null: remove gpufleet's firewall, if any"),
+        Field(description="null: gpufleet removes its firewall from the node, if there is one"),
     ] = None
     vllm: Vllm | None = None
     sglang: Sglang | None = None
     cluster_network: Annotated[
         IPv4Network | None,
-        Field(description="Network between the nodes of a replica; null: from the probe"),
+        Field(
+            description="Network that the nodes of one replica use between them. null: the "
+            "network that the probe finds"
+        ),
     ] = None
-    serving: Annotated[dict[ModelName, Served], Field(description="Models to serve, by name")] = {}
+    serving: Annotated[
+        dict[ModelName, Served],
+        Field(description="Models to serve. Each key is a name that you choose for a model"),
+    ] = {}
     mirror: Annotated[
-        Mirror | None, Field(description="null: nodes download from the addresses set elsewhere")
+        Mirror | None,
+        Field(description="null: nodes download from the addresses in other settings"),
     ] = None
     offline: Annotated[
-        bool, Field(description="Refuse every address that is not on the mirror")
+        bool,
+        Field(
+            description="true: gpufleet refuses settings with an address that is not on the mirror"
+        ),
     ] = False
 
     @model_validator(mode="after")
     def _models_need_vllm(self) -> NodeSettings:
         missing = sorted({each.engine for each in self.serving.values()} - self.engines.keys())
         if missing == ["vllm"]:
-            raise ValueError("`serving` is set, but `vllm` is not: set the release")
+            raise ValueError(
+                "`serving` is set, but `vllm` is not: set the release of vLLM under `vllm`"
+            )
         if missing:
             raise ValueError(
-                f"`serving` has entries with `engine: {missing[0]}`, but `{missing[0]}` is not "
-                "set: set the release"
+                f"`serving` has entries with `engine: {missing[0]}`, but `{missing[0]}` is "
+                f"not set: set the release of the engine under `{missing[0]}`"
             )
         if self.dcgm and not (self.cuda or self.gpu_lock):
-            raise ValueError("`dcgm` needs NVIDIA's repository: set `cuda.repository`")
+            raise ValueError(
+                "`dcgm` needs packages from NVIDIA's repository, which is not set: set "
+                "`cuda.repository`"
+            )
         return self
 
     @model_validator(mode="after")
     def _engines_share_the_node(self) -> NodeSettings:
         engines = tuple(self.engines.values())
         if clashes := [
-            f"`{other.engine}.{key}` is not `{first.engine}.{key}`: servers of a node share it: "
-            f"remove it from `{other.engine}`"
+            f"`{other.engine}.{key}` differs from `{first.engine}.{key}`, but all servers "
+            f"of a node share this value: remove `{key}` from `{other.engine}`"
             for first, other in pairwise(engines)
             for key in OF_THE_NODE
             if getattr(other, key) != getattr(first, key)
@@ -248,7 +287,7 @@ class NodeSettings(Setting):
         for key, port in self.ports.items():
             users.setdefault(port, []).append(key)
         if clashes := [
-            f"{' and '.join(f'`{key}`' for key in keys)} are both {port}: change one"
+            f"{' and '.join(f'`{key}`' for key in keys)} are both {port}: change one of the ports"
             for port, keys in sorted(users.items())
             if len(keys) > 1
         ]:

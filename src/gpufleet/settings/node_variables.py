@@ -39,9 +39,9 @@ DEFAULTS: Mapping[str, Any] = {
 
 # pyinfra prints these under --debug, and variables lie in version control.
 PASSWORDS: Mapping[str, str] = {
-    "ssh_password": "use a key, or --ssh-password-prompt",
+    "ssh_password": "use an SSH key, or the option --ssh-password-prompt",
     "ssh_key_password": "use ssh-agent",
-    "_sudo_password": "allow sudo without one, or use --use-sudo-password",
+    "_sudo_password": "allow sudo without a password, or use the option --use-sudo-password",
     "_su_password": "connect as root, or use sudo",
 }
 
@@ -186,7 +186,8 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
                     yield (
                         origin.place_of(model, "prefer", number),
                         f"serving.{model}.prefer: no node of this inventory is in a group "
-                        f"{group!r}{suggestion(group, known)}; groups are {', '.join(known)}",
+                        f"{group!r}{suggestion(group, known)}; the groups of this inventory "
+                        f"are {', '.join(known)}",
                     )
 
 
@@ -224,7 +225,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
             try:
                 json.dumps(value, allow_nan=False)
             except (TypeError, ValueError) as error:
-                yield origin, f"{key}: is not plain JSON data: {error}"
+                yield origin, f"{key}: the value cannot be written as JSON: {error}"
         elif said := _of_pyinfra(node, key, value):
             yield origin, said
         else:

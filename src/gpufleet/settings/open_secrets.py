@@ -17,7 +17,7 @@ from gpufleet.redact import find_secrets, is_secret, is_secret_name
 from gpufleet.settings.base import KeyPath
 
 _USER_IN_ADDRESS = re.compile(r"\b[a-z][a-z0-9+.-]*://[^/\s?#@]*@", re.IGNORECASE)
-_FILE = "write it to a file that git does not track"
+_FILE = "write the secret to a file that git does not track"
 
 
 @dataclass(frozen=True)
@@ -40,12 +40,12 @@ def open_secrets(data: Mapping[str, Any]) -> Iterator[OpenSecret]:
         if _USER_IN_ADDRESS.search(value):
             yield OpenSecret(at, value, _in_address(at))
         elif is_secret(value):
-            yield OpenSecret(at, value, f"has the form of a key or token: {_remedy(at)}")
+            yield OpenSecret(at, value, f"looks like a key or a token: {_remedy(at)}")
         elif value and _is_free(at) and is_secret_name(str(at[-1])):
-            yield OpenSecret(at, value, f"has the name of a secret: {_remedy(at)}")
+            yield OpenSecret(at, value, f"is a secret, judging by its name: {_remedy(at)}")
         elif _is_free(at):
             for inner in find_secrets(_json(value)):
-                yield OpenSecret(at, inner, f"has a secret in its JSON: {_remedy(at)}")
+                yield OpenSecret(at, inner, f"contains a secret in its JSON: {_remedy(at)}")
 
 
 def _strings(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
@@ -90,21 +90,22 @@ def _remedy(at: KeyPath) -> str:
         name = str(at[-1])
         file = suggested_file(name)
         return (
-            "units are readable by all users of the node, and variables by all users of the "
-            f"repository: {_FILE}, and name it in `environment_files` instead: {{{name}: {file}}}"
+            "all users of the node can read units, and all users of the repository can "
+            f"read variables: {_FILE}, and set the file in `environment_files` instead: "
+            f"{{{name}: {file}}}"
         )
     if "flags" in at[:-1]:
         return (
-            f"arguments are readable by all users of the node: {_FILE}, and set it in "
-            "`environment_files`, if vLLM has a variable for it"
+            f"all users of the node can read arguments: {_FILE}, and set the file in "
+            "`environment_files`, if vLLM has an environment variable for this secret"
         )
-    return f"{_FILE}, and name that where a setting takes a file (`..._file`)"
+    return f"{_FILE}, and use a setting that expects the path of such a file (`..._file`)"
 
 
 def _in_address(at: KeyPath) -> str:
-    token = ", or `hf_token_file` for the Hub" if at[-1] == "hf_endpoint" else ""
+    token = ", or from `hf_token_file` (Hugging Face Hub)" if at[-1] == "hf_endpoint" else ""
     return (
-        "has a user or password in an address, which would appear in command lines: write the "
-        "address without them; nodes read them from /root/.netrc (pip, uv) and "
-        f"/etc/apt/auth.conf.d (apt){token}"
+        "contains an address with a user or a password, which would appear in command "
+        "lines: write the address without user and password; nodes read both from "
+        f"/root/.netrc (pip, uv) and /etc/apt/auth.conf.d (apt){token}"
     )

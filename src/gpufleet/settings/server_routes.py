@@ -55,21 +55,23 @@ def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if control and not vllm.allow_control_routes:
             yield (
                 at,
-                f"gives servers {control}, which let any client with the API key control them: "
-                "remove it, or write `allow_control_routes: true` under `vllm`",
+                f"adds the routes {control} to servers. With these routes, any client with "
+                "the API key can control the servers: remove this key, or write "
+                "`allow_control_routes: true` under `vllm`",
             )
         if not is_flag and name in CHOSEN_PATHS:
             yield (
                 at,
-                "lets clients choose where servers read adapters from: remove it, and declare "
-                "each adapter in `adapters` of its model (docs/configure/adapters.md)",
+                "lets clients choose the location from which servers read adapters: remove "
+                "this key, and write each adapter in `adapters` of its model "
+                "(docs/configure/adapters.md)",
             )
         if vllm.api_key_file is not None and name in (PAST_FLAGS if is_flag else PAST_VARIABLES):
             yield (
                 at,
-                "replaces vLLM's Python server with a program that does not load the guard, "
-                "which requires the API key on every path (`vllm.api_key_file`): remove it "
-                f"({value!r})",
+                "replaces vLLM's Python server with a program that does not load "
+                "gpufleet's guard. The guard requires the API key on every path, because "
+                f"`vllm.api_key_file` is set: remove this key ({value!r})",
             )
 
 
@@ -86,7 +88,7 @@ def _refused_variables(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         for name, why in of(engine).refused_variables.items():
             for at, names in given.items():
                 if name in names:
-                    yield (*at, name), f"{why}: remove it"
+                    yield (*at, name), f"{why}: remove this variable"
 
 
 def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:

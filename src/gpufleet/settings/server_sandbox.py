@@ -23,12 +23,12 @@ _PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
 
 _HOMES = "/home/"
 _HIDDEN = {
-    "/tmp/": "they have their own /tmp",  # noqa: S108
-    "/var/tmp/": "they have their own /var/tmp",  # noqa: S108
-    "/dev/shm/": "they have their own /dev/shm, and a restart of the node empties it",  # noqa: S108
-    "/root/": "they are not root, and have no access to its directory",
-    "/run/user/": "it belongs to logged-in users, and is removed when they log out",
-    _HOMES: "the directories of users are hidden from them",
+    "/tmp/": "servers have their own /tmp",  # noqa: S108
+    "/var/tmp/": "servers have their own /var/tmp",  # noqa: S108
+    "/dev/shm/": "servers have their own /dev/shm, and a restart of the node empties /dev/shm",  # noqa: S108
+    "/root/": "servers do not run as root, so they have no access to root's directory",
+    "/run/user/": "the system removes a user's directory there when the user logs out",
+    _HOMES: "the directories of users are hidden from servers",
 }
 """Paths that servers cannot see, each with the reason."""
 
@@ -54,16 +54,17 @@ def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if served.is_path and (place := _hidden(served.model, homes=True)):
             yield (
                 (*here, "model"),
-                f"{served.model} is under {place}, which servers cannot see: {_why(place)}; move "
-                "the files, as to /srv/models, or name the model by its Hugging Face id and commit",
+                f"{served.model} is under {place}, which servers cannot see: {_why(place)}; "
+                "move the files, for example to /srv/models, or write the model's Hugging "
+                "Face id and commit",
             )
         for adapter, each in served.adapters.items():
             if each.is_path and (place := _hidden(each.source, homes=_in_a_home(served))):
                 yield (
                     (*here, "adapters", adapter, "source"),
-                    f"{each.source} is under {place}, which servers cannot see: {_why(place)}; "
-                    "move the files, as to /srv/adapters, or name the adapter by its Hugging Face "
-                    "id and commit",
+                    f"{each.source} is under {place}, which servers cannot see: "
+                    f"{_why(place)}; move the files, for example to /srv/adapters, or write "
+                    "the adapter's Hugging Face id and commit",
                 )
         for flag, mistake in flag_mistakes(
             served.model,
@@ -88,8 +89,9 @@ def _ports(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
         if port < FIRST_FREE_PORT:
             yield (
                 at,
-                f"is {port}, but only root can listen below {FIRST_FREE_PORT}, and this program "
-                f"is not root: write {FIRST_FREE_PORT} or more (a gateway may have 443)",
+                f"is {port}, but only root can listen on ports below {FIRST_FREE_PORT}, and "
+                f"this program does not run as root: write {FIRST_FREE_PORT} or more (only "
+                "a gateway may use a port such as 443)",
             )
 
 
@@ -108,14 +110,17 @@ def flag_mistakes(
     for flag, name in sorted(_named(files, flags)):
         if flag in files.hub and _HUB_NAME.fullmatch(name):
             adapter = flag in files.adapters
-            also = ", or list it under `adapters`" if adapter and listed else ""
+            also = ", or add the adapter to `adapters`" if adapter and listed else ""
             path = " or a relative path" if adapter else ""
-            neither = "neither see that path nor query the Hub" if path else "start without it"
+            neither = (
+                "can neither see that path nor query the Hub" if path else "start without the Hub"
+            )
             yield (
                 flag,
-                f"{name} is a name on the Hub{path}, and servers {neither} "
-                "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
-                f"their absolute path, as /srv/models/{name.rpartition('/')[2]}{also}",
+                f"{name} is a name on the Hub{path}, but servers {neither} "
+                "(HF_HUB_OFFLINE=1): copy the files to every node that serves this entry, "
+                "and write their absolute path, for example "
+                f"/srv/models/{name.rpartition('/')[2]}{also}",
             )
         elif flag in files.hub and _HUB_WORD.fullmatch(name):
             yield flag, _relative(files, flag, name)
@@ -132,8 +137,9 @@ def _path_mistake(files: FileFlags, flag: str, path: str, *, homes: bool) -> str
     """Return why a server cannot open a path; None if it can, or if the value is not a path."""
     if place := _hidden(path, homes=homes):
         return (
-            f"{path} is under {place}, which servers cannot see: {_why(place)}; move it, as to "
-            "/srv/models, on every node that serves this"
+            f"{path} is under {place}, which servers cannot see: {_why(place)}; on every "
+            "node that serves this entry, move it to a different directory, for example to "
+            "/srv/models"
         )
     if not path or path.startswith("/"):
         return None
@@ -146,9 +152,9 @@ def _relative(files: FileFlags, flag: str, path: str) -> str:
     """Return the message for a path that is not absolute."""
     what = "file" if flag in files.one_file else "files"
     return (
-        f"{path!r} is not an absolute path, and servers start in their own directory: copy the "
-        f"{what} to every node that serves this and write the absolute path, as "
-        f"/srv/models/{path.rstrip('/').rpartition('/')[2] or flag}"
+        f"{path!r} is not an absolute path, but servers start in their own directory: copy "
+        f"the {what} to every node that serves this entry, and write the absolute path, for "
+        f"example /srv/models/{path.rstrip('/').rpartition('/')[2] or flag}"
     )
 
 
@@ -168,9 +174,10 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
     if seats * engines < served.concurrency:
         yield (
             (*here, "flags", flag),
-            f"is {seats}: {engines * seats} requests run at once in a replica, but `concurrency` "
-            f"asks for {served.concurrency}; write {-(-served.concurrency // engines)} or more, "
-            "or a smaller `concurrency`",
+            f"is {seats}, so a replica runs {engines * seats} requests at once, but "
+            f"`concurrency` is {served.concurrency}: write "
+            f"{-(-served.concurrency // engines)} or more here, or set a smaller "
+            "`concurrency`",
         )
 
 

@@ -19,63 +19,102 @@ def _size(value: Any) -> Any:
         return value
     if isinstance(value, str) and re.fullmatch(r"[1-9]\d?%|100%", value):
         return value
-    raise ValueError(f'must be a number from 1 up, or a share as "25%" (got {value!r})')
+    raise ValueError(
+        f'must be a number of 1 or more, or a percentage, for example "25%" (got {value!r})'
+    )
 
 
 WaveSize: TypeAlias = Annotated[int | str, BeforeValidator(_size)]
 
 
 class Gates(Setting):
-    """Conditions before a replica gets requests again, and before the next wave."""
+    """
+    Conditions that must be met before a replica gets requests again, and before the next wave
+    starts.
+    """
 
     soak_seconds: Annotated[
-        Seconds, Field(ge=0, le=86400, description="Time under load before a wave is judged")
+        Seconds,
+        Field(
+            ge=0,
+            le=86400,
+            description="Time for which a changed wave serves requests before gpufleet judges it",
+        ),
     ] = 60
     baseline_seconds: Annotated[
-        Seconds, Field(ge=5, le=3600, description="Observation time before any change")
+        Seconds,
+        Field(
+            ge=5,
+            le=3600,
+            description="Time for which gpufleet measures the fleet before it changes anything",
+        ),
     ] = 30
     latency_ratio: Annotated[
         float,
-        Field(ge=1, le=100, description="Maximum ratio of TTFT and ITL p99 to those before"),
+        Field(
+            ge=1,
+            le=100,
+            description="Maximum ratio of the latency after a change to the latency before. It "
+            "applies to the p99 of the time to first token and of the inter-token latency",
+        ),
     ] = 1.5
     latency_least_requests: Annotated[
-        PositiveInt, Field(description="Minimum requests on each side to judge latency")
+        PositiveInt,
+        Field(
+            description="Minimum number of requests, both before and after the change, that "
+            "gpufleet needs to judge latency"
+        ),
     ] = 50
     error_ratio: Annotated[
-        float, Field(ge=0, le=1, description="Maximum increase of server errors")
+        float,
+        Field(
+            ge=0,
+            le=1,
+            description="Maximum increase of the share of requests that end in a server error",
+        ),
     ] = 0.0
     findings: Annotated[
-        bool, Field(description="Stop on new blocking findings of `gpufleet check`")
+        bool,
+        Field(
+            description="Whether the upgrade stops if `gpufleet check` has new findings that "
+            "block a deploy"
+        ),
     ] = True
     alerts: Annotated[
         bool,
         Field(
-            description="Stop on new alerts about the wave's nodes, if there is a monitoring node"
+            description="Whether the upgrade stops on new alerts about the nodes of the "
+            "wave. This needs a monitoring node"
         ),
     ] = True
 
 
 class Upgrade(Setting):
-    """How upgrades change a serving fleet."""
+    """How upgrades change a fleet while it serves."""
 
-    canary: Annotated[int, Field(ge=0, description="Groups in the first wave")] = 1
+    canary: Annotated[int, Field(ge=0, description="Number of groups in the first wave")] = 1
     waves: Annotated[
         tuple[WaveSize, ...],
         Field(
             min_length=1,
-            description="Sizes of the following waves, in groups or percent of all; the last "
-            "one repeats",
+            description="Sizes of the waves after the first wave, each as a number of "
+            "groups or as a percentage of all groups. The last size applies to all further "
+            "waves",
         ),
     ] = (1,)
     failures: Annotated[
         int,
-        Field(ge=0, description="Groups that may fail and be rolled back before the upgrade stops"),
+        Field(
+            ge=0,
+            description="Number of groups that may fail before the upgrade stops. Each group "
+            "that fails is rolled back",
+        ),
     ] = 0
     confirm: Annotated[
         Literal["start", "canary", "wave"],
         Field(
-            description="Ask before the first wave; canary: also after the canary; wave: before "
-            "every wave"
+            description="When the upgrade asks you. start: before the first wave. canary: "
+            "also after the first wave (the canary). wave: before every wave"
         ),
     ] = "start"
     headroom: Annotated[
@@ -83,10 +122,12 @@ class Upgrade(Setting):
         Field(
             gt=0,
             le=1,
-            description="Maximum load of the remaining replicas",
+            description="Maximum load of the replicas that keep serving while others change",
         ),
     ] = 0.85
-    keep: Annotated[PositiveInt, Field(description="Minimum serving replicas of a model")] = 1
+    keep: Annotated[
+        PositiveInt, Field(description="Minimum number of replicas of a model that keep serving")
+    ] = 1
     gates: Gates = Gates()
 
 
@@ -94,7 +135,8 @@ class Golden(Setting):
     """
     Prompts whose answers must be the same after a change.
 
-    A model of another kind gets the prompts as its input: a reranker gets them as documents.
+    A model that does not generate text gets the prompts as its input. For example, a reranker gets
+    the prompts as documents.
     """
 
     free_text: ClassVar = frozenset({"prompts"})
@@ -102,7 +144,7 @@ class Golden(Setting):
     prompts: Annotated[
         tuple[str, ...],
         AfterValidator(lambda given: tuple(dict.fromkeys(given))),
-        Field(description="Prompt; completed with temperature 0"),
+        Field(description="Prompts, which the model completes with temperature 0"),
     ] = (
         "The capital of France is",
         "1, 2, 3, 4, 5,",
@@ -110,18 +152,23 @@ class Golden(Setting):
     )
     query: Annotated[
         str,
-        pattern_rule(r".*\S.*", "a question, by which a reranker orders the prompts"),
+        pattern_rule(
+            r".*\S.*",
+            "a question with at least one visible character; a reranker orders the prompts by "
+            "this question",
+        ),
         Field(description="Question by which a reranker orders the prompts"),
     ] = "What is the capital of France?"
     max_tokens: Annotated[
-        int, Field(ge=1, le=512, description="Tokens of each answer to compare")
+        int, Field(ge=1, le=512, description="Number of tokens of each answer that are compared")
     ] = 16
     same: Annotated[
         float,
         Field(
             ge=0,
             le=1,
-            description="Share of leading tokens that must match; 1: all; 0: any answer passes",
+            description="Share of the answer, from its first token on, that must be the "
+            "same. 1: all tokens. 0: any answer passes",
         ),
     ] = 1.0
     cosine: Annotated[
@@ -129,7 +176,7 @@ class Golden(Setting):
         Field(
             ge=0,
             le=1,
-            description="Minimum cosine of the angle "
-            "between an embedder's vectors before and after; 0: any",
+            description="Minimum cosine similarity of an embedding model's vectors before "
+            "and after the change. 0: any vector passes",
         ),
     ] = 0.999

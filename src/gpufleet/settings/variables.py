@@ -32,8 +32,9 @@ _JSON_TAGS = frozenset(
 # `{{ name }}`, with filters, as in Ansible. Flags may contain chat templates.
 _TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
 _NO_TEMPLATES = (
-    "is a Jinja template, as in Ansible, and gpufleet does not fill in templates: write the "
-    "value itself, or set it beside the node's name in the inventory file, which is Python"
+    "is a Jinja template, which Ansible would fill in, but gpufleet does not: write the "
+    "value itself, or set the value beside the node's name in the inventory file, which is "
+    "Python"
 )
 _MERGE_TAG = "tag:yaml.org,2002:merge"
 
@@ -99,7 +100,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
     except (yaml.YAMLError, ValueError) as error:  # ValueError: `0b_` and the like
         raise FleetError(_syntax_error(error, shown)) from None
     except RecursionError:
-        raise FleetError(f"{shown}: is nested too deeply for settings") from None
+        raise FleetError(f"{shown}: the values are nested too deeply") from None
     return {key: (value, _origin(key, shown, lines)) for key, value in values.items()}
 
 
@@ -164,7 +165,7 @@ def files_of(directory: Path, name: str, root: Path | None = None) -> tuple[Path
     single = [path for suffix in _SUFFIXES if (path := directory / f"{name}{suffix}").is_file()]
     if len(single) > 1:
         both = " and ".join(shown_path(path, root) for path in single)
-        raise FleetError(f"{both} are two files for the same name: remove one")
+        raise FleetError(f"{both} set variables of the same name: remove one of the two files")
     return (*single, *_yaml_files(directory / name))
 
 
@@ -192,16 +193,16 @@ def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
         yield (
-            f"{shown}:{_line(node)}: the top level must be a mapping of settings, as `vllm:`, but "
-            f"is {kind}"
+            f"{shown}:{_line(node)}: the top level must be a mapping of settings, for "
+            f"example `vllm:`, but it is {kind}"
         )
         return
     for key, _ in node.value:
         if key.tag == _MERGE_TAG or (_is_text(key) and _text(key).isidentifier()):
             continue
         yield (
-            f"{shown}:{_line(key)}: {_text(key)!r} cannot be the name of a setting: use letters, "
-            "digits and _, and no digit in front"
+            f"{shown}:{_line(key)}: {_text(key)!r} cannot be the name of a setting: use "
+            "letters, digits and _, and do not begin with a digit"
         )
 
 
@@ -220,15 +221,19 @@ def _walk(
     """
     if id(node) in seen:
         if seen[id(node)]:
-            yield f"{shown}:{_line(node)}: this value refers to itself: write it out"
+            yield (
+                f"{shown}:{_line(node)}: this value refers to itself: write the value without "
+                "the alias"
+            )
         return
     seen[id(node)] = True
     if _is_text(node) and "flags" not in path and _TEMPLATE.fullmatch(_text(node)):
         yield f"{shown}:{_line(node)}: {_dotted(path)} {_NO_TEMPLATES}"
     if node.tag not in _JSON_TAGS:
         yield (
-            f"{shown}:{_line(node)}: {_dotted(path)} has a value of YAML's kind {_kind(node.tag)}, "
-            "which settings do not accept: quote it if it is text"
+            f"{shown}:{_line(node)}: {_dotted(path)} has a value of YAML's type "
+            f"{_kind(node.tag)}, which settings do not accept: if the value is text, put "
+            "quotes around it"
         )
     elif isinstance(node, yaml.MappingNode):
         yield from _walk_mapping(node, shown, path, lines, seen)
@@ -257,8 +262,8 @@ def _walk_mapping(
             continue
         if not _is_text(key):
             yield (
-                f"{shown}:{_line(key)}: {_dotted(path)} has the key {_text(key)!r}, which YAML "
-                f"reads as {_kind(key.tag)}: put quotes around it"
+                f"{shown}:{_line(key)}: {_dotted(path)} has the key {_text(key)!r}, which "
+                f"YAML reads as {_kind(key.tag)}: put quotes around the key"
             )
             continue
         name = _text(key)
@@ -286,8 +291,8 @@ def _syntax_error(error: yaml.YAMLError | ValueError, shown: str) -> str:
     what = yaml_fault(error)
     begins = getattr(error, "context_mark", None)
     if mark and begins and begins.line != mark.line:
-        what += f"; the surrounding value begins in line {begins.line + 1}"
-    return f"{place}: is not YAML: {what}"
+        what += f"; the value around that place begins in line {begins.line + 1}"
+    return f"{place}: is not valid YAML: {what}"
 
 
 def _line(node: yaml.Node) -> int:
