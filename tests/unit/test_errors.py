@@ -36,9 +36,9 @@ def test_json(text: str, says: str) -> None:
         ("a: b: c\n", "inside a value"),
         ("a: 1\n b: 2\n", "inside a value"),
         ("a: [1\nb: 2\n", "closing bracket"),
-        ("a: 'x\n", "ends within a text in quotes"),
+        ("a: 'x\n", "ends before the closing quote of a text"),
         ("a: *b\n", "refers to an anchor that no `&` defines"),
-        ("a: @x\n", "put quotes around it"),
+        ("a: @x\n", "put quotes around the key"),
         ("a: \0\n", "a character that YAML does not allow"),
         ('a: "\\d"\n', "single quotes"),
     ],
@@ -57,5 +57,5 @@ def test_what_is_no_text_and_what_cannot_be_opened() -> None:
 
 
 def test_an_answer_of_another_kind() -> None:
-    assert answer_fault(TypeError("x")) == "a value is not of the type that its program writes"
-    assert answer_fault(RecursionError()).startswith("a number is too large, or its nesting")
+    assert answer_fault(TypeError("x")) == "a value has a different type than the program writes"
+    assert answer_fault(RecursionError()).startswith("a number is too large, or the values")

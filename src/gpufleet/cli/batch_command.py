@@ -36,10 +36,11 @@ if TYPE_CHECKING:
     "--output",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write answers to this file, or continue that of an earlier run.",
+    help="Write answers to this file. If the file is from an earlier run, continue that "
+        "run.",
 )
-@click.option("--replica", metavar="ID", help="Ask this replica's own server: tiny-0.")
-@click.option("--gateway", metavar="NODE", help="Ask through this node's gateway.")
+@click.option("--replica", metavar="ID", help="Send the requests to this replica's own server, for example tiny-0.")
+@click.option("--gateway", metavar="NODE", help="Send the requests through this node's gateway.")
 @key_file_option
 @ca_file_option
 @click.option(
@@ -54,14 +55,14 @@ if TYPE_CHECKING:
 @click.option(
     "--concurrency",
     type=click.IntRange(min=1),
-    help="Most requests at once.  [default: by idle capacity]",
+    help="Most requests at once.  [default: as many as the idle capacity allows]",
 )
 @click.option(
     "--patience",
     type=click.IntRange(min=1),
     default=3600,
     show_default=True,
-    help="End after this many seconds without an answer.",
+    help="Stop if no answer arrives for this many seconds.",
 )
 @click.option("--retry-failed", is_flag=True, help="Send the lines that failed again.")
 @json_option
@@ -69,16 +70,17 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
     """
     Send a file of requests beside users' traffic.
 
-    INPUT has one request per line, in OpenAI's batch format. Uses a share of the idle capacity, and
-    sends nothing while requests of users wait. The same command resumes after it was stopped or
-    killed.
+    INPUT has one request on each line, in OpenAI's batch format. The command uses a share of the
+    idle capacity, and sends nothing while users' requests wait. If the command was stopped or
+    killed, run it again to resume.
 
     \b
     gpufleet batch inventories/prod.py llama in.jsonl -o out.jsonl --key-file secrets/batch-key
     gpufleet batch inventories/prod.py llama in.jsonl -o out.jsonl --key-file key --guest 0.2
     gpufleet batch inventories/prod.py llama in.jsonl -o out.jsonl --key-file key --retry-failed
 
-    Exit status: 0 all lines are answered, 1 some have failed or are left, 2 refused.
+    Exit status: 0: all lines are answered. 1: some lines failed or are left. 2: the command was
+    refused.
     """
     use_gevent()
     from gpufleet.cli.batch_session import BatchOptions, Session
@@ -90,7 +92,7 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
         click.echo("\n".join(map(printable, summary_lines(found))))
     if found.left:
         again = shlex.join(each for each in sys.argv[1:] if each != "--retry-failed")
-        click.echo(printable(f"{found.stopped or 'ended'}: to go on: gpufleet {again}"), err=True)
+        click.echo(printable(f"{found.stopped or 'ended'}: to continue, run: gpufleet {again}"), err=True)
     if found.signal:
         return 128 + found.signal
     return int(bool(found.left or found.totals.failed))

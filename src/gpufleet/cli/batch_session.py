@@ -71,7 +71,7 @@ class BatchOptions:
 
     def __post_init__(self) -> None:
         if self.replica is not None and self.gateway is not None:
-            raise FleetError("--replica and --gateway exclude each other: remove one")
+            raise FleetError("--replica and --gateway exclude each other: remove one of the two")
 
 
 @dataclass(frozen=True)
@@ -216,8 +216,9 @@ def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | Non
     found = declared.gateways[node].gateway
     if found is not None and found.listen in LOOPBACK:
         raise FleetError(
-            f"{node}: its gateway listens only on localhost (`gateway.listen`), and requests come "
-            "from this machine: set an address that this machine can reach"
+            f"{node}: the gateway listens only on localhost (`gateway.listen`), but the "
+                "requests come from this machine: set `gateway.listen` to an address that this "
+                "machine can reach"
         )
     return found
 
@@ -235,13 +236,13 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
             reply = asker.ask(path, b"{}")
         if reply.status in (401, 403):
             raise FleetError(
-                f"{target.url} refuses the key (status {reply.status}): see "
-                f"{target.key_file or '--key-file'}, and `gateway.clients`"
+                f"{target.url} refuses the key (status {reply.status}): compare "
+                    f"{target.key_file or '--key-file'} with the keys in `gateway.clients`"
             )
         if reply.status == 404:
             problems.append(
-                f"{target.name} has no {path} for {target.served_name} (status 404): remove the "
-                "lines with that `url`, or name a model that has it"
+                f"{target.name} has no path {path} for {target.served_name} (status 404): "
+                    "remove the lines with that `url`, or choose a model that has this path"
             )
     if problems:
         raise FleetError(*problems)
@@ -265,7 +266,8 @@ class GuestLook:
         """Make the first observation. Raises `FleetError` if no replica's load is known."""
         self._ask_nodes()
         if self.answers.changes():
-            say("note: the fleet is being changed; requests continue")
+            say("note: a deploy or an upgrade is changing the fleet; this batch still sends "
+                "requests")
         target, notes = self._target()
         for each in notes:
             say(f"note: {each}")
@@ -339,7 +341,7 @@ class Progress:
         if not self._pace.is_due(now):
             return
         failed = self._totals.failed.total()
-        parts = [self._count.text(), f"{moment.under_way} under way"]
+        parts = [self._count.text(), f"{moment.under_way} running"]
         parts += [f"{failed} failed"] if failed else []
         parts += [f"waiting: {moment.why}"] if moment.why else []
         say("  " + ", ".join(parts))

@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     "--output",
     metavar="DIR",
     required=True,
-    help="Directory to write; an existing bundle is updated.",
+    help="Directory of the bundle. An existing bundle is updated.",
 )
 @click.option(
-    "--nodes", multiple=True, metavar="FILE", help="Saved probes; default: probe the nodes."
+    "--nodes", multiple=True, metavar="FILE", help="File with saved probes. Can be repeated.  [default: probe the nodes]"
 )
 @limit_option
-@click.option("--only", multiple=True, type=click.Choice(KINDS), help="May be repeated.")
+@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Bundle only this kind of files. Can be repeated.")
 @click.option(
     "--index-url",
     metavar="URL",
     envvar="PIP_INDEX_URL",
-    help="Package index where `vllm.index_url` is not set.  [default: PyPI]",
+    help="Package index if `vllm.index_url` is not set.  [default: PyPI]",
 )
 def bundle(
     inventory_file: str,
@@ -53,19 +53,19 @@ def bundle(
     index_url: str | None,
 ) -> int:
     """
-    Mirror all downloads, for networks without internet access.
+    Mirror all downloads of the nodes, for networks without internet access.
 
-    Mirrors what the nodes of INVENTORY download.
+    The bundle contains everything that the nodes of INVENTORY download.
 
     \b
     gpufleet probe inventories/prod.py --json > probes.json     # inside
     gpufleet bundle inventories/prod.py -o bundle --nodes probes.json
 
-    Contains packages with their dependencies and signed indexes, the locks' wheels, models at their
-    revisions, programs by hash. A second run downloads only changes.
-    docs/gpu-nodes/air-gap.md says how to use it.
+    The bundle contains packages with their dependencies and signed indexes, the wheels in the lock
+    files, models at their revisions, and programs with a known hash. A second run downloads only
+    what has changed. docs/gpu-nodes/air-gap.md explains how to use a bundle.
 
-    Exit status: 0 the bundle is complete, 2 it is not.
+    Exit status: 0: the bundle is complete. 2: the bundle is not complete.
     """
     from gpufleet.bundle import apt, collect, wheels
     from gpufleet.bundle.download import open_folder
@@ -89,7 +89,8 @@ def bundle(
             click.echo(f"{kind}: {len(paths)} files, {size / 1e6:.1f} MB")
         click.echo(f"downloaded in this run: {folder.downloaded / 1e6:.1f} MB")
         if old:
-            click.echo(f"note: {len(old)} files of earlier runs are no longer needed", err=True)
+            click.echo(f"note: the bundle contains {len(old)} files of earlier runs that are no longer "
+                "needed", err=True)
     return 0
 
 
@@ -115,7 +116,7 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     probes: dict[str, Mapping[str, Any]] = {}
     problems = []
     for name in wanted:
-        answer = answers.get(name, "none of the --nodes files has its probe")
+        answer = answers.get(name, "none of the --nodes files has a probe of this node")
         if isinstance(answer, str):
             problems.append(f"{name}: {answer}")
         else:
@@ -123,8 +124,9 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
     if problems:
         raise FleetError(
             *problems,
-            "what a node needs depends on its probe: if this machine cannot reach the nodes, run "
-            "`gpufleet probe INVENTORY --json` on one that can, and give its output with --nodes",
+            "gpufleet needs a probe of each node to know what the node downloads: if this "
+                "machine cannot reach the nodes, run `gpufleet probe INVENTORY --json` on a "
+                "machine that can, and give the output here with --nodes",
         )
     packages = _packages()
     found = []

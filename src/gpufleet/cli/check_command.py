@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     help="Check recorded probes instead of live nodes.",
 )
 @click.option(
-    "--vars", "vars_file", metavar="FILE", help="With --from: a file of variables for all nodes."
+    "--vars", "vars_file", metavar="FILE", help="With --from: file with variables that apply to all nodes."
 )
 @click.option("--all", "everything", is_flag=True, help="Also show checks that passed.")
 @click.option(
@@ -47,9 +47,9 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=1, max=3600),
     default=60,
     show_default=True,
-    help="Seconds to wait for each node.",
+    help="Most seconds to wait for the answer of each node.",
 )
-@click.option("--list", "listing", is_flag=True, help="List every check and exit.")
+@click.option("--list", "listing", is_flag=True, help="List all checks and exit.")
 @record_option
 @json_option
 def check(
@@ -73,9 +73,9 @@ def check(
     gpufleet check inventories/prod.py --record
     gpufleet check --from report.json
 
-    --record writes each node's results to a small file on it, for alerts.
+    --record writes the results of each node to a small file on that node. Alerts use the file.
 
-    Exit status: 0 fit, 1 a check blocks or could not run, 2 error.
+    Exit status: 0: all nodes are fit. 1: a check blocks or could not run. 2: error.
     """
     from gpufleet.fleet.assessment import check_nodes
 
@@ -85,14 +85,16 @@ def check(
     if not (inventory_file or files):
         inventory_file = default_inventory()
     if inventory_file and files:
-        raise click.UsageError("Give one INVENTORY, or recorded probes with --from.")
+        raise click.UsageError("INVENTORY and --from exclude each other: give one INVENTORY, or recorded probes "
+            "with --from.")
     if inventory_file:
         if vars_file:
-            raise click.UsageError("--vars is for --from: an inventory has its own variables.")
+            raise click.UsageError("--vars works only with --from, because an inventory has its own variables: "
+                "remove --vars.")
         answers, declared = probe_live(inventory_file, limit, seconds)
     else:
         if record:
-            raise click.UsageError("--record is for live nodes: leave it out with --from.")
+            raise click.UsageError("--record works only with live nodes: remove --record or --from.")
         recorded = load_probes(files)
         names = select_names(list(recorded), limit, ", ".join(files))
         answers = {name: recorded[name] for name in names}

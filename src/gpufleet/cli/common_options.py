@@ -24,7 +24,7 @@ limit_option = click.option(
     "--limit",
     multiple=True,
     shell_complete=completers.nodes_and_groups,
-    help="Only this node or group; may be repeated.",
+    help="Use only this node or group. Can be repeated.",
 )
 inventory_argument = click.argument(
     "inventory_file", metavar="[INVENTORY]", shell_complete=completers.inventories
@@ -35,12 +35,13 @@ nodes_argument = click.argument(
 key_file_option = click.option(
     "--key-file",
     type=click.Path(dir_okay=False),
-    help="File with the key of a client of the gateway.",
+    help="File with the key of one of the gateway's clients.",
 )
 ca_file_option = click.option(
     "--ca-file",
     type=click.Path(exists=True, dir_okay=False),
-    help="Certificate authority of the gateway.  [default: the certificate in `gateway.tls`]",
+    help="File with the certificate authority of the gateway.  [default: the certificate "
+        "in `gateway.tls`]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hardware_option = click.option(
@@ -49,17 +50,18 @@ hardware_option = click.option(
     multiple=True,
     metavar="HARDWARE",
     shell_complete=completers.hardware,
-    help="Plan for named hardware instead of live nodes: h100x8, or gpu_a100=a100x8 for a group.",
+    help="Plan for this hardware instead of live nodes: h100x8 for all nodes, or "
+        "gpu_a100=a100x8 for the nodes of a group.",
 )
 models_option = click.option(
     "--models",
     "models_folder",
     metavar="DIR",
     type=click.Path(exists=True, file_okay=False, path_type=Path),
-    help="Read models from DIR (DIR/owner/name/config.json) before the Hub.",
+    help="Look for models in DIR (DIR/owner/name/config.json) before the Hub.",
 )
 record_option = click.option(
-    "--record", is_flag=True, help="Write each node's results to that node, for alerts."
+    "--record", is_flag=True, help="Write the results of each node to a file on that node, which alerts use."
 )
 
 

@@ -20,7 +20,8 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     Print the script that completes commands in a shell.
 
-    Commands, options, inventories, nodes, replicas, groups, presets, GPUs, hardware and settings.
+    The shell then completes commands, options, inventories, nodes, replicas, groups, presets, GPUs,
+    hardware and settings.
 
     \b
     gpufleet completion bash > ~/.local/share/bash-completion/completions/gpufleet
@@ -29,7 +30,7 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     if kind is None:
-        raise FleetError(f"{shell}: click has no completion for it; it has {', '.join(SHELLS)}")
+        raise FleetError(f"{shell}: click has no completion for this shell, only for {', '.join(SHELLS)}")
     # click's own function runs the shell to get its version; the shell may not be installed here.
     source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
     click.echo(source.source_template % source.source_vars(), nl=False)

@@ -29,7 +29,7 @@ from gpufleet.inventory.pyinfra_command import (
 @click.argument(
     "words", metavar="[INVENTORY] [OPTIONS OF pyinfra]...", nargs=-1, type=click.UNPROCESSED
 )
-@click.option("--show", is_flag=True, help="Print the pyinfra command and run nothing.")
+@click.option("--show", is_flag=True, help="Only print the pyinfra command, and do not run it.")
 def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     """
     Run a deploy: vllm, node, gateway, monitoring ...
@@ -39,11 +39,12 @@ def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     gpufleet deploy vllm                             # asks before it changes anything
     gpufleet deploy vllm inventories/prod.py -y --limit gpu-01
 
-    It runs `pyinfra INVENTORY deploys/NAME.py`, with this directory's file if there is one, else
-    gpufleet's own. The exit status is pyinfra's.
+    The command runs `pyinfra INVENTORY deploys/NAME.py`. If the current directory has the file
+    deploys/NAME.py, pyinfra uses that file; otherwise it uses gpufleet's own file. The exit status
+    is that of pyinfra.
     """
     if not name:
-        raise FleetError(f"NAME is missing; the deploys are {', '.join(deploy_names())}")
+        raise FleetError(f"NAME is missing: write the name of a deploy: {', '.join(deploy_names())}")
     deploy_file(name)  # a wrong name is a mistake in the first word, an inventory comes after it
     inventory = () if names_inventory(words) else (default_inventory(),)
     command = pyinfra_command(name, *inventory, *words)

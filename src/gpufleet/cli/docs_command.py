@@ -16,7 +16,7 @@ from gpufleet.paths import PROJECT
 @click.argument("page", required=False)
 def docs(page: str | None) -> None:
     """
-    Print a documentation page; without PAGE, list them.
+    Print a documentation page, or list all pages.
 
     \b
     gpufleet docs
@@ -41,6 +41,6 @@ def _find(page: str, pages: dict[str, Path]) -> Path:
     if len(found) == 1:
         return pages[found[0]]
     if found:
-        raise FleetError(f"several pages are called {page!r}: {', '.join(found)}: name one of them")
+        raise FleetError(f"several pages have the name {page!r}: write one of {', '.join(found)}")
     near = suggestion(wanted, [*pages, *(file.name for file in pages.values())])
-    raise FleetError(f"no page is called {page!r}{near}; `gpufleet docs` lists all pages")
+    raise FleetError(f"there is no page {page!r}{near}; `gpufleet docs` lists all pages")

@@ -31,25 +31,28 @@ LONGEST_NAME = 200
     "--bundle",
     type=click.Path(dir_okay=False, path_type=Path),
     metavar="FILE.tar.gz",
-    help="For a fleet: also write all evidence into one archive, without secrets.",
+    help="For a fleet: also write all collected evidence to this archive, without secrets.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=20,
     show_default=True,
-    help="For a fleet: seconds to wait for nodes; 30% of them for connecting.",
+    help="For a fleet: most seconds to wait for nodes. A node that takes longer than 30% "
+        "of this time to connect counts as not reached.",
 )
 @json_option
 def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_json: bool) -> int:
     """
     Explain what is wrong with a fleet or in logs. Read-only.
 
-    With an inventory, worst first: replicas, nodes, gateways, alerts, each with its cause in the
-    logs, what was changed before, and what to type next. NAME is a model, a replica or a node.
+    With an inventory, the command prints the problems of replicas, nodes and gateways, and the
+    alerts, with the worst problem first. For each problem it prints the cause in the logs, what was
+    changed before, and the command to run next. NAME is a model, a replica or a node.
 
-    With logs of vLLM, NCCL, the driver or the kernel (journal, Docker, Kubernetes or a file) it
-    needs no inventory. Several logs (for example of all ranks) are merged by time. `-` reads stdin.
+    With logs of vLLM, NCCL, the driver or the kernel (from the journal, Docker, Kubernetes or a
+    file), the command needs no inventory. Several logs, for example of all ranks, are merged by
+    time. `-` reads standard input.
 
     \b
     gpufleet doctor inventories/prod.py
@@ -58,14 +61,15 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     gpufleet doctor rank0.log rank1.log kernel.log --json
     journalctl -u vllm-llama-0 -o short-iso | gpufleet doctor -
 
-    Exit status: 0 nothing found but notices, 1 failures found, 2 something cannot be read, or no
-    rule explains a failure in a log.
+    Exit status: 0: no failure was found, at most notices. 1: failures were found. 2: something
+    cannot be read, or no rule explains a failure in a log.
     """
     logs = logs or (default_inventory(),)
     if logs[0].endswith(".py"):
         return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:
-        raise click.UsageError("--bundle needs an inventory, not logs.")
+        raise click.UsageError("--bundle works only with an inventory, not with logs: remove --bundle, or give an "
+            "inventory.")
     from gpufleet.failures.diagnosis import explain
     from gpufleet.failures.diagnosis_text import as_json as in_json
     from gpufleet.failures.diagnosis_text import text_lines
@@ -109,9 +113,10 @@ def _check_names(logs: tuple[str, ...]) -> None:
     problems = []
     for name in dict.fromkeys(logs):
         if logs.count(name) > 1:
-            problems.append(f"{name}: is named {logs.count(name)} times: name a log once")
+            problems.append(f"{name}: is given {logs.count(name)} times: write each log once")
         elif name.endswith(".py"):
-            problems.append(f"{name}: is an inventory: give it as the first argument, and no logs")
+            problems.append(f"{name}: is an inventory: write the inventory as the first argument, and give "
+                "no logs")
         elif name != STDIN and (problem := _not_a_file(Path(name))):
             problems.append(f"{name[:LONGEST_NAME]}: {problem}")
     if problems:
@@ -121,10 +126,11 @@ def _check_names(logs: tuple[str, ...]) -> None:
 def _not_a_file(path: Path) -> str | None:
     try:
         if path.is_dir():
-            return "is a directory: name the logs in it"
+            return "is a directory: write the names of the log files in this directory"
         path.stat()
     except (OSError, ValueError) as error:
-        return f"cannot be read: {file_fault(error)}: name a log, or `-` for stdin"
+        return (f"cannot be read: {file_fault(error)}: write the name of a log file, or `-` for "
+            "standard input")
     return None
 
 
@@ -136,10 +142,11 @@ def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
     if empty:
         raise FleetError(
             *(
-                f"{'stdin' if name == STDIN else name}: has no log line, so it is not known "
-                "whether anything failed: correct the name of the unit or file, or the time; "
-                "`systemctl list-units --all 'vllm-*'` prints the units, and "
-                "`journalctl -u UNIT -o short-iso` as root prints all lines of one"
+                f"{'stdin' if name == STDIN else name}: has no log lines, so gpufleet "
+                    "cannot know whether anything failed: correct the name of the unit or of "
+                    "the file, or the time. `systemctl list-units --all 'vllm-*'` prints the "
+                    "units. As root, `journalctl -u UNIT -o short-iso` prints all lines of one "
+                    "unit"
                 for name in empty
             )
         )

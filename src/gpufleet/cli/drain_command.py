@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
     from gpufleet.upgrade.run.node_answers import Marks
 
-_why = click.option("--why", metavar="TEXT", required=True, help="Reason; shown to others.")
+_why = click.option("--why", metavar="TEXT", required=True, help="Reason, which gpufleet shows to other operators.")
 _force_mark = click.option(
-    "--force", is_flag=True, help="Also lift the mark of an unfinished upgrade."
+    "--force", is_flag=True, help="Also remove the mark that an unfinished upgrade set."
 )
 
 
@@ -42,14 +42,14 @@ _force_mark = click.option(
 @json_option
 def cordon(inventory_file: str, names: tuple[str, ...], why: str, *, as_json: bool) -> int:
     """
-    Stop placing replicas on a node; running ones stay.
+    Place no more replicas on a node. Running replicas stay.
 
     \b
     gpufleet cordon inventories/prod.py gpu-07 --why "disk makes noises"
 
-    Upgrades do not lift it. A node that is already cordoned keeps its reason.
+    Upgrades do not remove the cordon. If a node is already cordoned, its reason does not change.
 
-    Exit status: 0 all are cordoned, 2 one is not, or is unknown.
+    Exit status: 0: all nodes are cordoned. 2: a node is not cordoned, or its state is unknown.
     """
     from gpufleet.upgrade.run import node_questions
 
@@ -66,12 +66,12 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
     """
     Allow replicas to be placed on a node again.
 
-    Nodes that are drained stay drained.
+    Drained replicas stay drained.
 
     \b
     gpufleet uncordon inventories/prod.py gpu-07
 
-    Exit status: 0 uncordoned, 1 a mark stays (an upgrade's: see --force), 2 error.
+    Exit status: 0: the nodes are uncordoned. 1: a mark of an upgrade stays (see --force). 2: error.
     """
     from gpufleet.upgrade.run import node_questions
 
@@ -86,25 +86,27 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
 @click.option(
     "--seconds",
     type=click.IntRange(min=0, max=86400),
-    help="Seconds to wait for requests.  [default: the longest `drain_seconds` of its models]",
+    help="Most seconds to wait for running requests.  [default: the longest "
+        "`drain_seconds` of the node's models]",
 )
-@click.option("--force", is_flag=True, help="Drain even if no other replica serves a model.")
+@click.option("--force", is_flag=True, help="Drain the node even if no other replica serves one of its models.")
 @json_option
 def drain(
     inventory_file: str, name: str, why: str, *, seconds: int | None, force: bool, as_json: bool
 ) -> int:
     """
-    Cordon a node and wait for its requests to finish.
+    Cordon a node, and wait for its requests to finish.
 
     Gateways stop sending requests to the replicas of NODE.
 
     \b
     gpufleet drain inventories/prod.py gpu-07 --why "new power supply"
 
-    No process is stopped. A replica that spans nodes is drained on all of them. Requests that do
-    not finish in time are counted and continue.
+    The command stops no process. A replica that spans nodes is drained on all of its nodes.
+    Requests that do not finish in time continue, and the command prints their number.
 
-    Exit status: 0 no request is left, 1 some are left or it is unknown, 2 error.
+    Exit status: 0: no request is left. 1: some requests are left, or their number is unknown. 2:
+    error.
     """
     with _node_drains(inventory_file, name) as drains:
         found = drains.drain(name, why, seconds, force=force)
@@ -121,14 +123,15 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
     """
     Send requests to a node's replicas again.
 
-    Gateways use them again, and the drain's cordon is lifted.
+    Gateways send requests to the replicas of NODE again, and the cordon of the drain is removed.
 
     \b
     gpufleet undrain inventories/prod.py gpu-07
 
-    A cordon that is older than the drain stays: remove it with `gpufleet uncordon`.
+    A cordon that is older than the drain stays. `gpufleet uncordon` removes it.
 
-    Exit status: 0 all receive requests, 1 a mark stays (an upgrade's: see --force), 2 error.
+    Exit status: 0: all replicas receive requests. 1: a mark of an upgrade stays (see --force). 2:
+    error.
     """
     with _node_drains(inventory_file, name) as drains:
         found = drains.undrain(name, force=force)
@@ -167,7 +170,7 @@ def _change_marks(
         answers = ask(lambda _: asked.program, asked.seconds, asked.what)
     for name in dict.fromkeys(names):
         try:
-            found[name] = Marks.read(name, answers.get(name, "it was not queried"))
+            found[name] = Marks.read(name, answers.get(name, "gpufleet did not query the node"))
         except FleetError as error:
             problems += error.problems
     if as_json:
@@ -189,10 +192,10 @@ def _marks_line(name: str, marks: Marks) -> str:
     if marks.problem:
         return printable(f"{name}: {marks.problem}")
     if marks.cordon is None:
-        return f"{name}: is not cordoned{'' if marks.changed else ', and was not'}"
+        return f"{name}: is not cordoned{'' if marks.changed else ', and was not cordoned before'}"
     from gpufleet.cli.drain_session import mark_time
 
-    drained = f"; drained: {', '.join(sorted(marks.drained))}" if marks.drained else ""
+    drained = f"; drained replicas: {', '.join(sorted(marks.drained))}" if marks.drained else ""
     already = "" if marks.changed else " already"
     since = mark_time(marks.cordon)
     return f"{name}: is cordoned{already} by {marks.cordon} (since {since}){drained}"
@@ -205,17 +208,19 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
     name, replicas = found["node"], ", ".join(found["replicas"]) or "no replica"
     if found["did"] == "undrained":
         click.echo(
-            f"{name}: {replicas} {'gets' if len(found['replicas']) == 1 else 'get'} requests"
+            f"{name}: {replicas} {'gets' if len(found['replicas']) == 1 else 'get'} "
+                "requests again"
         )
         if mark := found["cordon"]:
-            click.echo(printable(f"{name}: stays cordoned by {mark['by']}: {mark['why']}"))
+            click.echo(printable(f"{name}: is still cordoned by {mark['by']}: {mark['why']}"))
     elif found["quiet"]:
         click.echo(f"{name}: {replicas} drained, no request left after {found['seconds']} s")
     else:
-        silent = f"; {', '.join(found['unknown'])} reported no number" if found["unknown"] else ""
+        silent = f", and {', '.join(found['unknown'])} did not report its number of requests" if found["unknown"] else ""
         click.echo(
-            f"{name}: {replicas} drained, {found['left']} requests left after {found['seconds']} "
-            f"s{silent}: they continue; run `gpufleet drain` again to wait longer"
+            f"{name}: {replicas} drained, {found['left']} requests left after "
+                f"{found['seconds']} s{silent}. These requests continue; to wait longer, run "
+                "`gpufleet drain` again"
         )
     for problem in found["problems"]:
         click.echo(printable(f"note: {problem}"), err=True)

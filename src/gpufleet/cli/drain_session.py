@@ -165,7 +165,7 @@ class NodeDrains:
         return left, sorted(url for each in answers.values() for url in each.unknown)
 
 
-_NOBODY = "no gateway and no `balancer` is declared: clients keep sending requests to this node"
+_NOBODY = "neither a gateway nor a `balancer` is set, so clients keep sending requests to this node"
 
 
 def _is_of_drain(cordon: Mark, drained: Any) -> bool:

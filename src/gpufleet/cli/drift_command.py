@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     type=click.FloatRange(min=1, max=3600),
     default=300,
     show_default=True,
-    help="Seconds to wait for each node.",
+    help="Most seconds to wait for the answer of each node.",
 )
 @record_option
 @json_option
@@ -55,12 +55,12 @@ def drift(
     gpufleet drift inventories/prod.py --json > drift.json
     gpufleet drift inventories/prod.py --record
 
-    --record writes each node's drift to a small file on it, for alerts.
+    --record writes the drift of each node to a small file on that node. Alerts use the file.
 
-    Shows what the deploys of nodes, vLLM, gateways, LiteLLM and monitoring would change, and what
-    works now but fails after the next reboot or upgrade.
+    The command shows what the deploys of nodes, vLLM, gateways, LiteLLM and monitoring would
+    change. It also shows what works now but would fail after the next reboot or upgrade.
 
-    Exit status: 0 no drift, 1 drift, 2 unknown, or error.
+    Exit status: 0: no drift. 1: drift. 2: the drift of a node is unknown, or error.
     """
     use_gevent()
     found = compare_nodes(inventory_file, limit, seconds)
@@ -117,5 +117,5 @@ def drift_table(found: Drift) -> RenderableType:
             add_row(table, name, "unknown", unread.why, unread.source, "", style="magenta")
     stands = Counter(node.state for node in found.nodes.values())
     line = ", ".join(f"{stands[stand]} {stand}" for stand in DriftState if stands[stand])
-    refused = [Text(printable(f"a deploy would be refused: {each}")) for each in found.refused]
+    refused = [Text(printable(f"gpufleet would refuse a deploy: {each}")) for each in found.refused]
     return Group(*([table] if table.row_count else []), *refused, Text(f"nodes: {line or 'none'}"))

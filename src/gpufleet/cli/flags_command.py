@@ -25,7 +25,7 @@ _environment_option = click.option(
     "environment",
     multiple=True,
     metavar="NAME=VALUE",
-    help="Environment variable of the server.",
+    help="Environment variable of the server. Can be repeated.",
 )
 
 
@@ -40,10 +40,11 @@ def flags() -> None:
     "--python",
     default=sys.executable,
     metavar="PATH",
-    help="Python (3.10 or newer) that reads SOURCE; `installed` is its own vLLM.",
+    help="Python interpreter (3.10 or newer) that reads SOURCE. `installed` is the vLLM of "
+        "this interpreter.",
 )
 @click.option("--help-texts", is_flag=True, help="Include vLLM's help text for each flag.")
-@click.option("--metrics", is_flag=True, help="Also read the Prometheus metrics.")
+@click.option("--metrics", is_flag=True, help="Also read the names of the Prometheus metrics.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
@@ -55,8 +56,8 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
     """
     Print the flags and environment variables of the vLLM release in SOURCE, as JSON.
 
-    SOURCE is a source tree, a source distribution (.tar.gz), a wheel, or `installed`. Neither torch
-    nor a GPU is needed, and nothing of SOURCE is installed or imported.
+    SOURCE is a source tree, a source distribution (.tar.gz), a wheel, or `installed`. The command
+    needs neither torch nor a GPU. It does not install or import SOURCE.
 
     \b
     gpufleet flags extract vllm-0.32.0.tar.gz > 0.32.0.json
@@ -77,19 +78,19 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 
 @flags.command(cls=StrictCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="FLAG|VARIABLE|WORD", type=click.UNPROCESSED)
-@click.option("--vllm", "version", metavar="VERSION", help="vLLM release; default: the lock's.")
+@click.option("--vllm", "version", metavar="VERSION", help="vLLM release.  [default: the release of the project's lock]")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
-    Explain a flag or environment variable: effect, use, cost. For any other word, list the flags
-    and variables about it.
+    Explain the effect, use and cost of a flag or an environment variable. For any other word, list
+    the flags and variables that concern it.
 
     \b
     gpufleet flags explain --max-num-batched-tokens
     gpufleet flags explain VLLM_ATTENTION_BACKEND --vllm 0.32.0
     gpufleet flags explain lora
 
-    Exit status: 0 explained, 2 no such name or no such release.
+    Exit status: 0: explained. 2: there is no such name or no such release.
     """
     import shutil
 
@@ -120,7 +121,7 @@ def explain(name: str, version: str | None, *, as_json: bool) -> None:
     "--settings",
     "file",
     metavar="FILE",
-    help="Settings file, as in group_vars; its models are checked.",
+    help="Settings file, as in group_vars. The command checks the models in this file.",
 )
 @_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
@@ -134,14 +135,15 @@ def diff(
     as_json: bool,
 ) -> int:
     """
-    Show what changes from vLLM OLD to NEW, for your flags or in general.
+    Show what changes from vLLM OLD to vLLM NEW, for your flags or for all flags.
 
     \b
     gpufleet flags diff 0.20.2 0.33.0
     gpufleet flags diff 0.20.2 0.33.0 --settings group_vars/gpu.yml
     gpufleet flags diff 0.11.0 0.33.0 --env VLLM_USE_V1=1 -- MODEL --swap-space 4
 
-    Exit status: 0 your flags still work, 1 some do not, 2 no such release.
+    Exit status: 0: your flags still work. 1: some of your flags do not work. 2: there is no such
+    release.
     """
     import shutil
     from pathlib import Path
@@ -151,7 +153,7 @@ def diff(
     width = min(shutil.get_terminal_size().columns, 100)
     before, after = _schema(old), _schema(new)
     if file and argv:
-        raise click.UsageError("Give --settings or the flags after `--`, not both.")
+        raise click.UsageError("--settings and flags after `--` exclude each other: remove one of the two.")
     if not (file or argv or environment):
         found = release_diff.overview(before, after)
         if as_json:
@@ -194,9 +196,10 @@ def diff(
     "--vllm",
     "version",
     metavar="VERSION",
-    help="vLLM release, or a file written by `extract`; default: the lock's.",
+    help="vLLM release, or a file that `gpufleet flags extract` wrote.  [default: the "
+        "release of the project's lock]",
 )
-@click.option("--sglang", metavar="VERSION", help="SGLang release, for a line of SGLang's.")
+@click.option("--sglang", metavar="VERSION", help="SGLang release, if the command line starts SGLang.")
 @_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
@@ -208,14 +211,15 @@ def check(
     as_json: bool,
 ) -> int:
     """
-    Check whether a release of vLLM or SGLang accepts a command line, and how it reads it.
+    Check whether a release of vLLM or SGLang accepts a command line, and show how the release reads
+    the flags.
 
     \b
     gpufleet flags check --vllm 0.33.0 -- meta-llama/Llama-3.3-70B-Instruct -tp 4 --swap-space 4
     gpufleet flags check --vllm 0.33.0 --env VLLM_USE_V1=1 -- MODEL --max-model-len 32k
     gpufleet flags check --sglang 0.5.23 -- sglang serve --model-path MODEL --tp-size 4
 
-    Exit status: 0 accepted, 1 refused, 2 no such release.
+    Exit status: 0: accepted. 1: refused. 2: there is no such release.
     """
     import shutil
 
@@ -228,10 +232,11 @@ def check(
 
         if not sglang:
             raise click.UsageError(
-                f"This line starts SGLang: say which release, as --sglang {sglang_check.newest()}."
+                "This command line starts SGLang: give the release, for example --sglang "
+                    f"{sglang_check.newest()}."
             )
         if version or environment:
-            raise click.UsageError("--vllm and --env are for vLLM: leave them out with --sglang.")
+            raise click.UsageError("--vllm and --env work only for vLLM: remove them, or remove --sglang.")
         verdict = sglang_check.verdict(sglang, argv)
     else:
         words = argv[1:] if argv[:1] == ("vllm",) else argv
@@ -251,7 +256,7 @@ def check(
 def _variables(given: tuple[str, ...]) -> dict[str, str]:
     pairs = [one.partition("=") for one in given]
     if wrong := ["".join(pair) for pair in pairs if not pair[0].isidentifier() or not pair[1]]:
-        raise click.UsageError(f"--env {wrong[0]}: write it as NAME=VALUE.")
+        raise click.UsageError(f"--env {wrong[0]}: write the variable as NAME=VALUE.")
     return {name: value for name, _, value in pairs}
 
 
@@ -268,4 +273,4 @@ def _schema(version: str) -> Schema:
     except (OSError, ValueError) as error:
         raise FleetError(f"{version}: cannot be read: {file_fault(error)}") from None
     except RecursionError:
-        raise FleetError(f"{version}: is nested too deeply for a flag schema") from None
+        raise FleetError(f"{version}: the values are nested too deeply for a flag schema") from None

@@ -27,14 +27,15 @@ _MOST = 1 << 24
     "--vllm",
     "version",
     metavar="VERSION",
-    help="vLLM release to write flags for; default: the project's lock.",
+    help="vLLM release for which the flags are written.  [default: the release of the "
+        "project's lock]",
 )
 @click.option(
     "--engine",
     type=click.Choice(["vllm"]),
-    help="vllm: convert SGLang's servers to settings of vLLM.",
+    help="vllm: also convert servers of SGLang to settings of vLLM.",
 )
-@click.option("--name", help="Name for a server without one; default: the file's name.")
+@click.option("--name", help="Name for a server that has no name.  [default: the name of the file]")
 @click.option(
     "-o",
     "--output",
@@ -55,15 +56,16 @@ def import_(
     """
     Convert scripts, manifests and charts to settings.
 
-    Prints settings of FILE for group_vars as YAML, or writes them to OUT.
+    The command converts FILE to settings for group_vars. It prints them as YAML, or writes them to
+    OUT.
 
     FILE (- is standard input) is a list of models with a `command` each, a script or a line with
     `vllm serve ...` or `docker run ... vllm/vllm-openai ...`, a compose file, vLLM's --config file,
     LiteLLM's config.yaml, Kubernetes workloads, Helm values of vLLM's production-stack, a recipe of
     sparkrun, a Dockerfile, or supervisord's programs. Servers of SGLang become entries with
     `engine: sglang`; those of TensorRT-LLM and TGI become entries of vLLM. An Ansible inventory,
-    YAML or INI, becomes an inventory file. What is dropped, renamed or rewritten, and why, goes to
-    standard error. Keys and tokens are never printed.
+    YAML or INI, becomes an inventory file. On standard error, the command prints what it dropped,
+    renamed or rewrote, and why. It never prints keys or tokens.
 
     \b
     gpufleet import models.yml --vllm 0.33.0 -o group_vars/gpu.yml
@@ -72,7 +74,8 @@ def import_(
     gpufleet import hosts.ini -o inventories/prod.py
     history | tail -1 | cut -c 8- | gpufleet import - --name chat
 
-    Exit status: 0 imported, 1 imported, with decisions left to you, 2 not readable.
+    Exit status: 0: imported. 1: imported, but some decisions are left to you. 2: FILE cannot be
+    read.
     """
     import yaml
 
@@ -117,12 +120,13 @@ def _target(output: str, file: str, *, force: bool) -> Path:
     """Return the file to write. Raises `FleetError` if it exists, except with `force`."""
     target = Path(output)
     if target.is_dir():
-        raise FleetError(f"{output}: is a directory: name the file to write")
+        raise FleetError(f"{output}: is a directory: write the name of a file")
     if file != "-" and target.exists() and target.samefile(file):
-        raise FleetError(f"{output}: is the file to import: name another file")
+        raise FleetError(f"{output}: is the file to import: write the name of a different file")
     if os.path.lexists(target) and not force:
         raise FleetError(
-            f"{output}: already exists and would be overwritten: name another file, or give --force"
+            f"{output}: already exists and would be overwritten: write the name of a "
+                "different file, or add --force"
         )
     return target
 

@@ -29,22 +29,23 @@ if TYPE_CHECKING:
 @click.command(cls=StrictCommand)
 @click.argument("directory", metavar="DIR", type=click.Path(path_type=Path))
 @click.argument("words", metavar="[HOST]...", nargs=-1)
-@click.option("--ansible", metavar="FILE", help="Take the hosts of an Ansible inventory.")
-@click.option("--yes", is_flag=True, help="Accept the shown host keys without asking.")
+@click.option("--ansible", metavar="FILE", help="Use the hosts of this Ansible inventory.")
+@click.option("--yes", is_flag=True, help="Accept the printed host keys without asking.")
 @click.option(
     "--known-hosts",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Take host keys from this file; do not ask.",
+    help="Use the host keys in this file, and do not ask.",
 )
-@click.option("--key", metavar="FILE", help="SSH private key; default: the agent's and ~/.ssh.")
-@click.option("--model", metavar="ID[@COMMIT]", help="Model to serve; default: one that fits.")
+@click.option("--key", metavar="FILE", help="SSH private key.  [default: the keys of the SSH agent and of ~/.ssh]")
+@click.option("--model", metavar="ID[@COMMIT]", help="Model to serve.  [default: a model that fits]")
 @click.option(
     "--settings",
     "settings_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
-    help="Settings that override the derived ones: a mirror, a lock, another release.",
+    help="File with settings that override the generated settings, for example a mirror, a "
+        "lock or a different release.",
 )
 def init(
     directory: Path,
@@ -60,18 +61,18 @@ def init(
     """
     Create a fleet's project directory from host names.
 
-    It contains an inventory, settings, host keys, API keys and a README.
+    The directory contains an inventory, settings, host keys, API keys and a README.
 
     \b
     gpufleet init fleet gpu-01.example.net root@192.0.2.12:2222
     gpufleet init fleet --ansible hosts.ini
     gpufleet init fleet gpu-01 gpu-02 --known-hosts ~/.ssh/known_hosts
 
-    HOST is HOST, USER@HOST or USER@HOST:PORT, or a name of ~/.ssh/config. Each host's key is shown
-    by its fingerprint; compare it with the one on the host's console. The nodes are then probed;
-    nothing is installed. Existing files are kept.
+    HOST is HOST, USER@HOST, USER@HOST:PORT, or a name in ~/.ssh/config. The command prints the
+    fingerprint of each host's key. Compare it with the fingerprint on the host's console. Then the
+    command probes the nodes. It installs nothing, and it does not change existing files.
 
-    Exit status: 0 written, 2 refused; nothing was written.
+    Exit status: 0: the files were written. 2: refused, and nothing was written.
     """
     use_gevent()  # before pyinfra is imported
     from gpufleet.setup import fleet_files, host_keys, kinds
@@ -84,7 +85,7 @@ def init(
     if unknown := [host for host in hosts if host.name not in lines]:
         if known_hosts:
             raise FleetError(
-                *(f"{known_hosts}: has no key of {host.known_name}" for host in unknown)
+                *(f"{known_hosts}: contains no key of {host.known_name}" for host in unknown)
             )
         found = host_keys.fetch_keys(unknown)
         for host in unknown:
@@ -105,9 +106,9 @@ def init(
         state = (
             "written"
             if each.new
-            else "skipped, the inventory has no such group:"
+            else "skipped, because the inventory has no such group:"
             if each.left_out
-            else "kept, it differs"
+            else "kept, although it differs"
             if each.differs
             else "kept"
         )
@@ -139,7 +140,7 @@ def _hosts(words: tuple[str, ...], ansible: str | None, key: str | None) -> tupl
     from gpufleet.setup.hosts import hosts_of_inventory, parse_hosts, words_host
 
     if bool(words) == bool(ansible):
-        raise click.UsageError("Give HOST..., or the hosts of an inventory with --ansible.")
+        raise click.UsageError("Give either HOST..., or the hosts of an Ansible inventory with --ansible.")
     user = getpass.getuser()
     if ansible:
         try:
@@ -175,8 +176,9 @@ def _accept(*, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise FleetError(
-            "the host keys above are new, and there is no terminal to confirm them: compare them "
-            "with the keys on the hosts, and give --yes, or --known-hosts FILE"
+            "the host keys above are new, and there is no terminal on which you can "
+                "confirm them: compare them with the keys on the hosts, and then add --yes or "
+                "--known-hosts FILE"
         )
     click.confirm("Are these the keys of your hosts?", abort=True)
 
@@ -247,11 +249,11 @@ def _say_next(
 ) -> None:
     click.echo()
     if "serving" not in given and model is None:
-        click.echo(f"No model was chosen: write one into {directory}/group_vars/gpu.yml.")
+        click.echo(f"gpufleet chose no model: write a model into {directory}/group_vars/gpu.yml.")
     elif model and not (model.revision or model.local):
         click.echo(
-            f"The Hub did not report the current commit of {model.model}: fill in its line in "
-            f"{directory}/group_vars/gpu.yml."
+            f"The Hub did not report the current commit of {model.model}: write the commit "
+                f"into {directory}/group_vars/gpu.yml."
         )
     click.echo("Next:")
     click.echo(f"  cd {directory}")

@@ -46,8 +46,8 @@ class InterruptKeys:
         state = self._journal.state
         if self._pressed == 1 and state.wave and not state.paused:
             click.echo(
-                "Interrupted: finishing the current groups, starting no others; press Ctrl-C "
-                "again to stop now.",
+                "Interrupted: gpufleet finishes the current groups and starts no others. "
+                    "Press Ctrl-C again to stop now.",
                 err=True,
             )
             self._journal.append("paused", why=["Ctrl-C"])

@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 @fleet_command()
 @inventory_argument
 @click.argument("node", required=False, shell_complete=completers.nodes)
-@click.option("--changed", is_flag=True, help="Show only settings that differ from their default.")
+@click.option("--changed", is_flag=True, help="Show only settings that differ from their defaults.")
 @json_option
 def inventory(inventory_file: str, node: str | None, *, changed: bool, as_json: bool) -> None:
     """Show every variable of the nodes, and where it is set."""

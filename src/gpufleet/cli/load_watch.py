@@ -67,7 +67,7 @@ class LoadWatch:
             if sample.finished < self._finished.get(server, 0.0):
                 # Its capacity cannot be computed from requests that were lost or that came during
                 # the start.
-                self._reason = f"{server} was restarted while it was measured: measure again"
+                self._reason = f"{server} was restarted during the measurement: measure again"
             self._finished[server] = sample.finished
 
     def reason(self, _in_flight: int) -> str:
@@ -155,7 +155,8 @@ class GuestWatch(LevelObserver):
             return f"stopped as a guest: {why}"
         most = min(self._most, max(self._allowed))
         if in_flight > most:
-            return f"stopped as a guest: {in_flight} requests are due, but its share is {most}"
+            return (f"stopped as a guest: {in_flight} requests are due, but the share of the idle "
+                f"capacity allows only {most}")
         return ""
 
 

@@ -31,27 +31,28 @@ CHANGED = 1
 @fleet_command("lock")
 @inventory_argument
 @click.option(
-    "--group", help="Lock this group; default: all nodes, the group named like INVENTORY."
+    "--group", help="Lock this group.  [default: all nodes, in the group with the name of INVENTORY]"
 )
 @click.option(
-    "--set", "set_", metavar="NAME", help="Lock a known set of versions; no node is queried."
+    "--set", "set_", metavar="NAME", help="Lock this known set of versions, and query no node."
 )
-@click.option("--models", is_flag=True, help="Lock the models' files; no node is queried.")
-@click.option("--dry", is_flag=True, help="Print the file; do not write it.")
+@click.option("--models", is_flag=True, help="Lock the files of the models, and query no node.")
+@click.option("--dry", is_flag=True, help="Print the file, and do not write it.")
 def lock(
     inventory_file: str, group: str | None, set_: str | None, *, models: bool, dry: bool
 ) -> int:
     """
     Record the versions that a group's nodes must keep.
 
-    Writes the versions that the nodes of INVENTORY run to group_vars/GROUP.lock.yml.
+    The command writes the versions that run on the nodes of INVENTORY to group_vars/GROUP.lock.yml.
 
-    If nodes differ, or a node is between two versions, or the versions contradict `cuda`, `dcgm` or
-    `vllm`, the problems are listed and nothing is written. With --set the versions come from a set
-    that is known to work together: r580-lts, r595, r615.
+    The command lists problems and writes nothing if the nodes have different versions, if a node is
+    between two versions, or if the versions contradict `cuda`, `dcgm` or `vllm`. With --set, the
+    versions come from a set of versions that are known to work together: r580-lts, r595, r615.
 
-    With --models: write the hashes of all files of the models that INVENTORY serves, as the Hub
-    names them, to models.lock.json. Nodes then accept no other files, downloaded or copied.
+    With --models, the command writes to models.lock.json the hashes that the Hub reports for all
+    files of the models that INVENTORY serves. Nodes then accept no other files, whether they
+    download or copy them.
 
     \b
     gpufleet lock inventories/prod.py                               # every node runs the same
@@ -59,11 +60,11 @@ def lock(
     gpufleet lock inventories/prod.py --group gpu_h100 --set r580-lts
     gpufleet lock inventories/prod.py --models
 
-    Exit status: 0 written or unchanged, 1 with --dry: it would be written, 2 refused.
+    Exit status: 0: written or unchanged. 1: with --dry, the file would be written. 2: refused.
     """
     if models:
         if group or set_:
-            raise FleetError("--models locks the files of all models: leave --group and --set out")
+            raise FleetError("--models locks the files of all models: remove --group and --set")
         from gpufleet.cli.model_lock_command import lock_models
 
         return lock_models(inventory_file, dry=dry)
@@ -103,8 +104,8 @@ def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
         return members
     known = ["all", Path(fleet.inventory).stem, *fleet.groups.members]
     raise FleetError(
-        f"--group {group}: {fleet.inventory} has no group of this name with nodes"
-        f"{suggestion(group, known)}"
+        f"--group {group}: {fleet.inventory} has no group with this name that contains "
+            f"nodes{suggestion(group, known)}"
     )
 
 
@@ -123,7 +124,7 @@ def _read(
 
     answers = probe(inventory_file, nodes)
     if silent := [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]:
-        raise FleetError(*silent, "a lock is read from every node of its group: nothing is locked")
+        raise FleetError(*silent, "a lock needs the versions of every node in its group: nothing is locked")
     documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
     settings = {name: fleet.nodes[name].settings for name in nodes}
     found = lock_from_nodes.build_lock(documents, settings)
@@ -160,8 +161,8 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         there = node.variables.get(lock_file.KEY)
         if there and there[1].file != shown:
             yield (
-                f"{there[1]}: {lock_file.KEY}: is already set there for {name}: remove it, or "
-                "lock that file's group"
+                f"{there[1]}: {lock_file.KEY}: is already set in this file for {name}: "
+                    "remove it from the file, or lock the group of the file"
             )
             continue
         merged[name] = {**node.variables, lock_file.KEY: new}

@@ -32,20 +32,21 @@ FOLLOW_SECONDS = 2
 @click.argument("replica", shell_complete=completers.replicas)
 @limit_option
 @click.option(
-    "--since", metavar="TIME", help="Start: 10m, 2h or 1d ago, or 2026-11-21T19:40 (UTC)."
+    "--since", metavar="TIME", help="Show lines from this time on: 10m, 2h or 1d ago, or a time such as "
+        "2026-11-21T19:40 (UTC)."
 )
 @click.option(
-    "--lines", default=200, show_default=True, help="Maximum number of lines, the newest."
+    "--lines", default=200, show_default=True, help="Show at most this number of lines, the newest."
 )
-@click.option("--follow", "-f", is_flag=True, help="Keep printing new lines.")
+@click.option("--follow", "-f", is_flag=True, help="Continue to print new lines as they appear.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=30,
     show_default=True,
-    help="Seconds to wait for each node.",
+    help="Most seconds to wait for the answer of each node.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object per line.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object on each line.")
 def logs(
     inventory_file: str,
     replica: str,
@@ -60,14 +61,14 @@ def logs(
     """
     Show the logs of a replica's ranks, merged by time.
 
-    Secrets are removed on the nodes.
+    The nodes remove secrets from the logs before they send them.
 
     \b
     gpufleet logs inventories/prod.py llama-0
     gpufleet logs inventories/prod.py llama-0 --since 10m --lines 2000
     gpufleet logs inventories/prod.py llama-0 --follow
 
-    Exit status: 0 complete, 1 lines of a node are missing, 2 error.
+    Exit status: 0: complete. 1: lines of a node are missing. 2: error.
     """
     use_gevent()
     import gevent

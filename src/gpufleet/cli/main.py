@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",
-        "Mirror all downloads, for networks without internet access.",
+        "Mirror all downloads of the nodes, for networks without internet access.",
     ),
     "check": (
         "gpufleet.cli.check_command:check",
@@ -38,7 +38,7 @@ COMMANDS = {
     ),
     "cordon": (
         "gpufleet.cli.drain_command:cordon",
-        "Stop placing replicas on a node; running ones stay.",
+        "Place no more replicas on a node. Running replicas stay.",
     ),
     "deploy": (
         "gpufleet.cli.deploy_command:deploy",
@@ -46,7 +46,7 @@ COMMANDS = {
     ),
     "docs": (
         "gpufleet.cli.docs_command:docs",
-        "Print a documentation page; without PAGE, list them.",
+        "Print a documentation page, or list all pages.",
     ),
     "doctor": (
         "gpufleet.cli.doctor_command:doctor",
@@ -54,7 +54,7 @@ COMMANDS = {
     ),
     "drain": (
         "gpufleet.cli.drain_command:drain",
-        "Cordon a node and wait for its requests to finish.",
+        "Cordon a node, and wait for its requests to finish.",
     ),
     "drift": (
         "gpufleet.cli.drift_command:drift",
@@ -87,7 +87,7 @@ COMMANDS = {
     ),
     "measure": (
         "gpufleet.cli.measure_command:measure",
-        "Measure how many requests per second a model carries.",
+        "Measure how many requests per second a model can serve.",
     ),
     "monitoring": (
         "gpufleet.cli.monitoring_command:monitoring",
@@ -103,11 +103,11 @@ COMMANDS = {
     ),
     "preflight": (
         "gpufleet.cli.preflight_command:preflight",
-        "Show what is not ready for users, with proof. Read-only.",
+        "Show what is not yet ready for users, with proof. Read-only.",
     ),
     "presets": (
         "gpufleet.cli.presets_command:presets",
-        "Show the presets, or every value of one with reasons.",
+        "Show the presets, or every value of one preset with the reasons.",
     ),
     "probe": (
         "gpufleet.cli.probe_command:probe",
@@ -123,7 +123,7 @@ COMMANDS = {
     ),
     "report": (
         "gpufleet.cli.report_command:report",
-        "Write the fleet as one page for people without access.",
+        "Describe the fleet on one page, for people without access to it.",
     ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
@@ -131,7 +131,7 @@ COMMANDS = {
     ),
     "settings": (
         "gpufleet.cli.settings_command:settings",
-        "Look up settings: type, unit, default, example.",
+        "Look up the type, unit, default and an example of settings.",
     ),
     "size": (
         "gpufleet.cli.size_command:size",

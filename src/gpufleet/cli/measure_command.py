@@ -48,8 +48,8 @@ class MeasureCommand(FleetCommand):
 @click.command(cls=MeasureCommand)
 @inventory_argument
 @click.argument("model", required=False)
-@click.option("--replica", metavar="ID", help="Measure this replica's own server: tiny-0.")
-@click.option("--gateway", metavar="NODE", help="Measure the model behind this node's gateway.")
+@click.option("--replica", metavar="ID", help="Measure this replica's own server, for example tiny-0.")
+@click.option("--gateway", metavar="NODE", help="Measure the model through this node's gateway.")
 @click.option(
     "--from",
     "from_node",
@@ -61,34 +61,38 @@ class MeasureCommand(FleetCommand):
 @click.option(
     "--preset",
     type=click.Choice(PRESETS),
-    help="Lengths of prompts and answers.  [default: the first of the model's kind]",
+    help="Preset with the lengths of prompts and answers.  [default: the first preset for "
+        "the model's kind]",
 )
 @click.option(
     "--lengths",
     metavar="IN,OUT",
-    help="Instead of a preset: 1000,200 tokens; WORDS,TOKENS,PIXELS with a picture; 256 for an "
-    "embedder; QUERY,DOCUMENT,COUNT; seconds of sound.",
+    help="Lengths instead of a preset. For text: tokens of prompt and answer, for example "
+        "1000,200. With a picture: WORDS,TOKENS,PIXELS. For an embedding model: tokens, for "
+        "example 256. For a reranker: QUERY,DOCUMENT,COUNT. For sound: seconds.",
 )
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False),
-    help="File of your own requests, one JSON object per line. Their contents are never printed.",
+    help="File with your own requests, one JSON object on each line. gpufleet never prints "
+        "their contents.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False),
-    help="Replay a trace once: one JSON object with `timestamp` and lengths per line.",
+    help="Replay this trace once. Each line of the file is a JSON object with `timestamp` "
+        "and lengths.",
 )
-@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="This rate only.")
+@click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Measure only this rate.")
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), help="Closed loop with this many clients."
+    "--concurrency", type=click.IntRange(min=1), help="Measure a closed loop with this many clients."
 )
 @click.option(
     "--closed-loop",
     is_flag=True,
     help="Also find the concurrency at which a closed loop meets the objectives.",
 )
-@click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Never a higher rate.")
+@click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Do not try a higher rate than this.")
 @click.option(
     "--share",
     type=click.FloatRange(min=0.5, max=0.999),
@@ -101,16 +105,18 @@ class MeasureCommand(FleetCommand):
     type=click.IntRange(min=10, max=3600),
     default=120,
     show_default=True,
-    help="Time limit for a level of load; a search takes longer where few requests arrive.",
+    help="Time limit for each level of load. At levels at which few requests arrive, a "
+        "search takes longer.",
 )
 @click.option(
     "--guest",
     type=click.FloatRange(min=0, max=1, min_open=True),
     metavar="SHARE",
-    help="Measure beside users: use at most this share of the idle capacity.",
+    help="Measure while users send requests, and use at most this share of the idle "
+        "capacity.",
 )
-@click.option("--processes", type=click.IntRange(min=1, max=64), help="Client processes.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Of arrivals and lengths.")
+@click.option("--processes", type=click.IntRange(min=1, max=64), help="Number of client processes.")
+@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random arrival times and lengths.")
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -121,28 +127,30 @@ class MeasureCommand(FleetCommand):
     nargs=2,
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="A B",
-    help="Compare two results instead; B may be of vllm bench serve, guidellm or aiperf.",
+    help="Measure nothing, and compare two results. B can be a result of vllm bench serve, "
+        "guidellm or aiperf.",
 )
 @click.option(
     "--tune",
     is_flag=True,
-    help="Try settings on one drained replica and propose the best; it is deployed as declared "
-    "again afterwards.",
+    help="Try settings on one drained replica, and propose the best settings. Afterwards, "
+        "the replica is deployed with the declared settings again.",
 )
 @click.option(
     "--try",
     "tries",
     multiple=True,
     metavar="NAME=V,V",
-    help="With --tune: values of max-num-seqs, max-num-batched-tokens or tensor_parallel.  "
-    "[default: half and twice the running value; divisions that fit]",
+    help="With --tune: values to try for max-num-seqs, max-num-batched-tokens or "
+        "tensor_parallel.  [default: half and twice the running value, and the values of "
+        "tensor_parallel that fit]",
 )
 @json_option
 def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: Any) -> int:
     """
-    Measure how many requests per second a model carries.
+    Measure how many requests per second a model can serve.
 
-    Finds the highest rate of arrivals at which the model's `objectives` are still met.
+    The command finds the highest rate of requests at which the model still meets its `objectives`.
 
     \b
     gpufleet measure inventories/prod.py llama --gateway lb-01 --key-file secrets/bench-key
@@ -153,12 +161,12 @@ def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: 
     gpufleet measure inventories/prod.py llama --tune --try max-num-seqs=128,256
     gpufleet measure --compare measurements/a.json measurements/b.json
 
-    Puts load on the model: without --guest only if no other request is in flight. Changes nothing
-    on nodes except with --tune, and leaves nothing there. Results are files: JSON, a Benchmark
-    Report for each level, and a page.
+    The command puts load on the model. Without --guest it starts only if no other request is
+    running. It changes nothing on nodes except with --tune, and leaves nothing there. The results
+    are files: JSON, a Benchmark Report for each level of load, and a page.
 
-    Exit status: 0 found, 1 unknown or objectives never met (with --tune: by the declared settings),
-    2 error.
+    Exit status: 0: the rate was found. 1: the rate is unknown, or the objectives were never met
+    (with --tune: not by the declared settings). 2: error.
     """
     if compare:
         return _print_comparison(*compare, as_json=given["as_json"])

@@ -34,7 +34,7 @@ class Progress(LevelObserver):
         """Print the line if it is due."""
         if beat.now >= self._next:
             self._next = beat.now + 10
-            say(f"  {self._load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests under way")
+            say(f"  {self._load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests running")
 
 
 def say(text: str) -> None:
@@ -126,7 +126,7 @@ def _print_levels(found: Measurement) -> None:
 
 def print_tuning(tuning: Tuning, model: str) -> None:
     """Print the trials and the proposed settings."""
-    table = new_table("settings", "GPUs", "requests/s", "missed at", "result")
+    table = new_table("settings", "GPUs", "requests/s", "not met at", "result")
     for each in tuning.trials:
         found = each.measured.found if each.measured else None
         add_row(
@@ -150,13 +150,15 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
     best = tuning.proposal
     if best is None or best.measured is None:
         return [
-            "no tried setting carries more requests per GPU, beyond noise: keep the declared ones"
+            "no setting that was tried serves more requests per GPU by more than the "
+                "noise: keep the declared settings"
         ]
     declared = tuning.trials[0]
     return [
-        f"proposed: more requests per GPU, beyond noise ({best.measured.found.why}):",
+        "proposed settings, which serve more requests per GPU by more than the noise "
+            f"({best.measured.found.why}):",
         *(f"  {name}: {value}" for name, value in deploy_data(model, best.settings).items()),
-        f"compare them: gpufleet measure --compare {declared.file} {best.file}",
+        f"to compare both results: gpufleet measure --compare {declared.file} {best.file}",
     ]
 
 
@@ -165,11 +167,11 @@ def closed_answer(of: Searched) -> str:
     best = of.best
     if of.found.kept is None or best is None:
         return f"closed loop: {of.found.why}"
-    missed = f", misses them with {of.found.missed:.3g}" if of.found.missed else ""
+    missed = f", does not meet them with {of.found.missed:.3g}" if of.found.missed else ""
     return (
         f"closed loop: meets its objectives with {of.found.kept:.3g} concurrent requests, "
-        f"{best.answered_per_second:.3g} answers/s{missed} ({of.found.status}); its clients wait "
-        "for answers, users do not"
+            f"{best.answered_per_second:.3g} answers/s{missed} ({of.found.status}). The clients "
+            "of a closed loop wait for answers before they send more requests; users do not"
     )
 
 
@@ -179,7 +181,7 @@ def answer(found: Measurement) -> str:
     what = f"{found.model}, {found.target} ({found.served_by})"
     if found.found.kept is None:
         return f"{what}: {found.found.why}"
-    missed = f", misses them at {found.found.missed:.3g}" if found.found.missed else ""
+    missed = f", does not meet them at {found.found.missed:.3g}" if found.found.missed else ""
     each = found.found.kept / found.replicas
     part = f", {each:.3g} a replica" if found.replicas > 1 else ""
     return (

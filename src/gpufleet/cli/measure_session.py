@@ -186,8 +186,9 @@ class Session:
         if now == sorted(target.replicas):
             return ""
         return (
-            f"{node} sent requests to {join_names(sorted(target.replicas))} when it began, and to "
-            f"{join_names(now) or 'no replica'} at the end: measure again"
+            f"at the beginning, {node} sent requests to "
+                f"{join_names(sorted(target.replicas))}, but at the end to "
+                f"{join_names(now) or 'no replica'}: measure again"
         )
 
     def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
@@ -221,8 +222,9 @@ class Session:
         if busy := guest.busy_replicas(loads):
             said = join_names([f"{name} has {count:.0f}" for name, count in busy.items()])
             raise FleetError(
-                f"other clients' requests are running ({said}), and a measurement would slow "
-                "them: measure beside them with --guest 0.3, or wait until they end"
+                f"requests of other clients are running ({said}), and a measurement would "
+                    "make them slower: add --guest 0.3 to use only idle capacity, or wait "
+                    "until these requests end"
             )
         return None
 
@@ -232,16 +234,16 @@ class Session:
         who = f"the client on {place.name}" if place.is_node else "this client"
         say(
             f"{who} sends at most {client.requests_per_second:.0f} requests/s "
-            f"({client.cpu_seconds * 1000:.1f} ms of CPU time each); levels above "
-            f"{limit:.0f} are skipped"
+                f"({client.cpu_seconds * 1000:.1f} ms of CPU time each); levels above "
+                f"{limit:.0f} requests/s are skipped"
         )
         rate = wanted.rate or (trace.rate if trace else None)
         if rate is None:
             return min(limit, wanted.most or limit)
         if rate > limit:
             raise FleetError(
-                f"{rate:g} requests/s is more than the client can send without being the "
-                f"bottleneck ({limit:.0f}): use more --processes"
+                f"at {rate:g} requests/s the client itself would be the bottleneck, because "
+                    f"it can send only {limit:.0f} requests/s: increase --processes"
             )
         return rate
 

@@ -77,13 +77,13 @@ class MeasureOptions:
             ),
         )
         if problems := [
-            f"{one} and {other} exclude each other: remove one"
+            f"{one} and {other} exclude each other: remove one of the two"
             for one, given, other, too in exclusive
             if given is not None and too is not None
         ]:
             raise FleetError(*problems)
         if self.tries and not self.tune:
-            raise FleetError("--try gives values for --tune: add --tune, or remove --try")
+            raise FleetError("--try works only with --tune: add --tune, or remove --try")
 
     @property
     def searches(self) -> bool:
@@ -94,7 +94,8 @@ class MeasureOptions:
         """Return the requests to send to a model of this kind."""
         if self.prompts and kind == "transcribe":
             raise FleetError(
-                "--prompts: sounds are not read from files: use --preset, or --lengths SECONDS"
+                "--prompts: gpufleet cannot read sounds from files: use --preset, or "
+                    "--lengths SECONDS"
             )
         if self.prompts:
             return from_jsonl(Path(self.prompts), kind)
@@ -109,8 +110,9 @@ class MeasureOptions:
         before, comma, after = self.lengths.partition(",")
         if not comma:
             raise FleetError(
-                f"--lengths {self.lengths}: write PROMPT_TOKENS,ANSWER_TOKENS, as 1000,200; for "
-                "questions about a picture WORDS,ANSWER_TOKENS,PIXELS, as 32,100,512"
+                f"--lengths {self.lengths}: write PROMPT_TOKENS,ANSWER_TOKENS, for example "
+                    "1000,200; for questions about a picture, write "
+                    "WORDS,ANSWER_TOKENS,PIXELS, for example 32,100,512"
             )
         return workloads.Workload(
             "lengths",
@@ -139,8 +141,8 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     """
     if kind != "generate":
         raise FleetError(
-            f"--trace {name}: a trace has lengths of prompts and answers, which a model of "
-            f"`kind: {kind}` does not take: use --preset, --lengths or --prompts"
+            f"--trace {name}: a trace contains lengths of prompts and answers, which do not "
+                f"apply to a model of `kind: {kind}`: use --preset, --lengths or --prompts"
         )
     largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
     return workloads.Workload(

@@ -33,13 +33,13 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
     for path, model in _models(fleet):
         wanted.setdefault(path, {})[model.repository, model.revision] = model
     if not wanted:
-        raise FleetError(f"{inventory_file}: no node serves a model of the Hub: nothing to lock")
+        raise FleetError(f"{inventory_file}: no node serves a model from the Hub, so there is nothing to lock")
     status = 0
     for path, models in wanted.items():
         there = model_lock.read_lock(path)
         found = {key: there.get(key) or _files(model) for key, model in models.items()}
         if found == there:
-            click.echo(f"{path} has these models already", err=True)
+            click.echo(f"{path} already contains these models", err=True)
         elif dry:
             click.echo(model_lock.lock_text(found), nl=False)
             click.echo(f"would be written to {path}", err=True)

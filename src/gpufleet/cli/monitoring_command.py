@@ -48,19 +48,21 @@ def monitoring() -> None:
 @click.option(
     "--ask/--no-ask",
     default=True,
-    help="Query the nodes for running vLLM servers; otherwise keep those in DIR.",
+    help="Query the nodes for running vLLM servers. Without a query, the servers in DIR "
+        "are kept.",
 )
 def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     """
-    Write rules, scrape configuration, routes and dashboards to DIR, for your own servers.
+    Write rules, scrape configuration, routes and dashboards to DIR, for your own monitoring.
 
     \b
     gpufleet monitoring render /srv/monitoring
     gpufleet monitoring render /srv/monitoring inventories/prod.py
 
-    Without INVENTORY there are no targets. Nodes are queried and not changed. Refuses files in DIR
-    that it did not write, or that were changed since. With --no-ask there is no alert on measured
-    rates: those apply to running servers only.
+    Without INVENTORY, the scrape configuration has no targets. The command queries nodes but does
+    not change them. It refuses to overwrite files in DIR that it did not write, or that were
+    changed since. With --no-ask, there are no alerts on measured rates, because they apply only to
+    running servers.
     """
     from gpufleet.monitoring import output_folder, prometheus
     from gpufleet.monitoring.render import needed_secrets, render_files
@@ -92,7 +94,8 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     for path, file in sorted(needed_secrets(wanted, scrapes).items()):
         if not (directory / path).exists():
             click.echo(
-                f"note: copy the content of {file} to {directory / path}, mode 0640", err=True
+                f"note: copy the content of {file} to {directory / path}, and set the mode "
+                    "of the copy to 0640", err=True
             )
 
 
@@ -100,7 +103,7 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
 @inventory_argument
 @_nodes
 @click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="Duration.")
-@click.option("--why", metavar="TEXT", required=True, help="Reason; shown in the list.")
+@click.option("--why", metavar="TEXT", required=True, help="Reason, which the list of silences shows.")
 def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) -> None:
     """
     Silence alerts about NODE... for a time.
@@ -108,7 +111,8 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
     \b
     gpufleet monitoring silence inventories/prod.py gpu-07 --for 30m --why "new driver"
 
-    They fire and are shown, without notifications. The silence expires.
+    The alerts still fire and are shown, but no notifications are sent. The silence ends by itself
+    after this time.
     """
     from gpufleet.monitoring import silences
 
@@ -128,7 +132,9 @@ def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) 
 @inventory_argument
 @_nodes
 def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
-    """End the silences for NODE... that `silence` created; others stay."""
+    """
+    End the silences for NODE... that `gpufleet monitoring silence` created. Other silences stay.
+    """
     from gpufleet.monitoring import silences
 
     fleet = _read(inventory_file, nodes)
@@ -141,7 +147,7 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
         for each in gone:
             click.echo(f"{home}: ended: {_line(each)}")
         if not gone:
-            click.echo(f"{home}: no gpufleet silence for {', '.join(nodes)}")
+            click.echo(f"{home}: there is no silence by gpufleet for {', '.join(nodes)}")
         for each in left[home]:
             if set(each.nodes) & set(nodes):
                 click.echo(f"note: {home}: still there: {_line(each)}", err=True)
@@ -151,7 +157,7 @@ def unsilence(inventory_file: str, nodes: tuple[str, ...]) -> None:
 @inventory_argument
 @json_option
 def list_silences(inventory_file: str, *, as_json: bool) -> None:
-    """List silences: which alerts, by whom, why, until when."""
+    """List the silences: which alerts, who created the silence, why, and until when."""
     found = _asked(_read(inventory_file, ()), inventory_file)
     if as_json:
         shown = {home: [each.as_json() for each in those] for home, those in found.items()}
@@ -173,7 +179,8 @@ def _declared(fleet: Fleet) -> Monitoring:
         return Monitoring()
     first = next(iter(found))
     if any(each != found[first] for each in found.values()):
-        click.echo(f"note: monitoring nodes differ; these are the settings of {first}", err=True)
+        click.echo(f"note: the monitoring nodes have different settings; the settings of {first} are "
+            "used", err=True)
     return found[first]
 
 
@@ -190,7 +197,7 @@ def _running(
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
-            click.echo(f"note: {name}: {said}; its targets in the directory are kept", err=True)
+            click.echo(f"note: {name}: {said}; the targets of this node in the directory are kept", err=True)
     measured, problems = rates_for_rules(fleet, answers)
     for problem in problems:
         click.echo(f"note: {problem}", err=True)

@@ -255,13 +255,15 @@ def test_files_of_ours_are_found_from_any_directory(project):
         ),
         pytest.param(
             (*DEPLOY, "--data", "node_exporter.prt=1"),
-            "--data on group_vars/all.yml:1: node_exporter.prt: no setting has this name",
+            ("--data on group_vars/all.yml:1: node_exporter.prt: there is no setting with "
+                "this name"),
             id="data-inside-checked",
         ),
         pytest.param((*DEPLOY, "--data", "vlm={}"), "--data: vlm: no setting", id="data-unknown"),
         pytest.param(
             (*DEPLOY, "--data", 'node_exporter={"prt": 1}'),
-            "--data: node_exporter.prt: no setting has this name; did you mean 'port'",
+            ("--data: node_exporter.prt: no setting has this name; did you mean "
+                "'port'"),
             id="data-checked",
         ),
     ],
@@ -290,7 +292,7 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param('groups={"all": ["n1"]}', "no group can be named 'all'", id="all"),
         pytest.param(
             'groups={"gpu": ["n1"]}, children={"top": ["gpus"]}',
-            "children of top: no group 'gpus'; did you mean 'gpu'?",
+            "children of top: there is no group 'gpus'; did you mean 'gpu'?",
             id="unknown-child",
         ),
         pytest.param(
@@ -304,7 +306,7 @@ def test_limits_that_match_are_left_alone(project, limit):
             id="two-values",
         ),
         pytest.param(
-            'groups={"a": [("n1", {"vllm": {1, 2}})]}', "is not plain JSON data", id="not-json"
+            'groups={"a": [("n1", {"vllm": {1, 2}})]}', "the value cannot be written as JSON:", id="not-json"
         ),
     ],
 )
@@ -405,14 +407,16 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
 
     mistakes = [line.strip() for line in said.splitlines() if "group_vars" in line]
     assert mistakes == [
-        "group_vars/gpu.yml:4: vllm.api_key_fil: no setting has this name; did you mean "
-        "'api_key_file'?",
-        "group_vars/gpu.yml:9: serving.tiny.replicas: must be a number from 1 up, or `fit` for as "
-        "many as fit (got 0)",
-        "group_vars/gpu.yml:10: serving.tiny.replica: no setting has this name; did you mean "
-        "'replicas'?",
-        "group_vars/gpu.yml:11: servin: no setting has this name; did you mean 'serving'?",
-        "group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you mean 'ssh_port'?",
+        "group_vars/gpu.yml:4: vllm.api_key_fil: no setting has this name; did "
+            "you mean 'api_key_file'?",
+        "group_vars/gpu.yml:9: serving.tiny.replicas: must be a number of 1 or more, or "
+            "`fit` for as many replicas as fit (got 0)",
+        "group_vars/gpu.yml:10: serving.tiny.replica: there is no setting with this "
+            "name; did you mean 'replicas'?",
+        ("group_vars/gpu.yml:11: servin: no setting has this name; did you mean "
+            "'serving'?"),
+        ("group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you "
+            "mean 'ssh_port'?"),
         "group_vars/gpu.yml:13: ssh_port: str is not an instance of int",
     ]
     assert "inventories/fake.py is refused, 6 problems" in said

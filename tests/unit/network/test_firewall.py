@@ -248,10 +248,10 @@ def test_a_name_that_nft_would_take_for_something_else_is_refused(name):
     [
         ("0", "must be 1 or more"),
         ("65536", "must be at most 65535"),
-        ("9000-8000", "starts with the larger port: write 8000-9000"),
-        ("ssh", "must be a port or a range of them"),
-        ("1-2-3", "must be a port or a range of them"),
-        (True, "must be a port or a range of them"),
+        ("9000-8000", "begins with the larger of the two ports: write 8000-9000"),
+        ("ssh", "must be a port or a range of ports,"),
+        ("1-2-3", "must be a port or a range of ports,"),
+        (True, "must be a port or a range of ports,"),
     ],
 )
 def test_a_mistake_in_ports_is_named(ports, said):

@@ -37,13 +37,13 @@ def test_a_commit_of_the_hub_and_a_path_are_taken() -> None:
     ("adapter", "what"),
     [
         ({"source": "org/sql"}, "`revision` is missing"),
-        ({"source": "org/sql", "revision": "main"}, "a commit, all 40 digits"),
-        ({**HUB, "sha256": "ab" * 32}, "`sha256` is for a path"),
-        ({"source": "/srv/sql", "revision": COMMIT}, "`revision` has no effect for a path"),
+        ({"source": "org/sql", "revision": "main"}, "a commit with all of its 40 digits;"),
+        ({**HUB, "sha256": "ab" * 32}, "`sha256` has no effect if `source` is a Hugging Face id:"),
+        ({"source": "/srv/sql", "revision": COMMIT}, "`revision` has no effect if `source` is a path:"),
         ({"source": "/srv/sql", "sha256": "AB"}, "64 digits"),
         ({"source": "srv/../sql", "revision": COMMIT}, "the absolute path"),
         ({"source": "../sql", "revision": COMMIT}, "the absolute path"),
-        ({"source": "/srv/../etc"}, "without . or .."),
+        ({"source": "/srv/../etc"}, "without the parts . and .."),
         ({"source": "./sql"}, "the absolute path"),
         ({"source": "/srv/a=b"}, "the absolute path"),
         ({"source": "/srv/a b"}, "the absolute path"),
@@ -118,9 +118,9 @@ def test_a_name_stands_for_one_thing_in_the_whole_fleet(
         fleet(**nodes)
 
     said = str(refused.value)
-    assert "clients use this name for" in said
+    assert "clients also use this name for" in said
     assert other in said
-    assert "give the adapter another name" in said
+    assert "give the adapter a different name" in said
 
 
 def test_an_entry_that_many_nodes_declare_has_its_adapters_once() -> None:

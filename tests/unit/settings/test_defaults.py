@@ -122,7 +122,7 @@ def test_what_the_lock_says_must_not_be_said_otherwise_beside_it(
         ({"webhook_url_file": "a"}, None),
         ({"pagerduty_key_file": "a"}, None),
         ({"email_to": "a@example.net"}, None),
-        ({"slack_url_file": "a"}, "needs `slack_channel`"),
+        ({"slack_url_file": "a"}, "is set, but `slack_channel`"),
         ({"slack_url_file": "a", "slack_channel": "#gpus"}, None),
     ],
 )

@@ -72,7 +72,8 @@ def test_servers_of_a_node_cannot_differ_in_what_they_share(key: str) -> None:
 def test_an_engine_without_a_release_is_named() -> None:
     (said,) = problems(vllm=VLLM, serving=entry())
     assert said == (
-        "`serving` has entries with `engine: sglang`, but `sglang` is not set: set the release"
+        ("`serving` has entries with `engine: sglang`, but `sglang` is not set: set the "
+            "release of the engine under `sglang`")
     )
 
 
@@ -102,23 +103,23 @@ def test_what_gpufleet_has_for_vllm_alone_is_refused(changes: dict[str, Any], ke
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("tp-size", "which the plan decides"),
-        ("api-key", "which the plan decides"),
-        ("enable-metrics", "which the plan decides"),
+        ("tp-size", "but gpufleet sets this from the plan: remove"),
+        ("api-key", "but gpufleet sets this from the plan: remove"),
+        ("enable-metrics", "but gpufleet sets this from the plan: remove"),
         ("config", "could override the plan"),
         ("grpc-port", "does not check the API key"),
         ("grpc-mode", "instead of the HTTP server"),
         ("smg-grpc-mode", "instead of the HTTP server"),
-        ("encoder-only", "completes no text"),
-        ("is-embedding", "completes no text"),
-        ("disaggregation-mode", "completes no text"),
+        ("encoder-only", "flag does not complete text"),
+        ("is-embedding", "flag does not complete text"),
+        ("disaggregation-mode", "flag does not complete text"),
         ("tokenizer-worker-num", "does not check the API key"),
-        ("use-ray", "gpufleet starts the ranks"),
-        ("base-gpu-id", "which the plan decides"),
-        ("gpu-id-step", "which the plan decides"),
+        ("use-ray", "gpufleet starts the ranks itself"),
+        ("base-gpu-id", "but gpufleet sets this from the plan: remove"),
+        ("gpu-id-step", "but gpufleet sets this from the plan: remove"),
         ("gated-launch-port", "would never be ready"),
         ("checkpoint-engine-wait-weights-before-ready", "would never be ready"),
-        ("debug-tensor-dump-input-file", "ends as soon as it is ready"),
+        ("debug-tensor-dump-input-file", "exits as soon as it is ready"),
         ("delete-ckpt-after-loading", "restarts and other replicas"),
         ("context_length", "as `sglang serve` names them"),
     ],
@@ -129,13 +130,13 @@ def test_flags_are_judged_by_their_engine(flag: str, says: str) -> None:
 
 
 VARIABLES = {
-    "BLOCK_NONZERO_RANK_CHILDREN": "ranks of other nodes would end as soon as they are ready",
-    "DIAG_BYPASS_HEALTH_GENERATE": "`/health` would answer 200 without a test of the engine",
-    "ENABLE_HEALTH_ENDPOINT_GENERATION": "`/health` would answer 200 without a test of the engine",
+    "BLOCK_NONZERO_RANK_CHILDREN": "the ranks on other nodes would exit as soon as they are ready",
+    "DIAG_BYPASS_HEALTH_GENERATE": "`/health` would answer 200 without testing the engine",
+    "ENABLE_HEALTH_ENDPOINT_GENERATION": "`/health` would answer 200 without testing the engine",
     "FORCE_SHUTDOWN": "each stop would cut off running requests",
-    "GRPC_PORT": "it opens a listener that does not check the API key",
-    "LOGGING_CONFIG_PATH": "its log files could contain the keys, which SGLang logs",
-    "RUST_SERVER": "it opens a listener that does not check the API key",
+    "GRPC_PORT": "it opens a port on which the server does not check the API key",
+    "LOGGING_CONFIG_PATH": "SGLang logs its keys, so the log files of this configuration could contain them",
+    "RUST_SERVER": "it opens a port on which the server does not check the API key",
 }
 
 
@@ -167,4 +168,4 @@ def test_a_release_that_cannot_be_started_is_refused() -> None:
     (said,) = problems(
         sglang={**SGLANG, "version": "0.5.1", "listen": "127.0.0.1"}, serving=entry()
     )
-    assert "SGLang 0.5.1 has no `sglang serve`: use 0.5.5 or newer" in said
+    assert "SGLang 0.5.1 has no command `sglang serve`: use 0.5.5 or newer" in said

@@ -200,8 +200,9 @@ def test_file_and_line_are_named(tmp_path):
         ({"suites": ["/"]}, ""),
         ({"suites": ["stable/"], "components": []}, ""),
         ({"suites": ["bookworm"]}, ""),
-        ({"suites": ["bookworm", "stable/"]}, "has names that end in / (a flat archive) and names"),
-        ({"suites": ["bookworm"], "components": []}, "`components` is empty: write at least one"),
+        ({"suites": ["bookworm", "stable/"]}, "some names in `suites` end in / (a flat archive) and some"),
+        ({"suites": ["bookworm"], "components": []}, ("`components` is empty, but only a flat archive, whose suites end in /, has no "
+            "components: write at least one")),
     ],
 )
 def test_an_archive_is_flat_by_the_slash_at_the_end_of_its_suites(

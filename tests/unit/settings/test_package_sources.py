@@ -22,7 +22,7 @@ INDEX, LINKS = {"index_url": "https://mirror.example/simple"}, {"find_links": ["
         (LINKS, None),
         (INDEX | LINKS, None),
         ({"no_index": True} | LINKS, None),
-        ({"no_index": True}, "leaves no download source"),
+        ({"no_index": True}, "is empty, so there is no source for packages:"),
         ({"no_index": True} | LINKS | INDEX, "`no_index` and `index_url` exclude each other"),
     ],
 )

@@ -24,7 +24,7 @@ def mistakes(served: dict[str, Any], **others: Any) -> dict[KeyPath, str]:
     return {}
 
 
-NOT_ABSOLUTE = "is not an absolute path, and servers start in their own directory"
+NOT_ABSOLUTE = "is not an absolute path, but servers start in their own directory:"
 
 REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     ({"port": 80}, ("port",), "only root can listen below 1024"),
@@ -57,9 +57,9 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"speculative-config": {"model": "org/draft", "num_speculative_tokens": 3}}},
         ("flags", "speculative-config"),
-        "org/draft is a name on the Hub, and servers start without it (HF_HUB_OFFLINE=1): copy "
-        "its files to every node that serves this and write their absolute path, as "
-        "/srv/models/draft",
+        "org/draft is a name on the Hub, and servers start without the Hub "
+            "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
+            "their absolute path, as /srv/models/draft",
     ),
     (
         {"flags": {"speculative-config": '{"model": "org/draft"}'}},
@@ -70,7 +70,7 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"lora-modules": ["a=org/adapter"]}},
         ("flags", "lora-modules"),
-        "as /srv/models/adapter, or list it under `adapters`",
+        "as /srv/models/adapter, or add the adapter to `adapters`",
     ),
     (
         {"flags": {"lora-modules": ["a=adapters/a"]}},
@@ -97,9 +97,9 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
         ("flags", "allowed-local-media-path"),
         NOT_ABSOLUTE,
     ),
-    ({"model": "/var/tmp/llama"}, ("model",), "see: they have their own /var/tmp; move"),
+    ({"model": "/var/tmp/llama"}, ("model",), "see: servers have their own /var/tmp; move"),
     ({"model": "/dev/shm/llama"}, ("model",), "their own /dev/shm, and a restart of the"),
-    ({"model": "/run/user/0/llama"}, ("model",), "it belongs to logged-in users"),
+    ({"model": "/run/user/0/llama"}, ("model",), "the system removes a user's"),
     (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},
         ("flags", "max-num-seqs"),
@@ -185,7 +185,7 @@ REFUSED_OF_SGLANG: list[tuple[dict[str, Any], str]] = [
     ({"chat-template": "chat.jinja"}, "/srv/models/chat.jinja"),
     ({"chat-template": "User: {{ messages }}"}, NOT_ABSOLUTE),
     ({"completion-template": "/tmp/c.json"}, "/tmp/c.json is under /tmp"),
-    ({"tokenizer-path": "org/name"}, "org/name is a name on the Hub, and servers start without it"),
+    ({"tokenizer-path": "org/name"}, "org/name is a name on the Hub, and servers start without the Hub"),
     ({"tokenizer-path": "/root/tokenizer"}, "is under /root"),
     ({"speculative-draft-model-path": "org/draft"}, "as /srv/models/draft"),
     ({"speculative-draft-model": "org/draft"}, "is a name on the Hub"),
@@ -206,7 +206,7 @@ def test_files_of_sglang_are_named_so_that_its_unit_finds_them(
     ((where, what),) = of_sglang(flags).items()
     assert where == ("serving", "m", "flags", *flags)
     assert said in what
-    assert "list it under `adapters`" not in what  # gpufleet loads them with vLLM only
+    assert "add the adapter to `adapters`" not in what  # gpufleet loads them with vLLM only
 
 
 TAKEN_OF_SGLANG: list[dict[str, Any]] = [

@@ -221,7 +221,7 @@ def test_a_jinja_template_is_named_as_one(tmp_path: Path, text: str) -> None:
     file = tmp_path / "gpu.yml"
     file.write_text(text)
 
-    with pytest.raises(FleetError, match="is a Jinja template, as in Ansible") as refused:
+    with pytest.raises(FleetError, match="is a Jinja template, which Ansible would") as refused:
         variables.load_file(file)
 
     (said,) = refused.value.problems
