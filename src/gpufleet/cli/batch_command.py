@@ -36,10 +36,13 @@ if TYPE_CHECKING:
     "--output",
     required=True,
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Write answers to this file. If the file is from an earlier run, continue that "
-        "run.",
+    help="Write answers to this file. If the file is from an earlier run, continue that run.",
 )
-@click.option("--replica", metavar="ID", help="Send the requests to this replica's own server, for example tiny-0.")
+@click.option(
+    "--replica",
+    metavar="ID",
+    help="Send the requests to this replica's own server, for example tiny-0.",
+)
 @click.option("--gateway", metavar="NODE", help="Send the requests through this node's gateway.")
 @key_file_option
 @ca_file_option
@@ -92,7 +95,9 @@ def batch(inventory_file: str, requests: Path, *, as_json: bool, **given: Any) -
         click.echo("\n".join(map(printable, summary_lines(found))))
     if found.left:
         again = shlex.join(each for each in sys.argv[1:] if each != "--retry-failed")
-        click.echo(printable(f"{found.stopped or 'ended'}: to continue, run: gpufleet {again}"), err=True)
+        click.echo(
+            printable(f"{found.stopped or 'ended'}: to continue, run: gpufleet {again}"), err=True
+        )
     if found.signal:
         return 128 + found.signal
     return int(bool(found.left or found.totals.failed))

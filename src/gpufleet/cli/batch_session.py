@@ -217,8 +217,8 @@ def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | Non
     if found is not None and found.listen in LOOPBACK:
         raise FleetError(
             f"{node}: the gateway listens only on localhost (`gateway.listen`), but the "
-                "requests come from this machine: set `gateway.listen` to an address that this "
-                "machine can reach"
+            "requests come from this machine: set `gateway.listen` to an address that this "
+            "machine can reach"
         )
     return found
 
@@ -237,12 +237,12 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
         if reply.status in (401, 403):
             raise FleetError(
                 f"{target.url} refuses the key (status {reply.status}): compare "
-                    f"{target.key_file or '--key-file'} with the keys in `gateway.clients`"
+                f"{target.key_file or '--key-file'} with the keys in `gateway.clients`"
             )
         if reply.status == 404:
             problems.append(
                 f"{target.name} has no path {path} for {target.served_name} (status 404): "
-                    "remove the lines with that `url`, or choose a model that has this path"
+                "remove the lines with that `url`, or choose a model that has this path"
             )
     if problems:
         raise FleetError(*problems)
@@ -266,8 +266,10 @@ class GuestLook:
         """Make the first observation. Raises `FleetError` if no replica's load is known."""
         self._ask_nodes()
         if self.answers.changes():
-            say("note: a deploy or an upgrade is changing the fleet; this batch still sends "
-                "requests")
+            say(
+                "note: a deploy or an upgrade is changing the fleet; this batch still sends "
+                "requests"
+            )
         target, notes = self._target()
         for each in notes:
             say(f"note: {each}")

@@ -33,10 +33,18 @@ if TYPE_CHECKING:
     help="Directory of the bundle. An existing bundle is updated.",
 )
 @click.option(
-    "--nodes", multiple=True, metavar="FILE", help="File with saved probes. Can be repeated.  [default: probe the nodes]"
+    "--nodes",
+    multiple=True,
+    metavar="FILE",
+    help="File with saved probes. Can be repeated.  [default: probe the nodes]",
 )
 @limit_option
-@click.option("--only", multiple=True, type=click.Choice(KINDS), help="Bundle only this kind of files. Can be repeated.")
+@click.option(
+    "--only",
+    multiple=True,
+    type=click.Choice(KINDS),
+    help="Bundle only this kind of files. Can be repeated.",
+)
 @click.option(
     "--index-url",
     metavar="URL",
@@ -89,8 +97,11 @@ def bundle(
             click.echo(f"{kind}: {len(paths)} files, {size / 1e6:.1f} MB")
         click.echo(f"downloaded in this run: {folder.downloaded / 1e6:.1f} MB")
         if old:
-            click.echo(f"note: the bundle contains {len(old)} files of earlier runs that are no longer "
-                "needed", err=True)
+            click.echo(
+                f"note: the bundle contains {len(old)} files of earlier runs that are no longer "
+                "needed",
+                err=True,
+            )
     return 0
 
 
@@ -125,8 +136,8 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
         raise FleetError(
             *problems,
             "gpufleet needs a probe of each node to know what the node downloads: if this "
-                "machine cannot reach the nodes, run `gpufleet probe INVENTORY --json` on a "
-                "machine that can, and give the output here with --nodes",
+            "machine cannot reach the nodes, run `gpufleet probe INVENTORY --json` on a "
+            "machine that can, and give the output here with --nodes",
         )
     packages = _packages()
     found = []

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     help="Check recorded probes instead of live nodes.",
 )
 @click.option(
-    "--vars", "vars_file", metavar="FILE", help="With --from: file with variables that apply to all nodes."
+    "--vars",
+    "vars_file",
+    metavar="FILE",
+    help="With --from: file with variables that apply to all nodes.",
 )
 @click.option("--all", "everything", is_flag=True, help="Also show checks that passed.")
 @click.option(
@@ -85,16 +88,22 @@ def check(
     if not (inventory_file or files):
         inventory_file = default_inventory()
     if inventory_file and files:
-        raise click.UsageError("INVENTORY and --from exclude each other: give one INVENTORY, or recorded probes "
-            "with --from.")
+        raise click.UsageError(
+            "INVENTORY and --from exclude each other: give one INVENTORY, or recorded probes "
+            "with --from."
+        )
     if inventory_file:
         if vars_file:
-            raise click.UsageError("--vars works only with --from, because an inventory has its own variables: "
-                "remove --vars.")
+            raise click.UsageError(
+                "--vars works only with --from, because an inventory has its own variables: "
+                "remove --vars."
+            )
         answers, declared = probe_live(inventory_file, limit, seconds)
     else:
         if record:
-            raise click.UsageError("--record works only with live nodes: remove --record or --from.")
+            raise click.UsageError(
+                "--record works only with live nodes: remove --record or --from."
+            )
         recorded = load_probes(files)
         names = select_names(list(recorded), limit, ", ".join(files))
         answers = {name: recorded[name] for name in names}

@@ -41,7 +41,7 @@ ca_file_option = click.option(
     "--ca-file",
     type=click.Path(exists=True, dir_okay=False),
     help="File with the certificate authority of the gateway.  [default: the certificate "
-        "in `gateway.tls`]",
+    "in `gateway.tls`]",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 hardware_option = click.option(
@@ -51,7 +51,7 @@ hardware_option = click.option(
     metavar="HARDWARE",
     shell_complete=completers.hardware,
     help="Plan for this hardware instead of live nodes: h100x8 for all nodes, or "
-        "gpu_a100=a100x8 for the nodes of a group.",
+    "gpu_a100=a100x8 for the nodes of a group.",
 )
 models_option = click.option(
     "--models",
@@ -61,7 +61,9 @@ models_option = click.option(
     help="Look for models in DIR (DIR/owner/name/config.json) before the Hub.",
 )
 record_option = click.option(
-    "--record", is_flag=True, help="Write the results of each node to a file on that node, which alerts use."
+    "--record",
+    is_flag=True,
+    help="Write the results of each node to a file on that node, which alerts use.",
 )
 
 

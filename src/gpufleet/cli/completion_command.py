@@ -30,7 +30,9 @@ def completion(ctx: click.Context, shell: str) -> None:
     """
     kind = get_completion_class(shell)
     if kind is None:
-        raise FleetError(f"{shell}: click has no completion for this shell, only for {', '.join(SHELLS)}")
+        raise FleetError(
+            f"{shell}: click has no completion for this shell, only for {', '.join(SHELLS)}"
+        )
     # click's own function runs the shell to get its version; the shell may not be installed here.
     source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
     click.echo(source.source_template % source.source_vars(), nl=False)

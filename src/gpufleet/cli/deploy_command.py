@@ -44,7 +44,9 @@ def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
     is that of pyinfra.
     """
     if not name:
-        raise FleetError(f"NAME is missing: write the name of a deploy: {', '.join(deploy_names())}")
+        raise FleetError(
+            f"NAME is missing: write the name of a deploy: {', '.join(deploy_names())}"
+        )
     deploy_file(name)  # a wrong name is a mistake in the first word, an inventory comes after it
     inventory = () if names_inventory(words) else (default_inventory(),)
     command = pyinfra_command(name, *inventory, *words)

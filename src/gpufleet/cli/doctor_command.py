@@ -39,7 +39,7 @@ LONGEST_NAME = 200
     default=20,
     show_default=True,
     help="For a fleet: most seconds to wait for nodes. A node that takes longer than 30% "
-        "of this time to connect counts as not reached.",
+    "of this time to connect counts as not reached.",
 )
 @json_option
 def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_json: bool) -> int:
@@ -68,8 +68,10 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
     if logs[0].endswith(".py"):
         return _of_fleet(logs, bundle, seconds, as_json=as_json)
     if bundle:
-        raise click.UsageError("--bundle works only with an inventory, not with logs: remove --bundle, or give an "
-            "inventory.")
+        raise click.UsageError(
+            "--bundle works only with an inventory, not with logs: remove --bundle, or give an "
+            "inventory."
+        )
     from gpufleet.failures.diagnosis import explain
     from gpufleet.failures.diagnosis_text import as_json as in_json
     from gpufleet.failures.diagnosis_text import text_lines
@@ -115,8 +117,10 @@ def _check_names(logs: tuple[str, ...]) -> None:
         if logs.count(name) > 1:
             problems.append(f"{name}: is given {logs.count(name)} times: write each log once")
         elif name.endswith(".py"):
-            problems.append(f"{name}: is an inventory: write the inventory as the first argument, and give "
-                "no logs")
+            problems.append(
+                f"{name}: is an inventory: write the inventory as the first argument, and give "
+                "no logs"
+            )
         elif name != STDIN and (problem := _not_a_file(Path(name))):
             problems.append(f"{name[:LONGEST_NAME]}: {problem}")
     if problems:
@@ -129,8 +133,10 @@ def _not_a_file(path: Path) -> str | None:
             return "is a directory: write the names of the log files in this directory"
         path.stat()
     except (OSError, ValueError) as error:
-        return (f"cannot be read: {file_fault(error)}: write the name of a log file, or `-` for "
-            "standard input")
+        return (
+            f"cannot be read: {file_fault(error)}: write the name of a log file, or `-` for "
+            "standard input"
+        )
     return None
 
 
@@ -143,10 +149,10 @@ def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
         raise FleetError(
             *(
                 f"{'stdin' if name == STDIN else name}: has no log lines, so gpufleet "
-                    "cannot know whether anything failed: correct the name of the unit or of "
-                    "the file, or the time. `systemctl list-units --all 'vllm-*'` prints the "
-                    "units. As root, `journalctl -u UNIT -o short-iso` prints all lines of one "
-                    "unit"
+                "cannot know whether anything failed: correct the name of the unit or of "
+                "the file, or the time. `systemctl list-units --all 'vllm-*'` prints the "
+                "units. As root, `journalctl -u UNIT -o short-iso` prints all lines of one "
+                "unit"
                 for name in empty
             )
         )

@@ -29,7 +29,9 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
     from gpufleet.upgrade.run.node_answers import Marks
 
-_why = click.option("--why", metavar="TEXT", required=True, help="Reason, which gpufleet shows to other operators.")
+_why = click.option(
+    "--why", metavar="TEXT", required=True, help="Reason, which gpufleet shows to other operators."
+)
 _force_mark = click.option(
     "--force", is_flag=True, help="Also remove the mark that an unfinished upgrade set."
 )
@@ -87,9 +89,13 @@ def uncordon(inventory_file: str, names: tuple[str, ...], *, force: bool, as_jso
     "--seconds",
     type=click.IntRange(min=0, max=86400),
     help="Most seconds to wait for running requests.  [default: the longest "
-        "`drain_seconds` of the node's models]",
+    "`drain_seconds` of the node's models]",
 )
-@click.option("--force", is_flag=True, help="Drain the node even if no other replica serves one of its models.")
+@click.option(
+    "--force",
+    is_flag=True,
+    help="Drain the node even if no other replica serves one of its models.",
+)
 @json_option
 def drain(
     inventory_file: str, name: str, why: str, *, seconds: int | None, force: bool, as_json: bool
@@ -208,19 +214,22 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
     name, replicas = found["node"], ", ".join(found["replicas"]) or "no replica"
     if found["did"] == "undrained":
         click.echo(
-            f"{name}: {replicas} {'gets' if len(found['replicas']) == 1 else 'get'} "
-                "requests again"
+            f"{name}: {replicas} {'gets' if len(found['replicas']) == 1 else 'get'} requests again"
         )
         if mark := found["cordon"]:
             click.echo(printable(f"{name}: is still cordoned by {mark['by']}: {mark['why']}"))
     elif found["quiet"]:
         click.echo(f"{name}: {replicas} drained, no request left after {found['seconds']} s")
     else:
-        silent = f", and {', '.join(found['unknown'])} did not report its number of requests" if found["unknown"] else ""
+        silent = (
+            f", and {', '.join(found['unknown'])} did not report its number of requests"
+            if found["unknown"]
+            else ""
+        )
         click.echo(
             f"{name}: {replicas} drained, {found['left']} requests left after "
-                f"{found['seconds']} s{silent}. These requests continue; to wait longer, run "
-                "`gpufleet drain` again"
+            f"{found['seconds']} s{silent}. These requests continue; to wait longer, run "
+            "`gpufleet drain` again"
         )
     for problem in found["problems"]:
         click.echo(printable(f"note: {problem}"), err=True)

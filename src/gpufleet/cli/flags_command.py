@@ -41,7 +41,7 @@ def flags() -> None:
     default=sys.executable,
     metavar="PATH",
     help="Python interpreter (3.10 or newer) that reads SOURCE. `installed` is the vLLM of "
-        "this interpreter.",
+    "this interpreter.",
 )
 @click.option("--help-texts", is_flag=True, help="Include vLLM's help text for each flag.")
 @click.option("--metrics", is_flag=True, help="Also read the names of the Prometheus metrics.")
@@ -78,7 +78,12 @@ def extract(source: str, python: str, *, help_texts: bool, metrics: bool, second
 
 @flags.command(cls=StrictCommand, context_settings={"ignore_unknown_options": True})
 @click.argument("name", metavar="FLAG|VARIABLE|WORD", type=click.UNPROCESSED)
-@click.option("--vllm", "version", metavar="VERSION", help="vLLM release.  [default: the release of the project's lock]")
+@click.option(
+    "--vllm",
+    "version",
+    metavar="VERSION",
+    help="vLLM release.  [default: the release of the project's lock]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def explain(name: str, version: str | None, *, as_json: bool) -> None:
     """
@@ -153,7 +158,9 @@ def diff(
     width = min(shutil.get_terminal_size().columns, 100)
     before, after = _schema(old), _schema(new)
     if file and argv:
-        raise click.UsageError("--settings and flags after `--` exclude each other: remove one of the two.")
+        raise click.UsageError(
+            "--settings and flags after `--` exclude each other: remove one of the two."
+        )
     if not (file or argv or environment):
         found = release_diff.overview(before, after)
         if as_json:
@@ -197,9 +204,11 @@ def diff(
     "version",
     metavar="VERSION",
     help="vLLM release, or a file that `gpufleet flags extract` wrote.  [default: the "
-        "release of the project's lock]",
+    "release of the project's lock]",
 )
-@click.option("--sglang", metavar="VERSION", help="SGLang release, if the command line starts SGLang.")
+@click.option(
+    "--sglang", metavar="VERSION", help="SGLang release, if the command line starts SGLang."
+)
 @_environment_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def check(
@@ -233,10 +242,12 @@ def check(
         if not sglang:
             raise click.UsageError(
                 "This command line starts SGLang: give the release, for example --sglang "
-                    f"{sglang_check.newest()}."
+                f"{sglang_check.newest()}."
             )
         if version or environment:
-            raise click.UsageError("--vllm and --env work only for vLLM: remove them, or remove --sglang.")
+            raise click.UsageError(
+                "--vllm and --env work only for vLLM: remove them, or remove --sglang."
+            )
         verdict = sglang_check.verdict(sglang, argv)
     else:
         words = argv[1:] if argv[:1] == ("vllm",) else argv

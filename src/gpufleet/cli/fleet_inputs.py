@@ -72,7 +72,9 @@ def read_saved(
     declared = read(inventory_file).gpu_nodes
     probes = load_probes(files)
     select_names(list(declared), tuple(probes), inventory_file)
-    answers: dict[str, Answer] = dict.fromkeys(declared, f"there is no probe of this node in {', '.join(files)}")
+    answers: dict[str, Answer] = dict.fromkeys(
+        declared, f"there is no probe of this node in {', '.join(files)}"
+    )
     if hardware:
         answers |= hardware_documents(declared, parse_hardware(hardware), probes)
     return {**answers, **probes}, declared

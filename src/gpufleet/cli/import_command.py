@@ -28,7 +28,7 @@ _MOST = 1 << 24
     "version",
     metavar="VERSION",
     help="vLLM release for which the flags are written.  [default: the release of the "
-        "project's lock]",
+    "project's lock]",
 )
 @click.option(
     "--engine",
@@ -126,7 +126,7 @@ def _target(output: str, file: str, *, force: bool) -> Path:
     if os.path.lexists(target) and not force:
         raise FleetError(
             f"{output}: already exists and would be overwritten: write the name of a "
-                "different file, or add --force"
+            "different file, or add --force"
         )
     return target
 

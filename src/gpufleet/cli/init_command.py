@@ -37,15 +37,21 @@ if TYPE_CHECKING:
     type=click.Path(path_type=Path),
     help="Use the host keys in this file, and do not ask.",
 )
-@click.option("--key", metavar="FILE", help="SSH private key.  [default: the keys of the SSH agent and of ~/.ssh]")
-@click.option("--model", metavar="ID[@COMMIT]", help="Model to serve.  [default: a model that fits]")
+@click.option(
+    "--key",
+    metavar="FILE",
+    help="SSH private key.  [default: the keys of the SSH agent and of ~/.ssh]",
+)
+@click.option(
+    "--model", metavar="ID[@COMMIT]", help="Model to serve.  [default: a model that fits]"
+)
 @click.option(
     "--settings",
     "settings_file",
     metavar="FILE",
     type=click.Path(path_type=Path),
     help="File with settings that override the generated settings, for example a mirror, a "
-        "lock or a different release.",
+    "lock or a different release.",
 )
 def init(
     directory: Path,
@@ -140,7 +146,9 @@ def _hosts(words: tuple[str, ...], ansible: str | None, key: str | None) -> tupl
     from gpufleet.setup.hosts import hosts_of_inventory, parse_hosts, words_host
 
     if bool(words) == bool(ansible):
-        raise click.UsageError("Give either HOST..., or the hosts of an Ansible inventory with --ansible.")
+        raise click.UsageError(
+            "Give either HOST..., or the hosts of an Ansible inventory with --ansible."
+        )
     user = getpass.getuser()
     if ansible:
         try:
@@ -177,8 +185,8 @@ def _accept(*, yes: bool) -> None:
     if not sys.stdin.isatty():
         raise FleetError(
             "the host keys above are new, and there is no terminal on which you can "
-                "confirm them: compare them with the keys on the hosts, and then add --yes or "
-                "--known-hosts FILE"
+            "confirm them: compare them with the keys on the hosts, and then add --yes or "
+            "--known-hosts FILE"
         )
     click.confirm("Are these the keys of your hosts?", abort=True)
 
@@ -253,7 +261,7 @@ def _say_next(
     elif model and not (model.revision or model.local):
         click.echo(
             f"The Hub did not report the current commit of {model.model}: write the commit "
-                f"into {directory}/group_vars/gpu.yml."
+            f"into {directory}/group_vars/gpu.yml."
         )
     click.echo("Next:")
     click.echo(f"  cd {directory}")

@@ -47,7 +47,7 @@ class InterruptKeys:
         if self._pressed == 1 and state.wave and not state.paused:
             click.echo(
                 "Interrupted: gpufleet finishes the current groups and starts no others. "
-                    "Press Ctrl-C again to stop now.",
+                "Press Ctrl-C again to stop now.",
                 err=True,
             )
             self._journal.append("paused", why=["Ctrl-C"])

@@ -155,8 +155,10 @@ class GuestWatch(LevelObserver):
             return f"stopped as a guest: {why}"
         most = min(self._most, max(self._allowed))
         if in_flight > most:
-            return (f"stopped as a guest: {in_flight} requests are due, but the share of the idle "
-                f"capacity allows only {most}")
+            return (
+                f"stopped as a guest: {in_flight} requests are due, but the share of the idle "
+                f"capacity allows only {most}"
+            )
         return ""
 
 

@@ -31,7 +31,8 @@ CHANGED = 1
 @fleet_command("lock")
 @inventory_argument
 @click.option(
-    "--group", help="Lock this group.  [default: all nodes, in the group with the name of INVENTORY]"
+    "--group",
+    help="Lock this group.  [default: all nodes, in the group with the name of INVENTORY]",
 )
 @click.option(
     "--set", "set_", metavar="NAME", help="Lock this known set of versions, and query no node."
@@ -105,7 +106,7 @@ def _members(fleet: Fleet, group: str) -> tuple[str, ...]:
     known = ["all", Path(fleet.inventory).stem, *fleet.groups.members]
     raise FleetError(
         f"--group {group}: {fleet.inventory} has no group with this name that contains "
-            f"nodes{suggestion(group, known)}"
+        f"nodes{suggestion(group, known)}"
     )
 
 
@@ -124,7 +125,9 @@ def _read(
 
     answers = probe(inventory_file, nodes)
     if silent := [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]:
-        raise FleetError(*silent, "a lock needs the versions of every node in its group: nothing is locked")
+        raise FleetError(
+            *silent, "a lock needs the versions of every node in its group: nothing is locked"
+        )
     documents = {name: said for name, said in answers.items() if not isinstance(said, str)}
     settings = {name: fleet.nodes[name].settings for name in nodes}
     found = lock_from_nodes.build_lock(documents, settings)
@@ -162,7 +165,7 @@ def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -
         if there and there[1].file != shown:
             yield (
                 f"{there[1]}: {lock_file.KEY}: is already set in this file for {name}: "
-                    "remove it from the file, or lock the group of the file"
+                "remove it from the file, or lock the group of the file"
             )
             continue
         merged[name] = {**node.variables, lock_file.KEY: new}

@@ -32,8 +32,10 @@ FOLLOW_SECONDS = 2
 @click.argument("replica", shell_complete=completers.replicas)
 @limit_option
 @click.option(
-    "--since", metavar="TIME", help="Show lines from this time on: 10m, 2h or 1d ago, or a time such as "
-        "2026-11-21T19:40 (UTC)."
+    "--since",
+    metavar="TIME",
+    help="Show lines from this time on: 10m, 2h or 1d ago, or a time such as "
+    "2026-11-21T19:40 (UTC).",
 )
 @click.option(
     "--lines", default=200, show_default=True, help="Show at most this number of lines, the newest."

@@ -155,7 +155,7 @@ COMMANDS = {
     ),
     "upgrade": (
         "gpufleet.cli.upgrade_command:upgrade",
-        "Apply the declaration to a serving fleet, in waves.",
+        "Apply changed settings to a serving fleet, in waves.",
     ),
     "validate": (
         "gpufleet.cli.validate_command:validate",

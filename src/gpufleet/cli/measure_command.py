@@ -48,7 +48,9 @@ class MeasureCommand(FleetCommand):
 @click.command(cls=MeasureCommand)
 @inventory_argument
 @click.argument("model", required=False)
-@click.option("--replica", metavar="ID", help="Measure this replica's own server, for example tiny-0.")
+@click.option(
+    "--replica", metavar="ID", help="Measure this replica's own server, for example tiny-0."
+)
 @click.option("--gateway", metavar="NODE", help="Measure the model through this node's gateway.")
 @click.option(
     "--from",
@@ -62,37 +64,43 @@ class MeasureCommand(FleetCommand):
     "--preset",
     type=click.Choice(PRESETS),
     help="Preset with the lengths of prompts and answers.  [default: the first preset for "
-        "the model's kind]",
+    "the model's kind]",
 )
 @click.option(
     "--lengths",
     metavar="IN,OUT",
     help="Lengths instead of a preset. For text: tokens of prompt and answer, for example "
-        "1000,200. With a picture: WORDS,TOKENS,PIXELS. For an embedding model: tokens, for "
-        "example 256. For a reranker: QUERY,DOCUMENT,COUNT. For sound: seconds.",
+    "1000,200. With a picture: WORDS,TOKENS,PIXELS. For an embedding model: tokens, for "
+    "example 256. For a reranker: QUERY,DOCUMENT,COUNT. For sound: seconds.",
 )
 @click.option(
     "--prompts",
     type=click.Path(exists=True, dir_okay=False),
     help="File with your own requests, one JSON object on each line. gpufleet never prints "
-        "their contents.",
+    "their contents.",
 )
 @click.option(
     "--trace",
     type=click.Path(exists=True, dir_okay=False),
     help="Replay this trace once. Each line of the file is a JSON object with `timestamp` "
-        "and lengths.",
+    "and lengths.",
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Measure only this rate.")
 @click.option(
-    "--concurrency", type=click.IntRange(min=1), help="Measure a closed loop with this many clients."
+    "--concurrency",
+    type=click.IntRange(min=1),
+    help="Measure a closed loop with this many clients.",
 )
 @click.option(
     "--closed-loop",
     is_flag=True,
     help="Also find the concurrency at which a closed loop meets the objectives.",
 )
-@click.option("--most", type=click.FloatRange(min=0, min_open=True), help="Do not try a higher rate than this.")
+@click.option(
+    "--most",
+    type=click.FloatRange(min=0, min_open=True),
+    help="Do not try a higher rate than this.",
+)
 @click.option(
     "--share",
     type=click.FloatRange(min=0.5, max=0.999),
@@ -106,17 +114,22 @@ class MeasureCommand(FleetCommand):
     default=120,
     show_default=True,
     help="Time limit for each level of load. At levels at which few requests arrive, a "
-        "search takes longer.",
+    "search takes longer.",
 )
 @click.option(
     "--guest",
     type=click.FloatRange(min=0, max=1, min_open=True),
     metavar="SHARE",
-    help="Measure while users send requests, and use at most this share of the idle "
-        "capacity.",
+    help="Measure while users send requests, and use at most this share of the idle capacity.",
 )
 @click.option("--processes", type=click.IntRange(min=1, max=64), help="Number of client processes.")
-@click.option("--seed", type=int, default=1, show_default=True, help="Seed of the random arrival times and lengths.")
+@click.option(
+    "--seed",
+    type=int,
+    default=1,
+    show_default=True,
+    help="Seed of the random arrival times and lengths.",
+)
 @click.option(
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
@@ -128,13 +141,13 @@ class MeasureCommand(FleetCommand):
     type=click.Path(exists=True, dir_okay=False, path_type=Path),
     metavar="A B",
     help="Measure nothing, and compare two results. B can be a result of vllm bench serve, "
-        "guidellm or aiperf.",
+    "guidellm or aiperf.",
 )
 @click.option(
     "--tune",
     is_flag=True,
     help="Try settings on one drained replica, and propose the best settings. Afterwards, "
-        "the replica is deployed with the declared settings again.",
+    "the replica is deployed with the declared settings again.",
 )
 @click.option(
     "--try",
@@ -142,8 +155,8 @@ class MeasureCommand(FleetCommand):
     multiple=True,
     metavar="NAME=V,V",
     help="With --tune: values to try for max-num-seqs, max-num-batched-tokens or "
-        "tensor_parallel.  [default: half and twice the running value, and the values of "
-        "tensor_parallel that fit]",
+    "tensor_parallel.  [default: half and twice the running value, and the values of "
+    "tensor_parallel that fit]",
 )
 @json_option
 def measure(inventory_file: str, *, compare: tuple[Path, Path] | None, **given: Any) -> int:

@@ -151,12 +151,12 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
     if best is None or best.measured is None:
         return [
             "no setting that was tried serves more requests per GPU by more than the "
-                "noise: keep the declared settings"
+            "noise: keep the declared settings"
         ]
     declared = tuning.trials[0]
     return [
         "proposed settings, which serve more requests per GPU by more than the noise "
-            f"({best.measured.found.why}):",
+        f"({best.measured.found.why}):",
         *(f"  {name}: {value}" for name, value in deploy_data(model, best.settings).items()),
         f"to compare both results: gpufleet measure --compare {declared.file} {best.file}",
     ]
@@ -170,8 +170,8 @@ def closed_answer(of: Searched) -> str:
     missed = f", does not meet them with {of.found.missed:.3g}" if of.found.missed else ""
     return (
         f"closed loop: meets its objectives with {of.found.kept:.3g} concurrent requests, "
-            f"{best.answered_per_second:.3g} answers/s{missed} ({of.found.status}). The clients "
-            "of a closed loop wait for answers before they send more requests; users do not"
+        f"{best.answered_per_second:.3g} answers/s{missed} ({of.found.status}). The clients "
+        "of a closed loop wait for answers before they send more requests; users do not"
     )
 
 

@@ -187,8 +187,8 @@ class Session:
             return ""
         return (
             f"at the beginning, {node} sent requests to "
-                f"{join_names(sorted(target.replicas))}, but at the end to "
-                f"{join_names(now) or 'no replica'}: measure again"
+            f"{join_names(sorted(target.replicas))}, but at the end to "
+            f"{join_names(now) or 'no replica'}: measure again"
         )
 
     def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
@@ -223,8 +223,8 @@ class Session:
             said = join_names([f"{name} has {count:.0f}" for name, count in busy.items()])
             raise FleetError(
                 f"requests of other clients are running ({said}), and a measurement would "
-                    "make them slower: add --guest 0.3 to use only idle capacity, or wait "
-                    "until these requests end"
+                "make them slower: add --guest 0.3 to use only idle capacity, or wait "
+                "until these requests end"
             )
         return None
 
@@ -234,8 +234,8 @@ class Session:
         who = f"the client on {place.name}" if place.is_node else "this client"
         say(
             f"{who} sends at most {client.requests_per_second:.0f} requests/s "
-                f"({client.cpu_seconds * 1000:.1f} ms of CPU time each); levels above "
-                f"{limit:.0f} requests/s are skipped"
+            f"({client.cpu_seconds * 1000:.1f} ms of CPU time each); levels above "
+            f"{limit:.0f} requests/s are skipped"
         )
         rate = wanted.rate or (trace.rate if trace else None)
         if rate is None:
@@ -243,7 +243,7 @@ class Session:
         if rate > limit:
             raise FleetError(
                 f"at {rate:g} requests/s the client itself would be the bottleneck, because "
-                    f"it can send only {limit:.0f} requests/s: increase --processes"
+                f"it can send only {limit:.0f} requests/s: increase --processes"
             )
         return rate
 

@@ -95,7 +95,7 @@ class MeasureOptions:
         if self.prompts and kind == "transcribe":
             raise FleetError(
                 "--prompts: gpufleet cannot read sounds from files: use --preset, or "
-                    "--lengths SECONDS"
+                "--lengths SECONDS"
             )
         if self.prompts:
             return from_jsonl(Path(self.prompts), kind)
@@ -111,8 +111,8 @@ class MeasureOptions:
         if not comma:
             raise FleetError(
                 f"--lengths {self.lengths}: write PROMPT_TOKENS,ANSWER_TOKENS, for example "
-                    "1000,200; for questions about a picture, write "
-                    "WORDS,ANSWER_TOKENS,PIXELS, for example 32,100,512"
+                "1000,200; for questions about a picture, write "
+                "WORDS,ANSWER_TOKENS,PIXELS, for example 32,100,512"
             )
         return workloads.Workload(
             "lengths",
@@ -142,7 +142,7 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     if kind != "generate":
         raise FleetError(
             f"--trace {name}: a trace contains lengths of prompts and answers, which do not "
-                f"apply to a model of `kind: {kind}`: use --preset, --lengths or --prompts"
+            f"apply to a model of `kind: {kind}`: use --preset, --lengths or --prompts"
         )
     largest = max(trace.entries, key=lambda each: each.prompt_tokens + each.tokens)
     return workloads.Workload(

@@ -33,7 +33,9 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
     for path, model in _models(fleet):
         wanted.setdefault(path, {})[model.repository, model.revision] = model
     if not wanted:
-        raise FleetError(f"{inventory_file}: no node serves a model from the Hub, so there is nothing to lock")
+        raise FleetError(
+            f"{inventory_file}: no node serves a model from the Hub, so there is nothing to lock"
+        )
     status = 0
     for path, models in wanted.items():
         there = model_lock.read_lock(path)

@@ -48,8 +48,7 @@ def monitoring() -> None:
 @click.option(
     "--ask/--no-ask",
     default=True,
-    help="Query the nodes for running vLLM servers. Without a query, the servers in DIR "
-        "are kept.",
+    help="Query the nodes for running vLLM servers. Without a query, the servers in DIR are kept.",
 )
 def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
     """
@@ -95,7 +94,8 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
         if not (directory / path).exists():
             click.echo(
                 f"note: copy the content of {file} to {directory / path}, and set the mode "
-                    "of the copy to 0640", err=True
+                "of the copy to 0640",
+                err=True,
             )
 
 
@@ -103,7 +103,9 @@ def render(directory: Path, inventory_file: str | None, *, ask: bool) -> None:
 @inventory_argument
 @_nodes
 @click.option("--for", "length", metavar="TIME", default="30m", show_default=True, help="Duration.")
-@click.option("--why", metavar="TEXT", required=True, help="Reason, which the list of silences shows.")
+@click.option(
+    "--why", metavar="TEXT", required=True, help="Reason, which the list of silences shows."
+)
 def silence(inventory_file: str, nodes: tuple[str, ...], length: str, why: str) -> None:
     """
     Silence alerts about NODE... for a time.
@@ -179,8 +181,10 @@ def _declared(fleet: Fleet) -> Monitoring:
         return Monitoring()
     first = next(iter(found))
     if any(each != found[first] for each in found.values()):
-        click.echo(f"note: the monitoring nodes have different settings; the settings of {first} are "
-            "used", err=True)
+        click.echo(
+            f"note: the monitoring nodes have different settings; the settings of {first} are used",
+            err=True,
+        )
     return found[first]
 
 
@@ -197,7 +201,10 @@ def _running(
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     for name, said in answers.items():
         if isinstance(said, str):
-            click.echo(f"note: {name}: {said}; the targets of this node in the directory are kept", err=True)
+            click.echo(
+                f"note: {name}: {said}; the targets of this node in the directory are kept",
+                err=True,
+            )
     measured, problems = rates_for_rules(fleet, answers)
     for problem in problems:
         click.echo(f"note: {problem}", err=True)

@@ -30,15 +30,31 @@ def packages() -> None:
 @packages.command("lock", cls=StrictCommand)
 @click.argument("program")
 @click.argument("version")
-@click.option("--also", multiple=True, metavar="NAME==VERSION", help="Additional package to lock.")
-@click.option("--python", metavar="X.Y", help="The nodes' Python version; for litellm the oldest.")
-@click.option("--index", metavar="URL", help="Package index; default: UV_DEFAULT_INDEX, or uv's.")
-@click.option("--find-links", multiple=True, metavar="WHERE", help="Page or directory of wheels.")
+@click.option(
+    "--also",
+    multiple=True,
+    metavar="NAME==VERSION",
+    help="Additional package to lock. Can be repeated.",
+)
+@click.option(
+    "--python", metavar="X.Y", help="Python version of the nodes. For litellm, the oldest version."
+)
+@click.option(
+    "--index",
+    metavar="URL",
+    help="Package index.  [default: UV_DEFAULT_INDEX, or the default of uv]",
+)
+@click.option(
+    "--find-links",
+    multiple=True,
+    metavar="WHERE",
+    help="Page with links to wheels, or directory with wheels.",
+)
 @click.option(
     "--folder", default="locks", metavar="DIR", help="Directory of the locks.", show_default=True
 )
 @click.option("--upgrade", is_flag=True, help="Upgrade the packages of an existing lock.")
-@click.option("--dry", is_flag=True, help="Print the lock; do not write it.")
+@click.option("--dry", is_flag=True, help="Print the lock, and do not write it.")
 def lock(
     program: str,
     version: str,
@@ -52,11 +68,11 @@ def lock(
     dry: bool,
 ) -> int:
     """
-    Write the lock of PROGRAM (vllm, sglang, litellm, uv) in VERSION, and its SBOM beside it.
+    Write the lock file of PROGRAM (vllm, sglang, litellm or uv) in VERSION, and an SBOM.
 
-    uv resolves the versions; no node is queried. Pins of an existing lock are kept. The lock has
-    hashes of wheels only, because nodes build nothing. The SBOM (CycloneDX 1.5) names every package
-    and file.
+    The program uv resolves the versions of all packages. The command queries no node. Versions in
+    an existing lock are kept. The lock contains only hashes of wheels, because nodes build no
+    packages. The SBOM (CycloneDX 1.5) lists every package and file. It is written beside the lock.
 
     \b
     gpufleet packages lock vllm 0.32.0
@@ -64,7 +80,7 @@ def lock(
     gpufleet packages lock sglang 0.5.23
     gpufleet packages lock litellm 1.106.2 --python 3.10
 
-    Exit status: 0 written or unchanged, 1 with --dry: it would be written, 2 refused.
+    Exit status: 0: written or unchanged. 1: with --dry, the lock would be written. 2: refused.
     """
     from gpufleet.bundle.package_resolution import resolve
 
@@ -72,7 +88,7 @@ def lock(
     if known is None:
         names = ", ".join(package_lock.PROGRAMS)
         hint = suggestion(program, [*package_lock.PROGRAMS])
-        raise FleetError(f"{program}: only {names} can be locked{hint}")
+        raise FleetError(f"{program}: gpufleet can lock only {names}{hint}")
     wanted = (package_lock.requirement(program, version), *also)
     path = Path(folder) / known.file.format(version=version)
     beside = path.with_name(path.stem + package_lock.SBOM_SUFFIX)
@@ -91,7 +107,7 @@ def lock(
         return 0
     if dry:
         click.echo(text, nl=False)
-        click.echo(f"would be written to {path}, its SBOM to {beside}", err=True)
+        click.echo(f"would be written to {path}, and its SBOM to {beside}", err=True)
         return CHANGED
     # The lock last: every lock that exists then has its SBOM.
     write_whole(beside, sbom)
@@ -103,19 +119,22 @@ def lock(
 
 @packages.command("audit", cls=StrictCommand)
 @click.argument("lock_file", metavar="LOCK")
-@click.option("--advisories", required=True, metavar="URL", help="Advisory source with OSV's API.")
+@click.option(
+    "--advisories", required=True, metavar="URL", help="Source of advisories with OSV's API."
+)
 @json_option
 def audit(lock_file: str, *, advisories: str, as_json: bool) -> int:
     """
     List known vulnerabilities of the packages in LOCK.
 
-    URL is an advisory source with OSV's API, the one that `uv audit --service-url` takes. It
-    receives names and versions.
+    URL is a source of advisories with OSV's API, as for `uv audit --service-url`. The command sends
+    the names and versions of the packages to this source.
 
     \b
     gpufleet packages audit locks/vllm-0.32.0.txt --advisories https://advisories.example.net
 
-    Exit status: 0 none known, 1 at least one, 2 the source did not answer for every package.
+    Exit status: 0: no vulnerability is known. 1: at least one is known. 2: the source did not
+    answer for every package.
     """
     from gpufleet.bundle import advisories as source
 

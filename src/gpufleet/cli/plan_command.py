@@ -48,14 +48,17 @@ if TYPE_CHECKING:
     "--vars",
     "vars_file",
     metavar="FILE",
-    help="With --nodes and no inventory: a file of all variables.",
+    help="With --nodes and without an inventory: file with all variables.",
 )
 @models_option
 @click.option(
-    "--explain", "explained", is_flag=True, help="Show every candidate, and why it was not chosen."
+    "--explain",
+    "explained",
+    is_flag=True,
+    help="Show every way to place a model that was considered, and why it was not chosen.",
 )
 @click.option(
-    "--diff", "compared", is_flag=True, help="Show what would change on the running fleet."
+    "--diff", "compared", is_flag=True, help="Show what a deploy would change on the running fleet."
 )
 @json_option
 def plan(
@@ -81,13 +84,14 @@ def plan(
     gpufleet plan inventories/prod.py --nodes probes.json
     gpufleet plan --vars serving.yml --nodes probes.json
 
-    Where `gpufleet measure` has results, it also shows what replicas were measured to carry.
+    If there are results of `gpufleet measure`, the command also shows the measured rate of the
+    replicas.
 
-    The --nodes files are the output of `gpufleet probe --json`, or one probe per file, named after
-    the node. With --as as well, the other nodes are assumed.
+    A --nodes file is the output of `gpufleet probe --json`, or a file with one probe and the name
+    of its node. If you also give --as, all other nodes are planned with that hardware.
     """
     if len(targets) > 1 and not (nodes or vars_file):
-        raise click.UsageError("Give one INVENTORY, or --nodes and --vars.")
+        raise click.UsageError("Give either one INVENTORY, or --nodes and --vars.")
     inventory = "INVENTORY" if vars_file else (targets or (default_inventory(),))[0]
     answers, declared = _nodes(inventory, targets, nodes, vars_file, hardware)
 
@@ -149,7 +153,7 @@ def _nodes(
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
-            raise click.UsageError("--vars needs --nodes, and no inventory.")
+            raise click.UsageError("--vars works only with --nodes and without an inventory.")
         answers = load_probes(files)
         return answers, load_variables(vars_file, answers)
     if nodes or hardware:
@@ -199,7 +203,7 @@ def changes_table(changes: Iterable[Change]) -> Table:
     """Return one line per replica: a deploy's action on it."""
     from gpufleet.planning.explanation import Action
 
-    table = new_table("replica", "", "runs now", "is to run", "why")
+    table = new_table("replica", "", "runs now", "should run", "why")
     for each in changes:
         after = "" if each.action is Action.STAY else each.after
         add_row(table, each.replica, str(each.action), each.before, after, each.why)

@@ -34,13 +34,13 @@ _STYLES = {"OK": "green", "WARN": "yellow", "UNKNOWN": "magenta", "FAIL": "bold 
 @click.option(
     "--test-alert",
     is_flag=True,
-    help="Send one test alert to the person on call; takes up to 50 s more.",
+    help="Send one test alert to the person on call. This takes up to 50 s longer.",
 )
 @click.option(
     "-o",
     "--output",
     type=click.Path(dir_okay=False, path_type=Path),
-    help="Also write it as an HTML page.",
+    help="Also write the result as an HTML page to this file.",
 )
 @json_option
 def preflight(
@@ -53,16 +53,18 @@ def preflight(
     as_json: bool,
 ) -> int:
     """
-    Show what is not ready for users, with proof. Read-only.
+    Show what is not yet ready for users, with proof. Read-only.
 
     \b
     gpufleet preflight inventories/prod.py
     gpufleet preflight inventories/prod.py --key-file secrets/bench-key -o preflight.html
     gpufleet preflight inventories/prod.py --test-alert
 
-    Changes nothing; --test-alert sends one alert. Takes at most a minute.
+    The command changes nothing. Only --test-alert sends one alert. The command takes at most a
+    minute.
 
-    Exit status: 0 all OK or WARN, 1 a FAIL, 2 something UNKNOWN and no FAIL, or error.
+    Exit status: 0: all results are OK or WARN. 1: a result is FAIL. 2: a result is UNKNOWN and none
+    is FAIL, or error.
     """
     use_gevent()
     from gpufleet.cli.preflight_session import PreflightOptions, Session

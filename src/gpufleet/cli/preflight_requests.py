@@ -65,7 +65,7 @@ def run_bounded(
         with gevent.Timeout(seconds):
             return work()
     except gevent.Timeout:
-        return UnfinishedWork(f"{what} took over {seconds:.0f} s")
+        return UnfinishedWork(f"{what} took longer than {seconds:.0f} s")
     except FleetError as error:
         return RefusedWork(error.problems)
 
@@ -162,10 +162,10 @@ def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
     try:
         git("rev-parse", "--show-toplevel")
     except FileNotFoundError:
-        return GitState(problem="git is not installed here")
+        return GitState(problem="git is not installed on this machine")
     except (OSError, subprocess.SubprocessError) as error:
         said = error.stderr if isinstance(error, subprocess.CalledProcessError) else str(error)
-        lines = str(said).strip().splitlines() or ["git does not answer"]
+        lines = str(said).strip().splitlines() or ["git did not answer"]
         return GitState(problem=printable(lines[0]))
     try:
         commit_id, _, commit = git("log", "-1", "--format=%H %h of %cs").partition(" ")

@@ -71,7 +71,7 @@ PLAN_SECONDS = 8.0
 """Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
 
 
-SILENT = "the node did not answer: see its line in node-checks"
+SILENT = "the node did not answer: see the line of the node in node-checks"
 """
 The answer of a silent node in other checks, so that a check lists all silent nodes in one line.
 """
@@ -115,7 +115,7 @@ class Session:
     def look(self) -> Preflight:
         """Query everything, and return the lines."""
         asked = count_of(len(self.settings), "node")
-        click.echo(f"asking {asked}, at most a minute", err=True)
+        click.echo(f"querying {asked}, which takes at most a minute", err=True)
         git = gevent.spawn(git_state, self.fleet.root, secret_files(self.fleet))
         fronts = gevent.spawn(ask_gateways, self.fleet.nodes, self.wanted.ca_file, self.key)
         lines: list[Line] = []
@@ -162,11 +162,16 @@ class Session:
                 self.topology[name] = node_from_probe(name, document)
                 self.running += tuple(running)
             except (FleetError, KeyError, TypeError, ValueError) as error:
-                self.silent[name] = self.answers[name] = f"its probe cannot be read: {error}"
+                self.silent[name] = self.answers[name] = (
+                    f"the probe of the node cannot be read: {error}"
+                )
 
     def _plan(self) -> None:
         if silent := node_lines.silent_nodes(self.answers):
-            self.no_plan = f"a plan needs an answer from every node; silent: {node_ranges(silent)}"
+            self.no_plan = (
+                "a plan needs an answer from every node, but these nodes did not answer: "
+                f"{node_ranges(silent)}"
+            )
             return
         found = run_bounded(
             self._left(PLAN_SECONDS),
@@ -241,7 +246,7 @@ class Session:
                 continue
             confirmed = None
             if self.wanted.interactive:
-                confirmed = click.confirm(f"{name}: did the test alert arrive?", err=True)
+                confirmed = click.confirm(f"{name}: did you receive the test alert?", err=True)
             found[name] = Receipt(receipt.before, receipt.after, confirmed)
         return found
 
@@ -257,7 +262,10 @@ class Session:
             return [unknown("spare-capacity", "; ".join(error.problems), "gpufleet validate")]
         self.keep = rules.keep
         if silent or missing:
-            loads = f"these nodes do not report what they run: {node_ranges({*silent, *missing})}"
+            loads = (
+                "these nodes do not report which replicas they run: "
+                f"{node_ranges({*silent, *missing})}"
+            )
         else:
             found = run_bounded(
                 self._left(LOAD_SECONDS),

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=completers.presets)
 @json_option
 def presets(name: str | None, as_json: bool) -> None:
-    """Show the presets, or every value of one with reasons."""
+    """Show the presets, or every value of one preset with the reasons."""
     from gpufleet.catalog import presets
 
     wanted = {each: presets.load(each) for each in ((name,) if name else presets.names())}
@@ -60,8 +60,8 @@ def preset_table(preset: Preset) -> Table:
 def _where_it_holds(choice: Choice) -> str:
     return "; ".join(
         [
-            *([f"vLLM {choice.since} on"] if choice.since else []),
-            *([f"compute capability {choice.capability} on"] if choice.capability else []),
+            *([f"vLLM {choice.since} or newer"] if choice.since else []),
+            *([f"compute capability {choice.capability} or newer"] if choice.capability else []),
             *([f"no {' or '.join(choice.without)} cache"] if choice.without else []),
             *([", ".join(choice.architectures)] if choice.architectures else []),
         ]

@@ -40,11 +40,11 @@ def reach(inventory_file: str, replica: str | None, *, as_json: bool) -> int:
     gpufleet reach inventories/prod.py
     gpufleet reach inventories/prod.py llama-0 --json
 
-    The same test as before a deploy starts a replica: connections between all nodes on the
-    replica's ports, full-size packets, clocks, the release and the model's files. Skips ports in
-    use; installs nothing.
+    The command runs the test that a deploy runs before it starts a replica. It tests connections
+    between all nodes on the replica's ports, packets of full size, the clocks, the release and the
+    model's files. It skips ports that are in use, and installs nothing.
 
-    Exit status: 0 they do, 1 they do not, 2 error.
+    Exit status: 0: all nodes reach each other. 1: some nodes do not. 2: error.
     """
     use_gevent()
     from gpufleet.fleet import live
@@ -88,9 +88,12 @@ def reach_table(found: ReachabilityResult) -> RenderableType:
     parts: list[RenderableType] = [table]
     if said:
         parts += [Text(), *(Text(printable(line)) for line in said)]
-    verdict = Text(f"its nodes reach each other: tested in {found.seconds:.1f} s", style="green")
+    verdict = Text(
+        f"the nodes of the replica reach each other (tested in {found.seconds:.1f} s)",
+        style="green",
+    )
     if found.problems:
-        verdict = Text("it would not be started", style="bold red")
+        verdict = Text("a deploy would not start this replica", style="bold red")
     return Group(*parts, Text(), verdict, Text())
 
 

@@ -23,17 +23,24 @@ if TYPE_CHECKING:
 @click.command(cls=StrictCommand)
 @click.argument("model", required=False)
 @click.option(
-    "--gpu", metavar="NAME", help="Include the recipe's settings for this GPU, such as H100."
+    "--gpu", metavar="NAME", help="Include the recipe's settings for this GPU, for example H100."
 )
-@click.option("--precision", help="Precision, if the recipe has several: bf16, fp8, nvfp4.")
 @click.option(
-    "--with", "features", metavar="FEATURE", multiple=True, help="Add an optional feature."
+    "--precision", help="Precision, if the recipe has several, for example bf16, fp8 or nvfp4."
+)
+@click.option(
+    "--with",
+    "features",
+    metavar="FEATURE",
+    multiple=True,
+    help="Add this optional feature of the recipe.",
 )
 @click.option(
     "--vllm",
     "version",
     metavar="VERSION",
-    help="vLLM release to write flags for; default: the project's lock.",
+    help="vLLM release for which the flags are written.  [default: the release of the "
+    "project's lock]",
 )
 @json_option
 def recipes(
@@ -48,15 +55,17 @@ def recipes(
     """
     Show vLLM's recipes for a model, as settings to copy.
 
-    Without MODEL, list the recipes. Settings go to standard output; what was left out, renamed or
-    needs a decision goes to standard error, with the model's other checkpoints.
+    Without MODEL, the command lists the recipes. It prints the settings on standard output. On
+    standard error, it prints what it left out or renamed, what you have to decide, and the model's
+    other checkpoints.
 
     \b
     gpufleet recipes
     gpufleet recipes Qwen/Qwen3-32B-FP8 --gpu H100 > serving.yml
     gpufleet recipes deepseek-ai/DeepSeek-V3.2 --with spec_decoding
 
-    Exit status: 0 printed, 1 printed, with decisions left to you, 2 no such recipe.
+    Exit status: 0: printed. 1: printed, but some decisions are left to you. 2: there is no such
+    recipe.
     """
     from gpufleet.catalog import recipes as catalog
 
@@ -93,7 +102,7 @@ def _variant(recipe: Recipe, model: str, precision: str | None) -> Variant:
     found = [one for one in named if one.precision == precision]
     if not found:
         has = ", ".join(dict.fromkeys(one.precision for one in named))
-        raise FleetError(f"--precision {precision}: the recipe has {model} in {has}")
+        raise FleetError(f"--precision {precision}: the recipe has {model} only in {has}")
     return found[0]
 
 
@@ -142,8 +151,8 @@ def _print(
     too_old = numbers(release) < numbers(since)
     if too_old:
         click.echo(
-            f"to decide: the recipe needs vLLM {since} or newer, but the flags are written for "
-            f"{release}: choose another release with --vllm",
+            f"to decide: the recipe needs vLLM {since} or newer, but the flags are written "
+            f"for {release}: choose a different release with --vllm",
             err=True,
         )
     else:
@@ -155,17 +164,18 @@ def _remarks(recipe: Recipe, variant: Variant, release: str, gpu: str | None) ->
     """Yield the parts of a recipe that settings cannot express."""
     if recipe.extra:
         yield (
-            f"to decide: it needs packages of vLLM's extra `{recipe.extra}`: write the lock with "
-            f"`gpufleet packages lock vllm {release} --also 'vllm[{recipe.extra}]=={release}'`"
+            f"to decide: the recipe needs the packages of vLLM's extra `{recipe.extra}`: "
+            f"write the lock with `gpufleet packages lock vllm {release} --also "
+            f"'vllm[{recipe.extra}]=={release}'`"
         )
     others = [one for one in recipe.variants if one is not variant]
     if others:
         named = ", ".join(f"{one.model} ({one.precision})" for one in others)
         yield f"other checkpoints of this recipe: {named}"
     if recipe.optional:
-        yield f"optional features, by --with: {', '.join(recipe.optional)}"
+        yield f"optional features, which --with adds: {', '.join(recipe.optional)}"
     verified = ", ".join(recipe.verified_on) or "no NVIDIA GPU"
     if gpu is None or gpu not in recipe.verified_on:
         yield f"the recipe was verified on {verified}"
     if recipe.installs_more:
-        yield "the recipe installs packages beside vLLM: see its file"
+        yield "the recipe installs further packages beside vLLM: see the file of the recipe"

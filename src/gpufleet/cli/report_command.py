@@ -30,20 +30,32 @@ _FILE = click.Path(dir_okay=False, path_type=Path)
     "inventory_file", metavar="[INVENTORY]", required=False, shell_complete=completers.inventories
 )
 @click.option("-o", "--output", type=_FILE, help="Write the page to this file.")
-@click.option("--manifest", type=_FILE, help="Write what rebuilds the fleet, as JSON.")
 @click.option(
-    "--drift", "deploys", is_flag=True, help="Also compare nodes with the deploys; takes minutes."
+    "--manifest",
+    type=_FILE,
+    help="Write everything that is needed to rebuild the fleet to this file, as JSON.",
 )
 @click.option(
-    "--from", "from_file", type=_FILE, help="Read the output of --json instead of asking nodes."
+    "--drift",
+    "deploys",
+    is_flag=True,
+    help="Also compare the nodes with the deploys. This takes minutes.",
 )
-@click.option("--compare", "compared", type=_FILE, nargs=2, help="Show how two manifests differ.")
+@click.option(
+    "--from",
+    "from_file",
+    type=_FILE,
+    help="Read the output of --json from this file instead of querying nodes.",
+)
+@click.option(
+    "--compare", "compared", type=_FILE, nargs=2, help="Show the differences between two manifests."
+)
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
     default=20,
     show_default=True,
-    help="Seconds to wait for nodes.",
+    help="Most seconds to wait for the answers of nodes.",
 )
 @json_option
 def report(
@@ -58,7 +70,7 @@ def report(
     as_json: bool,
 ) -> int:
     """
-    Write the fleet as one page for people without access.
+    Describe the fleet on one page, for people without access to it.
 
     \b
     gpufleet report inventories/prod.py -o report.html
@@ -67,21 +79,24 @@ def report(
     gpufleet report --from document.json -o report.html
     gpufleet report --compare january.json march.json
 
-    Nodes, plan, capacity, versions, findings, drift, upgrades and certificates, without secrets.
-    Read-only. The same document gives the same bytes.
+    The page shows nodes, plan, capacity, versions, findings, drift, upgrades and certificates, but
+    no secrets. The command is read-only. The same document always gives the same page, byte for
+    byte.
 
-    Exit status: 0 written, 1 written with parts unknown, 2 error. With --compare: 0 nothing
-    differs, 1 something does, 2 error.
+    Exit status: 0: written. 1: written, but parts are unknown. 2: error. With --compare: 0: there
+    is no difference. 1: there are differences. 2: error.
     """
     if compared:
         if inventory_file or output or manifest or deploys or from_file:
-            raise click.UsageError("--compare takes two manifests and no other option than --json.")
+            raise click.UsageError(
+                "--compare needs two manifests, and works with no other option than --json."
+            )
         return _compare(*compared, as_json=as_json)
     if not (output or manifest or as_json):
-        raise click.UsageError("Give the output: -o FILE, --manifest FILE or --json.")
+        raise click.UsageError("The output is missing: give -o FILE, --manifest FILE or --json.")
     if from_file:
         if inventory_file or deploys:
-            raise click.UsageError("--from replaces INVENTORY and --drift: remove them.")
+            raise click.UsageError("--from works without INVENTORY and --drift: remove both.")
         document = _read_document(from_file)
     else:
         document = _ask(inventory_file or default_inventory(), seconds, deploys=deploys)
@@ -145,6 +160,5 @@ def _read(kind: type[AnyForm], file: Path, made_by: str) -> AnyForm:
     except (OSError, ValueError) as error:
         raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
     if len(data) > MOST_BYTES:
-        raise FleetError(f"{file}: has more than {MOST_BYTES >> 20} MiB: give one that "
-                         f"`{made_by}` wrote")  # fmt: skip
+        raise FleetError(f"{file}: is larger than {MOST_BYTES >> 20} MiB: give a file that `{made_by}` wrote")  # fmt: skip
     return read_form(kind, text, str(file), made_by)

@@ -136,7 +136,7 @@ class _Reading:
         found = self.seen.observed.report
         why = {each.node: each.found for each in found.findings if each.check == "probe"}
         for name in self.settings:
-            silent = self.seen.observed.status.silent.get(name, "it did not answer")
+            silent = self.seen.observed.status.silent.get(name, "the node did not answer")
             there = found.facts.get(name)
             yield name, dict(there) if there is not None else why.get(name) or silent
 
@@ -149,7 +149,7 @@ class _Reading:
                 ids = [one for (node, _), one in sorted(releases.items()) if node == name]
                 yield gpu_node(name, each, self.answers[name], found, ids)
             else:
-                said = looks.get(name, "it was not queried")
+                said = looks.get(name, "the node was not queried")
                 silent = said if isinstance(said, str) else ""
                 yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
 
@@ -183,7 +183,10 @@ class _Reading:
         """Return the plan with its nodes, or the reason why it is missing."""
         if silent := [name for name, each in self.answers.items() if isinstance(each, str)]:
             return Plan(
-                unknown=(f"it needs an answer from every node; silent: {node_ranges(silent)}",)
+                unknown=(
+                    "this part needs an answer from every node, but these nodes did not "
+                    f"answer: {node_ranges(silent)}",
+                )
             )
         found = run_bounded(
             PLAN_SECONDS,

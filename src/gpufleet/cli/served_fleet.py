@@ -93,7 +93,9 @@ class ServedFleet:
         """Query a gateway for the replicas of a model that receive requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
-            raise FleetError(f"{gateway}: its gateway is not running: `gpufleet status` shows why")
+            raise FleetError(
+                f"{gateway}: the gateway of this node is not running: `gpufleet status` shows why"
+            )
         return model_rotation(model, gateway, state, declared.running, declared.out)
 
     def loads(
@@ -131,7 +133,8 @@ class ServedFleet:
             out=observe.without_requests(running, looks),
         )
         unknown: list[guest.ServerLoad | str] = [
-            f"{each}: {target.name} sends requests there, but its node does not answer"
+            f"{each}: {target.name} sends requests to this replica, but the replica's node "
+            "does not answer"
             for each in target.unknown
         ]
         servers = Counter({each.id: 0 for each in running})

@@ -20,11 +20,16 @@ if TYPE_CHECKING:
 
 @click.command(cls=StrictCommand)
 @click.argument("key", required=False, shell_complete=completers.setting_keys)
-@click.option("--schema", "as_schema", is_flag=True, help="Print the JSON Schema, for editors.")
+@click.option(
+    "--schema",
+    "as_schema",
+    is_flag=True,
+    help="Print the JSON Schema of all settings, which editors can use.",
+)
 @json_option
 def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
     """
-    Look up settings: type, unit, default, example.
+    Look up the type, unit, default and an example of settings.
 
     \b
     gpufleet settings
@@ -32,7 +37,7 @@ def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
     gpufleet settings serving.qwen3-32b.context
     gpufleet settings --schema > settings.schema.json
 
-    Without KEY, list the sections; for a section, list its settings.
+    Without KEY, list the sections. If KEY is a section, list the settings in it.
     """
     from gpufleet.settings import lookup
 

@@ -54,7 +54,7 @@ class _Number(click.ParamType[int]):
             also = ", or auto" if self.auto else ""
             self.fail(f"{value!r} is not a number above 0 (32768, 32k, 32K{also})", param, ctx)
         if number > _MOST:
-            self.fail(f"{str(value)[:40]!r} is more memory than any node has", param, ctx)
+            self.fail(f"{str(value)[:40]!r} is more memory than any node can have", param, ctx)
         return number
 
 
@@ -71,7 +71,7 @@ class _Object(click.ParamType[dict[str, Any]]):
         except ValueError:
             found = None
         if not isinstance(found, dict):
-            self.fail(f'{value!r} is not a JSON object, such as {{"key": 1}}', param, ctx)
+            self.fail(f'{value!r} is not a JSON object, for example {{"key": 1}}', param, ctx)
         return found
 
 
@@ -84,27 +84,32 @@ _PARALLEL = click.IntRange(min=1)
     "--gpu",
     metavar="NAME",
     shell_complete=completers.gpus,
-    help="GPU model: H100, L40S, NVML's name for it; `list` prints them all.",
+    help="GPU model, for example H100 or L40S, or NVML's name of the GPU. `list` prints "
+    "all models.",
 )
 @click.option(
     "--gpu-memory-gib",
     type=click.FloatRange(min=0, min_open=True),
     metavar="X",
-    help="Total memory in GiB, as CUDA reports it (the node's memory with --device cpu).",
+    help="Total memory of a GPU in GiB, as CUDA reports it. With --device cpu: memory of the node.",
 )
 @click.option(
     "--vllm",
     metavar="VERSION",
-    help="vLLM release, 0.8.0 or newer; default: the project's lock (locks/vllm-VERSION.txt).",
+    help="vLLM release, 0.8.0 or newer.  [default: the release of the project's lock, "
+    "locks/vllm-VERSION.txt]",
 )
 @click.option(
-    "--gpus", type=_PARALLEL, metavar="N", help="Print every way to divide N GPUs of a node."
+    "--gpus",
+    type=_PARALLEL,
+    metavar="N",
+    help="Print every way to divide the model over N GPUs of a node.",
 )
 @click.option(
     "--gpu-share",
     type=click.FloatRange(0, 1, min_open=True, max_open=True),
     metavar="X",
-    help="Fraction of one GPU beside other models, as `gpu_share` in settings.",
+    help="Fraction of one GPU that the model uses beside other models, as `gpu_share` in settings.",
 )
 @click.option("-tp", "--tensor-parallel-size", type=_PARALLEL, default=1, show_default=True)
 @click.option("-pp", "--pipeline-parallel-size", type=_PARALLEL, default=1, show_default=True)
@@ -113,17 +118,31 @@ _PARALLEL = click.IntRange(min=1)
     "-dcp", "--decode-context-parallel-size", type=_PARALLEL, default=1, show_default=True
 )
 @click.option("-ep", "--enable-expert-parallel", is_flag=True)
-@click.option("--enable-eplb", is_flag=True, help="Balance experts (expert parallel only).")
-@click.option("--eplb-config", type=_Object(), help="Only `num_redundant_experts` is used.")
 @click.option(
-    "--max-model-len", type=_Number(auto=True), help="Maximum tokens per request, or auto."
+    "--enable-eplb",
+    is_flag=True,
+    help="Balance the load of experts (only with expert parallelism).",
+)
+@click.option(
+    "--eplb-config",
+    type=_Object(),
+    help="JSON, of which gpufleet uses only `num_redundant_experts`.",
+)
+@click.option(
+    "--max-model-len",
+    type=_Number(auto=True),
+    help="Maximum number of tokens of a request, or auto.",
 )
 @click.option("--gpu-memory-utilization", type=click.FloatRange(0, 1, min_open=True))
 @click.option(
-    "--kv-cache-memory-bytes", type=_Number(), help="KV cache size; replaces the estimate."
+    "--kv-cache-memory-bytes",
+    type=_Number(),
+    help="Size of the KV cache. It replaces the estimate.",
 )
 @click.option("--kv-cache-dtype", default="auto", show_default=True)
-@click.option("-q", "--quantization", help="Default: the checkpoint's.")
+@click.option(
+    "-q", "--quantization", help="Quantization method.  [default: the checkpoint's method]"
+)
 @click.option("--dtype", default="auto", show_default=True)
 @click.option("--max-num-seqs", type=_PARALLEL)
 @click.option("--max-num-batched-tokens", type=_Number())
@@ -137,22 +156,25 @@ _PARALLEL = click.IntRange(min=1)
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="As in --speculative-config.",
+    help="Method, as in --speculative-config.",
 )
 @click.option(
     "--speculative-config",
     type=_Object(),
-    help="vLLM's JSON; its `model` is read like MODEL.",
+    help="JSON, as for vLLM's flag. `model` in it has the same form as MODEL.",
 )
 @click.option(
-    "--hf-overrides", type=_Object(), help="Overrides for config.json: RoPE, context length."
+    "--hf-overrides",
+    type=_Object(),
+    help="JSON with values that override config.json, for example RoPE or the context length.",
 )
 @click.option("--runner", type=click.Choice(["auto", "generate", "pooling"]), default="auto")
 @click.option("--convert", type=click.Choice(["auto", "none", "embed", "classify"]), default="auto")
 @click.option(
     "--limit-mm-per-prompt",
     type=_Object(),
-    help="The vision or audio tower is left out if all are 0.",
+    help="Most pictures, videos and sounds in a prompt. If all numbers are 0, the part of "
+    "the model for pictures or sound is not loaded.",
 )
 @click.option("--language-model-only", is_flag=True)
 @click.option("--enable-lora", is_flag=True)
@@ -164,33 +186,33 @@ _PARALLEL = click.IntRange(min=1)
     type=click.FloatRange(min=0),
     default=0,
     show_default=True,
-    help="GiB of each GPU's weights that stay in host memory.",
+    help="GiB of the weights of each GPU that stay in the memory of the host.",
 )
 @click.option(
     "--device",
     type=click.Choice(["cuda", "cpu"]),
     default="cuda",
     show_default=True,
-    help="cpu: vLLM's CPU build.",
+    help="Device of the servers. cpu: the CPU build of vLLM.",
 )
 @click.option("--revision", help="Revision of a model on the Hub.")
-@click.option("--hf-endpoint", metavar="URL", help="The Hub's address; default: HF_ENDPOINT.")
-@click.option("--hf-token-file", metavar="FILE", help="File that holds the Hub's token.")
+@click.option("--hf-endpoint", metavar="URL", help="Address of the Hub.  [default: HF_ENDPOINT]")
+@click.option("--hf-token-file", metavar="FILE", help="File with the token for the Hub.")
 @click.option("--offline", is_flag=True, help="Use only files that are in the Hub's cache.")
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1),
     default=60,
     show_default=True,
-    help="Seconds to wait for the Hub.",
+    help="Most seconds to wait for the Hub.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     """
     Estimate a model's GPU memory, and whether vLLM starts.
 
-    MODEL is a directory, a config.json, or a name on the Hugging Face Hub. No weights are
-    downloaded. The options have the names of vLLM's flags.
+    MODEL is a directory, a config.json, or a name on the Hugging Face Hub. The command downloads no
+    weights. Its options have the names of vLLM's flags.
 
     \b
     gpufleet size meta-llama/Llama-3.1-8B --gpu L4 --max-model-len 16k
@@ -198,14 +220,16 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
     gpufleet size /srv/models/qwen --gpu H100 --gpus 8
     gpufleet size BAAI/bge-m3 --gpu H100 --gpu-share 0.1
 
-    Exit status: 0 it fits; 1 it does not fit, is too near the edge to tell, or has memory that
-    is not estimated; 2 error.
+    Exit status: 0: the model fits. 1: the model does not fit, it is too close to the limit to know,
+    or a part of its memory cannot be estimated. 2: error.
     """
     if given["gpu"] == "list":
         _list_gpus()
         return 0
     if model is None:
-        raise click.UsageError("Give MODEL: a directory, a config.json, or a name on the Hub.")
+        raise click.UsageError(
+            "MODEL is missing: give a directory, a config.json, or a name on the Hub."
+        )
     from gpufleet.sizing import checkpoint_reader, fit
     from gpufleet.sizing.architectures.description import describe
     from gpufleet.sizing.architectures.overrides import with_overrides
@@ -264,7 +288,10 @@ def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
     from gpufleet.catalog.gpu_models import namesakes
 
     if given["gpu"] and not given["gpu_memory_gib"] and (others := namesakes(given["gpu"])):
-        yield f"--gpu {given['gpu']}: is not {join_names(others)}: write that if you have it"
+        yield (
+            f"--gpu {given['gpu']}: this GPU is not {join_names(others)}: if you have "
+            f"{join_names(others)}, write that name"
+        )
 
 
 def _require_one_gpu(given: Mapping[str, Any]) -> None:
@@ -279,13 +306,14 @@ def _require_one_gpu(given: Mapping[str, Any]) -> None:
     names += ["--device cpu"] if given["device"] == "cpu" else []
     if names:
         raise FleetError(
-            f"--gpu-share beside {join_names(names)}: a share is of one GPU, and "
-            "--gpu-memory-utilization follows from it: remove one or the other"
+            f"--gpu-share and {join_names(names)} exclude each other, because a share is a "
+            "part of one GPU and gpufleet computes --gpu-memory-utilization from it: "
+            f"remove --gpu-share, or remove {join_names(names)}"
         )
     if given["gpu_share"] > MOST_OF_A_GPU:
         raise FleetError(
-            f"--gpu-share {given['gpu_share']:g}: the shares of a GPU add up to "
-            f"{MOST_OF_A_GPU:g} at most"
+            f"--gpu-share {given['gpu_share']:g}: the sum of all shares of one GPU can be "
+            f"at most {MOST_OF_A_GPU:g}"
         )
 
 
@@ -306,8 +334,8 @@ def _least_share(description: Description, options: Options) -> str:
 
     for share in larger_shares(options.gpu_share):
         if fit.size(description, _with_share(options, share)).fits:
-            return f"the least --gpu-share that fits is {share:g}"
-    return "no --gpu-share fits: leave it out to size the model for whole GPUs"
+            return f"the smallest --gpu-share that fits is {share:g}"
+    return "no --gpu-share fits: to size the model for whole GPUs, remove --gpu-share"
 
 
 def _divisions(
@@ -319,7 +347,7 @@ def _divisions(
     from gpufleet.sizing.divisions import divisions
 
     if (options.tensor_parallel, options.pipeline_parallel, options.data_parallel) != (1, 1, 1):
-        raise FleetError("--gpus prints every division: remove -tp, -pp and -dp")
+        raise FleetError("--gpus prints every way to divide the model: remove -tp, -pp and -dp")
     found = [*divisions(description, options, gpus)]
     if as_json:
         document = {"model": origin, "divisions": [each.as_json() for each in found]}
@@ -402,8 +430,8 @@ def _options(given: dict[str, Any]) -> Options:
     if memory is None:
         if given["device"] == "cuda" or given["kv_cache_memory_bytes"] is None:
             raise FleetError(
-                "no GPU is named, so its memory is unknown: give --gpu NAME, or --gpu-memory-gib "
-                "X with the total that CUDA reports"
+                "you gave no GPU, so the memory of a GPU is unknown: add --gpu NAME, or "
+                "--gpu-memory-gib X with the total memory that CUDA reports"
             )
         memory = given["kv_cache_memory_bytes"] / GIB
     return Options(
@@ -491,9 +519,9 @@ def _print(
     verdict = "fits" if found.fits else "does not fit"
     style = "green" if found.fits else "bold red"
     if not found.fits and found.confidence != "certain":
-        verdict, style = "near the edge: it may or may not start", "yellow"
+        verdict, style = "close to the limit: vLLM may or may not start", "yellow"
     if found.confidence == "unknown":
-        verdict, style = "unknown: some of its memory is not estimated", "yellow"
+        verdict, style = "unknown: a part of the model's memory cannot be estimated", "yellow"
     console.print(Text(verdict, style=style))
     for reason in found.as_json()["reasons"]:
         console.print(Text(printable(f"- {reason}")))
@@ -515,7 +543,9 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
             "sequences",
         )
         yield "CUDA and NCCL", _gib(found.non_torch_bytes_per_gpu), "estimate"
-        where = "estimate" if found.cuda_graphs_in_budget else "estimate; outside the usable memory"
+        where = (
+            "estimate" if found.cuda_graphs_in_budget else "estimate; not part of the usable memory"
+        )
         yield "CUDA graphs", _gib(found.cuda_graph_bytes_per_gpu), where
         error = found.estimate_error_bytes_per_gpu
         rest = _gib(found.kv_cache_bytes_per_gpu)
@@ -523,7 +553,7 @@ def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
             yield "KV cache", rest, f"the remainder, +/- {_gib(error)}"
         else:
             unused = f"{rest} remain unused, +/- {_gib(error)}"
-            yield "KV cache", "none", f"the model keeps none; {unused}"
+            yield "KV cache", "none", f"the model has no KV cache; {unused}"
     else:
         yield "KV cache", _gib(found.kv_cache_bytes_per_gpu), "as given"
     if found.keeps_cache:

@@ -66,7 +66,11 @@ def judge_flags(given: Mapping[str, Any], release: str) -> tuple[str, ...]:
         problems = [each for each in problems if each.kind is not Kind.CONFLICT]
     if problems:
         raise FleetError(*(_sentence(each, release) for each in problems))
-    return tuple(f"{each.found}: it is not counted" for each in found if each.kind is Kind.UNREAD)
+    return tuple(
+        f"{each.found}: the estimate does not count it"
+        for each in found
+        if each.kind is Kind.UNREAD
+    )
 
 
 def _sentence(problem: Problem, release: str) -> str:

@@ -46,12 +46,13 @@ _STYLES = {  # by the word of a `Health`
 @click.option(
     "--completion",
     is_flag=True,
-    help="Also send every endpoint a request of its model's kind: for text, one token.",
+    help="Also send every endpoint a request of the kind that its model answers; a model "
+    "for text generates one token.",
 )
 @click.option(
     "--seconds",
     type=click.FloatRange(min=1, max=3600),
-    help="Seconds to wait for each node.  [default: 40; 160 with --completion]",
+    help="Most seconds to wait for the answer of each node.  [default: 40; 160 with --completion]",
 )
 @json_option
 def status(
@@ -70,9 +71,10 @@ def status(
     gpufleet status inventories/prod.py --limit gpu-07
     gpufleet status inventories/prod.py --json
 
-    Queries the health and models of every endpoint, on its node.
+    On each node, the command queries the health and the models of every endpoint.
 
-    Exit status: 0 all serve, 1 one does not or is unknown, 2 error.
+    Exit status: 0: all replicas serve. 1: a replica does not serve, or its state is unknown. 2:
+    error.
     """
     use_gevent()
 
@@ -159,7 +161,8 @@ def _marks(found: FleetStatus, now: float) -> Iterator[str]:
         lock = each.lock
         yield (
             f"upgrade {lock.id} has not finished: {lock.owner} from {lock.origin}, started "
-            f"{_ago(now - lock.since)} ago: {lock.what}; it has {node_ranges(each.nodes)}"
+            f"{_ago(now - lock.since)} ago: {lock.what}; it has locked "
+            f"{node_ranges(each.nodes)}"
         )
 
 

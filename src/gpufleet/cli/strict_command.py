@@ -19,7 +19,9 @@ class StrictCommand(click.Command):
             for param, times in Counter(order).items():
                 if isinstance(param, click.Option) and times > 1 and _takes_one_value(param):
                     name = max(param.opts, key=len)
-                    raise click.UsageError(f"{name} is given {times} times: write it once", ctx)
+                    raise click.UsageError(
+                        f"{name} is given {times} times: write {name} only once", ctx
+                    )
         return super().parse_args(ctx, args)
 
 

@@ -38,7 +38,7 @@ _WANTED = (
 @click.command(cls=StrictCommand)
 @click.argument("source", shell_complete=completers.inventories)
 @click.argument("node", required=False)
-@click.option("--svg", "svg_file", metavar="FILE", help="Also draw it to this file.")
+@click.option("--svg", "svg_file", metavar="FILE", help="Also draw the links to this file.")
 @json_option
 def topology(source: str, node: str | None, svg_file: str | None, as_json: bool) -> None:
     """
@@ -51,7 +51,7 @@ def topology(source: str, node: str | None, svg_file: str | None, as_json: bool)
     gpufleet topology inventories/prod.py gpu-01
 
     SOURCE is an inventory, the output of `gpufleet probe --json` or `nvidia-smi topo -m`, or - for
-    standard input. NODE is required if SOURCE has several.
+    standard input. NODE is required if SOURCE has several nodes.
     """
     if inventory_of(source):
         use_gevent()
@@ -129,7 +129,7 @@ def _one(where: str, names: Collection[str], node: str | None) -> str:
     if node is None and len(names) == 1:
         return next(iter(names))
     if node is None:
-        raise FleetError(f"{where} has several nodes: name one of {', '.join(names)}")
+        raise FleetError(f"{where} has several nodes: write one of {', '.join(names)}")
     if node not in names:
         raise FleetError(
             f"{where} has no {node!r}{suggestion(node, list(names))}; it has {', '.join(names)}"
@@ -147,7 +147,7 @@ def _text(source: str, where: str) -> str:
     except OSError as error:
         raise FleetError(f"{where}: cannot be read: {error.strerror or error}: {_WANTED}") from None
     if len(data) > MOST_BYTES:
-        raise FleetError(f"{where}: has more than {MOST_BYTES >> 20} MiB: {_WANTED}")
+        raise FleetError(f"{where}: is larger than {MOST_BYTES >> 20} MiB: {_WANTED}")
     # PowerShell's `>` writes UTF-16 with a mark.
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:

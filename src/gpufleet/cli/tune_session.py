@@ -47,7 +47,7 @@ class TuneSession:
         self.replica, self.node = self.running.id, self.running.node
         # The operator and reason of its marks: an undrain lifts only a cordon with both of these.
         self.by = self.left.by if self.left else operator_name()
-        self.why = self.left.why if self.left else f"{WHY}: tries settings on {self.replica}"
+        self.why = self.left.why if self.left else f"{WHY}: settings are tried on {self.replica}"
         session.wanted = replace(wanted, model=model, replica=self.replica)
         self.plans = TrialPlans(
             found.documents, self.project.gpu_nodes, self.running, session.inventory
@@ -69,15 +69,20 @@ class TuneSession:
         drain, looks = self.drains.find(self.node)
         if others := [each for each in drain.last if each != self.running.model]:
             problems.append(
-                f"{self.node}: nothing else serves {join_names(others)}, and the node is drained "
-                "while settings are tried: choose a replica of another node, --replica"
+                f"{self.node}: no other node serves {join_names(others)}, but this node is "
+                "drained while settings are tried: choose a replica of a different node "
+                "with --replica"
             )
         mark = looks[self.node].cordon
         if mark and not mark.why.startswith(WHY):
-            problems.append(f"{self.node} is cordoned by {mark}: `gpufleet uncordon` it first")
+            problems.append(
+                f"{self.node} is cordoned by {mark}: remove the cordon with `gpufleet uncordon` "
+                "first"
+            )
         if self.left is None and (why := self.plans.problem()):
             problems.append(
-                f"{self.replica} does not run as declared ({why}): run `gpufleet upgrade` first"
+                f"{self.replica} does not run with the declared settings ({why}): run "
+                "`gpufleet upgrade` first"
             )
         if problems:
             raise FleetError(*problems)
@@ -99,20 +104,21 @@ class TuneSession:
                     say(f"not tried: {name} {each}: {why}")
             found[name] = tuple(each for each in every if not refused[each])
         if not any(found.values()):
-            raise FleetError(f"{self.replica}: there is no value to try: name some with --try")
+            raise FleetError(f"{self.replica}: there is no value to try: give values with --try")
         return found
 
     def tune(self) -> Tuning:
         """Try all values. Afterwards, the replica runs as declared and receives requests."""
         planned = self.tuning.planned
         say(
-            f"{self.replica} on {self.node}: {count_of(len(planned), 'measurement')}, with a "
-            f"restart before each but the first: {'; '.join(map(tuning.describe, planned))}"
+            f"{self.replica} on {self.node}: {count_of(len(planned), 'measurement')}, with "
+            "a restart before each measurement except the first: "
+            f"{'; '.join(map(tuning.describe, planned))}"
         )
         if self.left:
             say(
-                f"note: {self.replica}: `measure --tune` by {self.left.by} was interrupted: the "
-                "declared settings are deployed first"
+                f"note: {self.replica}: `measure --tune` by {self.left.by} was interrupted, "
+                "so gpufleet first deploys the declared settings"
             )
         TrialRun(self.tuning, self, say, is_as_declared=self.left is None).run()
         return self.tuning
@@ -124,8 +130,8 @@ class TuneSession:
         found = self.drains.drain(self.node, self.why, None, force=True)
         if not found["quiet"]:
             raise FleetError(
-                f"{self.node}: {found['left']} requests are left after {found['seconds']} s: try "
-                "again when they have ended"
+                f"{self.node}: {found['left']} requests are still running after "
+                f"{found['seconds']} s: try again when these requests have ended"
             )
 
     def deploy(self, settings: Mapping[str, int]) -> None:
@@ -166,6 +172,6 @@ class TuneSession:
         inventory = self.session.inventory
         return (
             f"{self.replica} is still drained, and may run with a setting that was tried: "
-            f"`gpufleet deploy vllm {inventory} --limit {self.node}`, then `gpufleet undrain "
-            f"{inventory} {self.node}`; or the next `measure --tune` does both",
+            f"run `gpufleet deploy vllm {inventory} --limit {self.node}`, then `gpufleet "
+            f"undrain {inventory} {self.node}`. The next `measure --tune` also does both",
         )

@@ -36,8 +36,10 @@ if TYPE_CHECKING:
     from gpufleet.upgrade.run.upgrade_journal import Journal
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
-_yes = click.option("--yes", is_flag=True, help="Do not ask: the gates of the waves decide.")
-_dry = click.option("--dry", is_flag=True, help="Show the waves; change nothing.")
+_yes = click.option(
+    "--yes", is_flag=True, help="Do not ask, and let the gates of the waves decide."
+)
+_dry = click.option("--dry", is_flag=True, help="Show the waves, and change nothing.")
 _journal = click.option(
     "--journal",
     "folder",
@@ -51,21 +53,23 @@ _abort = click.option(
     "--abort", is_flag=True, help="Undo the current wave of the unfinished upgrade."
 )
 _steal = click.option(
-    "--steal", metavar="WHY", help="Take over an upgrade that its operator has abandoned."
+    "--steal",
+    metavar="WHY",
+    help="Take over an upgrade that its operator has abandoned, and record this reason.",
 )
 _outage = click.option(
     "--accept-outage",
     metavar="MODEL",
     multiple=True,
     shell_complete=completers.models,
-    help="Accept downtime of this model.",
+    help="Accept that this model is not served for a time.",
 )
 _unknown = click.option(
     "--accept-unknown-load",
     metavar="MODEL",
     multiple=True,
     shell_complete=completers.models,
-    help="Treat this model's replicas as fully loaded.",
+    help="Assume that this model's replicas are fully loaded.",
 )
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -76,7 +80,9 @@ def _versions(command: Command) -> Command:
     for name in reversed(engine_flags.NAMES):
         title = engine_flags.of(name).title
         command = click.option(
-            f"--{name}", metavar="VERSION", help=f"First set this version of {title} in group_vars."
+            f"--{name}",
+            metavar="VERSION",
+            help=f"First write this version of {title} to group_vars.",
         )(command)
     return command
 
@@ -97,10 +103,12 @@ def _versions(command: Command) -> Command:
     "--report",
     "shown",
     metavar="ID",
-    help="Show the report of an upgrade by its ID; `last`: the newest.",
+    help="Show the report of the upgrade with this ID. `last`: the newest upgrade.",
 )
 @click.option(
-    "--html", type=click.Path(dir_okay=False, path_type=Path), help="Also write it as an HTML page."
+    "--html",
+    type=click.Path(dir_okay=False, path_type=Path),
+    help="Also write the report as an HTML page to this file.",
 )
 @json_option
 def upgrade(
@@ -121,7 +129,7 @@ def upgrade(
     **engines: str | None,
 ) -> int:
     """
-    Apply the declaration to a serving fleet, in waves.
+    Apply changed settings to a serving fleet, in waves.
 
     \b
     gpufleet upgrade inventories/prod.py --dry
@@ -129,18 +137,19 @@ def upgrade(
     gpufleet upgrade inventories/prod.py --resume
     gpufleet upgrade inventories/prod.py --report last
 
-    Copies everything to the nodes first. Then drains, switches and tests each wave; a wave that
-    fails its gates is rolled back. Ctrl-C once finishes the current groups; twice stops at once.
-    --resume continues after either, and after a kill.
+    The command first copies everything to the nodes. Then it drains, switches and tests one wave
+    after the other. If a wave does not pass its gates, it is rolled back. If you press Ctrl-C once,
+    the command finishes the current groups and stops. If you press it twice, the command stops at
+    once. After both, and if the command was killed, --resume continues.
 
-    Exit status: 0 done, 1 stopped, rolled back or paused, 2 error, 130 interrupted.
+    Exit status: 0: done. 1: stopped, rolled back or paused. 2: error. 130: interrupted.
     """
     versions = {name: each for name in engine_flags.NAMES if (each := engines[name])}
     if sum((resume, abort, dry, bool(shown))) > 1 or (versions and (resume or abort or shown)):
         options = " and ".join(f"--{name}" for name in engine_flags.NAMES)
         raise click.UsageError(
-            f"Give only one of --resume, --abort, --dry and --report. {options} start an upgrade: "
-            "give them without these, or with --dry."
+            f"Give only one of --resume, --abort, --dry and --report. {options} start an "
+            "upgrade: of these four options, combine them only with --dry."
         )
     if shown:
         return _show_report(inventory_file, folder, shown, html, as_json=as_json)
@@ -192,16 +201,18 @@ def rollback(
     """
     Restore what the last upgrade replaced.
 
-    Every replica runs as before; needs no network.
+    Afterwards every replica runs as before the upgrade. The command needs no network access for
+    downloads.
 
     \b
     gpufleet rollback inventories/prod.py --dry
     gpufleet rollback inventories/prod.py
 
-    Works in waves with drain and gates like `gpufleet upgrade`, from the units that each node has
-    kept. Changes nothing below vLLM. `gpufleet upgrade --resume` continues an interrupted rollback.
+    Like `gpufleet upgrade`, the command works in waves with drain and gates. It uses the units that
+    each node has kept. It does not change drivers or other software below vLLM. `gpufleet upgrade
+    --resume` continues an interrupted rollback.
 
-    Exit status: 0 done, 1 stopped or paused, 2 error, 130 interrupted.
+    Exit status: 0: done. 1: stopped or paused. 2: error. 130: interrupted.
     """
     use_gevent()
     from gpufleet.inventory.loader import read
@@ -271,7 +282,8 @@ class _UpgradeCommand:
             state = found.state
             if Path(state.inventory).resolve() != Path(self.wanted.inventory).resolve():
                 raise FleetError(
-                    f"{path}: is about {state.inventory}, not about {self.wanted.inventory}"
+                    f"{path}: is the journal of an upgrade of {state.inventory}, not of "
+                    f"{self.wanted.inventory}"
                 )
             self.wanted = replace(self.wanted, of=state.of, limit=state.limit)
             said = found.entries[0].said
@@ -313,7 +325,8 @@ class _UpgradeCommand:
             of = upgrade_plan.last_kept(found)
             if of is None:
                 click.echo(
-                    "no node has kept an upgrade's former units: there is nothing to restore",
+                    "no node has kept the units from before an upgrade, so there is "
+                    "nothing to restore",
                     err=True,
                 )
                 return 0
@@ -326,7 +339,7 @@ class _UpgradeCommand:
                 )
                 return 0
             with Journal.create(self.folder, new_id()) as journal:
-                status = self._start(nodes, journal, "rollback", f"back to before {of}")
+                status = self._start(nodes, journal, "rollback", f"back to the state before {of}")
         if status == 0:
             self._put_back_declaration(of)
         return status
@@ -403,7 +416,8 @@ class _UpgradeCommand:
     def _require_confirmation(self) -> None:
         if not self.yes and not _is_interactive():
             raise FleetError(
-                "there is no terminal to confirm: give --yes, or --dry to see what would be done"
+                "there is no terminal on which you can confirm: add --yes, or add --dry to "
+                "see what would be done"
             )
 
     def _show(self, plan: WavePlan) -> None:
@@ -449,15 +463,15 @@ class _UpgradeCommand:
         edits = [declare_version.Edit.from_json(each).inverse for each in state.declared]
         if not edits:
             click.echo(
-                "note: group_vars still declare what was rolled back: `gpufleet upgrade --dry` "
-                "shows the difference; revert your change there, or the next deploy applies it "
-                "again",
+                "note: group_vars still contain the change that was rolled back. `gpufleet "
+                "upgrade --dry` shows the difference. Revert the change in group_vars; "
+                "otherwise the next deploy applies it again",
                 err=True,
             )
             return
         for edit in edits:
             click.echo(f"to restore: {edit}", err=True)
-        if self._confirm("Write these lines?"):
+        if self._confirm("Write these lines to the files?"):
             declare_version.write_down(self.wanted.declared.root, edits)
 
     # -- journals
@@ -514,10 +528,11 @@ class _UpgradeCommand:
             looks = observe.look(nodes, nodes.names)
         locks = {str(each.lock): each.lock for each in looks.values() if each.lock}
         if not locks:
-            return [f"{self.folder}: no upgrade of this inventory can be resumed"]
+            return [f"{self.folder}: contains no upgrade of this inventory that can be resumed"]
         return [
-            f"{self.folder} has no journal of it, and the nodes are locked by {each}: resume it "
-            "there, or take over by `gpufleet upgrade --steal WHY`"
+            f"{self.folder} has no journal of the upgrade, but the nodes are locked by "
+            f"{each}: resume the upgrade on that machine, or take it over with `gpufleet "
+            "upgrade --steal WHY`"
             for each in locks
         ]
 
@@ -530,8 +545,8 @@ def _print_how_to_resume(journal: Journal) -> None:
     marked = ", ".join(state.marked)
     left = f" {marked} stay out of service until then." if marked else ""
     click.echo(
-        f"upgrade {state.id} has not finished: `gpufleet upgrade {state.inventory} --resume` "
-        f"continues it, --abort undoes its current wave.{left}",
+        f"upgrade {state.id} has not finished: `gpufleet upgrade {state.inventory} "
+        f"--resume` continues the upgrade, and --abort undoes its current wave.{left}",
         err=True,
     )
 
@@ -572,7 +587,7 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
 
     every = upgrade_journal.list_journals(folder)
     if not every:
-        raise FleetError(f"{folder}: no upgrade is recorded")
+        raise FleetError(f"{folder}: contains no record of an upgrade")
     mine = Path(inventory_file).resolve()
     problems: list[str] = []
     for path in reversed(every):
@@ -587,9 +602,9 @@ def _last_journal(folder: Path, inventory_file: str) -> Path:
             return path
     raise FleetError(
         *problems,
-        f"{folder}: no upgrade of {inventory_file} is recorded; recorded for other inventories "
-        f"(or this one under another path): {join_names([each.stem for each in every[-4:]])}: "
-        "name one with --report ID",
+        f"{folder}: contains no record of an upgrade of {inventory_file}. There are records "
+        "for other inventories, or for this inventory under a different path: "
+        f"{join_names([each.stem for each in every[-4:]])}: choose one with --report ID",
     )
 
 
@@ -604,7 +619,7 @@ def _build_request(  # noqa: PLR0917  # each is an option of both commands
     from gpufleet.upgrade.run.upgrade_plan import UpgradeRequest
 
     if steal is not None and not steal.strip():
-        raise click.UsageError("--steal: give a reason; it is recorded.")
+        raise click.UsageError("--steal needs a reason, which gpufleet records.")
     return UpgradeRequest(
         inventory=inventory_file,
         declared=declared,

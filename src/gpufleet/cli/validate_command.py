@@ -33,7 +33,7 @@ MISTAKES, REMARKS = 2, 1
 @click.option(
     "--without-secrets",
     is_flag=True,
-    help="Skip secret files, for machines that do not have them.",
+    help="Do not check files with secrets, for machines that do not have these files.",
 )
 @click.option("--strict", is_flag=True, help="Exit with status 1 if there are notes.")
 @json_option
@@ -54,10 +54,10 @@ def validate(
     gpufleet validate inventories/prod.py --as gpu_h100=h100x8,gpu_a100=a100x8
     gpufleet validate inventories/prod.py --without-secrets --strict --json
 
-    Deploys and upgrades begin with this check. With --as, or if every GPU node has `gpus.hardware`,
-    the fleet is also planned on that hardware.
+    Deploys and upgrades begin with this check. With --as, or if `gpus.hardware` is set for every
+    GPU node, the command also plans the fleet for that hardware.
 
-    Exit status: 0 fine, 1 notes (with --strict), 2 mistakes.
+    Exit status: 0: no mistakes. 1: there are notes (only with --strict). 2: there are mistakes.
     """
     from gpufleet.fleet import inventory_check
     from gpufleet.fleet.declared_hardware import parse_hardware

@@ -68,8 +68,8 @@ def parse_model(text: str) -> FirstModel:
     match = _GIVEN.fullmatch(text)
     if match is None:
         raise FleetError(
-            f"--model {text}: write ORG/NAME, ORG/NAME@COMMIT with all 40 digits of the commit, or "
-            "the absolute path of a directory on the nodes"
+            f"--model {text}: write ORG/NAME, or ORG/NAME@COMMIT with all 40 digits of the "
+            "commit, or the absolute path of a directory on the nodes"
         )
     return FirstModel(match["model"], match["revision"])
 

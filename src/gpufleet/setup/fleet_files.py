@@ -72,7 +72,8 @@ def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
 
     kinds = [group for group in groups if group.startswith("gpu_")]
     return inventory_text(
-        "The fleet. Its variables are in group_vars/: `gpufleet inventory` shows them all.",
+        "The fleet. The variables of its nodes are in group_vars/; `gpufleet inventory` "
+        "shows all of them.",
         {group: [*map(entry, hosts)] for group, hosts in groups.items()},
         {GPU: kinds} if kinds else {},
     )
@@ -124,23 +125,25 @@ def render(
         both = isinstance(value, Mapping) and isinstance(derived.get(key), Mapping)
         derived[key] = {**derived[key], **value} if both else value
     files[VARIABLES] = (
-        "# Every node of inventories/fleet.py: how it is reached, and where software comes from.\n"
-        f"{_yaml(reached)}\n{_yaml(derived)}"
+        "# Variables of every node of inventories/fleet.py: its address, and the sources "
+        f"of software.\n{_yaml(reached)}\n{_yaml(derived)}"
     )
     served = sum(len(kind.nodes) for kind in kinds if kind.gpus)
     files[f"group_vars/{GPU}.yml"] = (
-        "# What the nodes with GPUs serve: `gpufleet plan` shows where.\n"
-        + _serving(serving, model, served)
+        "# The models that the nodes with GPUs serve. `gpufleet plan` shows which nodes "
+        "serve them.\n" + _serving(serving, model, served)
     )
     for kind in kinds:
         path = f"group_vars/{kind.group}.yml"
         if kind.group == NO_GPUS:
             without = {"gpu_node": False, "monitoring": {}}
-            files[path] = f"# Without GPUs: they can monitor the others.\n{_yaml(without)}"
+            files[path] = (
+                f"# Nodes without GPUs, which can monitor the other nodes.\n{_yaml(without)}"
+            )
             continue
         files[path] = (
-            f"# {kind.gpus} x {kind.model} in each node: a node with fewer is refused.\n"
-            f"{_yaml({'gpus': {'count': kind.gpus}})}"
+            f"# Each node has {kind.gpus} x {kind.model}. gpufleet refuses a node with "
+            f"fewer GPUs.\n{_yaml({'gpus': {'count': kind.gpus}})}"
         )
         if kind.lock:
             place = str(lock_path(Path("group_vars"), kind.group))

@@ -77,8 +77,8 @@ def _ask(host: Host) -> paramiko.PKey | str:
     where = f"{host.name} ({host.known_name})" if host.known_name != host.name else host.name
     if host.jump:
         return (
-            f"{where}: is reached over another host, so its key cannot be fetched: give a file "
-            "that has it with --known-hosts"
+            f"{where}: is reached through a different host, so gpufleet cannot fetch its "
+            "key: give a file that contains the key with --known-hosts"
         )
     try:
         with socket.create_connection((host.address, host.port), timeout=SECONDS) as connection:
@@ -90,4 +90,4 @@ def _ask(host: Host) -> paramiko.PKey | str:
                 transport.close()
     except (OSError, EOFError, paramiko.SSHException) as error:
         said = getattr(error, "strerror", None) or str(error) or type(error).__name__
-        return f"{where}: shows no host key: {said}"
+        return f"{where}: gpufleet could not get the host key: {said}"

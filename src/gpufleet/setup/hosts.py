@@ -76,7 +76,9 @@ def parse_hosts(
         match = _WORD.fullmatch(word)
         port = int(match["port"] or 0) if match else 0
         if match is None or port > 65535:
-            problems.append(f"{word}: is not a host: write HOST, USER@HOST or USER@HOST:PORT")
+            problems.append(
+                f"{word}: is not the name of a host: write HOST, USER@HOST or USER@HOST:PORT"
+            )
             continue
         name = match["host"].strip("[]")
         said = configured.get(name, {})
@@ -129,11 +131,13 @@ def _twice(hosts: Iterable[Host]) -> Iterator[str]:
     places: dict[str, str] = {}
     for host in hosts:
         if host.name in names:
-            yield f"{host.name}: is named twice, with different users or ports: keep one"
+            yield (
+                f"{host.name}: is given twice, with different users or ports: remove one of the two"
+            )
         elif places.get(host.known_name):
             yield (
                 f"{host.name} and {places[host.known_name]} are both {host.known_name}: "
-                "keep one of them"
+                "remove one of the two"
             )
         names[host.name] = host
         places.setdefault(host.known_name, host.name)

@@ -100,8 +100,9 @@ def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
     if len(set(paths.values())) > 1:
         said = "; ".join(f"{name}: {system}" for name, system in systems.items())
         raise FleetError(
-            f"the nodes run several systems ({said}), and NVIDIA has a repository for each: give "
-            "the hosts of one system at a time, a directory each"
+            f"the nodes run different systems ({said}), and NVIDIA has a separate "
+            "repository for each system: run this command once for each system, with the "
+            "hosts of that system and a directory of their own"
         )
     grouped: dict[tuple[str, int], list[str]] = {}
     for name, document in documents.items():
@@ -214,13 +215,14 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
         who = join_names(kind.nodes)
         if kind.bare and kind.lock:
             yield (
-                f"{who}: no NVIDIA driver is loaded: type `gpufleet deploy node` first: it "
-                f"installs {kind.lock.driver}"
+                f"{who}: no NVIDIA driver is loaded: run `gpufleet deploy node` first, "
+                f"which installs {kind.lock.driver}"
             )
         elif kind.lock and kind.gets_driver:
             yield (
-                f"{who}: {join_names(kind.drivers)} is in no set of versions that vLLM's CUDA 13 "
-                f"runs on: type `gpufleet deploy node` first: it installs {kind.lock.driver}"
+                f"{who}: the driver {join_names(kind.drivers)} is in no set of versions on "
+                "which vLLM's CUDA 13 runs: run `gpufleet deploy node` first, which "
+                f"installs {kind.lock.driver}"
             )
 
 
@@ -240,7 +242,8 @@ def old_pythons(documents: Mapping[str, Mapping[str, Any]], release: str) -> str
     named = ", ".join(f"{name} ({'.'.join(map(str, each))})" for name, each in old.items())
     least = ".".join(map(str, min(old.values())[:2]))
     return (
-        f"the shipped lock of vLLM is for Python {python} and newer, and these have an older one: "
-        f"{named}: type `gpufleet packages lock vllm {release} --python {least}` in the new "
-        "directory, which writes the file that `vllm.lock` names"
+        f"the lock file of vLLM that gpufleet ships is for Python {python} and newer, but "
+        f"these nodes have an older Python: {named}. Run `gpufleet packages lock vllm "
+        f"{release} --python {least}` in the new directory. This command writes the file "
+        "that `vllm.lock` names"
     )
