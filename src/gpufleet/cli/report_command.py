@@ -160,5 +160,7 @@ def _read(kind: type[AnyForm], file: Path, made_by: str) -> AnyForm:
     except (OSError, ValueError) as error:
         raise FleetError(f"{file}: cannot be read: {file_fault(error)}") from None
     if len(data) > MOST_BYTES:
-        raise FleetError(f"{file}: is larger than {MOST_BYTES >> 20} MiB: give a file that `{made_by}` wrote")  # fmt: skip
+        raise FleetError(
+            f"{file}: is larger than {MOST_BYTES >> 20} MiB: give a file that `{made_by}` wrote"
+        )
     return read_form(kind, text, str(file), made_by)

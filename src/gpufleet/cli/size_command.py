@@ -156,7 +156,7 @@ _PARALLEL = click.IntRange(min=1)
     type=click.IntRange(min=0),
     default=0,
     show_default=True,
-    help="Method, as in --speculative-config.",
+    help="Number of speculative tokens, as in --speculative-config.",
 )
 @click.option(
     "--speculative-config",

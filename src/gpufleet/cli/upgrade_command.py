@@ -201,8 +201,7 @@ def rollback(
     """
     Restore what the last upgrade replaced.
 
-    Afterwards every replica runs as before the upgrade. The command needs no network access for
-    downloads.
+    Afterwards every replica runs as before the upgrade. The command downloads nothing.
 
     \b
     gpufleet rollback inventories/prod.py --dry

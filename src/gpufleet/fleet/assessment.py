@@ -111,7 +111,8 @@ def plan_fleet(
         {name: each.kind for name, each in models.items()},
     )
     unknown = tuple(
-        f"{name}: unknown whether it is cordoned ({why}): the plan assumes that it is not"
+        f"{name}: it is not known whether the node is cordoned ({why}), so the plan assumes "
+        "that it is not cordoned"
         for name, document in documents.items()
         if (why := cordon.unknown_reason(document))
     )
@@ -151,9 +152,10 @@ def _missing_documents(answers: Mapping[str, Mapping[str, Any] | str]) -> list[s
     missing = [f"{name}: {said}" for name, said in answers.items() if isinstance(said, str)]
     if missing:
         missing.append(
-            "a plan needs every node of the inventory: bring these nodes back, or take them out "
-            "of the inventory (their replicas then move to the others; one over several nodes "
-            "only with `when_a_node_leaves: replan`)"
+            "a plan needs an answer from every node of the inventory: repair these nodes, "
+            "or remove them from the inventory. If you remove them, their replicas move to "
+            "the other nodes; a replica that spans nodes moves only with "
+            "`when_a_node_leaves: replan`"
         )
     return missing
 

@@ -45,12 +45,14 @@ def parse_hardware(written: Sequence[str]) -> dict[str, str]:
         name, _, hardware = each.rpartition("=")
         name = name or EVERY_NODE
         if found.setdefault(name, hardware) != hardware:
-            problems.append(f"--as has {name} as {found[name]} and as {hardware}: keep one")
+            problems.append(
+                f"--as gives {name} both {found[name]} and {hardware}: remove one of the two"
+            )
         if hardware not in recorded_nodes.names():
             problems.append(
-                f"--as {each}: no hardware is named {hardware!r}"
-                f"{suggestion(hardware, recorded_nodes.names())}; known are "
-                f"{', '.join(recorded_nodes.names())}"
+                f"--as {each}: there is no hardware "
+                f"{hardware!r}{suggestion(hardware, recorded_nodes.names())}; the known "
+                f"names are {', '.join(recorded_nodes.names())}"
             )
     if problems:
         raise FleetError(*problems)
@@ -71,8 +73,8 @@ def hardware_documents(
     """
     names = [EVERY_NODE, *declared, *(group for each in declared.values() for group in each.groups)]
     problems = [
-        f"--as {name}=...: the inventory has no group or node of GPUs called {name!r}"
-        f"{suggestion(name, names)}"
+        f"--as {name}=...: the inventory has no group of GPU nodes and no GPU node "
+        f"{name!r}{suggestion(name, names)}"
         for name in hardware
         if name not in names
     ]
@@ -89,9 +91,9 @@ def hardware_documents(
     if missing:
         group = declared[missing[0]].groups[-1:] or (missing[0],)
         problems.append(
-            f"no hardware is named for {join_names(missing)}: add `--as {group[0]}=NAME`, or set "
-            f"`gpus.hardware` in group_vars/{group[0]}.yml; NAME is one of "
-            f"{', '.join(recorded_nodes.names())}"
+            f"the hardware of {join_names(missing)} is not given: add `--as "
+            f"{group[0]}=NAME`, or set `gpus.hardware` in group_vars/{group[0]}.yml; NAME "
+            f"is one of {', '.join(recorded_nodes.names())}"
         )
     if problems:
         raise FleetError(*problems)

@@ -81,7 +81,7 @@ def take(
         found |= ask(others, not mine)
     silent = {name: said for name, said in found.items() if isinstance(said, str)}
     remarks = tuple(
-        f"{name}: is not locked against other deploys: {printable(str(said['why']))}"
+        f"{name}: the node could not be locked against other deploys: {printable(str(said['why']))}"
         for name, said in sorted(found.items())
         if not isinstance(said, str) and said["why"]
     )
@@ -100,7 +100,7 @@ def hold_again(state: State, host: Host) -> str:
     answers = _ask(state, [host], asked)
     said = answers[host.name]
     if isinstance(said, str):
-        return f"it is unknown whether another deploy has locked it: {said}"
+        return f"it is not known whether another deploy has locked the node: {said}"
     return "; ".join(_refusals(answers, asked["upgrade"]))
 
 
@@ -121,7 +121,7 @@ def refuse_silent(state: State, names: Iterable[str]) -> None:
 
 
 def _not_known(name: str, why: str) -> str:
-    return f"{name}: it is unknown whether it is being deployed: {why}"
+    return f"{name}: it is not known whether a deploy is changing the node: {why}"
 
 
 def _refusals(found: Mapping[str, Answer], upgrade: str | None) -> tuple[str, ...]:

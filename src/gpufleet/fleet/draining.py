@@ -92,7 +92,8 @@ def refusal(found: Drain) -> str | None:
         return None
     what = join_names(found.last)
     return (
-        f"{found.node}: nothing else serves {what}: draining it makes requests for "
-        f"{'it' if len(found.last) == 1 else 'them'} fail; start a replica elsewhere first, or "
-        "drain it anyway with --force"
+        f"{found.node}: no other node serves {what}, so requests for "
+        f"{'this model' if len(found.last) == 1 else 'these models'} would fail while the "
+        "node is drained: start a replica on a different node first, or drain the node "
+        "anyway with --force"
     )

@@ -242,5 +242,5 @@ def _unlocked(node: Reading, lock: GpuLock) -> Iterator[Deviation]:
     }
     for part, (version, when) in parts.items():
         if version is not None and not matches_lock(str(version), lock.driver):
-            said = f"{part} is {version}, the lock has {lock.driver}"
+            said = f"{part} is {version}, but the lock has {lock.driver}"
             yield Deviation("gpu_lock.driver", said, when, "gpufleet deploy node INVENTORY")

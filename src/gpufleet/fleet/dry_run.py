@@ -209,7 +209,7 @@ def _compile(file: str) -> CodeType:
         return compile(Path(file).read_bytes(), file, "exec", dont_inherit=True)
     except OSError as error:
         raise FleetError(
-            f"{file}: cannot be read: {error.strerror}; run this in the project's directory"
+            f"{file}: cannot be read: {error.strerror}; run this command in the project's directory"
         ) from None
 
 
@@ -240,5 +240,5 @@ def _execute(file: str, code: CodeType) -> tuple[str, ...]:
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {printable(str(error))}"
         typed = f"gpufleet deploy {Path(file).stem} INVENTORY --dry"
-        return (f"it fails with {said}; run `{typed}` to see where",)
+        return (f"the comparison fails with {said}; run `{typed}` to see where it fails",)
     return ()

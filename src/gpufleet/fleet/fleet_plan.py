@@ -169,8 +169,9 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
     found += tuple(_problems_of_any_plan(there)) if left_out else ()
     if left_out:
         found += (
-            f"whether {join_names(sorted(left_out))} can be placed is not known yet: it depends "
-            f"on what {join_names(sorted(hidden))} will use once this is fixed",
+            f"it is not yet known whether {join_names(sorted(left_out))} can be placed, "
+            f"because this depends on what {join_names(sorted(hidden))} will use after the "
+            "correction",
         )
     return tuple(dict.fromkeys(found))
 

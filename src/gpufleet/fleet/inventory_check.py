@@ -134,7 +134,7 @@ def _file_problem(named: NamedFile) -> str:
         content = Path(named.path).expanduser().read_bytes()
     except OSError as error:
         return f"{named.path} cannot be read ({error.strerror})" + (
-            ": write the secret into it, and `chmod 600` it" if named.secret else ""
+            ": write the secret to this file, and run `chmod 600` on it" if named.secret else ""
         )
     return "" if content.strip() else f"{named.path} is empty"
 

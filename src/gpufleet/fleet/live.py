@@ -106,4 +106,6 @@ def gpu_hosts(nodes: Iterable[Host]) -> list[Host]:
     known = loader.current().gpu_nodes
     if found := [each for each in nodes if each.name in known]:
         return found
-    raise FleetError("none of these nodes has GPUs: `gpu_node: false` is set for all of them")
+    raise FleetError(
+        "none of these nodes has GPUs: `gpu_node: false` is set for all of these nodes"
+    )

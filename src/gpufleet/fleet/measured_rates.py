@@ -68,18 +68,21 @@ class ModelRate:
         names, rate = replica_names(self.model, self.replicas), self.rate
         if rate is None:
             return f"{names}: {str(self.planned).removeprefix(f'{self.model} ')}"
-        missed = f", not {rate.missed:.3g}," if rate.missed else ""
+        missed = f", but not {rate.missed:.3g}" if rate.missed else ""
         held = {"planned": "is planned", "running": "runs"}
         found = (
-            f"{names}: measured to carry {rate.requests_per_second:.3g} requests/s each{missed} "
-            f"{rate.age}; holds for what " + " and ".join(held[each] for each in self.holds_for)
+            f"{names}: measured {rate.age}: each can serve {rate.requests_per_second:.3g} "
+            f"requests/s{missed}; this applies to what "
+            + " and ".join(held[each] for each in self.holds_for)
         )
         if "planned" not in self.holds_for:
-            return f"{found}, not for what is planned: {self.planned}"
+            return f"{found}, but not to what is planned: {self.planned}"
         if isinstance(self.running, MeasuredRate) and self.running != rate:
-            return f"{found}; what runs carries {self.running.requests_per_second:.3g} requests/s"
+            return (
+                f"{found}; what runs now serves {self.running.requests_per_second:.3g} requests/s"
+            )
         if isinstance(self.running, str):
-            return f"{found}, not for what runs: {self.running}"
+            return f"{found}, but not to what runs now: {self.running}"
         return found
 
     def as_json(self) -> dict[str, Any]:

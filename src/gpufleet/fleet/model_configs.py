@@ -258,8 +258,8 @@ def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Ma
         if isinstance(content, Mapping) and "missing" not in content:
             return found
         missing = content if isinstance(content, Mapping) else found
-        why = str(missing.get("missing", "no object with keys"))
-    raise FleetError(f"{path}: its {key}.json could not be read on any node ({why})")
+        why = str(missing.get("missing", "it is not a JSON object"))
+    raise FleetError(f"{path}: {key}.json in this directory could not be read on any node ({why})")
 
 
 def _positive(count: Any) -> int | None:

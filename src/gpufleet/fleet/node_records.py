@@ -121,4 +121,4 @@ def record_failures(answers: Mapping[str, Mapping[str, Any] | str], what: str) -
         name: answer if isinstance(answer, str) else str(answer.get("error", ""))
         for name, answer in sorted(answers.items())
     }
-    return [f"{name}: {what} not recorded there: {why}" for name, why in said.items() if why]
+    return [f"{name}: {what} not recorded on the node: {why}" for name, why in said.items() if why]

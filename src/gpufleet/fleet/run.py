@@ -269,7 +269,7 @@ def _undeclared(setting: str, look: str) -> Callable[[State], frozenset[str]]:
         for name, said in sorted(answers.items()):
             if isinstance(said, str):
                 logger.warning(
-                    "    %s: %s; if it still has %s, that stays: repeat this run",
+                    "    %s: %s; if this node still has %s, it stays there: repeat this run",
                     *(name, said, setting),
                 )
         nodes = frozenset(
@@ -306,13 +306,15 @@ def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
 
 _require_gateway = _require_setting(
     "gateway",
-    "no node of this run is a gateway: write `gateway` into the variables of a node that is to be "
-    "one, and, if it has no GPUs, `gpu_node: false`: docs/traffic/gateway.md",
+    "no node of this run is a gateway: set `gateway` in the variables of the node that "
+    "should be a gateway, and set `gpu_node: false` as well if that node has no GPUs: "
+    "docs/traffic/gateway.md",
 )
 _require_monitoring = _require_setting(
     "monitoring",
-    "no node of this run monitors the fleet: write `monitoring: {}` and, if it has no GPUs, "
-    "`gpu_node: false` into the group_vars of the node that should: docs/monitor/monitoring.md",
+    "no node of this run monitors the fleet: write `monitoring: {}` in the group_vars of "
+    "the node that should monitor it, and `gpu_node: false` as well if that node has no "
+    "GPUs: docs/monitor/monitoring.md",
 )
 
 
@@ -323,7 +325,7 @@ def _running_servers(state: State) -> ServersAndSilentNodes:
     answers = documents(state)
     silent = {name: said for name, said in answers.items() if isinstance(said, str)}
     for name, said in silent.items():
-        logger.warning("    %s: %s; its last known vLLM servers are kept", name, said)
+        logger.warning("    %s: %s; the last known vLLM servers of this node are kept", name, said)
     there = {name: said for name, said in answers.items() if not isinstance(said, str)}
     return servers.running_servers(fleet_plan.running_stages(there)), frozenset(silent)
 
@@ -495,8 +497,8 @@ def refuse_unstartable(plan: FleetPlan, settings: Mapping[str, NodeSettings]) ->
     if without:
         raise FleetError(
             *(
-                f"serving.{model}: a replica spans {' and '.join(nodes)}, and its nodes "
-                "authenticate each other with a key: run `openssl rand -hex 32 > "
+                f"serving.{model}: a replica spans {' and '.join(nodes)}, and these nodes "
+                "need a key to authenticate each other: run `openssl rand -hex 32 > "
                 "secrets/cluster-key`, and set `vllm.cluster_key_file` to that file"
                 for model, nodes in without.items()
             )

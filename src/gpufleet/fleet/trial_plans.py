@@ -82,7 +82,9 @@ class TrialPlans:
             return served.model_copy(update=fields) if model == self.running.model else served
 
         node = self.running.node
-        answers = {name: self.documents.get(name, "it does not answer") for name in self.declared}
+        answers = {
+            name: self.documents.get(name, "the node does not answer") for name in self.declared
+        }
         return plan_fleet(
             # Ignore the node's cordon: if a killed run left one, it is removed before the deploys.
             {**answers, node: {**self.documents[node], "cordon": None}},

@@ -10,7 +10,7 @@ from gpufleet.settings.node_variables import NodeVars
 # The consequence for a serving fleet: these parts are removed from the last node only on explicit
 # request.
 _LAST = {
-    "gateway": "clients would have no address",
+    "gateway": "clients would have no address for their requests",
     "monitoring": "the fleet would not be monitored, and no alert would be sent",
 }
 
@@ -33,8 +33,9 @@ def removal_problem(
     if setting not in _LAST or not serves or has_other or not unsaid:
         return None
     return (
-        f"{node_ranges(unsaid)}: `{setting}` runs there, but no node of the inventory declares it "
-        f"any more, and models are served: without it {_LAST[setting]}. Write `{setting}` into "
-        "the variables again (is a group or a file in group_vars misspelt?); to remove it, write "
-        f"`absent: {{parts: [{setting}]}}` there"
+        f"{node_ranges(unsaid)}: `{setting}` runs on these nodes, but it is not set for any "
+        f"node of the inventory, and models are served. Without `{setting}`, "
+        f"{_LAST[setting]}. Set `{setting}` in the variables again (the name of a group or "
+        f"of a file in group_vars may be misspelt). To remove `{setting}`, write `absent: "
+        f"{{parts: [{setting}]}}` in the variables of these nodes"
     )

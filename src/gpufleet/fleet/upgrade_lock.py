@@ -37,8 +37,9 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
             why = f"its id is {lock.get('id')!r}"
         if why is not None:
             problems.append(
-                f"{name}: it is unknown whether an upgrade is running ({printable(str(why))}): "
-                "its file is /var/lib/gpufleet/change/lock.json"
+                f"{name}: it is not known whether an upgrade is running "
+                f"({printable(str(why))}): the lock file of upgrades is "
+                "/var/lib/gpufleet/change/lock.json"
             )
             continue
         found.setdefault(str(lock.get("id")), (lock, []))[1].append(name)
@@ -46,9 +47,10 @@ def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, 
         at = time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime(float(lock.get("since") or 0)))
         what = printable(f"{lock.get('what')}, by {lock.get('owner')}")
         problems.append(
-            f"upgrade {printable(upgrade)} ({what}, since {at}) has locked {join_names(names)}: a "
-            "deploy would restart replicas that are not drained. Wait for it to finish; if it "
-            "was interrupted, `gpufleet upgrade INVENTORY --resume` or `--abort`. To deploy "
-            f"anyway: {VARIABLE}={printable(upgrade)} in front of the command"
+            f"upgrade {printable(upgrade)} ({what}, since {at}) has locked "
+            f"{join_names(names)}, because a deploy would restart replicas that are not "
+            "drained. Wait until the upgrade has finished. If it was interrupted, run "
+            "`gpufleet upgrade INVENTORY --resume` or `--abort`. To deploy anyway, write "
+            f"{VARIABLE}={printable(upgrade)} in front of the command"
         )
     return tuple(problems)

@@ -74,7 +74,7 @@ class _Inventory:
         if match is None:
             self.count += 1
             if self.count > _MOST_HOSTS:
-                raise FleetError(f"its ranges expand to more than {_MOST_HOSTS:,} hosts")
+                raise FleetError(f"the ranges in it expand to more than {_MOST_HOSTS:,} hosts")
             yield pattern
             return
         for each in _range(match):
@@ -148,7 +148,7 @@ def read_ini(text: str) -> Source:
         try:
             words = shlex.split(stripped, comments=True)
         except ValueError:
-            problems.append(f"line {number}: a quote is not closed; close it")
+            problems.append(f"line {number}: a closing quote is missing: add it")
             continue
         _ini_line(found, name, kind, words)
     if problems:
@@ -190,7 +190,8 @@ def read_hosts(text: str) -> tuple[Any, ...]:
         documents = [each for each in load_documents(text) if mapping(each)]
         if len(documents) != 1 or not is_inventory(mapping(documents[0])):
             raise FleetError(
-                "is not an Ansible inventory: give its YAML or INI file with the hosts"
+                "is not an Ansible inventory: give the YAML or INI file of the inventory "
+                "that contains the hosts"
             )
         source = read_inventory(mapping(documents[0]))
     return source.hosts
@@ -209,7 +210,7 @@ def _source(found: _Inventory) -> Source:
         {name: tuple(group.hosts) for name, group in found.groups.items()}, children
     )
     if not any(nested.members.values()):
-        raise FleetError("has groups and no hosts: give the inventory file that names them")
+        raise FleetError("has groups but no hosts: give the inventory file that contains the hosts")
     said: dict[str, dict[str, Any]] = {}
     for name, hosts in nested.members.items():  # the most specific group comes last
         for host in hosts:
@@ -220,8 +221,9 @@ def _source(found: _Inventory) -> Source:
     notes: dict[str, Note] = {}
     reached = {host: _reached(host, variables, notes) for host, variables in said.items()}
     notes["known_hosts"] = Note(
-        "an inventory has no host keys: create `inventories/known_hosts` with ssh-keyscan, and "
-        "set it in `ssh_known_hosts_file` in group_vars",
+        "an Ansible inventory has no host keys: create `inventories/known_hosts` with "
+        "ssh-keyscan, and write `ssh_known_hosts_file: inventories/known_hosts` in "
+        "group_vars",
         decide=True,
     )
     groups = {name: [reached[host] for host in group.hosts] for name, group in found.groups.items()}
@@ -260,15 +262,24 @@ def _variable(key: str, value: Any) -> Any:
 
 def _dropped(key: str) -> Note:
     if key in _RENAMED:
-        why = f"its value is unknown, or is the default of `{_RENAMED[key]}`"
+        why = f"the value is unknown, or it is the default of `{_RENAMED[key]}`"
     elif key == "ansible_connection":
-        why = "nodes are reached by SSH; write the node as '@local' where it is this machine"
+        why = (
+            "gpufleet connects to nodes with SSH; if a node is this machine, write '@local' as "
+            "its name"
+        )
     elif re.search(r"pass|secret|token|key", key, re.IGNORECASE):
-        why = "secrets are files that settings name; nodes are reached with keys"
+        why = (
+            "gpufleet reads secrets from files that settings name, and connects to nodes with "
+            "SSH keys"
+        )
     else:
-        why = "it has no counterpart in an inventory: group_vars and host_vars declare `serving`"
+        why = (
+            "an inventory has no such setting: write the models to serve under `serving` in "
+            "group_vars or host_vars"
+        )
     return Note(
-        f"`{key}` is dropped, its value not shown: {why}", decide=key == "ansible_connection"
+        f"`{key}` is dropped, and its value is not shown: {why}", decide=key == "ansible_connection"
     )
 
 

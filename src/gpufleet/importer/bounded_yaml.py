@@ -42,14 +42,15 @@ def load_documents(text: str) -> tuple[Any, ...]:
             size += _size(node, known)
             if size > _MOST_VALUES:
                 raise FleetError(
-                    f"its aliases (`*name`) expand to more than {_MOST_VALUES:,} values: write "
-                    "them out, or drop them"
+                    f"the aliases (`*name`) in it expand to more than {_MOST_VALUES:,} "
+                    "values: write the values in place of the aliases, or remove the "
+                    "aliases"
                 )
             found.append(loader.construct_document(node))
     except (yaml.YAMLError, ValueError) as error:  # ValueError: an invalid date or number
         raise NoYamlError(_where(error)) from None
     except RecursionError:
-        raise FleetError("is nested too deeply") from None
+        raise FleetError("the values are nested too deeply") from None
     finally:
         loader.dispose()
     return tuple(each for each in found if each is not None)

@@ -33,7 +33,7 @@ _ALONE |= {"interactive", "tty", "read-only", "no-healthcheck", "oom-kill-disabl
 _SHORT = {"e": "env", "v": "volume", "p": "publish", "u": "user", "m": "memory", "w": "workdir"}
 _SHORT |= {"l": "label", "h": "hostname", "net": "network"}
 
-_NO_CONTAINER = "stages are services of the node, not containers"
+_NO_CONTAINER = "servers run as services of the node, not in containers"
 WHY = {
     "gpus": "the plan decides which GPUs a stage gets",
     "runtime": "the plan decides which GPUs a stage gets",
@@ -41,12 +41,12 @@ WHY = {
     "ipc": f"{_NO_CONTAINER}, and use the node's shared memory",
     "shm-size": f"{_NO_CONTAINER}, and use the node's shared memory",
     "network": f"{_NO_CONTAINER}, and use the node's network",
-    "restart": "systemd restarts a stage that dies",
+    "restart": "systemd restarts a server that ends unexpectedly",
     "name": "the unit is named after the model",
-    "user": "vllm.user is the user that runs the stages",
+    "user": "`vllm.user` sets the user that the servers run as",
     "ulimit": "the unit has the limits that vLLM needs",
     "healthcheck": "a deploy waits until the server answers",
-    "env-file": "it was not read: put its variables under `environment`",
+    "env-file": "the file was not read: write its variables under `environment`",
 }
 """
 Reasons for dropping a container's options; other options are dropped because no container is used.
@@ -96,7 +96,7 @@ def from_compose(
     found, notes = [], []
     for name, service in services.items():
         if not isinstance(service, Mapping) or not _is_vllm(service):
-            notes.append(Note(f"service `{name}` does not run vLLM: left out"))
+            notes.append(Note(f"service `{name}` does not run vLLM, so it is left out"))
             continue
         run = _Run()
         for key, value in service.items():
@@ -269,8 +269,8 @@ def release_of(image: str) -> str | None:
 def image_note(image: str) -> Note:
     """Return the note on an image."""
     version = release_of(image)
-    today = f": it runs vLLM {version} today" if version else ""
-    return Note(f"image {image} is dropped, `version` in settings sets the release{today}")
+    today = f": the image has vLLM {version}" if version else ""
+    return Note(f"image {image} is dropped, because `version` in settings sets the release{today}")
 
 
 def _words(value: Any) -> list[str]:

@@ -109,12 +109,12 @@ def convert(
     if any(engine_flags.of(engine).opens_ports for engine in rules):
         notes.append(
             Note(
-                "servers of SGLang open a port on all addresses: nodes need `firewall` (or "
-                f"`{section}.allow_unguarded_ports: true`)"
+                "servers of SGLang open a port on all addresses of the node: set "
+                f"`firewall` for the nodes (or `{section}.allow_unguarded_ports: true`)"
             )
         )
     notes += [
-        Note(f"`{key}` is only partial: merge it into your own")
+        Note(f"`{key}` contains only a part of the settings: merge it into your own `{key}`")
         for key in (section, "litellm")
         if key in settings
     ]
@@ -146,7 +146,10 @@ def _common(environments: Sequence[Mapping[str, str]]) -> dict[str, str]:
 def _server(launch: Launch, rules: FlagRules, found: Findings) -> None:
     """Convert one server to settings."""
     if found.key != launch.name:
-        found.say(f"{launch.name} is renamed to `{found.key}`: names are part of units and paths")
+        found.say(
+            f"{launch.name} is renamed to `{found.key}`, because names are parts of unit names "
+            "and paths"
+        )
     if launch.engine != DEFAULT:
         found.served["engine"] = launch.engine
     for note in launch.notes:
@@ -180,14 +183,16 @@ def _server(launch: Launch, rules: FlagRules, found: Findings) -> None:
     if launch.port not in {None, FIRST_PORT}:
         found.served["port"] = launch.port
         found.say(
-            f"port {launch.port} is the first replica's; further replicas take the next ports",
+            f"port {launch.port} is the port of the first replica on a node; further "
+            "replicas use the next ports",
             at=LAST,
         )
     port = found.served.get("port")
     if isinstance(port, int) and port < FIRST_FREE_PORT:
         found.say(
-            f"`port: {port}`: only root can listen below {FIRST_FREE_PORT}, and servers are not "
-            f"root: write {FIRST_FREE_PORT} or more here, and {port} as `gateway.port`",
+            f"`port: {port}`: only root can listen on ports below {FIRST_FREE_PORT}, and "
+            f"servers do not run as root: write {FIRST_FREE_PORT} or more here, and {port} "
+            "as `gateway.port`",
             decide=True,
             at=LAST,
         )
@@ -199,7 +204,9 @@ def _unset(launch: Launch, rules: FlagRules, found: Findings, line: Placed) -> N
     for flag, (name, value) in rules.unset.items():
         if flag not in given and name not in found.served:
             found.served[name] = value
-            found.say(f"`{name}: {value}`: it is so without `{flag}`", at=LAST)
+            found.say(
+                f"`{name}: {value}` is set, because this is the value without `{flag}`", at=LAST
+            )
 
 
 def _kind(found: Findings, words: Sequence[str]) -> None:
@@ -216,8 +223,8 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
     elif convert == "classify":
         found.served["kind"] = None
         found.say(
-            "`kind` must be rerank or classify: `--convert classify` makes a model that scores "
-            "documents (rerank) or names labels (classify)",
+            "`kind` must be rerank or classify: with `--convert classify`, a model returns "
+            "scores of documents (rerank) or labels (classify)",
             decide=True,
             at=LAST,
         )
@@ -247,16 +254,16 @@ def _adapters(found: Findings) -> None:
     for flag in ("lora-modules", "enable-lora"):
         found.flags.pop(flag, None)
     found.say(
-        "`--enable-lora` and `--lora-modules` are `adapters`: their memory is counted, and a "
-        "gateway knows their names",
+        "`--enable-lora` and `--lora-modules` become `adapters`, so that gpufleet counts "
+        "the adapters' memory, and a gateway knows their names",
         at=LAST,
     )
     for name, path in named.items():
         if not path.startswith("/"):
             found.say(
-                f"`adapters.{name}.revision` must be the commit of {path}, so that every replica "
-                f"serves the same files: `git ls-remote https://huggingface.co/{path} HEAD` prints "
-                "today's",
+                f"`adapters.{name}.revision` must be the commit of {path}, so that every "
+                "replica serves the same files: `git ls-remote "
+                f"https://huggingface.co/{path} HEAD` prints the current commit",
                 decide=True,
                 at=LAST,
             )
@@ -279,9 +286,9 @@ def _left_behind(launch: Launch, rules: FlagRules, found: Findings) -> None:
     left = without_secrets(placed(launch.left_behind), rules, found)
     if left.words:
         found.say(
-            f"`{' '.join(left.words)}` follows the end of the command, on separate lines: "
-            f"a shell does not give it to {rules.title}; dropped: end the line before it in `\\` "
-            "if it is wanted",
+            f"`{' '.join(left.words)}` follows on separate lines after the end of the "
+            f"command, so a shell does not pass it to {rules.title}, and it is dropped. If "
+            "you want it, write `\\` at the end of the line before it",
             decide=True,
             at=LAST,
         )
@@ -314,8 +321,8 @@ def _on_the_node(
     for inner, outer in launch.mounts:
         if inner not in used:
             found.say(
-                f"the mount {outer}:{inner} is dropped: stages are not containers, and files "
-                "are staged where a deploy can check them"
+                f"the mount {outer}:{inner} is dropped: servers do not run in containers, "
+                "and a deploy copies files to a place where it can check them"
             )
     return model, line
 
@@ -324,13 +331,13 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
     served = found.served
     if model is None or written is None:
         served["model"] = None
-        found.say("its model is unknown: set `model`", decide=True, at=LAST)
+        found.say("the model is unknown: set `model`", decide=True, at=LAST)
         return
     served["model"] = model
     if not _MODEL.fullmatch(model):
         found.say(
-            f"`model: {model}` is neither an absolute path on the node nor the Hub's "
-            "`organisation/name`: set it so",
+            f"`model: {model}` is neither an absolute path on the node nor a name on the "
+            "Hub, `organisation/name`: write one of the two",
             decide=True,
             at=LAST,
         )
@@ -338,12 +345,15 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         served["revision"] = None
         found.say(
             f"`revision` must be the commit of {model}, so that every node serves the same "
-            f"files: `git ls-remote https://huggingface.co/{model} HEAD` prints today's",
+            f"files: `git ls-remote https://huggingface.co/{model} HEAD` prints the current "
+            "commit",
             decide=True,
             at=LAST,
         )
     elif model.startswith("/") and served.pop("revision", None):
-        found.say("`--revision` is dropped: it has no effect for a path", at=LAST)
+        found.say(
+            "`--revision` is dropped, because it has no effect if the model is a path", at=LAST
+        )
     name = served.get("served_name", written)
     if name is None:
         return  # the line has a variable that only its shell knows: its reader has noted that
@@ -351,8 +361,10 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         served.pop("served_name", None)
     elif _SERVED.fullmatch(str(name)):
         if "served_name" not in served:
-            found.say(f"`served_name` stays the name that clients use: {name}", at=LAST)
+            found.say(
+                f"`served_name` is set, so that clients can still use the name {name}", at=LAST
+            )
         served["served_name"] = name
     else:
         served.pop("served_name", None)
-        found.say(f"clients use {name!r} today, and will have to use {found.key!r}", at=LAST)
+        found.say(f"clients now use the name {name!r}, and will have to use {found.key!r}", at=LAST)

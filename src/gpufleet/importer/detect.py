@@ -21,11 +21,12 @@ from gpufleet.importer.spark_recipe import is_recipe, read_recipe
 from gpufleet.importer.vllm_config import is_config, read_config
 
 _HOW = (
-    "what is read: a list of models (`models:` with `command:` each), a compose file with a vLLM "
-    "service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes workloads, Helm "
-    "values of vLLM's production-stack, a recipe of sparkrun, an Ansible inventory, a Dockerfile, "
-    "programs of supervisord, or a text with `vllm serve ...` or `docker run ... vllm/vllm-openai "
-    "...`; SGLang, TensorRT-LLM and TGI in vLLM's place"
+    "gpufleet can read: a list of models (`models:`, each with `command:`), a compose file "
+    "with a vLLM service, vLLM's own `--config` file, LiteLLM's `model_list`, Kubernetes "
+    "workloads, Helm values of vLLM's production-stack, a recipe of sparkrun, an Ansible "
+    "inventory, a Dockerfile, programs of supervisord, or a text with `vllm serve ...` or "
+    "`docker run ... vllm/vllm-openai ...`. SGLang, TensorRT-LLM or TGI can be in the "
+    "place of vLLM"
 )
 _LONGEST = 1 << 18
 """Maximum characters of a text; a file for hundreds of servers has fewer."""
@@ -43,8 +44,8 @@ def read(text: str, file: str, name: str) -> Source:
     """
     if len(text) > _LONGEST:
         raise FleetError(
-            f"{file}: has {len(text):,} characters, which is too long: at most {_LONGEST:,} are "
-            "read; give the part with the servers"
+            f"{file}: has {len(text):,} characters, but gpufleet reads at most "
+            f"{_LONGEST:,}: give only the part with the servers"
         )
     try:
         found = _read(text, file, name)
@@ -52,7 +53,7 @@ def read(text: str, file: str, name: str) -> Source:
         raise FleetError(*(f"{file}: {problem}" for problem in error.problems)) from None
     if not (found.launches or found.names or found.inventory):
         left_out = f" ({_short('; '.join(note.text for note in found.notes))})" * bool(found.notes)
-        raise FleetError(f"{file}: it does not start vLLM{left_out}; {_HOW}")
+        raise FleetError(f"{file}: the file does not start vLLM{left_out}; {_HOW}")
     return replace(found, launches=_named(found.launches))
 
 
@@ -64,8 +65,11 @@ def _read(text: str, file: str, name: str) -> Source:
     except NoYamlError as error:
         if is_yaml:
             template = "{{" in text
-            also = "; it is a template: give the output of `helm template` or of Ansible" * template
-            raise FleetError(f"is no YAML: {error}{also}") from None
+            also = (
+                "; the file is a template: give the output of `helm template` or of Ansible"
+                * template
+            )
+            raise FleetError(f"is not valid YAML: {error}{also}") from None
         documents = ()
     mappings = [mapping(each) for each in documents if isinstance(each, Mapping)]
     if len(documents) == 1 and isinstance(documents[0], list) and _are_models(documents[0]):
@@ -76,7 +80,7 @@ def _read(text: str, file: str, name: str) -> Source:
                 return read_kind(mappings)
         if is_yaml:
             keys = ", ".join(key for each in mappings for key in each) or "nothing"
-            raise FleetError(f"has {_short(keys)}: unknown format; {_HOW}")
+            raise FleetError(f"has the keys {_short(keys)}, which is not a known format; {_HOW}")
     if is_ini(text) and not (_STARTS.search(text) or started_engine(text)):
         return read_ini(text)
     if dockerfile.is_dockerfile(text):
@@ -130,7 +134,7 @@ def _models(document: Mapping[str, Any]) -> Source:
     shared = document.get("env", document.get("environment"))
     launches, notes = models_file.launches(document["models"], shared)
     notes += tuple(
-        Note(f"`{key}` is dropped: it is not a model")
+        Note(f"`{key}` is dropped, because it is not a model")
         for key in document
         if key not in {"models", "env", "environment"}
     )

@@ -17,7 +17,7 @@ UNSET = re.compile(r"\$\{?[A-Za-z_0-9@*#(]|`")
 """A reference to a variable that the text does not set."""
 
 _FILES = {"api_key_file": "secrets/{section}-api-key", "hf_token_file": "secrets/hf-token"}
-_TO_A_FILE = "write it to a file that git does not track"
+_TO_A_FILE = "write the value to a file that git does not track"
 
 _ORDER = (
     "model",
@@ -76,19 +76,20 @@ class Findings:
         self.hide(value)
         if setting is None:
             self.say(
-                f"{what} is dropped, its value not shown: settings are readable by all users of "
-                "the repository; give it to the unit by a systemd credential",
+                f"{what} is dropped, and its value is not shown: all users of the "
+                "repository can read settings; pass the value to the unit as a systemd "
+                "credential",
                 decide=True,
                 at=at,
             )
             return
         if setting not in _FILES:
-            self.say(f"{what} is dropped, its value not shown: {setting}", at=at)
+            self.say(f"{what} is dropped, and its value is not shown: {setting}", at=at)
             return
         self.shared[setting] = _FILES[setting].format(section=self.section)
         self.say(
-            f"{what} is dropped, its value not shown: {_TO_A_FILE}, {self.section}.{setting} names "
-            "it",
+            f"{what} is dropped, and its value is not shown: {_TO_A_FILE}, and set "
+            f"{self.section}.{setting} to this file",
             decide=True,
             at=at,
         )
@@ -99,8 +100,8 @@ class Findings:
         file = suggested_file(name, self.key)
         self.served.setdefault("environment_files", {})[name] = file
         self.say(
-            f"{name} is dropped, its value not shown: {_TO_A_FILE}, `environment_files` names it "
-            f"({file})",
+            f"{name} is dropped, and its value is not shown: {_TO_A_FILE}, and add this "
+            f"file to `environment_files` ({file})",
             decide=True,
         )
 

@@ -51,12 +51,12 @@ class FlagRules:
         return engine_flags.of(self.engine).title
 
 
-_CONFIG = "its file was not read: import it, too, and put its settings under these"
-_OWN_NODES = "the plan decides over which nodes a replica goes (`span_nodes: true` allows several)"
+_CONFIG = "the file was not read: import the file, too, and add its settings to these"
+_OWN_NODES = "the plan decides which nodes a replica uses (`span_nodes: true` allows several nodes)"
 _OWN_GPUS = "the plan decides which GPUs a stage gets"
 _OWN_ENGINES = "the plan decides where the engines of a replica run"
-_OWN_FILES = "files are staged where a deploy can check them"
-_PLAIN = "endpoints are plain HTTP: put TLS in front of them"
+_OWN_FILES = "a deploy copies files to a place where it can check them"
+_PLAIN = "endpoints use plain HTTP: for TLS, put a gateway or a load balancer in front of them"
 
 
 def vllm_rules(schema: Schema) -> FlagRules:
@@ -83,7 +83,7 @@ def vllm_rules(schema: Schema) -> FlagRules:
             "--shutdown-timeout": "drain_seconds",
         },
         dropped={
-            "--host": "vllm.listen is the address that all endpoints bind",
+            "--host": "`vllm.listen` sets the address that all endpoints listen on",
             "--uds": "endpoints are TCP ports",
             "--download-dir": _OWN_FILES,
             "--nnodes": _OWN_NODES,
@@ -110,12 +110,20 @@ def vllm_rules(schema: Schema) -> FlagRules:
 
 # -- SGLang 0.5.23 ---------------------------------------------------------------------------------
 
-_COPIES = "a replica of SGLang has one engine: for copies, write `replicas`"
-_ATTENTION = "gpufleet does not plan data-parallel attention for SGLang: all GPUs share it"
-_EXPERTS = "gpufleet does not plan expert parallelism for SGLang: the GPUs share each expert"
-_ADAPTERS = "gpufleet loads adapters with vLLM only: `adapters` beside `engine: vllm`"
-_SPLIT = "gpufleet separates prefill from decode with vLLM only: `prefill` beside `engine: vllm`"
-_TEXT = "entries of SGLang complete text: serve this model with `engine: vllm`"
+_COPIES = "a replica of SGLang has only one engine: for several copies, set `replicas`"
+_ATTENTION = (
+    "gpufleet does not plan data-parallel attention for SGLang: all GPUs of a replica share "
+    "the attention"
+)
+_EXPERTS = (
+    "gpufleet does not plan expert parallelism for SGLang: all GPUs of a replica share each expert"
+)
+_ADAPTERS = "gpufleet loads adapters only with vLLM: set `adapters` and `engine: vllm`"
+_SPLIT = "gpufleet separates prefill from decode only with vLLM: set `prefill` and `engine: vllm`"
+_TEXT = (
+    "with SGLang, gpufleet serves only models that complete text: serve this model with "
+    "`engine: vllm`"
+)
 _HTTP = "endpoints are HTTP"
 _LORA = (
     "--enable-lora --lora-paths --lora-backend --lora-eviction-policy --lora-target-modules "
@@ -145,9 +153,9 @@ def sglang_rules() -> FlagRules:
             "--revision": "revision",
         },
         dropped={
-            "--host": "sglang.listen is the address that all endpoints bind",
-            "--device": "sglang.device sets it",
-            "--enable-metrics": "gpufleet always sets it",
+            "--host": "`sglang.listen` sets the address that all endpoints listen on",
+            "--device": "`sglang.device` sets the device",
+            "--enable-metrics": "gpufleet always sets this flag",
             "--model-type": "gpufleet serves language models",
             "--download-dir": _OWN_FILES,
             **{
@@ -189,7 +197,7 @@ def sglang_rules() -> FlagRules:
         },
         secrets={
             "--api-key": "api_key_file",
-            "--admin-api-key": "gpufleet sets a new random one at each start",
+            "--admin-api-key": "gpufleet sets a new random value at each start",
             "--ssl-keyfile-password": _PLAIN,
         },
     )

@@ -113,20 +113,22 @@ class FlagSettings:
             value, _ = values.read(self._schema, given)
             said = " ".join(line.words[each] for each in given.at)
             if value is None:
-                self._found.say(f"`{said}` is dropped: it is {self._rules.title}'s default", at=at)
+                self._found.say(
+                    f"`{said}` is dropped, because it is the default of {self._rules.title}", at=at
+                )
                 continue
             if given.flag.kind is FlagKind.APPEND and len(uses) > 1:
                 all_values = ", ".join(f"`{text}`" for use in uses for text in use.values)
                 self._found.say(
-                    f"`{name}` is given {len(uses)} times ({all_values}), and settings have each "
-                    f"flag once: only `{given.values[-1]}` is kept",
+                    f"`{name}` is given {len(uses)} times ({all_values}), but settings can "
+                    f"contain a flag only once: only `{given.values[-1]}` is kept",
                     decide=True,
                     at=at,
                 )
             self._found.flags[name.removeprefix("--")] = value
             for text in filter(UNSET.search, given.values):
                 self._found.say(
-                    f"`{name}` refers to `{text}`: put the value itself", decide=True, at=at
+                    f"`{name}` refers to `{text}`: write the value itself", decide=True, at=at
                 )
 
     # -- settings of their own ---------------------------------------------------------------------
@@ -140,7 +142,7 @@ class FlagSettings:
         written = f"{given.option} {' '.join(given.values)}".rstrip()
         if any(map(UNSET.search, given.values)):
             self._found.say(
-                f"`{written}` is not known here: set `{name}` yourself", decide=True, at=at
+                f"the value of `{written}` is not known: set `{name}` yourself", decide=True, at=at
             )
             if name == "served_name":
                 self._found.served[name] = None
@@ -160,27 +162,32 @@ class FlagSettings:
         if name == "data_parallel_balancing":
             value = _balancing(given.flag.name, on=value)
             if value is None:
-                self._found.say(f"`{written}` is dropped: it is off by default", at=at)
+                self._found.say(f"`{written}` is dropped, because it is off by default", at=at)
                 return True
         self._found.served[name] = value
         if name == "drain_seconds":
-            self._found.say("`--shutdown-timeout` is `drain_seconds`", at=at)
+            self._found.say("`--shutdown-timeout` becomes `drain_seconds`", at=at)
         elif name == "data_parallel_balancing":
-            self._found.say(f"`{written}` is `data_parallel_balancing: {value}`", at=at)
+            self._found.say(f"`{written}` becomes `data_parallel_balancing: {value}`", at=at)
         else:
-            plan = "" if name in self._required else "; without it the plan chooses"
-            self._found.say(f"`{given.flag.name}` is `{name}`{plan}", at=at)
+            plan = (
+                ""
+                if name in self._required
+                else "; without this setting, the plan chooses the value"
+            )
+            self._found.say(f"`{given.flag.name}` becomes `{name}`{plan}", at=at)
         return True
 
     def _executor(self, value: Any, written: str, at: int) -> bool:
         if value == "ray":
             self._found.served["distributed_executor_backend"] = value
-            self._found.say(f"`{written}` is `distributed_executor_backend`", at=at)
+            self._found.say(f"`{written}` becomes `distributed_executor_backend`", at=at)
         elif value in {"mp", None}:
             self._found.say(f"`{written}` is dropped: it is the default", at=at)
         else:
             self._found.say(
-                f"`{written}` is dropped: `distributed_executor_backend` is `mp` or `ray`",
+                f"`{written}` is dropped, because `distributed_executor_backend` can only "
+                "be `mp` or `ray`",
                 decide=value != "uni",  # one process, vLLM's default for one GPU
                 at=at,
             )
@@ -191,8 +198,9 @@ class FlagSettings:
         self._found.served["served_name"] = first
         if others:
             self._found.say(
-                f"`--served-model-name` has {', '.join(map(str, others))} besides {first}: a model "
-                "has one name here; `litellm.aliases` can have the others",
+                f"`--served-model-name` has {', '.join(map(str, others))} besides {first}, "
+                "but in settings a model has only one name: write the other names under "
+                "`litellm.aliases`",
                 decide=True,
                 at=at,
             )
@@ -202,14 +210,14 @@ class FlagSettings:
         if not isinstance(value, int) or value < 1:
             return False  # auto
         self._found.served["context"] = value
-        self._found.say(f"`{written}` is `context`", at=at)
+        self._found.say(f"`{written}` becomes `context`", at=at)
         return True
 
     def _port(self, value: Any, written: str, at: int) -> bool:
         if self._published is not None:
             self._found.say(
-                f"`{written}` is dropped: it is the port within the container, which publishes "
-                f"{self._published}",
+                f"`{written}` is dropped, because it is the port in the container; the "
+                f"container publishes {self._published}",
                 at=at,
             )
         elif value == FIRST_PORT:
@@ -217,7 +225,9 @@ class FlagSettings:
         else:
             self._found.served["port"] = value
             self._found.say(
-                f"`{written}` is the first replica's `port`; others take the next", at=at
+                f"`{written}` becomes `port`, the port of the first replica on a node; "
+                "further replicas use the next ports",
+                at=at,
             )
         return True
 
@@ -225,7 +235,7 @@ class FlagSettings:
         if _COMMIT.fullmatch(str(value)):
             self._found.served["revision"] = value
         else:
-            self._found.say(f"`{written}` is not a commit, and its files may change", at=at)
+            self._found.say(f"`{written}` is not a commit, so its files may change", at=at)
         return True
 
 
@@ -264,7 +274,7 @@ def is_open(problem: Problem) -> bool:
 def _told(problem: Problem) -> str:
     said = f"`{problem.argument}`: {problem.found}"
     if problem.rewritten:
-        return f"{said}; now it is `{' '.join(problem.rewritten)}`"
+        return f"{said}; it is rewritten to `{' '.join(problem.rewritten)}`"
     if problem.rewritten is None and problem.replacement:
-        return f"{said}; dropped, instead: {problem.replacement}"
+        return f"{said}; it is dropped. Use instead: {problem.replacement}"
     return f"{said}; dropped"

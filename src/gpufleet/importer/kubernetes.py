@@ -20,20 +20,23 @@ _GROUP = "LeaderWorkerSet"
 _WORKLOADS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Job", "Pod", _GROUP}
 _REFERENCE = re.compile(r"\$(?:\$|\(([A-Za-z_][A-Za-z0-9_.-]*)\))")
 _SHELLS = {"sh", "bash"}
-_STAGES = "stages are services of the node, not containers"
+_STAGES = "servers run as services of the node, not in containers"
 _WHY = {
     "resources": "the plan decides which GPUs a stage gets",
     "nodeSelector": "a model is declared for groups of the inventory",
     "affinity": "a model is declared for groups of the inventory",
     "tolerations": "a model is declared for groups of the inventory",
     "runtimeClassName": "the plan decides which GPUs a stage gets",
-    "livenessProbe": "systemd restarts a stage that dies, `watchdog` one that hangs",
-    "readinessProbe": "the gateway checks servers",
-    "startupProbe": "`start_seconds` is the deadline of a start",
+    "livenessProbe": (
+        "systemd restarts a server that ends unexpectedly, and `watchdog` restarts a server "
+        "that hangs"
+    ),
+    "readinessProbe": "the gateway checks whether servers are ready",
+    "startupProbe": "`start_seconds` limits the time that a start may take",
     "terminationGracePeriodSeconds": "`drain_seconds` limits how long requests may take to finish",
     "restartPolicy": "systemd restarts a stage that dies",
     "securityContext": "the unit has its own sandbox",
-    "ports": "`port` is where a server listens",
+    "ports": "`port` sets the port that a server listens on",
 }
 
 
@@ -53,9 +56,11 @@ def read_kubernetes(documents: Sequence[Mapping[str, Any]]) -> Source:
         launches += found
         if not found:
             why = (
-                "does not run vLLM" if kind in _WORKLOADS else "is not a workload that is imported"
+                "does not run vLLM"
+                if kind in _WORKLOADS
+                else "is not a kind of workload that gpufleet imports"
             )
-            notes.append(Note(f"{kind} `{name}` {why}: left out"))
+            notes.append(Note(f"{kind} `{name}` {why}, so it is left out"))
     return Source(tuple(launches), tuple(notes))
 
 
@@ -78,15 +83,16 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
     containers = [mapping(each) for each in items(pod.get("containers"))]
     servers = [each for each in containers if _is_vllm(each)]
     notes = [
-        Note(f"container `{scalar_text(each.get('name'))}` does not run vLLM: left out")
+        Note(f"container `{scalar_text(each.get('name'))}` does not run vLLM, so it is left out")
         for each in containers
         if each not in servers
     ]
     if group:
         notes.append(
             Note(
-                f"a replica has {scalar_text(group.get('size')) or 'several'} Pods here: set "
-                "`span_nodes: true` if one node has not enough GPUs for it",
+                f"a replica has {scalar_text(group.get('size')) or 'several'} Pods in this "
+                "file: set `span_nodes: true` if one node does not have enough GPUs for a "
+                "replica",
                 decide=True,
             )
         )
@@ -179,15 +185,19 @@ class _Container:
         else:
             where = ", ".join(source)
             self.notes.append(
-                Note(f"{name} is dropped: its value is not in this file ({where})", decide=True)
+                Note(
+                    f"{name} is dropped, because its value is not in this file ({where})",
+                    decide=True,
+                )
             )
 
     def _variables(self, said: Mapping[str, Any]) -> None:
         for key, below in said.items():
             self.notes.append(
                 Note(
-                    f"`envFrom` {key} `{scalar_text(mapping(below).get('name'))}` is dropped: its "
-                    "variables are not in this file; add those that vLLM needs",
+                    f"`envFrom` {key} `{scalar_text(mapping(below).get('name'))}` is "
+                    "dropped, because its variables are not in this file: add the "
+                    "variables that vLLM needs",
                     decide=True,
                 )
             )
@@ -212,5 +222,8 @@ class _Container:
                 yield path, outer
             else:
                 self.notes.append(
-                    Note(f"the volume `{name}` at {path} is dropped: it is not a path on the node")
+                    Note(
+                        f"the volume `{name}` at {path} is dropped, because it is not a path on "
+                        "the node"
+                    )
                 )

@@ -23,20 +23,20 @@ _SECRETS = {
 }
 
 _OWN_GPUS = "the plan decides which GPUs a stage gets"
-_OWN_DIRECTORIES = "each stage has its own directories"
+_OWN_DIRECTORIES = "each server has its own directories"
 _DROPPED = {
     "CUDA_VISIBLE_DEVICES": _OWN_GPUS,
     "NVIDIA_VISIBLE_DEVICES": _OWN_GPUS,
     "NVIDIA_DRIVER_CAPABILITIES": "only NVIDIA's container runtime reads it",
     "CUDA_DEVICE_ORDER": _OWN_GPUS,
-    "PATH": "the release's own programs come first",
-    "LD_LIBRARY_PATH": "it would put other libraries before those of the release",
-    "PYTHONPATH": "it would put other packages before those of the release",
+    "PATH": "the programs of the release must be found first",
+    "LD_LIBRARY_PATH": "other libraries would be found before the libraries of the release",
+    "PYTHONPATH": "other packages would be found before the packages of the release",
     "VIRTUAL_ENV": "the release has its own environment",
-    "HF_HUB_OFFLINE": "files are staged before a start, which then needs no hub",
+    "HF_HUB_OFFLINE": "a deploy copies files to the node before a start, so a start does not need the Hub",
     "HF_HUB_ENABLE_HF_TRANSFER": "files are staged before a start",
-    "VLLM_HOST_IP": "each node has its own, and the plan sets it",
-    "VLLM_PORT": "the plan gives ports",
+    "VLLM_HOST_IP": "each node has its own value, which the plan sets",
+    "VLLM_PORT": "the plan sets the ports",
 } | dict.fromkeys(
     (
         "HOME",
@@ -83,7 +83,11 @@ def take_variables(
         if name in MOE_VARIABLES:
             choice = moe_choice(name, given, quantization)
             added += choice.arguments
-            now = f"; now it is `{' '.join(choice.arguments)}`" if choice.arguments else "; dropped"
+            now = (
+                f"; it is rewritten to `{' '.join(choice.arguments)}`"
+                if choice.arguments
+                else "; dropped"
+            )
             found.say(f"{problem.argument}: {choice.why}{now}", decide=choice.decide)
             continue
         added += problem.rewritten or ()
@@ -98,7 +102,7 @@ def _kept(
     kept: dict[str, str] = {}
     for name, value in variables.items():
         if rules.engine != "vllm" and name.startswith("VLLM_"):
-            found.say(f"{name} is dropped: it is a variable of vLLM")
+            found.say(f"{name} is dropped, because it is a variable of vLLM")
         elif name in _SECRETS:
             found.drop_secret(name, value, _SECRETS[name])
         elif (
@@ -116,15 +120,15 @@ def _kept(
             found.say(f"{name}={value} is dropped: {_DROPPED[name]}")
         elif name == "HF_ENDPOINT":
             found.shared["hf_endpoint"] = value
-            found.say(f"HF_ENDPOINT={value} is {found.section}.hf_endpoint")
+            found.say(f"HF_ENDPOINT={value} becomes {found.section}.hf_endpoint")
         else:
             kept[name] = value
             if UNSET.search(value):
-                found.say(f"{name} refers to `{value}`: put the value itself", decide=True)
+                found.say(f"{name} refers to `{value}`: write the value itself", decide=True)
     return kept
 
 
 def _fate(problem: Problem) -> str:
     if problem.rewritten:
-        return f"now it is `{' '.join(problem.rewritten)}`"
-    return f"instead: {problem.replacement}" if problem.replacement else "dropped"
+        return f"it is rewritten to `{' '.join(problem.rewritten)}`"
+    return f"use instead: {problem.replacement}" if problem.replacement else "dropped"

@@ -20,8 +20,8 @@ _OPENAI = ("openai/", "text-completion-openai/")
 _READ = {"fallbacks", "model_group_alias"}
 _WHY = {
     "general_settings": "`litellm` has its own clients and uses no database",
-    "environment_variables": "LiteLLM's unit has only its own variables",
-    "litellm_settings": "the gateway tries other servers, and bounds requests",
+    "environment_variables": "the unit of LiteLLM has only the variables that gpufleet sets",
+    "litellm_settings": "the gateway tries other servers, and limits requests",
     "router_settings": "the gateway divides requests, and tries other servers",
 }
 
@@ -34,7 +34,7 @@ def read_litellm(document: Mapping[str, Any]) -> Source:
         said = mapping(each)
         shown = f"model_list[{at}]"
         if not _is_vllm(mapping(said.get("litellm_params")) or said):
-            notes.append(Note(f"{shown} is left out: it uses no vLLM server"))
+            notes.append(Note(f"{shown} is left out, because it uses no vLLM server"))
             continue
         name, more = read_deployment(said)
         names.append(name)
@@ -43,11 +43,19 @@ def read_litellm(document: Mapping[str, Any]) -> Source:
         found = [each for each in names if each.name == asked]
         names = [replace(each, fallbacks=others) if each in found else each for each in names]
         if not found:
-            notes.append(Note(f"the fallbacks of `{asked}` are dropped: no vLLM server has it"))
+            notes.append(
+                Note(
+                    f"the fallbacks of `{asked}` are dropped, because no vLLM server has this name"
+                )
+            )
     for alias, target in _aliases(document):
         found = [each for each in names if each.name == target]
         if not found:
-            notes.append(Note(f"the alias `{alias}` is dropped: no vLLM server has `{target}`"))
+            notes.append(
+                Note(
+                    f"the alias `{alias}` is dropped, because no vLLM server has the name `{target}`"
+                )
+            )
             continue
         first = found[0]
         own = len(found) > 1 or first.parameters or first.fallbacks
@@ -83,4 +91,4 @@ def _rest(document: Mapping[str, Any]) -> Iterator[Note]:
         keys = [one for one in below if one not in _READ] if below else [""]
         for one in keys:
             said = f"{key}.{one}" if one else key
-            yield Note(f"`{said}` is dropped: {_WHY.get(key, 'it has no counterpart here')}")
+            yield Note(f"`{said}` is dropped: {_WHY.get(key, 'gpufleet has no setting for it')}")

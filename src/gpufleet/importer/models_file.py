@@ -41,7 +41,7 @@ def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, 
     for at, (name, model) in enumerate(_models(models)):
         where = f"models.{name or at}"
         if not isinstance(model, Mapping):
-            problems.append(f"{where} is not a mapping: write `command:`, `env:` below it")
+            problems.append(f"{where} is not a mapping: write `command:` and `env:` below it")
             continue
         launch = _launch(name or f"model-{at + 1}", model, everywhere, where, problems)
         if launch is not None:
@@ -69,7 +69,7 @@ def _launch(
     notes: list[Note] = []
     environment = {**shared, **dict(_pairs(_first(model, _ENVIRONMENT)))}
     if said is None and "model" not in model:
-        problems.append(f"{where} has neither `command` nor `model`: its model is unknown")
+        problems.append(f"{where} has neither `command` nor `model`, so its model is unknown")
         return None
     try:
         text = "" if said is None else _text(said)
@@ -80,7 +80,7 @@ def _launch(
         argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone
         argv += shlex.split(more)
     except ValueError:
-        problems.append(f"{where}: a quote is opened and never closed, or its last character is \\")
+        problems.append(f"{where}: a closing quote is missing, or the last character is \\")
         return None
     except FleetError as error:
         problems += (f"{where}: {problem}" for problem in error.problems)
@@ -89,21 +89,21 @@ def _launch(
         environment |= started[0].environment
         notes += started[0].notes
     if started[1:]:
-        text = f"its command starts {len(started)} servers: only the first is taken"
-        notes.append(Note(f"{text}: give the others different names", decide=True))
+        text = f"the command starts {len(started)} servers, but only the first server is imported"
+        notes.append(Note(f"{text}: give each entry a different name", decide=True))
     engine = started[0].engine if started else DEFAULT
     if model.get("model") is not None and not _names_a_model(argv):
         argv.insert(0, str(model["model"]))
     names, told = _litellm(_first(model, _LITELLM))
     notes += told
     notes += [
-        Note(f"`{key}` is dropped: it does not describe the server")
+        Note(f"`{key}` is dropped, because it does not describe the server")
         for key in model
         if key not in _KNOWN
     ]
     port = str(model.get("port", ""))
     if port and not port.isdecimal():
-        notes.append(Note("`port` is dropped: it is not a whole number", decide=True))
+        notes.append(Note("`port` is dropped, because it is not a whole number", decide=True))
     return Launch(
         name,
         tuple(argv),
@@ -153,7 +153,9 @@ def _litellm(said: Any) -> tuple[tuple[ProxyName, ...], tuple[Note, ...]]:
             names.append(name)
             notes += more
         elif each is not None:
-            notes.append(Note("litellm is dropped: it is neither a mapping nor a list of them"))
+            notes.append(
+                Note("`litellm` is dropped, because it is neither a mapping nor a list of mappings")
+            )
     return tuple(names), tuple(notes)
 
 

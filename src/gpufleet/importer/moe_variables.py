@@ -43,7 +43,9 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
     """
     if name == _KERNELS:
         if _is_on(variables, _FP8) or _is_on(variables, _FP16):
-            return MoeChoice((), "it selects among FlashInfer's kernels for the other variable")
+            return MoeChoice(
+                (), "it only selects one of FlashInfer's kernels for the other variable"
+            )
         return MoeChoice((), "without VLLM_USE_FLASHINFER_MOE_FP8 or _FP16 it has no effect")
     if not _is_on(variables, name):
         return MoeChoice((), "it is off")
@@ -53,15 +55,17 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
     kind = "FP8" if name == _FP8 else "16-bit"
     acts = _acts(name, quantization)
     if acts:
-        return MoeChoice(flag, f"`--quantization {quantization}` gives the model {kind} experts")
+        return MoeChoice(flag, f"with `--quantization {quantization}` the model has {kind} experts")
     if acts is False:
         return MoeChoice(
-            (), f"it is for {kind} experts, but `--quantization {quantization}` gives others"
+            (),
+            f"it is for {kind} experts, but with `--quantization {quantization}` the model "
+            "has different experts",
         )
     return MoeChoice(
         (),
-        f"it is for {kind} experts, and it is unknown whether the model has them: if so, write "
-        f"`moe-backend: {backend}` under `flags`",
+        f"it is for {kind} experts, and gpufleet does not know whether the model has such "
+        f"experts: if it does, write `moe-backend: {backend}` under `flags`",
         decide=True,
     )
 

@@ -26,22 +26,22 @@ class Topology:
         if by := self._spans():
             found.served["span_nodes"] = True
             found.say(
-                f"`{by}` runs one replica over several nodes: `span_nodes: true` lets the plan do "
-                "so, and the ports between them need `firewall` "
-                f"(or `{found.section}.allow_unguarded_ports: true`)",
+                f"`{by}` runs one replica on several nodes: `span_nodes: true` allows this "
+                "in the plan, and the ports between the nodes require `firewall` (or "
+                f"`{found.section}.allow_unguarded_ports: true`)",
                 at=LAST,
             )
         elif found.served.get("distributed_executor_backend") == "ray":
             found.say(
-                "Ray may join several nodes, and the line does not say whether it does: if so, set "
-                "`span_nodes: true`",
+                "Ray can use several nodes, but the command line does not show whether it "
+                "does: if it does, set `span_nodes: true`",
                 decide=True,
                 at=LAST,
             )
         if by := self._further():
             found.say(
-                f"`{by}` is the process of one more node of a replica: it needs no entry, "
-                "since the first node's covers all of them",
+                f"`{by}` is the process of a further node of a replica: it needs no entry, "
+                "because the entry of the first node covers all nodes of the replica",
                 decide=True,
                 at=LAST,
             )

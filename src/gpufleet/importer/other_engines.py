@@ -138,7 +138,7 @@ def as_vllm(
 
     `published` means that a container publishes the port for clients.
     """
-    notes = [Note(f"it runs {engine.name} today: vLLM serves the model here")]
+    notes = [Note(f"this server runs {engine.name}: with these settings, vLLM serves the model")]
     given, stray = _options(words)
     kept: dict[str, str] = {}
     for name, value in environment.items():
@@ -146,7 +146,7 @@ def as_vllm(
         if engine.by_variables and engine.has_option(option):
             given.setdefault(option, (value,) if value else ())
         elif engine.variables and name.startswith(engine.variables):
-            notes.append(Note(f"{name} is dropped: it is a variable of {engine.name}"))
+            notes.append(Note(f"{name} is dropped, because it is a variable of {engine.name}"))
         else:
             kept[name] = value
     model = stray.pop(0) if stray and "--model" not in engine.renamed.values() else None
@@ -159,8 +159,10 @@ def as_vllm(
                 found.append(each)
     if not (published or "--port" in given or "-p" in given or engine.port == VLLM_PORT):
         found += ("--port", str(engine.port))
-        notes.append(Note(f"{engine.name} listens on {engine.port} unless it is told otherwise"))
-    notes += (Note(f"`{word}` belongs to no option: dropped", decide=True) for word in stray)
+        notes.append(Note(f"{engine.name} listens on port {engine.port} if no port is given"))
+    notes += (
+        Note(f"`{word}` belongs to no option, so it is dropped", decide=True) for word in stray
+    )
     return tuple(found), kept, tuple(notes)
 
 
@@ -219,14 +221,17 @@ def _translated(engine: Engine, given: Given) -> Iterable[str | Note]:
     if (dropped := engine.dropped.get(given.option)) is not None:
         why, decide = dropped
         return (given.dropped(why, decide=decide),)
-    why = f"its counterpart in vLLM is not known here: {engine.name}'s pages say what it does"
+    why = (
+        "gpufleet does not know the corresponding option of vLLM: the documentation of "
+        f"{engine.name} explains what this option does"
+    )
     return (Note(f"`{given.option}` is dropped: {why}", decide=True),)
 
 
 # -- computed options ------------------------------------------------------------------------------
 
 _Words = Iterator[str | Note]
-_IS_SO = "it is so without it"
+_IS_SO = "this is the behaviour without the option"
 _READ = "vLLM reads from config.json how a checkpoint is quantized"
 
 _TP = ("--tp-size", "--tensor-parallel-size", "--tp")
@@ -275,7 +280,9 @@ def _tensor_parallel(given: Given) -> _Words:
         yield from ("--tensor-parallel-size", *given.values)
     elif not groups or size % groups:
         yield given.dropped(
-            "it is not a multiple of the attention groups: set both sizes", decide=True
+            "it is not a multiple of the number of attention groups: set `tensor_parallel` "
+            "and `data_parallel` yourself",
+            decide=True,
         )
     else:
         yield from ("--tensor-parallel-size", str(size // groups))
@@ -290,7 +297,8 @@ def _attention_groups(given: Given) -> _Words:
         yield from ("--data-parallel-size", *given.values)
     else:
         yield given.dropped(
-            "the line also has copies of the whole model: set `data_parallel`", decide=True
+            "the command line also sets copies of the whole model: set `data_parallel` yourself",
+            decide=True,
         )
 
 
@@ -328,7 +336,9 @@ def _chat_template(given: Given) -> _Words:
     if "/" in given.text or "{" in given.text or given.text.endswith((".jinja", ".json")):
         yield from ("--chat-template", *given.values)
     else:
-        yield given.dropped("it is a template of SGLang's; vLLM takes the model's", decide=True)
+        yield given.dropped(
+            "it is a template of SGLang; vLLM uses the template of the model", decide=True
+        )
 
 
 def _cache_dtype(given: Given) -> _Words:
@@ -365,7 +375,7 @@ def _quantize(given: Given) -> _Words:
     elif given.text in {"awq", "gptq", "marlin", "compressed-tensors"}:
         yield given.dropped(_READ)
     else:
-        yield given.dropped("vLLM has no such method: choose another checkpoint", decide=True)
+        yield given.dropped("vLLM has no such method: choose a different checkpoint", decide=True)
 
 
 def _speculation(given: Given) -> _Words:
@@ -404,7 +414,10 @@ def _adapters(given: Given) -> _Words:
 def _listed_adapters(given: Given) -> _Words:
     names = (one for each in given.values for one in each.split(",") if one)
     yield from ("--enable-lora", "--lora-modules", *map(_module, names))
-    yield Note("clients name an adapter as `model`, where TGI has `adapter_id`", decide=True)
+    yield Note(
+        "in vLLM, clients write the name of an adapter as `model`, not as `adapter_id` as in TGI",
+        decide=True,
+    )
 
 
 def _module(text: str) -> str:
@@ -433,7 +446,7 @@ def _origins(given: Given) -> _Words:
 def _backend(given: Given) -> _Words:
     if given.text in {"tensorrt", "trt"}:
         yield given.dropped(
-            "vLLM loads no built engine: `model` has to name the checkpoint", decide=True
+            "vLLM cannot load a built engine: write the checkpoint as `model`", decide=True
         )
     else:
         yield given.dropped("vLLM loads the checkpoint itself")

@@ -36,18 +36,18 @@ _GPUS = "the plan decides which GPUs a stage gets"
 _WHY = {
     "requestGPU": _GPUS,
     "requestGPUType": _GPUS,
-    "requestCPU": "stages have the node's CPUs and memory",
-    "requestMemory": "stages have the node's CPUs and memory",
-    "limitCPU": "stages have the node's CPUs and memory",
-    "limitMemory": "stages have the node's CPUs and memory",
-    "pvcStorage": "files are staged where a deploy can check them",
-    "pvcAccessMode": "files are staged where a deploy can check them",
-    "pvcMatchLabels": "files are staged where a deploy can check them",
-    "storageClass": "files are staged where a deploy can check them",
-    "nodeSelectorTerms": "the inventory's groups say which nodes declare a model",
+    "requestCPU": "servers use the node's CPUs and memory",
+    "requestMemory": "servers use the node's CPUs and memory",
+    "limitCPU": "servers use the node's CPUs and memory",
+    "limitMemory": "servers use the node's CPUs and memory",
+    "pvcStorage": "a deploy copies files to where it can check them",
+    "pvcAccessMode": "a deploy copies files to where it can check them",
+    "pvcMatchLabels": "a deploy copies files to where it can check them",
+    "storageClass": "a deploy copies files to where it can check them",
+    "nodeSelectorTerms": "the groups of the inventory decide which nodes serve a model",
     "routerSpec": "clients send requests to `gateway`",
 }
-_NONE = "it has no counterpart here"
+_NONE = "gpufleet has no setting for it"
 
 
 def read_stack(document: Mapping[str, Any]) -> Source:
@@ -60,7 +60,7 @@ def read_stack(document: Mapping[str, Any]) -> Source:
         spec = mapping(each)
         name = scalar_text(spec.get("name")) or f"model-{at + 1}"
         if spec.get("enabled") is False:
-            notes.append(Note(f"modelSpec `{name}` is not enabled: left out"))
+            notes.append(Note(f"modelSpec `{name}` is not enabled, so it is left out"))
         else:
             launches.append(_launch(name, spec, has_key=bool(_is_set(api_key))))
     notes += (
@@ -86,7 +86,10 @@ def _launch(name: str, spec: Mapping[str, Any], *, has_key: bool) -> Launch:
         Note(f"`{key}` is dropped: {_WHY.get(key, _NONE)}") for key in spec if key not in _SPEC
     ]
     notes += (
-        Note(f"`vllmConfig.{key}` is dropped: the chart's template does not show what it does")
+        Note(
+            f"`vllmConfig.{key}` is dropped, because the chart's template does not show what it "
+            "does"
+        )
         for key in config
         if key not in _READ
     )
@@ -152,26 +155,30 @@ def _variables(spec: Mapping[str, Any], notes: list[Note]) -> tuple[dict[str, st
         elif "secretKeyRef" in source:
             secrets.add(name)
         else:
-            notes.append(Note(f"{name} is dropped: its value is not in this file", decide=True))
+            notes.append(
+                Note(f"{name} is dropped, because its value is not in this file", decide=True)
+            )
     if mapping(spec.get("lmcacheConfig")):
         notes.append(
             Note(
-                "`lmcacheConfig` is read only for `--kv-transfer-config`: LMCache has to be in "
-                "`vllm.lock`, and its settings in LMCACHE_* of `environment`",
+                "`lmcacheConfig` is used only for `--kv-transfer-config`: add LMCache to "
+                "the lock file that `vllm.lock` names, and write LMCache's settings as "
+                "LMCACHE_* variables under `environment`",
                 decide=True,
             )
         )
     if mapping(spec.get("lmcacheConfig")).get("enablePD"):
         notes.append(
             Note(
-                "`lmcacheConfig.enablePD` divides prefill and decode: `prefill` of the entry that "
-                "decodes names the one that computes prompts",
+                "`lmcacheConfig.enablePD` separates prefill from decode: in the entry that "
+                "decodes, set `prefill` to the name of the entry that computes prompts",
                 decide=True,
             )
         )
     if scalar_text(spec.get("chatTemplate")):
         notes.append(
-            Note("`chatTemplate` is a file of the chart: put it on the nodes, and its path here",
+            Note("`chatTemplate` is a file of the chart: copy the file to the nodes, and write "
+                "its path in the settings",
                  decide=True)
         )  # fmt: skip
     return found, secrets

@@ -22,7 +22,7 @@ _PUBLIC = re.compile(r"[\w.:/-]+")
 _WHY = {
     "api_base": "LiteLLM asks the gateway, which knows the servers",
     "base_url": "LiteLLM asks the gateway, which knows the servers",
-    "api_key": "`litellm.upstream_key_file` names a file with the gateway's key",
+    "api_key": "`litellm.upstream_key_file` names the file with LiteLLM's key for the gateway",
     "timeout": "`litellm.request_seconds` is for all names",
     "stream_timeout": "`litellm.request_seconds` is for all names",
     "max_retries": "the gateway tries other servers",
@@ -51,7 +51,7 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
         if key == "model":
             continue
         if key not in Parameters.model_fields:
-            why = _WHY.get(str(key), "it has no counterpart in `litellm`")
+            why = _WHY.get(str(key), "`litellm` has no setting for it")
             notes.append(Note(f"`litellm`'s `{key}` is dropped: {why}"))
             continue
         given = [value] if key == "stop" and isinstance(value, str) else value
@@ -60,7 +60,8 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
         except ValidationError:
             notes.append(
                 Note(
-                    f"`litellm`'s `{key}` is dropped: `parameters` takes no such value", decide=True
+                    f"`litellm`'s `{key}` is dropped: this value is not allowed in `parameters`",
+                    decide=True,
                 )
             )
         else:
@@ -101,8 +102,8 @@ def proxy_settings(
         if entry is not None and one.asks not in {None, own}:
             notes.append(
                 Note(
-                    f"LiteLLM asks the server for `{one.asks}`, but the server's name is `{own}`: "
-                    "make sure that it is the `served_name`",
+                    f"LiteLLM requests the model `{one.asks}`, but the server has the name "
+                    f"`{own}`: make sure that `{one.asks}` is the `served_name`",
                     entry,
                     decide=True,
                 )
@@ -113,7 +114,10 @@ def proxy_settings(
             continue
         if not _PUBLIC.fullmatch(name):
             notes.append(
-                Note(f"`{name}` is dropped: it is not a valid name for `litellm`", decide=True)
+                Note(
+                    f"`{name}` is dropped, because it is not a valid name for `litellm`",
+                    decide=True,
+                )
             )
             continue
         groups.setdefault(name, []).append((one, behind))
@@ -141,8 +145,8 @@ def _name(
         for key in {*parameters} | {*one.parameters}:
             if parameters.get(key) != one.parameters.get(key):
                 yield Note(
-                    f"litellm.models.{name}: its servers have different `{key}`, but a name has "
-                    "only one: it is left out",
+                    f"litellm.models.{name}: the servers of this name have different values "
+                    f"of `{key}`, but a name can have only one value, so `{key}` is left out",
                     decide=True,
                 )
                 parameters.pop(key, None)
@@ -153,16 +157,16 @@ def _name(
     if behind == (name,):
         if more:
             models[name] = more
-            yield Note(f"litellm.models.{name} has the defaults for requests")
+            yield Note(f"litellm.models.{name} contains the defaults for requests")
     elif len(behind) == 1 and not more:
         aliases[name] = behind[0]
         yield Note(f"litellm.aliases.{name} is an alias of {behind[0]}")
     else:
         models[name] = {"entries": list(entries), **more}
         if len(entries) < len(behind) or not behind:
-            servers = ", ".join(behind) or "a server that it does not name"
+            servers = ", ".join(behind) or "a server whose name it does not contain"
             yield Note(
-                f"litellm.models.{name} asks for {servers}: name the entries of `serving` that "
-                "have these names under `entries`",
+                f"litellm.models.{name} requests {servers}: under `entries`, write the "
+                "entries of `serving` that have these names",
                 decide=True,
             )

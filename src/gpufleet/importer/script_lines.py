@@ -39,7 +39,7 @@ def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
         if not quote:
             own, broken = _bare(_plain(line))
             if broken:
-                ended.setdefault("has something behind its last `\\`", number)
+                ended.setdefault("has text after its last `\\`", number)
         began = began if pending else number
         continued = _continues(own)
         more = own[:-1] + " " if continued else own
@@ -57,7 +57,7 @@ def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
             pending, ended = "", {}
     if quote:
         raise FleetError(  # by its line's number: what follows it may have a key in it
-            f"a quote is opened in line {began} and never closed; close it"
+            f"the quote that is opened in line {began} is never closed: close it"
         )
     if len(pending) > _LONGEST:
         raise FleetError(
@@ -79,8 +79,8 @@ def _bare(line: str) -> tuple[str, bool]:
 def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
     return tuple(
         Note(
-            f"line {number} {why}: a shell ends the command there, but here it is read as if it "
-            "continued: check the result",
+            f"line {number} {why}: a shell would end the command there, but gpufleet reads "
+            "the next line as a part of the command: check the result",
             decide=True,
         )
         for why, number in ended.items()

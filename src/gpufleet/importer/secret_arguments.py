@@ -36,7 +36,7 @@ def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[
         for text in texts:
             found.drop_secret(f"`{name}`", text, setting, place)
         if not texts:
-            found.say(f"`{name}` is dropped: it has no value", at=place)
+            found.say(f"`{name}` is dropped, because it has no value", at=place)
         return {at, *values}
     text = value if equals else word
     inner = tuple(redact.find_secrets(read_json(text)))

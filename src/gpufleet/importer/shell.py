@@ -60,8 +60,8 @@ class Expansion:
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
             raise FleetError(
-                f"its variables expand to more than {_MOST_EXPANDED:,} characters: write the "
-                "values where they are used"
+                f"the variables of the script expand to more than {_MOST_EXPANDED:,} "
+                "characters: write the values where they are used"
             )
         return text
 
@@ -195,7 +195,10 @@ def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, 
         )
     notes = [*_front(rest[:first]), *notes]
     if passed:
-        text = f"`{passed}` is replaced by the script's own arguments: add them"
+        text = (
+            f"a shell replaces `{passed}` with the arguments of the script: write these "
+            "arguments in its place"
+        )
         notes.append(Note(text, decide=True))
     return (replace(launch, notes=(*launch.notes, *notes)),)
 
@@ -212,8 +215,8 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if "do" in own:
         yield Note(
-            "it runs in a shell loop, but is one entry here: write an entry for each of its "
-            "models, or `replicas`",
+            "the server runs in a shell loop, but it becomes only one entry: write an "
+            "entry for each model, or set `replicas`",
             decide=True,
         )
     own = [word for word in own if word not in _KEYWORDS]
@@ -222,7 +225,10 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
     if own:
         options = (word.partition("=")[0] for word in own[1:] if word.startswith("-"))
         shown = " ".join((own[0], *options))
-        yield Note(f"`{shown}` in front is dropped: systemd starts a stage, as vllm.user")
+        yield Note(
+            f"`{shown}` before the command is dropped, because systemd starts a server as the "
+            "user `vllm.user`"
+        )
 
 
 def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
@@ -236,8 +242,8 @@ def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, .
             if program != "ssh" or at < 2:
                 return found
             host = Note(
-                f"`ssh {words[at - 1]}` in front is dropped: declare the entry in a group that "
-                "this node is in, and in no other",
+                f"`ssh {words[at - 1]}` before the command is dropped: write the entry for "
+                "a group that contains only this node",
                 decide=True,
             )
             return tuple(replace(each, notes=(host, *each.notes)) for each in found)
@@ -295,7 +301,9 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
             skip = not match[1]
             said = " ".join(words[at : at + 2] if skip else [word]).removeprefix(_OWN)
             said = "<" if said.lstrip("0123456789").startswith("<") else said  # may be a secret
-            notes.append(Note(f"`{said}` is dropped: a stage's output is in the journal"))
+            notes.append(
+                Note(f"`{said}` is dropped, because the output of a server is in the journal")
+            )
             continue
         if word in _REST:
             passed = word

@@ -38,9 +38,10 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
             seen.add((key, str(origin)))
             if key == _STRICT and str(value).lower() not in {"yes", "true"}:
                 yield (
-                    f"{origin}: {key}: {value}: any host at a node's address gets root's session "
-                    "and every secret of the run: remove it, and put the nodes' keys into "
-                    "ssh_known_hosts_file (docs/configure/inventory.md)"
+                    f"{origin}: {key}: {value}: with this value, any host that answers at a "
+                    "node's address gets a session as root and every secret of the run: "
+                    f"remove {key}, and write the nodes' host keys to ssh_known_hosts_file "
+                    "(docs/configure/inventory.md)"
                 )
             for at, name in _secret_files(value, (key,)):
                 file = root / Path(name).expanduser()
@@ -48,9 +49,9 @@ def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
                     files.add(file)
                     shown = variables.shown_path(file, root)
                     yield (
-                        f"{origin.place_of(*at[1:])}: {'.'.join(map(str, at))}: {shown} has mode "
-                        f"{mode:04o}, so other users of this machine can read or change it: "
-                        f"chmod 600 {shown}"
+                        f"{origin.place_of(*at[1:])}: {'.'.join(map(str, at))}: {shown} has "
+                        f"mode {mode:04o}, so other users of this machine can read or "
+                        f"change the file: run chmod 600 {shown}"
                     )
 
 
@@ -73,10 +74,11 @@ def _ways_past_a_gateway(nodes: Collection[NodeVars]) -> Iterator[str]:
         if place not in said:
             said.add(place)
             yield (
-                f"{place}: {servers.engine}.allow_unauthenticated: clients of the gateway need "
-                f"keys, but any client that reaches a server at {servers.listen} needs none: write "
-                f"`api_key_file` under {servers.engine}, or the gateways' addresses in "
-                "`firewall: {clients: [...]}` (docs/traffic/firewall.md)"
+                f"{place}: {servers.engine}.allow_unauthenticated: clients of the gateway "
+                f"need keys, but any client that reaches a server at {servers.listen} needs "
+                f"no key: set `api_key_file` under {servers.engine}, or allow only the "
+                "gateways' addresses with `firewall: {clients: [...]}` "
+                "(docs/traffic/firewall.md)"
             )
 
 

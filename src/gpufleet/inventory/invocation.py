@@ -81,8 +81,8 @@ def current() -> Invocation | None:
     if lacking := [name for name in names if name not in typed]:
         options = ", ".join(f"--{name.replace('_', '-')}" for name in lacking)
         raise Refusal(
-            f"pyinfra {version('pyinfra')} has no {options}, which gpufleet needs to read: run it "
-            f"with pyinfra {SERIES}, as `uv sync` installs it",
+            f"pyinfra {version('pyinfra')} has no {options}, but gpufleet needs to read "
+            f"these options: use pyinfra {SERIES}, which `uv sync` installs",
             what="this pyinfra",
         )
     return Invocation(**{name: typed[name] for name in names})
@@ -111,16 +111,19 @@ def list_inventories() -> str:
 def option_problems(invocation: Invocation) -> Iterator[str]:
     """Yield the problems of the options, without the inventory."""
     if invocation.no_wait:
-        yield "--no-wait: pyinfra then exits with 0 although operations failed: remove it"
+        yield (
+            "--no-wait: with this option, pyinfra exits with status 0 although operations "
+            "failed: remove --no-wait"
+        )
     if invocation.yes and invocation.dry:
         yield (
-            "--dry with -y: pyinfra then detects and shows no changes: remove -y "
-            "(it may come from PYINFRA_YES) to see what would change"
+            "--dry with -y: with both options, pyinfra neither detects nor shows changes: "
+            "to see what would change, remove -y (PYINFRA_YES may have set it)"
         )
     if invocation.group_data:
         yield (
-            "--group-data: variables live in group_vars/ and host_vars/, where they are checked: "
-            "move them there, or set one with --data KEY=VALUE"
+            "--group-data: gpufleet checks only variables in group_vars/ and host_vars/: "
+            "move the variables there, or set a single variable with --data KEY=VALUE"
         )
     for item in invocation.data:
         if "=" not in item:
@@ -160,25 +163,24 @@ def _inventory_problems(invocation: Invocation) -> Iterator[str]:
     name = invocation.inventory
     path = Path(name)
     if path.is_dir():
-        yield f"{name} is a directory: name one inventory file{list_inventories()}"
+        yield f"{name} is a directory: write the name of one inventory file{list_inventories()}"
     elif path.is_file():
         if path.suffix in NOT_PYTHON:
             yield (
-                f"{name} is not Python: an inventory is a Python file, as inventories/local.py; "
-                "variables belong in group_vars/"
+                f"{name} is not a Python file, but an inventory is, for example "
+                "inventories/local.py; variables belong in group_vars/"
             )
         elif error := _syntax_error(path):
             yield f"{name}:{error.lineno}: is not Python: {error.msg}"
     elif (path.suffix == ".py" or "/" in name) and not _is_host_list(name):
-        yield f"{name}: no such inventory file{list_inventories()}"
+        yield f"{name}: there is no such inventory file{list_inventories()}"
     elif invocation.deploys:
         hosts = json.dumps(name.split(","))
         yield (
-            f"{name} is not an inventory file, and deploys need its variables: write "
-            "inventories/NAME.py with\n"
-            "from gpufleet import inventory\n"
-            f'globals().update(inventory.load(__file__, groups={{"gpu": {hosts}}}))\n'
-            "(`exec` and `fact` take hosts as they are)"
+            f"{name} is not an inventory file, but deploys need the variables of an "
+            "inventory: write inventories/NAME.py with\nfrom gpufleet import "
+            'inventory\nglobals().update(inventory.load(__file__, groups={"gpu": '
+            f"{hosts}}}))\n(only `exec` and `fact` work with a list of hosts)"
         )
     elif not _pyinfra_knows(name, invocation):
         yield f"{name} is neither an inventory file nor a host that resolves{list_inventories()}"
@@ -224,10 +226,10 @@ def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
         f"{', '.join(nodes[:_NAMED])}{' and more' if len(nodes) > _NAMED else ''}: {name}"
         for name, nodes in operations.items()
     )
-    running = f"These commands may continue on the nodes: {left}. " if left else ""
+    running = f"These commands may continue to run on the nodes: {left}. " if left else ""
     return (
-        f"Interrupted: no further command is sent. {running}Run the same command again to "
-        "continue: it finishes what is not done."
+        f"Interrupted: gpufleet sends no further command. {running}To continue, run the "
+        "same command again: it does what is not yet done."
     )
 
 

@@ -45,7 +45,7 @@ Host: TypeAlias = str | tuple[str, Mapping[str, Any]]
 """A node in an inventory: its name, or (name, variables)."""
 
 _HOW = (
-    "end it with `globals().update(inventory.load(__file__, groups=...))`, see "
+    "write `globals().update(inventory.load(__file__, groups=...))` at its end, see "
     "docs/configure/inventory.md"
 )
 
@@ -163,7 +163,7 @@ def read(path: str | Path) -> Fleet:
     file = Path(path)
     if not _is_file(file):
         others = invocation.list_inventories()
-        raise FleetError(f"{str(path)[:200]}: no such inventory file{others}")
+        raise FleetError(f"{str(path)[:200]}: there is no such inventory file{others}")
     if file.suffix in invocation.NOT_PYTHON:
         raise FleetError(
             f"{path}: an inventory is a Python file: `gpufleet import {path} -o NAME.py` "
@@ -179,7 +179,7 @@ def read(path: str | Path) -> Fleet:
         raise FleetError(_python_error(error, path)) from error
     fleet = module.get("_fleet")
     if not isinstance(fleet, Fleet):
-        raise FleetError(f"{path}: has no checked variables: {_HOW}")
+        raise FleetError(f"{path}: the inventory does not load its variables with gpufleet: {_HOW}")
     return fleet
 
 
@@ -199,8 +199,8 @@ def current() -> Fleet:
     if not _loaded:
         raise InventoryError(
             (
-                "it does not load its variables with gpufleet, so nothing can be deployed with "
-                f"it: {_HOW}"
+                "the inventory does not load its variables with gpufleet, so gpufleet "
+                f"cannot deploy it: {_HOW}"
             ),
             what="this inventory",
         )
@@ -224,14 +224,15 @@ def _fleet(
     if locks := [name for name in (path.stem, *nested.members) if name.endswith(".lock")]:
         raise FleetError(
             *(
-                f"{shown}: no group can be named {name!r}: group_vars/{name}.yml is the lock of "
-                f"a group {name.removesuffix('.lock')!r}"
+                f"{shown}: {name!r} cannot be the name of a group, because "
+                f"group_vars/{name}.yml is the lock of the group "
+                f"{name.removesuffix('.lock')!r}: choose a different name"
                 for name in locks
             )
         )
     names = tuple(dict.fromkeys(host for members in hosts.values() for host in members))
     if not names:
-        raise FleetError(f"{shown}: has no nodes: name hosts in `groups`")
+        raise FleetError(f"{shown}: has no nodes: write the names of hosts in `groups`")
     stem = () if path.stem in nested.members else (path.stem,)
     typed: Variables = {
         key: (value, Origin("--data")) for key, value in overrides.items() if "." not in key
@@ -265,8 +266,9 @@ def _fleet(
             if not any(each is not None for each in into.values()):
                 parts = key.split(".")
                 problems.append(
-                    f"--data {key}: no node has `{'.'.join(parts[: min(2, len(parts) - 1)])}` to "
-                    "set it in: write the whole setting as JSON, or change group_vars/"
+                    f"--data {key}: no node has the setting "
+                    f"`{'.'.join(parts[: min(2, len(parts) - 1)])}`, in which this key "
+                    "would be set: write the whole setting as JSON, or change group_vars/"
                 )
     if problems:  # checking the readable rest would only report false mistakes
         raise FleetError(*problems)
@@ -300,14 +302,16 @@ def _hosts(
     hosts: dict[str, list[str]] = {group: [] for group in groups}
     inline: dict[str, dict[str, tuple[Any, Origin]]] = {}
     problems = [
-        f"{shown}: no group can be named {group!r}: `all` is every node, and pyinfra skips names "
-        "that start with _"
+        f"{shown}: {group!r} cannot be the name of a group: `all` stands for every node, "
+        "and pyinfra ignores names that start with _: choose a different name"
         for group in groups
         if group == "all" or group.startswith("_")
     ]
     for group, members in groups.items():
         if isinstance(members, str):
-            problems.append(f"{shown}: group {group} is a text: write a list: [{members!r}]")
+            problems.append(
+                f"{shown}: group {group} is a text, but must be a list: write [{members!r}]"
+            )
             continue
         for member in members:
             name, data = (member, {}) if isinstance(member, str) else _pair(member)
@@ -318,13 +322,16 @@ def _hosts(
                 )
                 continue
             if name in hosts[group]:
-                problems.append(f"{shown}: group {group} has {name} twice: remove one")
+                problems.append(
+                    f"{shown}: group {group} contains {name} twice: remove one of the two"
+                )
             hosts[group].append(name)
             for key, value in data.items():
                 first, _ = inline.setdefault(name, {}).get(key, (value, None))
                 if first != value:
                     problems.append(
-                        f"{shown}: {name} has two values for {key}, in different groups: keep one"
+                        f"{shown}: {name} has two different values for {key}, in different "
+                        "groups: remove one of the two"
                     )
                 inline[name][key] = (value, Origin(shown, lines.get((name, key), 0)))
     if problems:
@@ -374,8 +381,8 @@ def _unread(
                 name = lock_file.group_name(Path(file.relative_to(folder).parts[0]))
                 if file not in read and name not in others and f'"{name}"' not in others_text:
                     yield (
-                        f"{variables.shown_path(file, root)} is not read: nothing in this "
-                        f"inventory is called {name!r}{suggestion(name, names)}"
+                        f"{variables.shown_path(file, root)} is not read, because this "
+                        f"inventory has no group or node {name!r}{suggestion(name, names)}"
                     )
 
 
@@ -389,9 +396,9 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
     for file in files:
         if not Path(file).is_file():
             yield (
-                f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not exist, "
-                "so gpufleet connects to no node: docs/configure/inventory.md shows how to "
-                "create it"
+                f"{variables.shown_path(Path(file), root)} (ssh_known_hosts_file) does not "
+                "exist, so gpufleet connects to no node: docs/configure/inventory.md shows "
+                "how to create the file"
             )
 
 
@@ -404,7 +411,7 @@ def _python_error(error: Exception, path: str | Path) -> str:
     """Return the message of a Python error in an inventory file, with its line."""
     if isinstance(error, SyntaxError):
         if error.msg.startswith("(unicode error)") and "codec" in error.msg:
-            return f"{error.filename}:{error.lineno}: is not Python: it is not UTF-8 text"
+            return f"{error.filename}:{error.lineno}: is not Python, because it is not UTF-8 text"
         return f"{error.filename}:{error.lineno}: is not Python: {error.msg}"
     frames = traceback.extract_tb(error.__traceback__)
     line = next((each.lineno for each in reversed(frames) if each.filename == str(path)), 0)

@@ -72,7 +72,8 @@ def _lines(io: Any) -> Iterator[bytes]:
 
 def _sentence() -> str:
     return (
-        f"this command was ended: it printed more than {MOST_BYTES >> 20} MiB or {MOST_LINES:,} "
-        "lines, which are kept in this machine's memory. Have it write into a file on the node, "
-        "or print less (`| tail -n 1000`)"
+        f"gpufleet ended this command, because it printed more than {MOST_BYTES >> 20} MiB "
+        f"or {MOST_LINES:,} lines, and this machine keeps all output in its memory. Change "
+        "the command so that it writes to a file on the node, or prints less (`| tail -n "
+        "1000`)"
     )

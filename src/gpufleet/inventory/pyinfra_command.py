@@ -35,7 +35,7 @@ def deploy_file(name: str) -> str:
             return str(found)
     known = deploy_names()
     raise FleetError(
-        f"there is no deploy {name!r}; there are {', '.join(known)}{suggestion(name, known)}"
+        f"there is no deploy {name!r}; the deploys are {', '.join(known)}{suggestion(name, known)}"
     )
 
 
@@ -81,10 +81,14 @@ def default_inventory() -> str:
     found = sorted(str(path) for path in Path("inventories").glob("*.py"))
     if len(found) == 1:
         return found[0]
-    there = f"there are {', '.join(found)}" if found else "there is no inventories/*.py here"
+    there = (
+        f"there are {', '.join(found)}"
+        if found
+        else "the current directory has no inventories/*.py"
+    )
     raise FleetError(
-        f"no INVENTORY is named, and {there}: name the inventory's file, or set {VARIABLE}"
-        + ("" if found else "; `gpufleet init DIR HOST...` writes one")
+        f"INVENTORY is missing, and {there}: write the name of an inventory file, or set "
+        f"{VARIABLE}" + ("" if found else "; `gpufleet init DIR HOST...` creates an inventory")
     )
 
 
