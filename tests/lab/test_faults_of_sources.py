@@ -134,7 +134,7 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
             went_on = run.poll() is None
             status, output = interrupted(fleet, run)
             assert "may continue on the nodes: gpu-0" in output
-            assert "Run the same command again" in output
+            assert "run the same command again:" in output
             shown = [line.strip() for line in output.splitlines() if "download of" in line]
             row.said = (
                 f"{'still waited' if went_on else 'had ended'} after {DRIP_SECONDS} s; "

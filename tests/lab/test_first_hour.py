@@ -129,7 +129,7 @@ def test_ten_lines_lead_from_bare_nodes_to_a_completion_of_both(user: NewUser) -
             ["ssh-keygen", "-lf", key], capture_output=True, text=True, check=True, timeout=10
         ).stdout
         assert listed.split()[1] in said
-    assert "no NVIDIA driver is loaded: type `gpufleet deploy node` first" in said
+    assert "no NVIDIA driver is loaded: run `gpufleet deploy node` first," in said
 
     user.type("cd fleet")
     user.type("""gpufleet deploy node -y --data 'gpu={"reboot": "when_needed"}'""")
@@ -171,7 +171,7 @@ def test_hosts_that_do_not_answer_are_refused_together_and_nothing_is_written(
 
     lines = re.findall(r"^ *error: .*", str(failed.value), re.MULTILINE)
     assert len(lines) == 2
-    assert all("shows no host key" in line for line in lines)
+    assert all("gpufleet could not get the host key:" in line for line in lines)
     assert "Traceback" not in str(failed.value)
     assert not (user.here / "other").exists()
 

@@ -296,7 +296,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
     kill_while_it_is_tried()
     run = fleet.gpufleet(*tune, "--json", seconds=2400)
     assert run.status in (0, 1), run.output
-    assert "was interrupted: the declared settings are deployed first" in run.stderr
+    assert "was interrupted, so gpufleet first deploys the declared settings" in run.stderr
     trials = json.loads(run.stdout)["trials"]
     assert [each["settings"] for each in trials] == [{}, {"max-num-seqs": 6}]
     assert fleet.seqs() == declared
@@ -305,7 +305,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
     kill_while_it_is_tried()
     run = fleet.pyinfra("-y", "--limit", NODES[1], seconds=1800)
     assert run.status == 0, run.output
-    assert "gpufleet measure --tune: tries settings on tiny-1" in run.output
+    assert "gpufleet measure --tune: settings are tried on tiny-1" in run.output
     assert fleet.seqs() == declared
     assert fleet.drained()[NODES[1]] == ["tiny-1", "cordon"]
     run = fleet.gpufleet("undrain", fleet.inventory, NODES[1])

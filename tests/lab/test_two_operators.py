@@ -93,7 +93,7 @@ def test_a_second_deploy_is_refused_by_name_and_a_killed_one_is_in_nobodys_way(
 
         dry = fleet.pyinfra("--dry", deploy=DEPLOY, seconds=300)
         assert dry.status == 0, dry.output
-        assert "a deploy would be refused: gpu-01, gpu-02: " in dry.output
+        assert "gpufleet would refuse a deploy: gpu-01, gpu-02: " in dry.output
 
         os.killpg(first.pid, signal.SIGKILL)
         first.wait()

@@ -33,7 +33,7 @@ _DROPPED = {
     "LD_LIBRARY_PATH": "other libraries would be found before the libraries of the release",
     "PYTHONPATH": "other packages would be found before the packages of the release",
     "VIRTUAL_ENV": "the release has its own environment",
-    "HF_HUB_OFFLINE": "a deploy copies files to the node before a start, so a start does not need the Hub",
+    "HF_HUB_OFFLINE": "a deploy copies files before a start, which then needs no Hub",
     "HF_HUB_ENABLE_HF_TRANSFER": "files are staged before a start",
     "VLLM_HOST_IP": "each node has its own value, which the plan sets",
     "VLLM_PORT": "the plan sets the ports",

@@ -53,7 +53,8 @@ def read_litellm(document: Mapping[str, Any]) -> Source:
         if not found:
             notes.append(
                 Note(
-                    f"the alias `{alias}` is dropped, because no vLLM server has the name `{target}`"
+                    f"the alias `{alias}` is dropped, because no vLLM server has the "
+                    f"name `{target}`"
                 )
             )
             continue

@@ -395,7 +395,7 @@ def test_a_node_without_a_probe_is_named(fleet: Fleet, tmp_path: Path):
 
     said = refusal(fleet, tmp_path / "out", nodes=probes)
 
-    assert "gpu-01: none of the --nodes files has its probe" in said
+    assert "gpu-01: none of the --nodes files has a probe of this node" in said
     assert "gpufleet probe" in said
 
 

@@ -130,10 +130,13 @@ def test_list_names_every_check_and_needs_no_node():
         (("inventories/prd.py",), "no such inventory file"),
         (("--from", "nope.json"), "nope.json: cannot be read"),
         (("--from", "pyproject.toml"), "is not JSON"),
-        (("--from", NODES / "t4x1.json", "inventories/prod.py"), "Give one INVENTORY"),
+        (
+            ("--from", NODES / "t4x1.json", "inventories/prod.py"),
+            "INVENTORY and --from exclude each other: give one INVENTORY,",
+        ),
         (("--from", NODES / "t4x1.json", "--limit", "t4"), "did you mean 't4x1'"),
         (("--from", NODES / "t4x1.json", "--vars", "nope.yml"), "nope.yml: cannot be read"),
-        (("inventories/prod.py", "--vars", "x.yml"), "--vars is for --from"),
+        (("inventories/prod.py", "--vars", "x.yml"), "--vars works only with --from, because"),
     ],
 )
 def test_a_mistake_ends_in_a_sentence_and_2(arguments, says):

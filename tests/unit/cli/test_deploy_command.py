@@ -100,14 +100,16 @@ def test_an_unknown_deploy_is_one_line_and_status_2(fleet: Path) -> None:
 
     assert refused.returncode == 2
     (line,) = refused.stderr.splitlines()
-    assert line.startswith("error: there is no deploy 'hold'; there are absent, check, fails, ")
+    assert line.startswith(
+        "error: there is no deploy 'hold'; the deploys are absent, check, fails, "
+    )
 
 
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ((), "error: NAME is missing; the deploys are absent, check, "),
-        (("nodes",), "error: there is no deploy 'nodes'; there are absent, check, "),
+        ((), "error: NAME is missing: write the name of a deploy: absent, check, "),
+        (("nodes",), "error: there is no deploy 'nodes'; the deploys are absent, check, "),
     ],
 )
 def test_without_a_deploys_name_they_are_listed_before_an_inventory_is_missed(

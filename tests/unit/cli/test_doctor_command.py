@@ -110,7 +110,8 @@ def test_an_inventory_behind_a_log_is_refused(tmp_path: Path) -> None:
     log = tmp_path / "vllm.log"
     log.write_text("x\n")
     with pytest.raises(
-        FleetError, match="is an inventory: give it as the first argument, and no logs"
+        FleetError,
+        match="is an inventory: write the inventory as the first argument, and give no logs",
     ):
         run(log, "inventories/prod.py")
 

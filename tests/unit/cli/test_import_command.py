@@ -92,7 +92,7 @@ def test_with_consent_a_file_is_replaced(source: Path, tmp_path: Path) -> None:
 def test_what_cannot_be_read_writes_nothing(tmp_path: Path) -> None:
     source, target = tmp_path / "a.sh", tmp_path / "gpu.yml"
     source.write_text("echo hello\n")
-    with pytest.raises(FleetError, match="it does not start vLLM"):
+    with pytest.raises(FleetError, match="the file does not start vLLM"):
         run(source, "-o", target)
 
     assert not target.exists()

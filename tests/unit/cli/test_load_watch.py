@@ -51,7 +51,9 @@ def test_it_goes_on_while_others_get_what_they_were_promised() -> None:
         assert look(watch, servers) == ""
     assert len(servers.recorded) == 4
     assert watch.reason(4) == ""
-    assert watch.reason(5) == "stopped as a guest: 5 requests are due, but its share is 4"
+    assert watch.reason(5) == (
+        "stopped as a guest: 5 requests are due, but the share of the idle capacity allows only 4"
+    )
 
 
 def test_its_share_is_of_what_is_idle_now_and_its_own_requests_take_nothing_away() -> None:
@@ -67,7 +69,9 @@ def test_its_share_is_of_what_is_idle_now_and_its_own_requests_take_nothing_away
     servers.loads = [ServerLoad("tiny-0", 7, 0, 0.1, 8)]
     watch.beat(Beat(6.0, (5.5,), 0.0, 0.0))
     assert watch.look_once() == ""
-    assert watch.reason(4) == "stopped as a guest: 4 requests are due, but its share is 3"
+    assert watch.reason(4) == (
+        "stopped as a guest: 4 requests are due, but the share of the idle capacity allows only 3"
+    )
 
 
 def test_it_stops_when_others_requests_are_late_though_none_waits() -> None:
@@ -134,7 +138,7 @@ def test_a_server_that_was_restarted_ends_a_load_test_that_has_it_alone() -> Non
         (finished(100, 0)[0], ""),
         (finished(120, 0)[0], ""),
         ("no page of vLLM's", ""),
-        (finished(3, 0)[0], "gpu-01:8000 was restarted while it was measured: measure again"),
+        (finished(3, 0)[0], "gpu-01:8000 was restarted during the measurement: measure again"),
     ):
         servers.page = text
         watch.look_once()

@@ -97,8 +97,8 @@ def test_a_lock_of_no_group_is_named_as_unread(project: Project) -> None:
     project.write("group_vars/h200.lock.yml", LOCK)
 
     assert project.fleet().remarks == (
-        "group_vars/h200.lock.yml is not read: nothing in this inventory is called 'h200'; did you "
-        "mean 'h100'?",
+        "group_vars/h200.lock.yml is not read, because this inventory has no group or "
+        "node 'h200'; did you mean 'h100'?",
     )
 
 

@@ -56,8 +56,8 @@ def test_all_that_exclude_each_other_are_named_at_once() -> None:
         )
 
     assert refused.value.problems == (
-        "--replica and --gateway exclude each other: remove one",
-        "--rate and --concurrency exclude each other: remove one",
+        "--replica and --gateway exclude each other: remove one of the two",
+        "--rate and --concurrency exclude each other: remove one of the two",
     )
 
 
@@ -70,7 +70,7 @@ def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
         f"--tune and {option} exclude each other: remove one"
         for option in ("--gateway", "--rate", "--trace", "--guest")
     )
-    with pytest.raises(FleetError, match="--try gives values for --tune"):
+    with pytest.raises(FleetError, match="--try works only with --tune:"):
         MeasureOptions(**{**TYPED, "tries": ("max-num-seqs=8",)})
 
 
@@ -88,7 +88,7 @@ def test_one_level_is_no_search(given: dict[str, Any]) -> None:
 
 
 def test_lengths_without_an_answer_are_refused_with_what_to_write() -> None:
-    with pytest.raises(FleetError, match="write PROMPT_TOKENS,ANSWER_TOKENS, as"):
+    with pytest.raises(FleetError, match="write PROMPT_TOKENS,ANSWER_TOKENS, for example"):
         MeasureOptions(**{**TYPED, "lengths": "1000"}).work("generate")
 
 
@@ -123,8 +123,8 @@ def test_the_answer_says_which_part_of_the_replicas_served_and_what_one_of_them_
     )
 
     assert answer(left) == (
-        "llama, gateway lb (2 of 3 replicas): meets its objectives at 9 requests/s, 4.5 a replica, "
-        "misses them at 10 (found: why)"
+        "llama, gateway lb (2 of 3 replicas): meets its objectives at 9 requests/s, 4.5 "
+        "a replica, does not meet them at 10 (found: why)"
     )
 
 
@@ -152,8 +152,9 @@ def test_a_closed_loop_stands_beside_the_open_one_in_the_terminal_and_in_the_fil
     assert "concurrent" in said
     assert "meets its objectives at 4 requests/s" in said
     assert (
-        "closed loop: meets its objectives with 8 concurrent requests, 8 answers/s, misses them "
-        "with 12 (found); its clients wait for answers, users do not"
+        "closed loop: meets its objectives with 8 concurrent requests, 8 answers/s, does "
+        "not meet them with 12 (found). The clients of a closed loop wait for answers "
+        "before they send more requests; users do not"
     ) in said
     assert "note: users were there" in said
     plain = json.loads(files[0].read_text())

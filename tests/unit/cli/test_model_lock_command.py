@@ -72,7 +72,7 @@ def test_the_lock_has_every_file_with_its_hash_and_is_written_once(project: Path
             if algorithm == "sha256"
             else hashlib.sha1(head + there[name]).hexdigest()
         )
-    assert "has these models already" in run(project).output
+    assert "already contains these models" in run(project).output
     assert json.loads(dry.stdout) == json.loads(path.read_text())
 
 
@@ -91,4 +91,4 @@ def test_a_revision_that_is_locked_keeps_its_hashes(project: Path) -> None:
 def test_groups_and_sets_are_no_part_of_it(project: Path) -> None:
     found = run(project, "--set", "r595")
     assert isinstance(found.exception, FleetError)
-    assert "leave --group and --set out" in str(found.exception)
+    assert "remove --group and --set" in str(found.exception)

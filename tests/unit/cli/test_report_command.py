@@ -128,9 +128,12 @@ def test_two_manifests_are_compared_as_text_and_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (("inventories/prod.py",), "Give the output: -o FILE, --manifest FILE or --json"),
-        (("--compare", "a.json", "a.json", "-o", "x"), "--compare takes two manifests"),
-        (("--from", "a.json", "--drift", "-o", "x"), "--from replaces INVENTORY and"),
+        (
+            ("inventories/prod.py",),
+            "The output is missing: give -o FILE, --manifest FILE or --json.",
+        ),
+        (("--compare", "a.json", "a.json", "-o", "x"), "--compare needs two manifests,"),
+        (("--from", "a.json", "--drift", "-o", "x"), "--from works without INVENTORY and"),
         (("--from", "none.json", "-o", "x"), "none.json: cannot be read: No such file"),
         (("--from", "a.json", "-o", "x"), "a.json: inventory: is not there: give a file that"),
         (("--compare", "a.json", "a.json"), "`gpufleet report --manifest`"),

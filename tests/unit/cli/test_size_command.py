@@ -106,7 +106,7 @@ def test_the_caches_bytes_are_read_as_vllm_reads_them(llama):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        ((), "no GPU is named"),
+        ((), "you gave no GPU, so the memory of a GPU is"),
         (("--gpu", "H1000"), "--gpu H1000: the memory of this GPU is unknown"),
         (("--gpu", "H100", "--vllm", "newest"), "--vllm newest: is not a vLLM release"),
         (
@@ -152,7 +152,7 @@ def test_flags_that_take_memory_are_counted_or_named(llama):
     assert lora["weights_bytes_per_gpu"] > plain["weights_bytes_per_gpu"]
     assert with_draft["weights_bytes_per_gpu"] == 2 * plain["weights_bytes_per_gpu"]
     assert unknown.returncode == 1
-    assert "unknown: some of its memory is not estimated" in unknown.stdout
+    assert "unknown: a part of the model's memory cannot be estimated" in unknown.stdout
     assert "/nowhere" in unknown.stdout
 
 
@@ -266,7 +266,7 @@ def test_a_share_of_a_gpu_is_judged_as_the_plan_does_and_the_least_that_fits_is_
     refused = share(0.1, "--json")
     assert refused.returncode == 1
     last = json.loads(refused.stdout)["reasons"][-1]
-    least = float(last.removeprefix("the least --gpu-share that fits is "))
+    least = float(last.removeprefix("the smallest --gpu-share that fits is "))
     assert share(least).returncode == 0
     assert share(round(least - 0.01, 2)).returncode == 1
 
@@ -303,7 +303,7 @@ def test_an_option_without_its_switch_is_not_counted_and_that_is_said(llama):
     plain = run(llama, "--gpu", "H100", "--json")
 
     without = json.loads(plain.stdout)
-    said = "`--max-loras` has no effect without `--enable-lora`: it is not counted"
+    said = "`--max-loras` has no effect without `--enable-lora`: the estimate does not count it"
     assert json.loads(alone.stdout) == {**without, "reasons": [*without["reasons"], said]}
     together = run(llama, "--gpu", "H100", "--max-loras", "8", "--enable-lora", "--json")
     assert said not in json.loads(together.stdout)["reasons"]
@@ -316,7 +316,7 @@ def test_the_division_of_gpus_also_says_what_has_no_effect(llama):
 
 
 def test_a_name_that_boards_of_other_memory_share_is_said(llama):
-    said = "--gpu a100: is not A100-40GB: write that if you have it"
+    said = "--gpu a100: this GPU is not A100-40GB: if you have A100-40GB, write that name"
     assert said in json.loads(run(llama, "--gpu", "a100", "--json").stdout)["reasons"]
     for sure in (("--gpu", "A100-40GB"), ("--gpu", "A100-80GB"), ("--gpu", "H100")):
         reasons = json.loads(run(llama, *sure, "--json").stdout)["reasons"]

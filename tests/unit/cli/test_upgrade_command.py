@@ -47,7 +47,7 @@ def test_without_a_person_and_without_yes_nothing_is_begun(inventory: Path, verb
     status, said = gpufleet(verb, inventory)
 
     assert status == 2
-    assert "there is no terminal to confirm: give --yes, or --dry" in said
+    assert "there is no terminal on which you can confirm: add --yes, or add --dry" in said
     assert not list(inventory.parents[1].rglob("*.jsonl"))
 
 
@@ -106,7 +106,7 @@ def test_a_report_needs_an_upgrade(inventory: Path) -> None:
     status, said = gpufleet("upgrade", inventory, "--report", "last")
 
     assert status == 2
-    assert ".gpufleet/upgrades: no upgrade is recorded" in said
+    assert ".gpufleet/upgrades: contains no record of an upgrade" in said
 
 
 def test_the_last_report_is_that_of_the_same_inventory(inventory: Path) -> None:

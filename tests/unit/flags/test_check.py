@@ -541,7 +541,7 @@ def test_curly_quotes_of_an_editor_become_straight_ones() -> None:
 
 def test_what_is_no_json_is_said_in_our_words() -> None:
     found = refused("0.33.0", ["M", "--allowed-origins", "*"]).found
-    assert found == "`*` is not JSON: column 1: a JSON value is expected there"
+    assert found == "`*` is not JSON: column 1: a JSON value is expected at that place"
 
 
 def test_a_line_in_quotes_is_not_taken_for_a_model() -> None:
@@ -805,7 +805,7 @@ def test_command_says_accepted_and_refused() -> None:
 @pytest.mark.parametrize("given", ["=x", "FOO", "A B=1"])
 def test_a_variable_without_a_name_is_refused(given: str) -> None:
     done = CliRunner().invoke(flags, ["check", "--env", given, "--", "M"])
-    assert (done.exit_code, "write it as NAME=VALUE" in done.output) == (2, True)
+    assert (done.exit_code, "write the variable as NAME=VALUE." in done.output) == (2, True)
 
 
 def test_command_prints_json() -> None:

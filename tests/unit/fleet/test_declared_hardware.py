@@ -64,7 +64,7 @@ def test_the_driver_runs_the_cuda_that_the_release_brings():
 
 def test_nodes_without_hardware_are_named_with_what_to_write():
     with pytest.raises(
-        FleetError, match=r"no hardware is named for b, c: add `--as gpu_a100=NAME`"
+        FleetError, match=r"the hardware of b, c is not given: add `--as gpu_a100=NAME`"
     ):
         hardware_documents(declared(FLEET), {"gpu_h100": "h100x8"})
 
@@ -76,7 +76,10 @@ def test_nodes_without_hardware_are_named_with_what_to_write():
     [
         (["gpu_h10=h100x8,all=h100x8"], "no group or node of GPUs called 'gpu_h10'; did you mean"),
         (["h100x9"], "no hardware is named 'h100x9'; did you mean 'h100x8'"),
-        (["gpu=h100x8", "gpu=a100x8"], "--as has gpu as h100x8 and as a100x8: keep one"),
+        (
+            ["gpu=h100x8", "gpu=a100x8"],
+            "--as gives gpu both h100x8 and a100x8: remove one of the two",
+        ),
         (["gpu="], "no hardware is named ''"),
     ],
 )

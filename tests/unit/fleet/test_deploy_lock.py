@@ -151,7 +151,9 @@ def test_a_node_that_did_not_say_and_answers_the_probe_is_not_known_to_be_free(
     state = State()
     deploy_lock._SILENT[state] = silent
     (said,) = deploy_lock.unknown(state, {"gpu-01": {}, "gpu-02": "no answer", "gpu-03": {}})
-    assert said.startswith("gpu-01: it is unknown whether it is being deployed: cannot be reached")
+    assert said.startswith(
+        "gpu-01: it is not known whether a deploy is changing the node: cannot be reached"
+    )
 
 
 def test_a_connection_that_is_no_sshds_is_remarked_on(nodes: Nodes) -> None:

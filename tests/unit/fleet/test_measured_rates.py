@@ -173,7 +173,7 @@ def test_a_plan_names_what_differs_where_a_rate_holds_only_for_what_runs(
     said, _ = fleet.plan()
 
     (line,) = (each for each in said.splitlines() if each.startswith("qwen-[0-1]: measured"))
-    assert "holds for what runs, not for what is planned: qwen was measured on" in line
+    assert "this applies to what runs, but not to what is planned: qwen was measured on" in line
     assert line.endswith("arguments --max-num-seqs 64, now --max-num-seqs 128")
     (found,) = (each for each in fleet.measured() if each["model"] == "qwen")
     assert (found["requests_per_second"], found["holds_for"]) == (10, ["running"])
@@ -202,9 +202,9 @@ def test_what_runs_has_its_own_rate_or_reason_where_the_plan_has_another() -> No
         ModelRate("qwen", (0,), rate, runs) for runs in (slower, "qwen is unknown", None)
     )
 
-    assert str(both).endswith("holds for what is planned; what runs carries 8 requests/s")
+    assert str(both).endswith("this applies to what is planned; what runs now serves 8 requests/s")
     assert both.holds_for == planned_only.holds_for == new.holds_for == ("planned",)
-    assert str(planned_only).endswith("what is planned, not for what runs: qwen is unknown")
+    assert str(planned_only).endswith("what is planned, but not to what runs now: qwen is unknown")
     assert str(new).endswith(
         "(less than a day ago, fingerprint 0123456789abcdef); holds for what is planned"
     )

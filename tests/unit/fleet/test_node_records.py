@@ -238,7 +238,7 @@ def test_a_node_that_cannot_be_written_to_is_named_and_the_status_stays(tmp_path
     )
 
     assert recording_too.returncode == plain.returncode == 1
-    assert "note: @local: its findings are not recorded there: it has no /var" in (
+    assert "note: @local: its findings are not recorded on the node: it has no /var" in (
         recording_too.stderr
     )
     assert not Path("/var/lib/gpufleet/textfile").exists()
@@ -249,4 +249,4 @@ def test_recorded_probes_have_no_node_to_write_to():
     done = warm_command.run(["check", "--from", recorded, "--record"])
 
     assert done.returncode == 2
-    assert "--record is for live nodes" in done.stderr
+    assert "--record works only with live nodes:" in done.stderr

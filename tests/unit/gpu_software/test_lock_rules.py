@@ -186,7 +186,7 @@ def test_every_contradiction_names_both_keys_at_once() -> None:
         "cuda.version": "is 13.0.3-1, and gpu_lock.toolkit.version is none",
         "dcgm.version": "is 1",  # the rest of the sentence has colons
         "dcgm.exporter_version": "is 4.8.1-1, and gpu_lock.dcgm.exporter is 4.8.2-1",
-        "dcgm.cuda_major": "is 12, and gpu_lock.driver is 580, which serves CUDA 13",
+        "dcgm.cuda_major": "is 12, and gpu_lock.driver is 580, a driver for CUDA 13",
         "vllm.version": "is 0.33.0, and gpu_lock.vllm.version is 0.32.0",
         "vllm.python": "is /usr/bin/python3.11, and gpu_lock.vllm.python is 3.12",
     }

@@ -494,17 +494,17 @@ def test_two_servers_of_one_name_stay_two() -> None:
 @each_row(
     ("text", "file", "said"),
     [
-        ("echo hello", "a.sh", "it does not start vLLM"),
-        ("vllm serve 'org/m", "a.sh", "never closed"),
+        ("echo hello", "a.sh", "the file does not start vLLM"),
+        ("vllm serve 'org/m", "a.sh", "missing,"),
         ("a: [", "a.yml", "is no YAML"),
-        ("plain: 1", "a.yml", "unknown format"),
+        ("plain: 1", "a.yml", "which is not a known format"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
         ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
         ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
         ("[" * 5000, "a.yml", "nested too deeply"),
         ("models: 3", "a.yml", "neither a list nor a mapping"),
         ("models: [3]", "a.yml", "is not a mapping"),
-        ("services:\n  a: {image: nginx}\n", "a.yml", "it does not start vLLM"),
+        ("services:\n  a: {image: nginx}\n", "a.yml", "the file does not start vLLM"),
     ],
 )
 def test_what_cannot_be_read_is_refused_with_what_to_give(text: str, file: str, said: str) -> None:

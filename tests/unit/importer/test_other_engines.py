@@ -239,7 +239,7 @@ def test_a_router_of_an_engine_is_no_server() -> None:
     router = "{image: lmsysorg/sglang, command: python3 -m sglang_router.launch_router --port 1}"
     text = COMPOSE.replace("{image: postgres}", router)
     assert [*translated(text, "c.yml").settings["serving"]] == ["chat"]
-    assert "service `db` does not run vLLM: left out" in {
+    assert "service `db` does not run vLLM, so it is left out" in {
         each.text for each in read(text, "c.yml", "").notes
     }
 

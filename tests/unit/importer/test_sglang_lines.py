@@ -76,7 +76,7 @@ def test_an_option_becomes_a_setting_or_stays_a_flag(line: str, wanted: dict[str
 
 
 DECISIONS = {
-    "--dp-size 2": "write `replicas`",
+    "--dp-size 2": "set `replicas`",
     "--enable-dp-attention": "data-parallel attention",
     "--ep-size 8": "expert parallelism",
     "--is-embedding": "`engine: vllm`",
@@ -109,7 +109,7 @@ def test_ranks_of_several_nodes_are_one_entry_that_may_span_nodes() -> None:
     assert "`sglang.allow_unguarded_ports: true`" in told(found)
     assert found.decided
     (again,) = open_ones(imported(LINE + "--nnodes 2 --node-rank 1", "-"))
-    assert "one more node of a replica" in again
+    assert "a further node of a replica:" in again
 
 
 @pytest.mark.parametrize(

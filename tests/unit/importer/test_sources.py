@@ -217,7 +217,7 @@ def test_false_in_vllm_s_file_switches_off_what_has_a_form_for_that() -> None:
     (one,) = found.settings["serving"].values()
     assert one["flags"] == {"enable-prefix-caching": False, "enforce-eager": False}
     assert "`enable_chunked_prefill: false` is dropped: vLLM reads nothing" in told(found)
-    assert "`--quantization=None` is dropped: it is vLLM's default" in told(found)
+    assert "`--quantization=None` is dropped, because it is the default of vLLM" in told(found)
 
 
 def test_litellm_s_file_becomes_names_of_litellm() -> None:
@@ -236,7 +236,9 @@ def test_litellm_s_file_becomes_names_of_litellm() -> None:
     for key in ("api_base", "api_key", "rpm", "model_list[3] is left out", "qwen/*",
                 "router_settings.routing_strategy", "general_settings"):  # fmt: skip
         assert key in told(found)
-    assert any("name the entries" in note.text for note in found.notes if note.decide)
+    assert any(
+        "under `entries`, write the entries" in note.text for note in found.notes if note.decide
+    )
 
 
 def test_a_workload_of_kubernetes_becomes_a_server() -> None:
@@ -257,7 +259,7 @@ def test_a_workload_of_kubernetes_becomes_a_server() -> None:
         },
     }  # fmt: skip
     assert accepted(found.settings).serving
-    for said in ("Secret `hf-secret` is not a workload that is imported",
+    for said in ("Secret `hf-secret` is not a kind of workload that gpufleet imports",
                  "key `token` of the Secret `hf-secret`",
                  "POD_IP is dropped", "`envFrom` secretRef `more`", "v0.10.2", "`nodeSelector`",
                  "container `sidecar`", "`livenessProbe`", "the volume `shm`"):  # fmt: skip
@@ -298,7 +300,8 @@ def test_the_leader_of_a_group_of_pods_is_the_server() -> None:
 
 def test_a_refusal_names_what_was_left_out() -> None:
     with pytest.raises(
-        FleetError, match="Service `a` is not a workload that is imported: left out"
+        FleetError,
+        match="Service `a` is not a kind of workload that gpufleet imports, so it is left out",
     ):
         imported("{apiVersion: v1, kind: Service, metadata: {name: a}}", "service.yaml")
 
@@ -434,22 +437,22 @@ DOUBLED = ", ".join(
     ("text", "said"),
     [
         ("plain: 1\nother: {a: b}\n", "plain, other: unknown format; what is read:"),
-        ("k" * 900 + ": 1\n", "unknown format"),
-        ("{apiVersion: v1, kind: Pod, spec: 3}", "it does not start vLLM"),
-        ("{apiVersion: v1, kind: List, items: {a: b}}", "it does not start vLLM"),
-        ("servingEngineSpec: [x]", "it does not start vLLM"),
-        ("servingEngineSpec: {modelSpec: {a: b}}", "it does not start vLLM"),
-        ("model_list: 3", "it does not start vLLM"),
-        ("model_list: [3, [x], {litellm_params: 7}]", "it does not start vLLM"),
-        ("all: {hosts: [a, b]}", "groups and no hosts"),
+        ("k" * 900 + ": 1\n", "which is not a known format"),
+        ("{apiVersion: v1, kind: Pod, spec: 3}", "the file does not start vLLM"),
+        ("{apiVersion: v1, kind: List, items: {a: b}}", "the file does not start vLLM"),
+        ("servingEngineSpec: [x]", "the file does not start vLLM"),
+        ("servingEngineSpec: {modelSpec: {a: b}}", "the file does not start vLLM"),
+        ("model_list: 3", "the file does not start vLLM"),
+        ("model_list: [3, [x], {litellm_params: 7}]", "the file does not start vLLM"),
+        ("all: {hosts: [a, b]}", "groups but no hosts:"),
         ("all: {hosts: {'gpu-[1:999999999]': }}", "more than 10,000 hosts"),
         ("all: {hosts: {'gpu-[5:1]': }}", "not a range of hosts"),
         (f"all: {{hosts: {{'{'[1:1]' * 150}': }}}}", "more than 8 ranges"),
         ("a: {children: {b: {children: {a: }}}, hosts: {x: }}", "contain each other"),
         ("{? {a: b} : c}", "line 1: a name is a mapping or a list"),
         ("{apiVersion: v1, kind: Pod, spec: {containers: [{image: vllm, args: ['$(A59)'], "
-         f"env: [{DOUBLED}]}}]}}}}", "its variables expand to more than"),
-        ("--- a\n--- b\n", "it does not start vLLM"),
+         f"env: [{DOUBLED}]}}]}}}}", "the variables of the script expand to more than"),
+        ("--- a\n--- b\n", "the file does not start vLLM"),
         ("a: &a {hosts: *a}", "aliases"),
         ("{model: m, runtime: sglang, defaults: {port: 1}}", "the runtime sglang"),
         ("{model: m, runtime: vllm, command: echo hello}", "has no `vllm serve`"),

@@ -52,8 +52,8 @@ def test_a_flag_that_needs_another_is_kept_beside_it(flags: str, kept: dict[str,
 
 def test_what_runs_over_several_nodes_is_told() -> None:
     found = imported("vllm serve /m -tp 8 --nnodes 2 --node-rank 1 --headless")
-    assert "`span_nodes: true` lets the plan do so" in told(found)
-    assert any("process of one more node" in note.text for note in found.notes if note.decide)
+    assert "`span_nodes: true` allows this in the plan," in told(found)
+    assert any("process of a further node" in note.text for note in found.notes if note.decide)
 
     ray = imported("vllm serve /m -tp 8 --distributed-executor-backend ray")
     assert any("set `span_nodes: true`" in note.text for note in ray.notes if note.decide)
@@ -76,11 +76,11 @@ FP8 = "VLLM_USE_FLASHINFER_MOE_FP8=1"
         (f"{FP8} vllm serve /m --quantization fp8", "flashinfer_trtllm", "has FP8 experts", False),
         (f"{FP8} VLLM_FLASHINFER_MOE_BACKEND=throughput vllm serve /m -q fp8",
          "flashinfer_cutlass", "has FP8 experts", False),
-        (f"{FP8} vllm serve /m --quantization awq", None, "gives others", False),
-        (f"{FP8} vllm serve /m-AWQ", None, "whether the model has them", True),
+        (f"{FP8} vllm serve /m --quantization awq", None, "the model has different experts", False),
+        (f"{FP8} vllm serve /m-AWQ", None, "whether the model has such experts:", True),
         (f"{FP8} vllm serve /m --quantization compressed-tensors", None, "whether the model", True),
         ("VLLM_USE_FLASHINFER_MOE_FP8=0 vllm serve /m -q fp8", None, "it is off", False),
-        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "gives others", False),
+        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "the model has different experts", False),
         ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m", None, "whether the model has", True),
         ("VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve /m", None, "no effect", False),
     ],
@@ -95,7 +95,7 @@ def test_flashinfer_s_variables_become_a_flag_only_where_they_did_something(
     assert "environment" not in one
     notes = [note for note in found.notes if "FLASHINFER_MOE" in note.text]
     assert any(note.decide for note in notes) is decide
-    assert said in " ".join(note.text for note in notes).replace("gives the model", "has")
+    assert said in " ".join(note.text for note in notes).replace("the model", "has")
 
 
 BROKEN = """
@@ -246,7 +246,9 @@ def test_what_is_added_on_a_condition_is_read_or_told() -> None:
 
 
 def test_a_template_of_yaml_is_called_one() -> None:
-    with pytest.raises(FleetError, match="it is a template: give the output of `helm template`"):
+    with pytest.raises(
+        FleetError, match="the file is a template: give the output of `helm template`"
+    ):
         imported("spec:\n  replicas: {{ .Values.n }}\n", file="x.yaml")
 
 

@@ -218,7 +218,7 @@ def test_files_of_ours_are_found_from_any_directory(project):
     [
         pytest.param(
             ("-y", "inventories/nope.py", "deploys/say.py"),
-            "inventories/nope.py: no such inventory file; there are inventories/fake.py",
+            ("inventories/nope.py: there is no such inventory file; there are inventories/fake.py"),
             id="no-such-inventory",
         ),
         pytest.param(
@@ -238,7 +238,9 @@ def test_files_of_ours_are_found_from_any_directory(project):
             id="no-such-host",
         ),
         pytest.param(
-            ("-y", "@fake/n1", "deploys/say.py"), "deploys need its variables", id="bare-host"
+            ("-y", "@fake/n1", "deploys/say.py"),
+            "deploys need the variables of an inventory:",
+            id="bare-host",
         ),
         pytest.param((*DEPLOY, "--no-wait"), "--no-wait", id="no-wait"),
         pytest.param((*DEPLOY, "--dry"), "--dry with -y", id="dry-and-yes"),
@@ -255,15 +257,16 @@ def test_files_of_ours_are_found_from_any_directory(project):
         ),
         pytest.param(
             (*DEPLOY, "--data", "node_exporter.prt=1"),
-            ("--data on group_vars/all.yml:1: node_exporter.prt: there is no setting with "
-                "this name"),
+            (
+                "--data on group_vars/all.yml:1: node_exporter.prt: there is no setting with "
+                "this name"
+            ),
             id="data-inside-checked",
         ),
         pytest.param((*DEPLOY, "--data", "vlm={}"), "--data: vlm: no setting", id="data-unknown"),
         pytest.param(
             (*DEPLOY, "--data", 'node_exporter={"prt": 1}'),
-            ("--data: node_exporter.prt: no setting has this name; did you mean "
-                "'port'"),
+            ("--data: node_exporter.prt: no setting has this name; did you mean 'port'"),
             id="data-checked",
         ),
     ],
@@ -285,7 +288,7 @@ def test_limits_that_match_are_left_alone(project, limit):
     [
         pytest.param('groups={"gpu": []}', "has no nodes", id="empty"),
         pytest.param("groups={}", "has no nodes", id="no-groups"),
-        pytest.param('groups={"gpu": "n1"}', "write a list", id="text-for-list"),
+        pytest.param('groups={"gpu": "n1"}', "but must be a list:", id="text-for-list"),
         pytest.param('groups={"gpu": ["n1", "n1"]}', "has n1 twice", id="twice"),
         pytest.param('groups={"gpu": ["n1,n2"], "b": [3]}', "group b has 3", id="no-name"),
         pytest.param('groups={"_gpu": ["n1"]}', "no group can be named '_gpu'", id="underscore"),
@@ -306,7 +309,9 @@ def test_limits_that_match_are_left_alone(project, limit):
             id="two-values",
         ),
         pytest.param(
-            'groups={"a": [("n1", {"vllm": {1, 2}})]}', "the value cannot be written as JSON:", id="not-json"
+            'groups={"a": [("n1", {"vllm": {1, 2}})]}',
+            "the value cannot be written as JSON:",
+            id="not-json",
         ),
     ],
 )
@@ -375,7 +380,7 @@ def test_an_interrupted_run_does_not_exit_with_0(project):
     assert run.returncode == 130
     assert "Traceback" not in rest
     assert "may continue on the nodes: @local: server.shell" in rest
-    assert "Run the same command again" in rest
+    assert "run the same command again:" in rest
 
 
 # -- mistakes in variables -------------------------------------------------------------------------
@@ -408,15 +413,13 @@ def test_all_mistakes_of_all_nodes_are_said_at_once_with_their_lines(project):
     mistakes = [line.strip() for line in said.splitlines() if "group_vars" in line]
     assert mistakes == [
         "group_vars/gpu.yml:4: vllm.api_key_fil: no setting has this name; did "
-            "you mean 'api_key_file'?",
+        "you mean 'api_key_file'?",
         "group_vars/gpu.yml:9: serving.tiny.replicas: must be a number of 1 or more, or "
-            "`fit` for as many replicas as fit (got 0)",
+        "`fit` for as many replicas as fit (got 0)",
         "group_vars/gpu.yml:10: serving.tiny.replica: there is no setting with this "
-            "name; did you mean 'replicas'?",
-        ("group_vars/gpu.yml:11: servin: no setting has this name; did you mean "
-            "'serving'?"),
-        ("group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you "
-            "mean 'ssh_port'?"),
+        "name; did you mean 'replicas'?",
+        ("group_vars/gpu.yml:11: servin: no setting has this name; did you mean 'serving'?"),
+        ("group_vars/gpu.yml:12: ssh_prot: no setting has this name; did you mean 'ssh_port'?"),
         "group_vars/gpu.yml:13: ssh_port: str is not an instance of int",
     ]
     assert "inventories/fake.py is refused, 6 problems" in said
@@ -497,7 +500,11 @@ def test_a_command_of_another_program_reads_inventories_too(project):
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        pytest.param("hosts = ['a']\n", "has no checked variables", id="plain-pyinfra"),
+        pytest.param(
+            "hosts = ['a']\n",
+            "the inventory does not load its variables with gpufleet:",
+            id="plain-pyinfra",
+        ),
         pytest.param("import nothing_like_this\n", r"fake\.py:1: ModuleNotFoundError", id="import"),
         pytest.param("x = (\n", r"fake\.py:1: is not Python", id="syntax"),
     ],

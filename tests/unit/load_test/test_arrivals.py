@@ -124,7 +124,7 @@ def test_a_trace_begins_at_0_and_keeps_its_gaps(tmp_path: Path) -> None:
 @each_row(
     "line, why",
     [
-        ("{", "line 2: the line is not JSON: it is incomplete"),
+        ("{", "line 2: the line is not JSON: the text is incomplete"),
         ("[1]", "line 2: the line is not a JSON object"),
         ('{"input_length": 1, "output_length": 1}', "line 2: `timestamp`"),
         ('{"timestamp": -1, "input_length": 1, "output_length": 1}', "line 2: `timestamp`"),

@@ -177,7 +177,7 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ("embed", {"preset": "pictures"}, "are documents, queries"),
         ("transcribe", {"lengths": "x"}, "'x' is not a length"),
         ("transcribe", {"lengths": "601"}, "write at most 600"),
-        ("transcribe", {"prompts": "own.jsonl"}, "not read from files"),
+        ("transcribe", {"prompts": "own.jsonl"}, "cannot read sounds from files:"),
         (
             "generate",
             {"lengths": "8,4,0"},
@@ -185,7 +185,7 @@ def test_the_presets_are_those_of_models_that_see_and_that_hear() -> None:
         ),
         ("generate", {"lengths": "8,4,x"}, "a picture with 0 pixels"),
         ("generate", {"lengths": "8,4,5000"}, "a picture with 5000 pixels"),
-        ("generate", {"lengths": "8"}, "a picture WORDS,ANSWER_TOKENS,PIXELS, as 32,100,512"),
+        ("generate", {"lengths": "8"}, "a picture, write WORDS,ANSWER_TOKENS,PIXELS, for example 32,100,512"),
         ("generate", {"lengths": "8,4,40,1"}, "is not a length"),
     ],
 )

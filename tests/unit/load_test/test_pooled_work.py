@@ -212,7 +212,7 @@ def test_what_does_not_fit_the_kind_is_refused_with_what_to_write(
 def test_a_trace_is_refused_whose_answers_have_lengths() -> None:
     trace = Trace((TraceEntry(0.0, 20, 5),))
     for kind in ("rerank", "transcribe"):
-        with pytest.raises(FleetError, match="does not take: use --preset, --lengths or --prompts"):
+        with pytest.raises(FleetError, match="`: use --preset, --lengths or --prompts"):
             trace_work("t.jsonl", trace, kind)
     assert trace_work("t.jsonl", trace, "generate").most_tokens == 25
 

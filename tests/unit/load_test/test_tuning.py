@@ -121,7 +121,10 @@ def test_nothing_is_proposed_within_noise_or_where_no_trial_was_measured() -> No
     assert found.as_json()["proposal"] is None
     assert [each["why"] for each in found.as_json()["trials"]] == ["", "it did not start", ""]
     assert proposal_lines(found, "llama") == [
-        "no tried setting carries more requests per GPU, beyond noise: keep the declared ones"
+        (
+            "no setting that was tried serves more requests per GPU by more than the noise: "
+            "keep the declared settings"
+        )
     ]
 
 

@@ -39,7 +39,10 @@ def test_a_commit_of_the_hub_and_a_path_are_taken() -> None:
         ({"source": "org/sql"}, "`revision` is missing"),
         ({"source": "org/sql", "revision": "main"}, "a commit with all of its 40 digits;"),
         ({**HUB, "sha256": "ab" * 32}, "`sha256` has no effect if `source` is a Hugging Face id:"),
-        ({"source": "/srv/sql", "revision": COMMIT}, "`revision` has no effect if `source` is a path:"),
+        (
+            {"source": "/srv/sql", "revision": COMMIT},
+            "`revision` has no effect if `source` is a path:",
+        ),
         ({"source": "/srv/sql", "sha256": "AB"}, "64 digits"),
         ({"source": "srv/../sql", "revision": COMMIT}, "the absolute path"),
         ({"source": "../sql", "revision": COMMIT}, "the absolute path"),

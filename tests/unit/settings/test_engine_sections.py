@@ -72,8 +72,8 @@ def test_servers_of_a_node_cannot_differ_in_what_they_share(key: str) -> None:
 def test_an_engine_without_a_release_is_named() -> None:
     (said,) = problems(vllm=VLLM, serving=entry())
     assert said == (
-        ("`serving` has entries with `engine: sglang`, but `sglang` is not set: set the "
-            "release of the engine under `sglang`")
+        "`serving` has entries with `engine: sglang`, but `sglang` is not set: set the "
+        "release of the engine under `sglang`"
     )
 
 

@@ -200,9 +200,17 @@ def test_file_and_line_are_named(tmp_path):
         ({"suites": ["/"]}, ""),
         ({"suites": ["stable/"], "components": []}, ""),
         ({"suites": ["bookworm"]}, ""),
-        ({"suites": ["bookworm", "stable/"]}, "some names in `suites` end in / (a flat archive) and some"),
-        ({"suites": ["bookworm"], "components": []}, ("`components` is empty, but only a flat archive, whose suites end in /, has no "
-            "components: write at least one")),
+        (
+            {"suites": ["bookworm", "stable/"]},
+            "some names in `suites` end in / (a flat archive) and some",
+        ),
+        (
+            {"suites": ["bookworm"], "components": []},
+            (
+                "`components` is empty, but only a flat archive, whose suites end in /, has no "
+                "components: write at least one"
+            ),
+        ),
     ],
 )
 def test_an_archive_is_flat_by_the_slash_at_the_end_of_its_suites(

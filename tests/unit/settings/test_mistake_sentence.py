@@ -102,12 +102,24 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
 @pytest.mark.parametrize(
     ("key", "value", "sentence"),
     [
-        (("vllm", "version"), 0.33, 'must be text: put the number in quotes, for example "0.33" (got 0.33)'),
-        (("vllm", "version"), "0.33", "must be a release with three numbers, for example 0.33.0 (got '0.33')"),
+        (
+            ("vllm", "version"),
+            0.33,
+            'must be text: put the number in quotes, for example "0.33" (got 0.33)',
+        ),
+        (
+            ("vllm", "version"),
+            "0.33",
+            "must be a release with three numbers, for example 0.33.0 (got '0.33')",
+        ),
         (("serving", "m", "span_nodes"), "perhaps", "must be true or false (got 'perhaps')"),
         (("serving", "m", "port"), 99999, "must be at most 65535 (got 99999)"),
         (("serving", "m", "port"), None, "must be a whole number (the key has no value)"),
-        (("serving", "m", "presets"), "chat", "a list: write [one, another], or one line that begins with"),
+        (
+            ("serving", "m", "presets"),
+            "chat",
+            "a list: write [one, another], or one line that begins with",
+        ),
         (
             ("serving", "m", "objective"),
             "latncy",
@@ -121,7 +133,11 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
         ),
         (("cluster_network",), "10.0.0.1/24", "an IPv4 network, for example 10.0.0.0/24"),
         (("serving", "m", "revision"), "main", "must be a commit, all 40 digits of it"),
-        (("serving", "m", "served_name"), True, "put the word in quotes, because without quotes YAML reads yes,"),
+        (
+            ("serving", "m", "served_name"),
+            True,
+            "put the word in quotes, because without quotes YAML reads yes,",
+        ),
     ],
 )
 def test_a_mistake_says_what_to_write(key: KeyPath, value: Any, sentence: str) -> None:
@@ -151,8 +167,14 @@ def test_numbers_may_have_the_units_that_people_write(key: str, written: Any, re
 @pytest.mark.parametrize(
     ("key", "written", "wanted"),
     [
-        ("start_seconds", "ten minutes", ("must be a number of seconds, for example 600, or a time with units, for example "
-            "10m or 1h30m")),
+        (
+            "start_seconds",
+            "ten minutes",
+            (
+                "must be a number of seconds, for example 600, or a time with units, for example "
+                "10m or 1h30m"
+            ),
+        ),
         ("start_seconds", "10 min", "must be seconds"),
         ("start_seconds", "1.5h", "must be seconds"),
         ("start_seconds", "9" * 400, "must be seconds"),

@@ -140,7 +140,10 @@ def test_no_variable_of_vllm_is_refused_for_its_name_that_is_no_secret() -> None
 @pytest.mark.parametrize(
     ("more", "said"),
     [
-        ({"environment_files": {"HF_TOKEN": "secrets/t"}}, "but gpufleet sets this from the plan: remove"),
+        (
+            {"environment_files": {"HF_TOKEN": "secrets/t"}},
+            "but gpufleet sets this from the plan: remove",
+        ),
         ({"environment_files": {"no-name": "secrets/t"}}, "the name of a variable:"),
         ({"environment": {"A": "1"}, "environment_files": {"A": "secrets/t"}}, "both set A"),
     ],

@@ -58,8 +58,8 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
         {"flags": {"speculative-config": {"model": "org/draft", "num_speculative_tokens": 3}}},
         ("flags", "speculative-config"),
         "org/draft is a name on the Hub, and servers start without the Hub "
-            "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
-            "their absolute path, as /srv/models/draft",
+        "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
+        "their absolute path, as /srv/models/draft",
     ),
     (
         {"flags": {"speculative-config": '{"model": "org/draft"}'}},
@@ -185,7 +185,10 @@ REFUSED_OF_SGLANG: list[tuple[dict[str, Any], str]] = [
     ({"chat-template": "chat.jinja"}, "/srv/models/chat.jinja"),
     ({"chat-template": "User: {{ messages }}"}, NOT_ABSOLUTE),
     ({"completion-template": "/tmp/c.json"}, "/tmp/c.json is under /tmp"),
-    ({"tokenizer-path": "org/name"}, "org/name is a name on the Hub, and servers start without the Hub"),
+    (
+        {"tokenizer-path": "org/name"},
+        "org/name is a name on the Hub, and servers start without the Hub",
+    ),
     ({"tokenizer-path": "/root/tokenizer"}, "is under /root"),
     ({"speculative-draft-model-path": "org/draft"}, "as /srv/models/draft"),
     ({"speculative-draft-model": "org/draft"}, "is a name on the Hub"),

@@ -86,7 +86,10 @@ def test_every_deploy_has_a_file_that_pyinfra_runs(tmp_path: Path) -> None:
     assert {path for path in files if path.startswith("deploys/")} == shipped
     for words, says in (
         (["--dry", INVENTORY, "deploys/vllm.py"], "[gpu-01]"),
-        (["--no-wait", INVENTORY, "deploys/check.py"], "--no-wait: pyinfra then exits with 0"),
+        (
+            ["--no-wait", INVENTORY, "deploys/check.py"],
+            "--no-wait: with this option, pyinfra exits with status 0",
+        ),
     ):
         run = subprocess.run(
             [sys.executable, "-m", "pyinfra", *words],

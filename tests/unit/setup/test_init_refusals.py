@@ -67,15 +67,15 @@ def test_every_host_that_a_file_of_keys_lacks_is_named(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert done.stderr.splitlines() == [
-        "error: known: has no key of gpu-01",
-        "error: known: has no key of [gpu-02]:2222",
+        "error: known: contains no key of gpu-01",
+        "error: known: contains no key of [gpu-02]:2222",
     ]
 
 
 def test_mistakes_end_in_sentences_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("models: [a]\n")
     for words, sentence in (
-        (("fleet",), "Give HOST..."),
+        (("fleet",), "Give either HOST...,"),
         (("fleet", "a@b@c", "gpu-01:x"), "error: gpu-01:x: is not a host"),
         (("fleet", "--ansible", "none.ini"), "error: none.ini: cannot be read"),
         (("fleet", "--ansible", "hosts.txt"), "error: hosts.txt: is not an Ansible inventory"),

@@ -137,8 +137,8 @@ def test_the_command_judges_a_line_of_sglangs_by_its_release() -> None:
     ("words", "said"),
     [
         (("--", "/opt/bin/sglang", "serve", "--tp", "2"), "say which release, as --sglang 0."),
-        (("--sglang", NEWEST, "--vllm", "0.32.0", "--", "--tp", "2"), "leave them out"),
-        (("--sglang", NEWEST, "--env", "A=1", "--", "--tp", "2"), "leave them out"),
+        (("--sglang", NEWEST, "--vllm", "0.32.0", "--", "--tp", "2"), "remove them, or"),
+        (("--sglang", NEWEST, "--env", "A=1", "--", "--tp", "2"), "remove them, or"),
         (("--sglang", "9.9", "--", "--tp", "2"), "SGLang 9.9: unknown release"),
     ],
 )
