@@ -152,16 +152,17 @@ def test_a_plan_shows_the_rate_its_date_and_for_what_it_holds(fleet: MeasuredFle
     said, _ = fleet.plan()
 
     assert (
-        f"qwen-[0-1]: measured to carry 10 requests/s each, not 11, on {WHEN:%Y-%m-%d} (8 days "
-        "ago, fingerprint "
+        f"qwen-[0-1]: measured on {WHEN:%Y-%m-%d} (8 days ago, fingerprint "
     ) in said
-    assert "); holds for what is planned and runs\n" in said
+    assert (
+        "): each can serve 10 requests/s, but not 11; this applies to what is planned and runs\n"
+    ) in said
     assert "chat-0: has no measurement" in said
     chat, qwen = sorted(fleet.measured(), key=lambda each: each["model"])
     assert (chat["requests_per_second"], chat["holds_for"]) == (None, [])
     assert (qwen["replicas"], qwen["requests_per_second"]) == (["qwen-0", "qwen-1"], 10)
     assert (qwen["measured"], qwen["holds_for"]) == (WHEN.isoformat(), ["planned", "running"])
-    assert "measured to carry 10 requests/s" in fleet.plan("--explain")[0]
+    assert "each can serve 10 requests/s" in fleet.plan("--explain")[0]
 
 
 def test_a_plan_names_what_differs_where_a_rate_holds_only_for_what_runs(

@@ -80,7 +80,7 @@ FP8 = "VLLM_USE_FLASHINFER_MOE_FP8=1"
         (f"{FP8} vllm serve /m-AWQ", None, "whether the model has such experts:", True),
         (f"{FP8} vllm serve /m --quantization compressed-tensors", None, "whether the model", True),
         ("VLLM_USE_FLASHINFER_MOE_FP8=0 vllm serve /m -q fp8", None, "it is off", False),
-        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "the model has different experts", False),
+        ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m -q fp8", None, "different experts", False),
         ("VLLM_USE_FLASHINFER_MOE_FP16=1 vllm serve /m", None, "whether the model has", True),
         ("VLLM_FLASHINFER_MOE_BACKEND=latency vllm serve /m", None, "no effect", False),
     ],
