@@ -13,7 +13,7 @@ from gpufleet.errors import answer_fault, file_fault, json_fault, yaml_fault
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("", "it is empty"),
+        ("", "the text is empty"),
         ('{"a": ', "is incomplete"),
         ("{a: 1}", "column 2: a name in double quotes"),
         ('{"a" 1}', "column 6: a `:` is missing"),
@@ -38,7 +38,7 @@ def test_json(text: str, says: str) -> None:
         ("a: [1\nb: 2\n", "closing bracket"),
         ("a: 'x\n", "ends before the closing quote of a text"),
         ("a: *b\n", "refers to an anchor that no `&` defines"),
-        ("a: @x\n", "put quotes around the key"),
+        ("a: @x\n", "put quotes around the value"),
         ("a: \0\n", "a character that YAML does not allow"),
         ('a: "\\d"\n', "single quotes"),
     ],

@@ -67,7 +67,7 @@ class Adapter(Setting):
     def _content_is_pinned(self) -> Adapter:
         mistakes = []
         if self.is_path and any(part in {".", ".."} for part in self.source.split("/")):
-            mistakes.append("`source` must be a plain absolute path, without . or ..")
+            mistakes.append("`source` must be an absolute path without the parts . and ..")
         if self.is_path and self.revision is not None:
             mistakes.append(
                 "`revision` has no effect if `source` is a path: remove `revision`; to pin the "

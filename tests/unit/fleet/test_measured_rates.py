@@ -151,9 +151,7 @@ def test_a_plan_shows_the_rate_its_date_and_for_what_it_holds(fleet: MeasuredFle
 
     said, _ = fleet.plan()
 
-    assert (
-        f"qwen-[0-1]: measured on {WHEN:%Y-%m-%d} (8 days ago, fingerprint "
-    ) in said
+    assert (f"qwen-[0-1]: measured on {WHEN:%Y-%m-%d} (8 days ago, fingerprint ") in said
     assert (
         "): each can serve 10 requests/s, but not 11; this applies to what is planned and runs\n"
     ) in said

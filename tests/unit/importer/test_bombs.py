@@ -51,8 +51,8 @@ COMMENTS = "echo 'a" + " #" * 130_000
         (COPIED, "the variables of the script expand to more than"),
         (CONTINUED, "has 3,450,000 characters"),
         (SHORTER, "the command that begins in line 1 has more than"),
-        (QUOTED, "a quote is opened in line 1"),
-        (COMMENTS, "a quote is opened in line 1"),
+        (QUOTED, "the quote that is opened in line 1"),
+        (COMMENTS, "the quote that is opened in line 1"),
     ],
     ids=["aliases", "merged", "itself", "doubled", "copied", "continued", "shorter", "quoted",
          "comments"],
@@ -80,7 +80,7 @@ def test_anchors_as_compose_files_have_them_are_read() -> None:
 
 
 def test_a_date_that_is_none_is_no_traceback() -> None:
-    with pytest.raises(FleetError, match="is no YAML"):
+    with pytest.raises(FleetError, match="is not valid YAML"):
         read("models: [{name: a, command: 2024-99-99}]", "models.yml", "model")
 
 

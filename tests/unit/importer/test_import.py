@@ -191,9 +191,9 @@ def test_the_name_of_a_variable_is_no_secret():
 @pytest.mark.parametrize(
     ("flag", "ends"),
     [
-        ("--max-model-length 1000", "dropped, instead: --max-model-len"),
+        ("--max-model-length 1000", "it is dropped. Use instead: --max-model-len"),
         ("--foo 3", "this release has no option `--foo`; dropped"),
-        ("--rope-scaling {}", "now it is `--hf-overrides.rope_parameters {}`"),
+        ("--rope-scaling {}", "it is rewritten to `--hf-overrides.rope_parameters {}`"),
     ],
 )
 def test_a_flag_that_the_release_lacks_is_dropped_with_what_stands_for_it(
@@ -303,7 +303,7 @@ def test_a_script_is_read_as_a_shell_would() -> None:
         },
         "environment": {"VLLM_WORKER_MULTIPROC_METHOD": "spawn", "NCCL_DEBUG": "WARN"},
     }
-    assert "`$@` is replaced by" in told(imported(SCRIPT))
+    assert "a shell replaces `$@`" in told(imported(SCRIPT))
 
 
 def test_a_container_s_paths_and_port_become_the_node_s() -> None:
@@ -495,12 +495,16 @@ def test_two_servers_of_one_name_stay_two() -> None:
     ("text", "file", "said"),
     [
         ("echo hello", "a.sh", "the file does not start vLLM"),
-        ("vllm serve 'org/m", "a.sh", "missing,"),
-        ("a: [", "a.yml", "is no YAML"),
+        ("vllm serve 'org/m", "a.sh", "never closed"),
+        ("a: [", "a.yml", "is not valid YAML"),
         ("plain: 1", "a.yml", "which is not a known format"),
         ("models:\n  - name: a\n    env: {A: b}\n", "a.yml", "neither `command` nor `model`"),
-        ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: a quote is opened"),
-        ('models: [{name: a, model: m, args: "\'x"}]', "a.yml", "models.a: a quote is opened"),
+        ('models: [{name: a, command: "vllm \'x"}]', "a.yml", "models.a: the quote that is opened"),
+        (
+            'models: [{name: a, model: m, args: "\'x"}]',
+            "a.yml",
+            "models.a: a closing quote is missing",
+        ),
         ("[" * 5000, "a.yml", "nested too deeply"),
         ("models: 3", "a.yml", "neither a list nor a mapping"),
         ("models: [3]", "a.yml", "is not a mapping"),
@@ -675,7 +679,7 @@ def test_the_model_may_stand_beside_the_command() -> None:
 def test_a_second_server_of_one_command_is_not_lost_in_silence() -> None:
     found = imported("models: [{name: a, command: vllm serve /m & vllm serve /n}]", "a.yml")
 
-    assert "starts 2 servers: only the first is taken" in told(found)
+    assert "starts 2 servers, but only the first server is imported" in told(found)
     assert not found.decided
 
 
@@ -707,7 +711,7 @@ def test_the_node_of_a_server_that_ssh_starts_is_told() -> None:
 
     (note,) = (each for each in found.notes if "ssh" in str(each))
     assert note.decide
-    assert "`ssh gpu-02` in front is dropped" in str(note)
+    assert "`ssh gpu-02` before the command is dropped" in str(note)
 
 
 @each_row(("port", "words"), [(80, "--port 80"), (443, "--port 443")])

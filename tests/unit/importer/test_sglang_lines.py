@@ -141,7 +141,7 @@ def test_a_key_becomes_a_file_of_the_engines_section() -> None:
 
     assert found.settings["sglang"] == {"api_key_file": "secrets/sglang-api-key"}
     assert "vllm" not in found.settings
-    assert "`--admin-api-key` is dropped, its value not shown" in told(found)
+    assert "`--admin-api-key` is dropped, and its value is not shown" in told(found)
     assert "mellon" not in told(found)
 
 
@@ -183,7 +183,7 @@ def test_every_option_of_the_release_is_a_setting_or_in_a_note() -> None:
 
     assert len(options) > 500
     assert {flag.name for flag in options} - said == set()
-    assert [text for text in open_ones(found) if "is not" in text] == []
+    assert [text for text in open_ones(found) if "is not" in text.replace("is not shown", "")] == []
     assert accepted(found.settings).serving
 
 

@@ -295,7 +295,7 @@ def test_the_leader_of_a_group_of_pods_is_the_server() -> None:
     )
     (one,) = found.settings["serving"].values()
     assert (one["replicas"], one["tensor_parallel"], one["pipeline_parallel"]) == (2, 8, 2)
-    assert any("has 2 Pods here" in note.text for note in found.notes if note.decide)
+    assert any("has 2 Pods in this file" in note.text for note in found.notes if note.decide)
 
 
 def test_a_refusal_names_what_was_left_out() -> None:
@@ -353,7 +353,7 @@ def test_a_recipe_of_sparkrun_becomes_a_server() -> None:
         "environment_files": {"MY_PASSWORD": "secrets/model-my-password"},
     }  # fmt: skip
     assert accepted(found.settings).serving
-    for said in ("`metadata`", "wants several nodes", "line 3 has something behind"):
+    for said in ("`metadata`", "wants several nodes", "line 3 has text after"):
         assert said in told(found)
 
 
@@ -436,7 +436,7 @@ DOUBLED = ", ".join(
 @each_row(
     ("text", "said"),
     [
-        ("plain: 1\nother: {a: b}\n", "plain, other: unknown format; what is read:"),
+        ("plain: 1\nother: {a: b}\n", "plain, other, which is not a known format; gpufleet can read:"),
         ("k" * 900 + ": 1\n", "which is not a known format"),
         ("{apiVersion: v1, kind: Pod, spec: 3}", "the file does not start vLLM"),
         ("{apiVersion: v1, kind: List, items: {a: b}}", "the file does not start vLLM"),
@@ -474,7 +474,7 @@ def test_hostile_ini_ends_in_a_sentence() -> None:
     many = "\n".join(f"[g{n}]\nh{n}" for n in range(3000))
     with pytest.raises(FleetError, match="more than 1,000 groups"):
         imported(many, "hosts.ini")
-    with pytest.raises(FleetError, match="line 2: a quote is not closed"):
+    with pytest.raises(FleetError, match="line 2: a closing quote is missing"):
         imported(f"[a]\nhost x='{SECRET}\n", "hosts.ini")
 
 

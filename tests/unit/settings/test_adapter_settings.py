@@ -75,7 +75,7 @@ def test_flags_that_adapters_decide_are_refused_beside_them_alone(flag: str) -> 
     ((at, what),) = mistakes({"sql": HUB}, flags={flag: True}).items()
 
     assert at == ("serving", "m")
-    assert f"`flags` sets {flag}" in what
+    assert f"`flags` and `adapters` both set {flag}" in what
     assert mistakes({}, flags={flag: True}) == {}
 
 

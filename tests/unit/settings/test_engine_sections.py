@@ -66,7 +66,7 @@ def test_servers_of_a_node_cannot_differ_in_what_they_share(key: str) -> None:
         sglang={**SGLANG, key: value[key]},
         serving=entry(),
     )
-    assert said.startswith(f"`sglang.{key}` is not `vllm.{key}`")
+    assert said.startswith(f"`sglang.{key}` differs from `vllm.{key}`")
 
 
 def test_an_engine_without_a_release_is_named() -> None:
@@ -103,9 +103,9 @@ def test_what_gpufleet_has_for_vllm_alone_is_refused(changes: dict[str, Any], ke
 @pytest.mark.parametrize(
     ("flag", "says"),
     [
-        ("tp-size", "but gpufleet sets this from the plan: remove"),
-        ("api-key", "but gpufleet sets this from the plan: remove"),
-        ("enable-metrics", "but gpufleet sets this from the plan: remove"),
+        ("tp-size", "but gpufleet sets this from the plan"),
+        ("api-key", "but gpufleet sets this from the plan"),
+        ("enable-metrics", "but gpufleet sets this from the plan"),
         ("config", "could override the plan"),
         ("grpc-port", "does not check the API key"),
         ("grpc-mode", "instead of the HTTP server"),
@@ -115,13 +115,13 @@ def test_what_gpufleet_has_for_vllm_alone_is_refused(changes: dict[str, Any], ke
         ("disaggregation-mode", "flag does not complete text"),
         ("tokenizer-worker-num", "does not check the API key"),
         ("use-ray", "gpufleet starts the ranks itself"),
-        ("base-gpu-id", "but gpufleet sets this from the plan: remove"),
-        ("gpu-id-step", "but gpufleet sets this from the plan: remove"),
+        ("base-gpu-id", "but gpufleet sets this from the plan"),
+        ("gpu-id-step", "but gpufleet sets this from the plan"),
         ("gated-launch-port", "would never be ready"),
         ("checkpoint-engine-wait-weights-before-ready", "would never be ready"),
         ("debug-tensor-dump-input-file", "exits as soon as it is ready"),
         ("delete-ckpt-after-loading", "restarts and other replicas"),
-        ("context_length", "as `sglang serve` names them"),
+        ("context_length", "as in `sglang serve --help`"),
     ],
 )
 def test_flags_are_judged_by_their_engine(flag: str, says: str) -> None:
@@ -151,8 +151,8 @@ def test_variables_that_break_what_gpufleet_promises_are_refused(
     section = {**SGLANG, "listen": "127.0.0.1"}
     (all_servers,) = problems(sglang={**section, **given}, serving=entry())
     (one_entry,) = problems(sglang=section, serving=entry(**given))
-    assert all_servers == f"sglang.{key}.{prefix}{name}: {says}: remove it"
-    assert one_entry == f"serving.tiny.{key}.{prefix}{name}: {says}: remove it"
+    assert all_servers == f"sglang.{key}.{prefix}{name}: {says}: remove this variable"
+    assert one_entry == f"serving.tiny.{key}.{prefix}{name}: {says}: remove this variable"
     assert parse_settings({"vllm": {**VLLM, **given}}).vllm
 
 
@@ -161,7 +161,7 @@ def test_the_context_and_its_flag_are_the_engines() -> None:
         sglang={**SGLANG, "listen": "127.0.0.1"},
         serving=entry(context=512, flags={"context-length": 512}),
     )
-    assert "`context` and `flags.context-length` are the same" in said
+    assert "`context` and `flags.context-length` set the same value" in said
 
 
 def test_a_release_that_cannot_be_started_is_refused() -> None:

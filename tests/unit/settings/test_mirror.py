@@ -190,7 +190,9 @@ def test_file_and_line_are_named(tmp_path):
     )
     given = variables.load_file(file, tmp_path)
 
-    with pytest.raises(FleetError, match=r"group_vars/prod.yml:9: vllm.environment.A: names https"):
+    with pytest.raises(
+        FleetError, match=r"group_vars/prod.yml:9: vllm.environment.A: contains https"
+    ):
         node_variables.check({"gpu-01": given}, {"gpu-01": ()})
 
 

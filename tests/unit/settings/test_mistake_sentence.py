@@ -132,7 +132,7 @@ def test_no_refusal_of_any_key_has_a_validators_words() -> None:
             "must be mp or ray (got 'multi')",
         ),
         (("cluster_network",), "10.0.0.1/24", "an IPv4 network, for example 10.0.0.0/24"),
-        (("serving", "m", "revision"), "main", "must be a commit, all 40 digits of it"),
+        (("serving", "m", "revision"), "main", "must be a commit with all of its 40 digits"),
         (
             ("serving", "m", "served_name"),
             True,
@@ -175,13 +175,13 @@ def test_numbers_may_have_the_units_that_people_write(key: str, written: Any, re
                 "10m or 1h30m"
             ),
         ),
-        ("start_seconds", "10 min", "must be seconds"),
-        ("start_seconds", "1.5h", "must be seconds"),
-        ("start_seconds", "9" * 400, "must be seconds"),
-        ("start_seconds", True, "must be seconds"),
+        ("start_seconds", "10 min", "must be a number of seconds"),
+        ("start_seconds", "1.5h", "must be a number of seconds"),
+        ("start_seconds", "9" * 400, "must be a number of seconds"),
+        ("start_seconds", True, "must be a number of seconds"),
         ("start_seconds", "0s", "must be more than 0"),
         ("drain_seconds", "2h", "must be at most 3600"),
-        ("context", "32kb", "must be tokens"),
+        ("context", "32kb", "must be a number of tokens"),
         ("context", -1, "must be more than 0"),
     ],
 )

@@ -72,12 +72,12 @@ ROWS: list[tuple[dict[str, Any], str, str]] = [
     (
         settings(flags={"additional-config": {"remote": {"password": PLAIN}}}),
         "serving.m.flags.additional-config.remote.password",
-        "arguments are readable",
+        "all users of the node can read arguments",
     ),
     (
         settings(flags={"additional-config": f'{{"api_key": "{PLAIN}"}}'}),
         "serving.m.flags.additional-config",
-        "arguments are readable",
+        "all users of the node can read arguments",
     ),
     (
         settings(vllm={"api_key_file": f"sk-{PLAIN}"}),

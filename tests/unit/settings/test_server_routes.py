@@ -69,5 +69,5 @@ def test_with_a_key_no_other_program_than_the_one_that_loads_the_guard_answers(
     allowed = {**KEYED, "allow_control_routes": True}
     ((at, what),) = mistakes(allowed, **{where: {name: value}}).items()
     assert at == ("serving", "m", where, name)
-    assert "remove it" in what
+    assert "remove this key" in what
     assert mistakes(LOCAL, **{where: {name: value}}) == {}

@@ -27,9 +27,9 @@ def mistakes(served: dict[str, Any], **others: Any) -> dict[KeyPath, str]:
 NOT_ABSOLUTE = "is not an absolute path, but servers start in their own directory:"
 
 REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
-    ({"port": 80}, ("port",), "only root can listen below 1024"),
+    ({"port": 80}, ("port",), "only root can listen on ports below 1024"),
     ({"port": 1023}, ("port",), "write 1024 or more"),
-    ({"cluster_port": 500}, ("cluster_port",), "only root can listen below 1024"),
+    ({"cluster_port": 500}, ("cluster_port",), "only root can listen on ports below 1024"),
     ({"model": "/tmp/llama"}, ("model",), "is under /tmp, which servers cannot see"),
     ({"model": "/root/models/llama"}, ("model",), "is under /root"),
     ({"model": "/dev/shm/llama"}, ("model",), "is under /dev/shm"),
@@ -57,9 +57,9 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"speculative-config": {"model": "org/draft", "num_speculative_tokens": 3}}},
         ("flags", "speculative-config"),
-        "org/draft is a name on the Hub, and servers start without the Hub "
-        "(HF_HUB_OFFLINE=1): copy its files to every node that serves this and write "
-        "their absolute path, as /srv/models/draft",
+        "org/draft is a name on the Hub, but servers start without the Hub "
+        "(HF_HUB_OFFLINE=1): copy the files to every node that serves this entry, and write "
+        "their absolute path, for example /srv/models/draft",
     ),
     (
         {"flags": {"speculative-config": '{"model": "org/draft"}'}},
@@ -70,12 +70,12 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"lora-modules": ["a=org/adapter"]}},
         ("flags", "lora-modules"),
-        "as /srv/models/adapter, or add the adapter to `adapters`",
+        "for example /srv/models/adapter, or add the adapter to `adapters`",
     ),
     (
         {"flags": {"lora-modules": ["a=adapters/a"]}},
         ("flags", "lora-modules"),
-        "adapters/a is a name on the Hub or a relative path, and servers neither see",
+        "adapters/a is a name on the Hub or a relative path, but servers can neither see",
     ),
     ({"flags": {"lora-modules": ["a=adapters/x/a"]}}, ("flags", "lora-modules"), NOT_ABSOLUTE),
     ({"flags": {"lora-modules": ["a=myadapter"]}}, ("flags", "lora-modules"), NOT_ABSOLUTE),
@@ -111,7 +111,7 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"max-num-seqs": 3}, "concurrency": 7, "data_parallel": 2},
         ("flags", "max-num-seqs"),
-        "6 requests run at once in a replica, but `concurrency` asks for 7; write 4 or more",
+        "a replica runs 6 requests at once, but `concurrency` is 7: write 4 or more",
     ),
 ]
 
@@ -167,7 +167,7 @@ def test_what_it_can_follow_is_taken(served: dict[str, Any]) -> None:
 def test_programs_without_rights_have_no_low_port(key: str, written: dict[str, Any]) -> None:
     ((at, what),) = mistakes({}, **written).items()
     assert at == tuple(key.split("."))
-    assert "only root can listen below 1024" in what
+    assert "only root can listen on ports below 1024" in what
 
 
 def test_a_gateway_may_have_443() -> None:
@@ -187,10 +187,10 @@ REFUSED_OF_SGLANG: list[tuple[dict[str, Any], str]] = [
     ({"completion-template": "/tmp/c.json"}, "/tmp/c.json is under /tmp"),
     (
         {"tokenizer-path": "org/name"},
-        "org/name is a name on the Hub, and servers start without the Hub",
+        "org/name is a name on the Hub, but servers start without the Hub",
     ),
     ({"tokenizer-path": "/root/tokenizer"}, "is under /root"),
-    ({"speculative-draft-model-path": "org/draft"}, "as /srv/models/draft"),
+    ({"speculative-draft-model-path": "org/draft"}, "for example /srv/models/draft"),
     ({"speculative-draft-model": "org/draft"}, "is a name on the Hub"),
     ({"speculative-draft-model-path": "draft"}, NOT_ABSOLUTE),
     ({"speculative-token-map": "org/draft/freq.pt"}, NOT_ABSOLUTE),

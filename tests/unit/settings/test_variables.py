@@ -68,10 +68,10 @@ def test_a_key_that_was_not_written_is_placed_at_the_nearest_one_above(written):
         pytest.param("on: x\n", 1, "'on' cannot be the name", id="yaml-1.1-boolean"),
         pytest.param("- a\n- b\n", 1, "the top level must be a mapping of settings", id="list"),
         pytest.param("just text\n", 1, "the top level must be a mapping of settings", id="text"),
-        pytest.param("a: [1\nb: 2\n", 2, "is not YAML", id="open-bracket"),
+        pytest.param("a: [1\nb: 2\n", 2, "is not valid YAML", id="open-bracket"),
         pytest.param("a:\n\tb: 1\n", 2, "use spaces", id="tab"),
-        pytest.param("a: 1\n---\nb: 2\n", 2, "is not YAML", id="two-documents"),
-        pytest.param("a: !vault |\n  x\n", 1, "kind !vault", id="vault"),
+        pytest.param("a: 1\n---\nb: 2\n", 2, "is not valid YAML", id="two-documents"),
+        pytest.param("a: !vault |\n  x\n", 1, "type !vault", id="vault"),
         pytest.param("a: {1: x}\n", 1, "YAML reads as int", id="nested-number"),
         pytest.param("a: &self [*self]\n", 1, "refers to itself", id="recursion"),
     ],
@@ -178,7 +178,7 @@ def test_two_spellings_of_one_file_are_refused(tmp_path):
     for name in ("gpu.yml", "gpu.yaml"):
         (tmp_path / name).write_text("a: 1\n")
 
-    with pytest.raises(FleetError, match=r"gpu\.yml and gpu\.yaml are two files for the same name"):
+    with pytest.raises(FleetError, match=r"gpu\.yml and gpu\.yaml set variables of the same name"):
         variables.load([tmp_path], "gpu", tmp_path)
 
 

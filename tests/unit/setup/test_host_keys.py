@@ -59,7 +59,7 @@ def test_every_host_that_shows_no_key_is_named_at_once() -> None:
         fetch_keys(hosts)
 
     first, second, third = refused.value.problems
-    assert first.startswith(f"gpu-01 ([127.0.0.1]:{closed}): shows no host key: ")
-    assert second.startswith("gpu-02: is reached over another host")
-    assert third.startswith("gpu-03 (node-3.example): is reached over another host")
+    assert first.startswith(f"gpu-01 ([127.0.0.1]:{closed}): gpufleet could not get the host key: ")
+    assert second.startswith("gpu-02: is reached through a different host")
+    assert third.startswith("gpu-03 (node-3.example): is reached through a different host")
     assert "--known-hosts" in second

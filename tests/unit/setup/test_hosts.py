@@ -62,7 +62,7 @@ def test_two_names_of_one_address_are_refused_and_a_word_given_twice_is_one() ->
             {name: {"hostname": "192.0.2.1"} for name in ("gpu-01", "gpu-02")},
             "me",
         )
-    with pytest.raises(FleetError, match="gpu-01: is named twice"):
+    with pytest.raises(FleetError, match="gpu-01: is given twice"):
         parse_hosts(["a@gpu-01", "b@gpu-01"], {}, "me")
 
 

@@ -76,7 +76,7 @@ def test_mistakes_end_in_sentences_and_status_2(tmp_path: Path) -> None:
     (tmp_path / "hosts.txt").write_text("models: [a]\n")
     for words, sentence in (
         (("fleet",), "Give either HOST...,"),
-        (("fleet", "a@b@c", "gpu-01:x"), "error: gpu-01:x: is not a host"),
+        (("fleet", "a@b@c", "gpu-01:x"), "error: gpu-01:x: is not the name of a host"),
         (("fleet", "--ansible", "none.ini"), "error: none.ini: cannot be read"),
         (("fleet", "--ansible", "hosts.txt"), "error: hosts.txt: is not an Ansible inventory"),
         (("fleet", "gpu-01", "--model", "qwen"), "error: --model qwen: write ORG/NAME"),

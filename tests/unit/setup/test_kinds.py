@@ -66,7 +66,7 @@ def test_a_driver_that_no_set_has_is_to_be_replaced_first() -> None:
     (kind,) = found.kinds
     assert kind.gets_driver
     assert not kind.bare
-    assert "type `gpufleet deploy node` first: it installs 580." in found.remarks[0]
+    assert "run `gpufleet deploy node` first, which installs 580." in found.remarks[0]
 
 
 def test_nodes_of_one_branch_and_several_versions_keep_theirs() -> None:
@@ -93,7 +93,7 @@ def test_a_node_without_a_driver_is_a_group_by_its_generation_and_is_told_what_c
     # At least: the least Hopper of the catalogue.
     assert kind.memory_gib == pytest.approx(79.11)
     (remark,) = found.remarks
-    assert remark.startswith("a: no NVIDIA driver is loaded: type `gpufleet deploy node` first")
+    assert remark.startswith("a: no NVIDIA driver is loaded: run `gpufleet deploy node` first")
 
 
 def test_a_driver_too_old_for_every_set_is_named_with_the_one_that_comes() -> None:
