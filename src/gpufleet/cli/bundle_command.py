@@ -61,7 +61,7 @@ def bundle(
     index_url: str | None,
 ) -> int:
     """
-    Mirror all downloads of the nodes, for networks without internet access.
+    Mirror all downloads, for networks without internet access.
 
     The bundle contains everything that the nodes of INVENTORY download.
 

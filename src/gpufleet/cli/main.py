@@ -26,7 +26,7 @@ COMMANDS = {
     ),
     "bundle": (
         "gpufleet.cli.bundle_command:bundle",
-        "Mirror all downloads of the nodes, for networks without internet access.",
+        "Mirror all downloads, for networks without internet access.",
     ),
     "check": (
         "gpufleet.cli.check_command:check",
@@ -103,11 +103,11 @@ COMMANDS = {
     ),
     "preflight": (
         "gpufleet.cli.preflight_command:preflight",
-        "Show what is not yet ready for users, with proof. Read-only.",
+        "Show what is not ready for users, with proof. Read-only.",
     ),
     "presets": (
         "gpufleet.cli.presets_command:presets",
-        "Show the presets, or every value of one preset with the reasons.",
+        "Show all presets, or the values of one with reasons.",
     ),
     "probe": (
         "gpufleet.cli.probe_command:probe",
@@ -123,7 +123,7 @@ COMMANDS = {
     ),
     "report": (
         "gpufleet.cli.report_command:report",
-        "Describe the fleet on one page, for people without access to it.",
+        "Describe the fleet on one page, for people without access.",
     ),
     "rollback": (
         "gpufleet.cli.upgrade_command:rollback",
@@ -131,7 +131,7 @@ COMMANDS = {
     ),
     "settings": (
         "gpufleet.cli.settings_command:settings",
-        "Look up the type, unit, default and an example of settings.",
+        "Look up the type, unit, default and example of settings.",
     ),
     "size": (
         "gpufleet.cli.size_command:size",

@@ -53,7 +53,7 @@ def preflight(
     as_json: bool,
 ) -> int:
     """
-    Show what is not yet ready for users, with proof. Read-only.
+    Show what is not ready for users, with proof. Read-only.
 
     \b
     gpufleet preflight inventories/prod.py

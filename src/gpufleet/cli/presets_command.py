@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 @click.argument("name", required=False, shell_complete=completers.presets)
 @json_option
 def presets(name: str | None, as_json: bool) -> None:
-    """Show the presets, or every value of one preset with the reasons."""
+    """Show all presets, or the values of one with reasons."""
     from gpufleet.catalog import presets
 
     wanted = {each: presets.load(each) for each in ((name,) if name else presets.names())}

@@ -70,7 +70,7 @@ def report(
     as_json: bool,
 ) -> int:
     """
-    Describe the fleet on one page, for people without access to it.
+    Describe the fleet on one page, for people without access.
 
     \b
     gpufleet report inventories/prod.py -o report.html

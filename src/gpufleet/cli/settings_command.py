@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 @json_option
 def settings(key: str | None, *, as_schema: bool, as_json: bool) -> None:
     """
-    Look up the type, unit, default and an example of settings.
+    Look up the type, unit, default and example of settings.
 
     \b
     gpufleet settings

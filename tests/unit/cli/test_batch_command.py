@@ -132,7 +132,7 @@ def test_a_gateway_that_listens_on_its_own_node_only_is_refused(project: Path) -
     done = run(project, "llama", "in.jsonl", "-o", "out.jsonl")
 
     assert done.returncode == 2
-    assert "lb-01: its gateway listens only on localhost (`gateway.listen`)" in done.stderr
+    assert "lb-01: the gateway listens only on localhost (`gateway.listen`)" in done.stderr
 
 
 def test_a_replica_and_a_gateway_exclude_each_other() -> None:

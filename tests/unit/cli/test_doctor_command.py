@@ -95,7 +95,7 @@ def test_stdin_and_files_are_joined(tmp_path: Path) -> None:
 @each_row(
     ("word", "says"),
     [
-        ("none.log", "No such file or directory: name a log"),
+        ("none.log", "No such file or directory: write the name of a log"),
         (".", "is a directory"),
         ("\0", "cannot be read"),
         ("a" * 5000, "cannot be read: File name too long"),

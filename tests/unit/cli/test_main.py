@@ -294,7 +294,7 @@ def test_no_command_takes_the_last_of_two_values_in_silence():
 )
 def test_an_option_that_is_given_twice_is_refused(words, option):
     problems = refused(gpufleet(*words))
-    assert problems[-1] == f"Error: {option} is given 2 times: write it once"
+    assert problems[-1] == f"Error: {option} is given 2 times: write {option} only once"
 
 
 def test_a_switch_and_an_option_that_collects_may_be_given_twice():

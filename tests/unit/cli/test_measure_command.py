@@ -67,7 +67,7 @@ def test_what_a_search_on_one_replica_has_not_is_refused_beside_tune() -> None:
         MeasureOptions(**{**TYPED, **given})
 
     assert refused.value.problems == tuple(
-        f"--tune and {option} exclude each other: remove one"
+        f"--tune and {option} exclude each other: remove one of the two"
         for option in ("--gateway", "--rate", "--trace", "--guest")
     )
     with pytest.raises(FleetError, match="--try works only with --tune:"):
@@ -197,7 +197,7 @@ def test_what_a_search_in_a_closed_loop_has_not_is_refused_beside_it() -> None:
         MeasureOptions(**{**TYPED, **given})
 
     assert refused.value.problems == tuple(
-        f"--closed-loop and {option} exclude each other: remove one"
+        f"--closed-loop and {option} exclude each other: remove one of the two"
         for option in ("--rate", "--most", "--guest")
     )
 

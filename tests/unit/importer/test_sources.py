@@ -436,7 +436,7 @@ DOUBLED = ", ".join(
 @each_row(
     ("text", "said"),
     [
-        ("plain: 1\nother: {a: b}\n", "plain, other, which is not a known format; gpufleet can read:"),
+        ("plain: 1\nother: {a: b}\n", "which is not a known format; gpufleet can read:"),
         ("k" * 900 + ": 1\n", "which is not a known format"),
         ("{apiVersion: v1, kind: Pod, spec: 3}", "the file does not start vLLM"),
         ("{apiVersion: v1, kind: List, items: {a: b}}", "the file does not start vLLM"),
