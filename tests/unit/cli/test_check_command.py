@@ -126,7 +126,7 @@ def test_list_names_every_check_and_needs_no_node():
 @each_row(
     ("arguments", "says"),
     [
-        ((), "no INVENTORY is named, and there are inventories/lab.py"),
+        ((), "INVENTORY is missing, and there are inventories/lab.py"),
         (("inventories/prd.py",), "no such inventory file"),
         (("--from", "nope.json"), "nope.json: cannot be read"),
         (("--from", "pyproject.toml"), "is not JSON"),

@@ -65,7 +65,7 @@ def test_keys_in_a_log_are_not_printed(options: tuple[str, ...]) -> None:
 
 @each_row("given", ["", "\n \n", "-- No entries --\n", "-- Boot 1f --\n-- No entries --\n"])
 def test_a_log_without_a_line_is_not_healthy(given: str) -> None:
-    with pytest.raises(FleetError, match="stdin: has no log line, so it is not known"):
+    with pytest.raises(FleetError, match="stdin: has no log lines, so gpufleet cannot know"):
         run("-", given=given)
 
 

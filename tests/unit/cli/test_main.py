@@ -158,7 +158,7 @@ def test_a_mistake_is_one_line_with_file_and_key(serving):
         (("plan", "--vars", "x.yml", "--nodes", "nope.json"), "nope.json: cannot be read"),
         (("plan", "--vars", "x.yml", "--nodes", "pyproject.toml"), "pyproject.toml:1: is not JSON"),
         (("plan", "--vars", "x.yml", "--nodes", NODES / "t4x1.json", "--json"), "x.yml"),
-        (("plan",), "no INVENTORY is named, and there are inventories/lab.py"),
+        (("plan",), "INVENTORY is missing, and there are inventories/lab.py"),
         (("plan", PROD, "--nodes", NODES / "t4x1.json"), "has no 't4x1'"),
         (("probe", PROD, "--limit", "gpu_h10"), "did you mean 'gpu_h100'"),
         (("nonsense",), "No such command"),

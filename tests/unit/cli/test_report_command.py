@@ -137,7 +137,7 @@ def test_two_manifests_are_compared_as_text_and_as_json(tmp_path: Path) -> None:
         (("--from", "none.json", "-o", "x"), "none.json: cannot be read: No such file"),
         (("--from", "a.json", "-o", "x"), "a.json: inventory: is not there: give a file that"),
         (("--compare", "a.json", "a.json"), "`gpufleet report --manifest`"),
-        (("none.py", "-o", "x"), "none.py: no such inventory file"),
+        (("none.py", "-o", "x"), "none.py: there is no such inventory file"),
     ],
 )
 def test_what_is_typed_wrong_is_refused_with_what_to_type(

@@ -276,7 +276,7 @@ def test_a_share_of_a_gpu_is_judged_as_the_plan_does_and_the_least_that_fits_is_
     [
         (("--gpu-share", "0.5", "-tp", "2"), "--tensor-parallel-size"),
         (("--gpu-share", "0.5", "--gpus", "8"), "--gpus"),
-        (("--gpu-share", "0.97"), "add up to 0.95 at most"),
+        (("--gpu-share", "0.97"), "can be at most 0.95"),
         (("--gpu-share", "0.5", "--gpu-memory-utilization", "0.4"), "--gpu-memory-utilization"),
     ],
 )
@@ -292,7 +292,7 @@ def test_an_encoder_has_no_cache_in_the_table(tmp_path):
     file.write_text(json.dumps(LARGE))
     shown = " ".join(run(file, "--gpu", "H100").stdout.split())
 
-    assert "KV cache none the model keeps none; " in shown
+    assert "KV cache none the model has no KV cache; " in shown
     assert " remain unused, +/- " in shown
     assert "KV per token" not in shown
     assert "the remainder" not in shown

@@ -205,7 +205,8 @@ def test_what_runs_has_its_own_rate_or_reason_where_the_plan_has_another() -> No
     assert both.holds_for == planned_only.holds_for == new.holds_for == ("planned",)
     assert str(planned_only).endswith("what is planned, but not to what runs now: qwen is unknown")
     assert str(new).endswith(
-        "(less than a day ago, fingerprint 0123456789abcdef); holds for what is planned"
+        "(less than a day ago, fingerprint 0123456789abcdef): each can serve 10 requests/s; this "
+        "applies to what is planned"
     )
 
 

@@ -135,7 +135,7 @@ VARIABLES = {
     "ENABLE_HEALTH_ENDPOINT_GENERATION": "`/health` would answer 200 without testing the engine",
     "FORCE_SHUTDOWN": "each stop would cut off running requests",
     "GRPC_PORT": "it opens a port on which the server does not check the API key",
-    "LOGGING_CONFIG_PATH": "SGLang logs its keys, so the log files of this configuration could contain them",
+    "LOGGING_CONFIG_PATH": "SGLang logs its keys, so these log files could contain them",
     "RUST_SERVER": "it opens a port on which the server does not check the API key",
 }
 

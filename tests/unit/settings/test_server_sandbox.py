@@ -103,10 +103,7 @@ REFUSED: list[tuple[dict[str, Any], KeyPath, str]] = [
     (
         {"flags": {"max-num-seqs": 4}, "concurrency": 8},
         ("flags", "max-num-seqs"),
-        (
-            "is 4: 4 requests run at once in a replica, but `concurrency` asks for 8; write 8 or "
-            "more"
-        ),
+        ("is 4, so a replica runs 4 requests at once, but `concurrency` is 8: write 8 or more"),
     ),
     (
         {"flags": {"max-num-seqs": 3}, "concurrency": 7, "data_parallel": 2},

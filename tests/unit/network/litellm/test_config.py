@@ -133,9 +133,12 @@ def test_an_entry_that_only_computes_prompts_has_no_name() -> None:
         ({"models": {"a": {"parameters": {"temprature": 1}}}}, "no setting has this name"),
         ({"models": {"a": {"parameters": {"api_base": "x"}}}}, "no setting has this name"),
         ({"aliases": {"a b": "c"}}, "aliases.a b"),
-        ({"aliases": {"a": "b", "b": "c"}}, "b is an alias itself: write c"),
-        ({"aliases": {"a": "b"}, "models": {"a": {}}}, "`aliases` and `models` both have a"),
-        ({"models": {"a": {"fallbacks": ["a"]}}}, "has itself"),
+        ({"aliases": {"a": "b", "b": "c"}}, "b, which is an alias, too: write c"),
+        (
+            {"aliases": {"a": "b"}, "models": {"a": {}}},
+            "`aliases` and `models` both have the name a",
+        ),
+        ({"models": {"a": {"fallbacks": ["a"]}}}, "contains a itself"),
         ({"listen": "192.0.2.9"}, "keys and prompts would be sent unencrypted"),
         ({"allow_unauthenticated": False}, "no client has access"),
         ({"no_index": True}, "no source for packages:"),
@@ -266,7 +269,7 @@ def test_its_wheels_come_from_the_mirror_and_go_into_a_bundle() -> None:
         True,
     )
     alone = {"mirror": {"models": "http://mirror.lan:8081/hub"}, "offline": True}
-    with pytest.raises(SettingsError, match="litellm: takes wheels from PyPI"):
+    with pytest.raises(SettingsError, match="litellm: would download wheels from PyPI"):
         parse_settings({**written, **alone})
 
     node = NodeNeeds(
