@@ -74,13 +74,13 @@ def test_nodes_without_hardware_are_named_with_what_to_write():
 @pytest.mark.parametrize(
     ("written", "says"),
     [
-        (["gpu_h10=h100x8,all=h100x8"], "no group or node of GPUs called 'gpu_h10'; did you mean"),
-        (["h100x9"], "no hardware is named 'h100x9'; did you mean 'h100x8'"),
+        (["gpu_h10=h100x8,all=h100x8"], "no GPU node 'gpu_h10'; did you mean"),
+        (["h100x9"], "there is no hardware 'h100x9'; did you mean 'h100x8'"),
         (
             ["gpu=h100x8", "gpu=a100x8"],
             "--as gives gpu both h100x8 and a100x8: remove one of the two",
         ),
-        (["gpu="], "no hardware is named ''"),
+        (["gpu="], "there is no hardware ''"),
     ],
 )
 def test_a_name_that_is_not_known_is_refused(written, says):

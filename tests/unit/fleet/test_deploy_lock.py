@@ -115,7 +115,7 @@ def test_all_that_is_in_the_way_is_said_at_once(nodes: Nodes, ann: subprocess.Po
     problems, _, _ = deploy_lock.take(nodes.deploy("bob@desk", os.getpid()), NODES, None)
 
     assert [each.split(" ")[0] for each in problems] == ["upgrade", "gpu-03:", "gpu-02:"]
-    assert "has locked gpu-01: a deploy would restart" in problems[0]
+    assert "has locked gpu-01, because a deploy would restart" in problems[0]
     assert "ann@laptop is running a deploy there" in problems[1]
     assert (
         "it is being deployed: /var/lib/gpufleet/change/lock.json is not a JSON object"
@@ -159,7 +159,7 @@ def test_a_node_that_did_not_say_and_answers_the_probe_is_not_known_to_be_free(
 def test_a_connection_that_is_no_sshds_is_remarked_on(nodes: Nodes) -> None:
     without: Any = None
     _, _, (first, *_) = deploy_lock.take(nodes.deploy("bob@desk", without), NODES, None)
-    assert first.startswith("gpu-01: is not locked against other deploys: ")
+    assert first.startswith("gpu-01: the node could not be locked against other deploys: ")
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "deploys").glob("*.py")), ids=lambda p: p.name)

@@ -289,10 +289,12 @@ def test_limits_that_match_are_left_alone(project, limit):
         pytest.param('groups={"gpu": []}', "has no nodes", id="empty"),
         pytest.param("groups={}", "has no nodes", id="no-groups"),
         pytest.param('groups={"gpu": "n1"}', "but must be a list:", id="text-for-list"),
-        pytest.param('groups={"gpu": ["n1", "n1"]}', "has n1 twice", id="twice"),
+        pytest.param('groups={"gpu": ["n1", "n1"]}', "contains n1 twice", id="twice"),
         pytest.param('groups={"gpu": ["n1,n2"], "b": [3]}', "group b has 3", id="no-name"),
-        pytest.param('groups={"_gpu": ["n1"]}', "no group can be named '_gpu'", id="underscore"),
-        pytest.param('groups={"all": ["n1"]}', "no group can be named 'all'", id="all"),
+        pytest.param(
+            'groups={"_gpu": ["n1"]}', "'_gpu' cannot be the name of a group", id="underscore"
+        ),
+        pytest.param('groups={"all": ["n1"]}', "'all' cannot be the name of a group", id="all"),
         pytest.param(
             'groups={"gpu": ["n1"]}, children={"top": ["gpus"]}',
             "children of top: there is no group 'gpus'; did you mean 'gpu'?",
@@ -305,7 +307,7 @@ def test_limits_that_match_are_left_alone(project, limit):
         ),
         pytest.param(
             'groups={"a": [("n1", {"_retries": 1})], "b": [("n1", {"_retries": 2})]}',
-            "n1 has two values for _retries",
+            "n1 has two different values for _retries",
             id="two-values",
         ),
         pytest.param(
