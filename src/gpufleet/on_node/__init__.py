@@ -1,4 +1,5 @@
-"""Programs that run on the node: sent over SSH's stdin, Python 3.8, standard library only.
+"""Programs that run on nodes. The controller sends them over SSH to a Python's standard input.
 
-They install nothing and leave nothing behind. Each prints one JSON document as its last line.
+They need only Python 3.8 and its standard library. They install nothing and leave nothing behind.
+Each program prints one JSON document as its last line.
 """

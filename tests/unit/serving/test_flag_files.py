@@ -185,9 +185,9 @@ def point(folder):
 @each_row(
     ("damage", "why"),
     [
-        (cut, f"{SHARDS[1]}: cut off, or no safetensors file"),
+        (cut, f"{SHARDS[1]}: cut off, or not a safetensors file"),
         (lose, f"{SHARDS[1]}: missing"),
-        (point, f"{SHARDS[1]}: cut off, or no safetensors file"),
+        (point, f"{SHARDS[1]}: cut off, or not a safetensors file"),
     ],
 )
 def test_weights_that_cannot_be_loaded_are_refused_before_a_server_starts(node, damage, why):

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: read facts, or the reasons why they are missing.
 
 A value that could not be read is {"missing": reason, ...}, so that "no" and "unknown" are always
-distinct. A reason is a word; NVML's code, a signal or the loader's text may be added. The output is
-always valid JSON, even if the driver answers garbage.
+distinct. The reason is one word. NVML's error code, a signal or the loader's error text may be
+added to it. The output is always valid JSON, even if the driver returns garbage.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any, Callable, Dict
 
 Missing = Dict[str, Any]  # {"missing": reason, ...}
 
-# nvmlReturn_t, nvml.h. What is not here is "nvml_error"; the code is always reported beside it.
+# Error codes of nvmlReturn_t (nvml.h). For a code that is not in this table the reason is
+# "nvml_error". The code itself is always reported too.
 REASONS = {
     2: "invalid_argument",
     3: "not_supported",
@@ -34,7 +35,7 @@ REASONS = {
 ERRNO_REASONS = {
     errno.ENOENT: "absent",
     errno.ENODEV: "absent",
-    errno.ESRCH: "absent",  # a process that ended between two looks
+    errno.ESRCH: "absent",  # a process that ended between two queries
     errno.EADDRNOTAVAIL: "absent",  # a net device without an address
     errno.EACCES: "no_permission",
     errno.EPERM: "no_permission",
@@ -42,7 +43,8 @@ ERRNO_REASONS = {
     errno.EOPNOTSUPP: "not_supported",
 }
 
-# What reading an answer of another form raises; OverflowError: a whole number beyond any float.
+# The exceptions of a parser that reads an answer of an unexpected form. An integer that is too
+# large for a float raises OverflowError.
 OTHER_FORM = (
     AttributeError,
     IndexError,
@@ -55,7 +57,7 @@ OTHER_FORM = (
 
 
 class CannotRead(Exception):  # noqa: N818  # an answer, not an error
-    """A value cannot be read, for a known reason."""
+    """Raised for a value that cannot be read, for a known reason."""
 
     def __init__(self, reason: str, **more: Any) -> None:
         super().__init__(reason)
@@ -68,7 +70,7 @@ def missing(reason: str, **more: Any) -> Missing:
 
 
 def read(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return the function's value as JSON types, or the reason why it is missing."""
+    """Call a function; return its value as JSON types, or the reason why the value is missing."""
     try:
         return to_json_types(function(*arguments))
     except Exception as error:
@@ -76,7 +78,7 @@ def read(function: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def missing_after(error: Exception) -> Missing:
-    """Return the reason for a missing value, from its exception."""
+    """Return the placeholder of a missing value, with the reason from the raised exception."""
     if isinstance(error, CannotRead):
         return error.missing
     code = getattr(error, "value", None)
@@ -91,14 +93,16 @@ def missing_after(error: Exception) -> Missing:
 
 
 def loader_error() -> str:
-    """Return the loader's error for NVML's library, which the binding does not report."""
+    """
+    Return the loader's error text for NVML's library. The binding does not report this error.
+    """
     import ctypes
 
     try:
         ctypes.CDLL("libnvidia-ml.so.1")
     except OSError as error:
         return str(error)
-    return "it loads now"
+    return "the library can be loaded now"
 
 
 def is_missing(value: Any) -> bool:
@@ -122,7 +126,7 @@ def to_json_types(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: to_json_types(item) for key, item in value.items()}
     if hasattr(value, "_fields_"):
-        # A versioned struct's first word says its size, which is no fact about the node.
+        # The first word of a versioned struct is its size, which is not a fact about the node.
         members = [name for name, *_ in value._fields_ if name != "version"]
         return {name: to_json_types(getattr(value, name)) for name in members}
     if isinstance(value, (list, tuple)) or hasattr(value, "_length_"):

@@ -1,18 +1,19 @@
-"""RUNS ON THE NODE: the files in which changes of the fleet keep their state on this node.
+"""RUNS ON THE NODE: read and write the files in which changes of the fleet keep state on this node.
 
     /var/lib/gpufleet/change/        0700, root's
       lock.json                      {"id", "owner", "from", "since", "what"}
       deploy.json                    common/deploy_mark.py
       cordon.json                    {"by", "why", "since", "upgrade": id or null}
       drained/<replica>.json         the same keys
-      next/manifest.json             put here by deploys/prepare.py (upgrade/run/staged_units.py)
-      next/<unit>, next/files/...    the unit files, and what units read when they start
+      next/manifest.json             written by deploys/prepare.py (upgrade/run/staged_units.py)
+      next/<unit>, next/files/...    the next unit files, and the files that units read at start
       kept/<upgrade>/manifest.json   {"id", "at", "units": {unit: fingerprint or null}, ...}
       kept/<upgrade>/<unit>          the previous unit files
-      kept/<upgrade>/files/...       and what units read
+      kept/<upgrade>/files/...       the previous files that units read at start
 
-Files are replaced atomically, and are on disk when `write` returns: a kill leaves the old file or
-the new one. Only one program at a time changes these files.
+Files are replaced atomically, and the new file is on disk when `write` returns. If the program is
+killed, the whole old file or the whole new file remains. Only one program at a time changes these
+files.
 """
 
 from __future__ import annotations
@@ -33,31 +34,35 @@ DRAINED = HOME + "/drained"
 LOCK = HOME + "/lock.json"
 CORDON = HOME + "/cordon.json"
 MANIFEST = "manifest.json"
-# A change of marks, and a change of units, waits only for others of its kind: a mark is
-# made while another replica of the node still stops.
+# A change of marks waits only for other changes of marks, and a change of units only for other
+# changes of units. So a mark can be made while a different replica of the node still stops.
 MARKS_TURN = HOME + "/.marks"
 UNITS_TURN = HOME + "/.units"
-# What is done to marks takes milliseconds.
+# A change of marks takes only milliseconds.
 TURN_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 FILE_BYTES = 16 << 20
-"""Size limit of files in bytes; the largest file, the ranks' program, has 0.2 MB."""
+"""Size limit of files in bytes. The largest file is the ranks' program, with 0.2 MB."""
 
 
 class RefusedError(Exception):
-    """A refusal; its text is the sentence for the operator in the answer's `problem`."""
+    """
+    Raised to refuse a request. Its text is the message for the operator in the answer's `problem`.
+    """
 
 
 @contextlib.contextmanager
 def exclusive_lock(path: str, seconds: float = TURN_SECONDS) -> Iterator[None]:
-    """Hold the exclusive lock for one kind of change; the lock ends with the process."""
+    """
+    Hold the exclusive lock for one kind of change. The lock is released when the process ends.
+    """
     make_directory(HOME)
     os.chmod(linux_facts.ROOT + HOME, 0o700)
 
     def refusal() -> RefusedError:
         return RefusedError(
-            "another change has been running on this node for over %d s: it is another "
-            "operator's, or its controller is gone; try again when it is done" % seconds
+            "another change has been running on this node for more than %d s. Another operator "
+            "started it, or its controller was lost. Try again when that change is done" % seconds
         )
 
     with file_lock.hold(linux_facts.ROOT + path, seconds, refusal):
@@ -88,15 +93,16 @@ def document(path: str) -> Optional[Dict[str, Any]]:
 
 
 def write_document(path: str, content: Dict[str, Any]) -> None:
-    """Write a JSON object, indented for readers."""
+    """Write a JSON object, indented so that people can read it."""
     write(path, (json.dumps(content, indent=1, sort_keys=True) + "\n").encode(), 0o600)
 
 
 def write(path: str, content: bytes, mode: int, owner: Tuple[int, int] = (0, 0)) -> None:
-    """Replace a file atomically; `owner` has the numeric user and group."""
+    """Replace a file atomically. `owner` is the numeric user id and group id."""
     at = linux_facts.ROOT + path
     folder = os.path.dirname(at)
-    # The same name each time: a killed write's is taken over by the next one.
+    # The temporary file has the same name each time, so that the next write replaces the temporary
+    # file of a write that was killed.
     name = hashlib.sha256(os.fsencode(os.path.basename(at))).hexdigest()[:16]
     new = os.path.join(folder, TEMPORARY + name)
     with contextlib.suppress(FileNotFoundError):
@@ -124,7 +130,9 @@ def remove(path: str) -> bool:
 
 
 def remove_directory(path: str) -> None:
-    """Remove a directory tree after renaming it, so that its name never has only a part."""
+    """
+    Rename a directory tree, then remove it, so that its path never has only a part of the tree.
+    """
     folder, name = os.path.split(linux_facts.ROOT + path)
     gone = os.path.join(folder, TEMPORARY + "gone-" + name)
     if os.path.lexists(gone):
@@ -135,19 +143,23 @@ def remove_directory(path: str) -> None:
 
 
 def remove_leftovers(folder: str) -> None:
-    """Remove the leftovers of a killed `remove_directory`."""
+    """Remove the renamed directories of a `remove_directory` that was killed."""
     for name in directory_names(folder, hidden=True):
         if name.startswith(TEMPORARY + "gone-"):
             shutil.rmtree(linux_facts.ROOT + folder + "/" + name)
 
 
 def make_directory(path: str) -> None:
-    """Create a directory and its parents with mode 0700; an existing directory stays unchanged."""
+    """
+    Create a directory and its parents with mode 0700. An existing directory is not changed.
+    """
     os.makedirs(linux_facts.ROOT + path, mode=0o700, exist_ok=True)
 
 
 def directory_names(folder: str, *, hidden: bool = False) -> List[str]:
-    """Return the sorted names in a directory, or an empty list if it does not exist."""
+    """
+    Return the sorted names in a directory, or an empty list if the directory does not exist.
+    """
     try:
         found = sorted(os.listdir(linux_facts.ROOT + folder))
     except FileNotFoundError:
@@ -156,7 +168,7 @@ def directory_names(folder: str, *, hidden: bool = False) -> List[str]:
 
 
 def sync(folder: str) -> None:
-    """Sync a directory's entries to disk; the path already has the prefix (`ROOT`)."""
+    """Sync a directory's entries to disk. `folder` must already have the prefix (`ROOT`)."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)
@@ -166,7 +178,9 @@ def sync(folder: str) -> None:
 
 def must_be_name(text: Any) -> str:
     """
-    Return the name of an upgrade, a unit or a replica. Raises `RefusedError` if it is invalid.
+    Return `text` as the name of an upgrade, a unit or a replica.
+
+    Raises `RefusedError` if the name is invalid.
     """
     plain = str(text)
     known = set("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._@:-")

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: the node's lock during changes, and cordon and drain marks.
+"""RUNS ON THE NODE: set and remove the node's lock during changes, and cordon and drain marks.
 
-An upgrade removes only its own marks; an operator removes operators' marks, and an upgrade's only
-with `force`.
+An upgrade removes only its own marks. An operator removes the marks of operators. An operator
+removes the marks of an upgrade only with `force`.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
     Take the lock, unless another upgrade or a deploy holds the node.
 
-    With `look`, only return the holder.
+    With `look`, only return the current holder and do not take the lock.
     """
     deploy_mark.await_end()
     if asked.get("look"):
@@ -41,7 +41,9 @@ def lock(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def blocking_holder(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the node's holder; `ours` is true if the requesting upgrade may take the lock."""
+    """
+    Return what holds the node. `ours` is true if the requesting upgrade may take the lock.
+    """
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     steal = bool(asked.get("steal"))
     way = deploy_mark.upgrade_obstacle(asked["id"], lock, living, steal=steal)
@@ -81,7 +83,9 @@ def uncordon(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Mark replicas as drained; while a deploy holds the node, only an upgrade can do so."""
+    """
+    Mark replicas as drained. While a deploy holds the node, only an upgrade can mark replicas.
+    """
     person = asked.get("upgrade") is None
     if person:
         deploy_mark.await_end()
@@ -89,7 +93,7 @@ def drain(asked: Dict[str, Any]) -> Dict[str, Any]:
         living = deploy_mark.living_deploy() if person else None
         if living is not None:
             raise change_files.RefusedError(
-                "it is being deployed by %s (%s)" % (living.get("owner"), living.get("what"))
+                "the node is being deployed by %s (%s)" % (living.get("owner"), living.get("what"))
             )
         change_files.make_directory(change_files.DRAINED)
         changed = [replica for replica in asked["replicas"] if mark(path_of(replica), asked)]
@@ -122,7 +126,7 @@ def marks() -> Dict[str, Any]:
 
 
 def drain_marks() -> Dict[str, Any]:
-    """Return the drain marks by replica."""
+    """Return {replica: its drain mark}."""
     found: List[str] = [
         each
         for each in change_files.directory_names(change_files.DRAINED)
@@ -136,13 +140,13 @@ def drain_marks() -> Dict[str, Any]:
 
 def mark(path: str, asked: Dict[str, Any]) -> bool:
     """
-    Create a mark unless there is one, and return whether it was created.
+    Create a mark unless it exists already; return whether a mark was created.
 
-    An operator's mark replaces an upgrade's.
+    An operator's mark replaces an upgrade's mark.
     """
     found = change_files.document(path)
     upgrade = asked.get("upgrade")
-    # A person's word is above an upgrade's, which cannot lift it then.
+    # An operator's mark has priority, and an upgrade cannot remove it.
     if found is not None and (upgrade is not None or found.get("upgrade") is None):
         return False
     content = {
@@ -156,7 +160,11 @@ def mark(path: str, asked: Dict[str, Any]) -> bool:
 
 
 def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
-    """Remove a mark; return None if done, "" if there was none, else the reason for keeping it."""
+    """
+    Remove a mark; return None if the mark was removed, or "" if it did not exist.
+
+    If the mark must stay, the result is the reason.
+    """
     found = change_files.document(path)
     if found is None:
         return ""
@@ -165,9 +173,13 @@ def remove_mark(path: str, what: str, asked: Dict[str, Any]) -> Optional[str]:
         change_files.remove(path)
         return None
     if upgrade is not None:
-        return "%s stays: it is %s's (%s), not this upgrade's" % (what, found["by"], found["why"])
+        return "%s stays, because %s set it (%s), not this upgrade" % (
+            what,
+            found["by"],
+            found["why"],
+        )
     return (
-        "%s stays: upgrade %s of %s made it (%s) and lifts it by itself; `gpufleet upgrade "
-        "--resume` finishes that upgrade, --force lifts the mark anyway"
+        "%s stays: upgrade %s of %s set it (%s) and removes it at its end. `gpufleet upgrade "
+        "--resume` finishes that upgrade; --force removes the mark anyway"
         % (what, whose, found["by"], found["why"])
     )

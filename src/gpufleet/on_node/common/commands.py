@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: run programs of the node. Query programs change nothing.
 
-A program is looked up below the probe's root, so that in tests a tree's own scripts run. It gets no
-input, the C locale and a deadline. It ends with its caller, unless only the caller is killed by
-SIGKILL.
+A program is looked up below the probe's root, so that tests can run scripts of a test directory
+instead. The program gets no input, the C locale and a deadline. It ends when its caller ends,
+unless SIGKILL kills only the caller.
 """
 
 from __future__ import annotations
@@ -20,12 +20,13 @@ from gpufleet.on_node.common.answers import CannotRead
 
 PLACES = ("/usr/sbin", "/usr/bin", "/sbin", "/bin")
 ENVIRONMENT = {"LC_ALL": "C", "PATH": ":".join(PLACES)}
-OUTPUT_BYTES = 16 << 20  # of a program that is not streamed; `rpm -qa` of a big server is 0.2 MB
+# Size limit of output that is not streamed. `rpm -qa` prints 0.2 MB on a big server.
+OUTPUT_BYTES = 16 << 20
 ERROR_BYTES = 4096
 
 
 class Output(NamedTuple):
-    """A program's result: its exit status and the texts of both outputs."""
+    """A program's result: its exit status and the texts of stdout and stderr."""
 
     status: int
     out: str
@@ -33,7 +34,9 @@ class Output(NamedTuple):
 
 
 def path_of(name: str) -> str:
-    """Return a program's path. Raises `CannotRead` (`no_program`) if the node has none."""
+    """
+    Return a program's path. Raises `CannotRead` (`no_program`) if the node lacks the program.
+    """
     for place in PLACES:
         path = linux_facts.ROOT + place + "/" + name
         if os.access(path, os.X_OK):
@@ -45,10 +48,10 @@ def run(
     name: str, *arguments: str, seconds: float, take: Callable[[bytes], Any] | None = None
 ) -> Output:
     """
-    Run a program and return its result; `take` gets the output piece by piece.
+    Run a program and return its result. If `take` is given, it receives the output in pieces.
 
-    Raises `CannotRead` with `no_program` or `timeout`. The caller handles a status other than 0,
-    for example with `refusal_of()`.
+    Raises `CannotRead` with `no_program` or `timeout`. The caller must handle a status other than
+    0, for example with `refusal_of()`.
     """
     program = subprocess.Popen(
         [path_of(name), *arguments],
@@ -73,8 +76,8 @@ def _ended_by_alarm(program: subprocess.Popen[bytes]) -> Iterator[None]:
     """
     Make the alarm that ends this process (`ForkedCall`) end the program first.
 
-    An alarm of the program's own needs `preexec_fn`, with which subprocess copies this process for
-    every program: 12 of the 116 ms of a probe.
+    The program could have its own alarm instead, but this needs `preexec_fn`. With `preexec_fn`,
+    subprocess copies this process for every program, which took 12 of the 116 ms of a probe.
     """
 
     def end(number: int, _: Any) -> None:
@@ -127,7 +130,7 @@ def _outputs(
 
 
 def refusal_of(name: str, output: Output) -> CannotRead:
-    """Return the exception for a program without a usable answer."""
+    """Return the exception to raise for a program that printed no usable answer."""
     said = output.err.strip().splitlines()
     if "not permitted" in output.err or "ermission denied" in output.err:
         return CannotRead("no_permission", detail=said[0])

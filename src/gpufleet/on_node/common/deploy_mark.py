@@ -1,12 +1,13 @@
-"""RUNS ON THE NODE: the record of the deploy that holds the node while its connection exists.
+"""RUNS ON THE NODE: read the record of the deploy that holds the node while it is connected.
 
     /var/lib/gpufleet/change/deploy.json   {"id", "owner", "from", "since", "what", "process",
                                             "pid", "start", "boot"}
 
-`process` is the deploy's process on its own machine. `pid` is the process that serves its
-connection here: sshd's, or the deploy itself if it runs on this machine. A deploy without its
-connection can change nothing here, so a record is valid only while that process exists. The start
-time and the boot identify the process; neither a clock nor an unlock is needed.
+`process` is the deploy's process on the machine where the deploy runs. `pid` is the process on this
+node that serves the deploy's connection. It is a process of sshd, or the deploy itself if the
+deploy runs on this machine. Without its connection, a deploy cannot change this node, so a record
+is valid only while the process `pid` exists. The process is identified by its start time and the
+boot's id, so the record needs no clock, and a deploy does not have to remove it.
 """
 
 from __future__ import annotations
@@ -21,14 +22,16 @@ from gpufleet.on_node.common import change_files
 
 DEPLOY = change_files.HOME + "/deploy.json"
 SERVERS = ("sshd", "dropbear")
-"""Names of the process that serves a connection; since OpenSSH 9.8 it is sshd-session."""
-# A connection whose controller has just ended takes this long to end here, on a busy node.
+"""
+Names of the process that serves a connection. Since OpenSSH 9.8 the process is sshd-session.
+"""
+# When a controller ends, its connection on a busy node may take this long to end.
 ENDS_SECONDS = 3
 POLL_SECONDS = 0.1
-# The same as at the controller's end (remote/ssh.py): after 30 s of silence the connection ends.
+# The same values as on the controller (remote/ssh.py): the connection ends after 30 s of silence.
 KEEPALIVE = (("TCP_KEEPIDLE", 15), ("TCP_KEEPINTVL", 5), ("TCP_KEEPCNT", 3))
 UNACKED_MS = 30000
-# The same on every architecture (Linux 5.3 and 5.6).
+# The system call's number is the same on every architecture (Linux 5.3 and 5.6).
 PIDFD_OPEN = 434
 PIDFD_GETFD = 438
 
@@ -37,7 +40,7 @@ Record = Optional[Dict[str, Any]]
 
 def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Record) -> str:
     """
-    Return the mark that blocks a deploy: "lock", "deploy", or "".
+    Return which mark blocks a deploy: "lock", "deploy", or "" if none does.
 
     `upgrade` is the id of the upgrade that runs this deploy. `living` is the record of the deploy
     that holds the node.
@@ -49,10 +52,10 @@ def deploy_obstacle(run: str, upgrade: Optional[str], lock: Record, living: Reco
 
 def upgrade_obstacle(upgrade: str, lock: Record, living: Record, *, steal: bool) -> str:
     """
-    Return the mark that blocks an upgrade: "lock", "deploy", or "".
+    Return which mark blocks an upgrade: "lock", "deploy", or "" if none does.
 
-    The upgrade's own lock does not block. With `steal` another upgrade's lock does not block
-    either, but a deploy does.
+    The upgrade's own lock does not block it. With `steal`, another upgrade's lock does not block it
+    either, but a deploy still does.
     """
     if lock is not None and lock.get("id") == upgrade:
         return ""
@@ -66,7 +69,8 @@ def living_deploy() -> Record:
     try:
         found = change_files.document(DEPLOY)
     except change_files.RefusedError:
-        return None  # no record of a process: nothing that a person should have to remove
+        # The file does not record a process, so nobody should have to remove it by hand.
+        return None
     if found is None or found.get("boot") != boot_id():
         return None
     start = start_of(found.get("pid"))
@@ -74,7 +78,9 @@ def living_deploy() -> Record:
 
 
 def await_end(run: Optional[str] = None) -> None:
-    """Wait up to `ENDS_SECONDS` for the end of another deploy, whose connection may be closing."""
+    """
+    Wait up to `ENDS_SECONDS` for another deploy to end, because its connection may be closing.
+    """
     until = time.monotonic() + ENDS_SECONDS
     while time.monotonic() < until:
         found = living_deploy()
@@ -87,7 +93,7 @@ def start_of(pid: Any) -> Optional[int]:
     """Return a process' start time in ticks since boot, or None if it does not exist."""
     try:
         with open("/proc/%d/stat" % pid, encoding="utf-8", errors="replace") as file:
-            # Its name, which may have anything in it, is in parentheses.
+            # The process' name is in parentheses and may have any characters.
             words = file.read().rpartition(")")[2].split()
         return None if words[0] in ("Z", "X") else int(words[19])
     except (OSError, TypeError, ValueError, IndexError):
@@ -95,7 +101,7 @@ def start_of(pid: Any) -> Optional[int]:
 
 
 def boot_id() -> str:
-    """Return the boot's id."""
+    """Return the id of the current boot."""
     with open("/proc/sys/kernel/random/boot_id", encoding="utf-8") as file:
         return file.read().strip()
 
@@ -115,10 +121,11 @@ def connection_process() -> Optional[int]:
 
 def watch_connection(pid: int) -> None:
     """
-    Enable TCP keepalive on a connection, as on the controller's side.
+    Enable TCP keepalive on a connection, with the same values as on the controller.
 
-    sshd's own keepalive starts after two hours. The option is set on sshd's socket, which requires
-    root. On Linux before 5.6, or in a sandbox that forbids it, sshd's interval remains.
+    sshd's own keepalive starts only after two hours. This function sets the options on sshd's
+    socket, which requires root. On Linux before 5.6, or in a sandbox that forbids this, sshd's
+    interval remains.
     """
     with contextlib.suppress(Exception):
         import ctypes  # Debian's python3-minimal has no ctypes
@@ -139,7 +146,7 @@ def watch_connection(pid: int) -> None:
 
 
 def ask_often(connection: socket.socket) -> None:
-    """Make a TCP connection end when its peer has not responded for half a minute."""
+    """Make a TCP connection end if its peer has not responded for half a minute."""
     if connection.family not in (socket.AF_INET, socket.AF_INET6):
         return
     if connection.type != socket.SOCK_STREAM:

@@ -1,4 +1,7 @@
-"""RUNS ON THE NODE: the driver's files on disk for each kernel, regardless of the loaded module."""
+"""RUNS ON THE NODE: read the driver's files on disk for each kernel.
+
+The result does not depend on the loaded module.
+"""
 
 from __future__ import annotations
 
@@ -11,13 +14,15 @@ from gpufleet.on_node.common.answers import REASONS, CannotRead, is_missing, mis
 from gpufleet.on_node.common.commands import Output, refusal_of, run
 from gpufleet.on_node.common.linux_facts import directory_names, line
 
-SECONDS = 5  # for one kernel: modinfo unpacks the module, tens of MB
+SECONDS = 5  # for one kernel, because modinfo unpacks the module, which has tens of MB
 
 LIBRARY = "libnvidia-ml.so.1"
 
 
 def kernels() -> dict[str, Any]:
-    """Return `kernels`, the installed kernels, and `disk`, the module of the running kernel."""
+    """
+    Return `kernels` (the installed kernels) and `disk` (the module file of the running kernel).
+    """
     running = line("/proc/sys/kernel/osrelease")
     installed = sorted(filter(is_installed, directory_names("/lib/modules")), key=version_key)
     asked = {kernel: read(module, kernel) for kernel in {*installed, running}}
@@ -39,19 +44,27 @@ def kernels() -> dict[str, Any]:
 
 
 def is_installed(kernel: str) -> bool:
-    """Return whether a kernel's own modules exist; DKMS leaves directories of removed kernels."""
+    """
+    Return whether a kernel's own modules exist.
+
+    The directory alone is no proof, because DKMS leaves directories of removed kernels.
+    """
     at = linux_facts.ROOT + "/lib/modules/" + kernel
     return any(os.path.exists(at + "/" + name) for name in ("modules.dep", "modules.builtin"))
 
 
 def version_key(kernel: str) -> list[Any]:
-    """Return the key with which boot loaders sort kernels: 6.8.0-9 before 6.8.0-90."""
+    """Return the key by which boot loaders sort kernels, with 6.8.0-9 before 6.8.0-90."""
     return [(1, int(part), "") if part.isdigit() else (0, 0, part) for part in
             re.findall(r"\d+|[^\d.-]+", kernel)]  # fmt: skip
 
 
 def module(kernel: str) -> dict[str, Any]:
-    """Return version, signer and file of a kernel's nvidia module. Raises if it has none."""
+    """
+    Return version, signer and file of a kernel's nvidia module.
+
+    Raises an exception if the kernel has no nvidia module.
+    """
     output = run("modinfo", "-k", kernel, "nvidia", seconds=SECONDS)
     if "not found" in output.err:
         raise CannotRead("absent", detail="no nvidia module for %s" % kernel)
@@ -65,16 +78,19 @@ def module(kernel: str) -> dict[str, Any]:
 
 
 def modinfo_field(output: Output, name: str) -> Any:
-    """Return one field of modinfo's output, or `missing`; an unsigned module has no signer."""
+    """
+    Return one field of modinfo's output, or `missing`. An unsigned module has no field `signer`.
+    """
     found = re.search(r"^%s:[ \t]*(\S.*)$" % name, output.out, re.MULTILINE)
     return found.group(1).strip() if found else missing("absent")
 
 
 def library() -> dict[str, Any]:
     """
-    Return NVML's library file (`library`), with the version in its name, and its version (`nvml`).
+    Return `library`, the file of NVML's library, and `nvml`, the version that the library returns.
 
-    NVML returns its own version without initialisation, so it is known without a working driver.
+    The file's name includes a version too. NVML returns its own version without initialisation, so
+    the version is known even if the driver does not work.
     """
     return {
         "library": linux_facts.recorded_or_call("library", lambda: read(library_loaded)),
@@ -84,7 +100,9 @@ def library() -> dict[str, Any]:
 
 def library_loaded() -> dict[str, Any]:
     """
-    Return the library file that the loader finds. Raises `CannotRead` with the loader's error.
+    Return the NVML library file that the loader finds.
+
+    Raises `CannotRead` with the loader's error if the library cannot be loaded.
     """
     library_itself()
     with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
@@ -97,7 +115,7 @@ def library_loaded() -> dict[str, Any]:
 
 
 def library_itself() -> Any:
-    """Return the loaded NVML library, not initialised."""
+    """Load NVML's library and return it without initialising it."""
     import ctypes
 
     try:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: wait for a file's lock. The kernel releases it when its holder ends or is
-killed.
+"""RUNS ON THE NODE: wait for the lock of a file.
 
-Python 3.8, standard library.
+The kernel releases the lock when the process that holds it ends or is killed. This module uses only
+Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ def lock(
     call: Callable[[int, int], Any] = fcntl.flock,
 ) -> None:
     """
-    Lock an open file; raise the exception of `refusal` if the lock is not free in time.
+    Lock an open file. If the lock is not free in time, raise the exception that `refusal` returns.
 
-    `call` is `fcntl.flock`, or `fcntl.lockf`, whose locks show their holder's PID.
+    `call` is `fcntl.flock` or `fcntl.lockf`. A lock of `fcntl.lockf` shows its holder's PID.
     """
     deadline = time.monotonic() + seconds
     while True:
@@ -47,7 +47,7 @@ def hold(
     how: int = fcntl.LOCK_EX,
     mode: int = 0o600,
 ) -> Iterator[None]:
-    """Hold a file's lock, waiting like `lock`; create the file if it is missing."""
+    """Hold a file's lock. Wait for it like `lock`, and create the file if it does not exist."""
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, mode)
     try:
         lock(descriptor, seconds, refusal, how)

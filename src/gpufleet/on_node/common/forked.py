@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: run functions in separate processes, with deadlines.
 
-NVML hangs and crashes on broken GPUs, files hang on dead mounts, and programs hang on a stuck disk.
-A process that is stuck in the kernel cannot be killed. So the caller forks, waits at most until the
-deadline, and never joins the process. A stuck process holds none of its parent's files open, and
-ends itself.
+NVML hangs and crashes on broken GPUs, file accesses hang on dead mounts, and programs hang on a
+stuck disk. A process that is stuck in the kernel cannot be killed. So the caller forks a process,
+waits at most until the deadline, and never joins the process. A stuck process keeps none of its
+parent's files open, and it ends itself as soon as it is no longer stuck.
 """
 
 from __future__ import annotations
@@ -19,23 +19,23 @@ from typing import Any, Callable, Dict, Iterator, List, Mapping, Tuple
 
 from gpufleet.on_node.common.answers import missing, missing_after, read
 
-# A whole answer of 64 NVLinked GPUs is below 1 MB; a driver that counts four thousand million
-# processes on a GPU must not fill the node's memory.
+# The whole answer for 64 GPUs with NVLink is smaller than 1 MB. The limit protects the node's
+# memory from a broken driver, for example one that reports 4 thousand million processes on a GPU.
 ANSWER_BYTES = 16 << 20
 MEMORY_BYTES = 2 << 30
 
 
 Question = Tuple[Callable[[], Any], float]
-"""A function, and its deadline in seconds."""
+"""A function to run, and its deadline in seconds."""
 
 
 class ForkedCall:
     """
     A forked process that runs one function, with a deadline of `seconds`.
 
-    The process ends itself at the deadline, even without its parent. With `keep` it runs on after
-    its answer, until `stop()` or that many seconds after its start. Raises `OSError` if the node
-    cannot fork.
+    The process ends itself at the deadline, even if its parent is gone. With `keep`, the process
+    continues after its answer until `stop()` is called, or until `keep` seconds after its start.
+    Raises `OSError` if the node cannot fork.
     """
 
     def __init__(self, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
@@ -57,7 +57,8 @@ class ForkedCall:
         if self.pid == 0:
             answer(speak, end, max(seconds, keep), bool(keep))
         os.close(end)
-        # The programs that it starts are killed with it. Both set the group: the first one wins.
+        # The process gets its own group, so that the programs that it starts are killed with it.
+        # Parent and child both set the group, because either may run first.
         with contextlib.suppress(OSError):
             os.setpgid(self.pid, self.pid)
 
@@ -75,13 +76,15 @@ class ForkedCall:
             return json.loads(self.output.decode())
         except ValueError:
             ended = self.end()
-        # Its own alarm clock, which a parent that had no time to look is behind.
+        # The process' own alarm ended it before its parent had time to check the deadline.
         if ended == signal.SIGALRM:
             return missing("timeout", seconds=self.seconds)
         return missing("crashed", signal=ended)
 
     def end(self) -> int | None:
-        """Return the signal that ended the process, or None if unknown within a second."""
+        """
+        Return the signal that ended the process, or None if this is not known after one second.
+        """
         for _ in range(20):
             pid, status = os.waitpid(self.pid, os.WNOHANG)
             if pid:
@@ -104,8 +107,9 @@ class Turn(ForkedCall):
     """
     A forked process that runs several functions in order, with a deadline of `seconds`.
 
-    A process costs more than most questions, so one process answers several. When it ends or times
-    out, the remaining questions have no answer: one of them hangs or crashes, or the node is slow.
+    A process costs more time than most questions, so one process answers several questions. If the
+    process ends or times out early, the remaining questions have no answer. The reason is that one
+    question hangs or crashes, or that the node is slow.
     """
 
     def __init__(self, questions: Mapping[Any, Question], seconds: float) -> None:
@@ -119,7 +123,7 @@ class Turn(ForkedCall):
         self.start(speak, seconds)
 
     def answers(self) -> Iterator[Tuple[Any, Any]]:
-        """Yield the answers since the last call, with their questions' keys."""
+        """Yield (question's key, answer) for each answer that arrived since the last call."""
         if len(self.output) > ANSWER_BYTES:
             return
         *lines, self.output = self.output.split(b"\n")
@@ -130,12 +134,17 @@ class Turn(ForkedCall):
 
 
 def answer(speak: Callable[[Any], Any], end: int, lives: float, keep: bool) -> None:
-    """Write the answers to the pipe in the forked process and end; with `keep`, wait for a kill."""
+    """
+    Write the answers to the pipe, then end the process. Runs in the forked process.
+
+    With `keep`, wait to be killed instead of ending.
+    """
     status = 1
     try:
-        # Whatever becomes of the parent, this ends; a crash writes no core file; and a reader of
-        # the probe's output does not wait for a process that is stuck.
-        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # whatever the parent does about it
+        # This process ends at its deadline even if the parent is gone. A crash writes no core file.
+        # Standard output is not kept open, so that a reader of the probe's output does not wait for
+        # a stuck process.
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the parent may have its own handler
         signal.alarm(int(lives) + 1)
         with contextlib.suppress(OSError):
             os.setpgid(0, 0)
@@ -162,7 +171,7 @@ def limit_memory() -> None:
 
 
 class Watch:
-    """The running questions; waiting for some of them collects the answers of all."""
+    """The running questions. While the caller waits for some, the answers of all are collected."""
 
     def __init__(self) -> None:
         self.out: Dict[Any, ForkedCall] = {}
@@ -171,17 +180,18 @@ class Watch:
         self.known: Dict[Any, Any] = {}
 
     def ask(self, key: Any, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Answer a question in a separate process, with a deadline in `seconds` from now."""
+        """Answer a question in a separate process, with a deadline `seconds` from now."""
         try:
             self.out[key] = ForkedCall(function, seconds, keep)
-        except OSError as error:  # the node has no room for another process
+        except OSError as error:  # the node cannot create another process
             self.known[key] = missing_after(error)
 
     def ask_in_turn(self, questions: Mapping[Any, Question], seconds: float) -> None:
         """
-        Answer all questions in one process, and after `seconds` each remaining one in its own.
+        Answer all questions in one process. After `seconds`, each question without an answer is
+        asked again in a process of its own.
 
-        Only for questions that can be repeated.
+        Only for questions that can be asked twice.
         """
         try:
             self.turns.append(Turn(questions, seconds))
@@ -193,7 +203,9 @@ class Watch:
             self.ask(key, function, seconds)
 
     def answers(self, *keys: Any) -> Dict[Any, Any]:
-        """Wait for the answers to these keys until their deadlines; a late answer is `timeout`."""
+        """
+        Wait until the deadlines for the answers to these keys. A late answer is `timeout`.
+        """
         while any(key not in self.known for key in keys):
             self._take_in(keys)
         return {key: self.known[key] for key in keys}
@@ -219,7 +231,7 @@ class Watch:
                 self._settle(key, missing("timeout", seconds=watched.seconds))
 
     def _ended(self, turn: Turn, ready: List[int]) -> bool:
-        """Read data of one process, and return whether it has ended or timed out."""
+        """Read the data of one process; return whether the process has ended or timed out."""
         if turn.pipe not in ready:
             return time.monotonic() >= turn.deadline
         more = turn.receive()
@@ -235,7 +247,7 @@ class Watch:
             watched.stop()
 
     def stop(self) -> None:
-        """Kill unfinished and kept processes."""
+        """Kill the processes that have not finished, and those that `keep` lets continue."""
         for watched in [*self.out.values(), *self.turns, *self.kept]:
             watched.stop()
         self.out, self.turns, self.kept = {}, [], []

@@ -1,12 +1,12 @@
-"""RUNS ON THE NODE: a non-blocking HTTP request, for a loop that handles several.
+"""RUNS ON THE NODE: send a non-blocking HTTP request, for a loop that handles several requests.
 
     exchange = Exchange("http://127.0.0.1:8000", "/metrics", deadline=now + 5)
     while exchange.answer is None:
         select on exchange; exchange.advance(now)
 
-A server that accepts and stays silent, or sends its answer byte by byte or without end, costs only
-a file descriptor until the deadline. Addresses must be IP addresses, because names are not
-resolved.
+A server may accept a connection and send nothing, or send its answer byte by byte or without end.
+Such a server uses only one file descriptor until the deadline. Addresses must be IP addresses,
+because names are not resolved.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ import json
 import socket
 from typing import Any, NamedTuple
 
-# vLLM's answer for 72 engines is some 10 MB; more is no answer of a server that we know.
+# vLLM's answer for 72 engines has about 10 MB. No known server sends a larger answer than this.
 ANSWER_BYTES = 64 << 20
 HEAD_BYTES = 64 << 10
 PIECE_BYTES = 1 << 18
-# Pieces taken in one turn: an endless sender must not block the loop.
+# The most pieces that are read in one turn, so that an endless answer does not block the loop.
 PIECES = 64
 
 
@@ -34,11 +34,11 @@ class Answer(NamedTuple):
     why: str
     """Reason for a missing response, in words."""
     silent: bool
-    """Whether the request timed out; false if it was refused."""
+    """True if the request timed out, false if the server refused it."""
 
 
 class Exchange:
-    """One request, from its connection to its answer."""
+    """One HTTP request, from its connection to its answer."""
 
     def __init__(
         self,
@@ -66,11 +66,11 @@ class Exchange:
 
     @property
     def wants_write(self) -> bool:
-        """Return whether the request waits to send rather than to read."""
+        """Return True if the request waits to send data, False if it waits to read data."""
         return bool(self._unsent)
 
     def advance(self, now: float) -> None:
-        """Advance as far as possible without blocking; set `answer` when the request ends."""
+        """Advance the request as far as possible without blocking. Set `answer` at its end."""
         if self.answer is not None:
             return
         try:
@@ -85,7 +85,7 @@ class Exchange:
             self._fail("no answer in time", silent=True)
 
     def close(self) -> None:
-        """Close the connection. A server that notices this drops the request."""
+        """Close the connection. A server that notices the closed connection drops the request."""
         self._socket.close()
 
     def _send(self) -> None:
@@ -111,7 +111,7 @@ class Exchange:
             if len(self._got) > ANSWER_BYTES:
                 self._fail("an answer above %d MiB" % (ANSWER_BYTES >> 20))
                 return
-        # A server may keep the connection open although it was asked not to.
+        # A server may keep the connection open although the request forbids it.
         self._take(ended=False)
 
     def _take(self, *, ended: bool) -> None:
@@ -152,9 +152,10 @@ def address_and_port(url: str) -> tuple[str, int]:
 
 def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]) -> bytes:
     """
-    Return the bytes of an HTTP/1.0 request, whose response is not chunked and ends the connection.
+    Return the bytes of an HTTP/1.0 request.
 
-    A body of bytes is sent unchanged, with its type in `headers`. Any other body is sent as JSON.
+    With HTTP/1.0 the response is not chunked, and the connection ends with it. If the body is
+    bytes, it is sent unchanged, and `headers` must have its type. Any other body is sent as JSON.
     """
     raw = isinstance(body, bytes)
     content = b"" if body is None else body if raw else json.dumps(body).encode()
@@ -171,7 +172,11 @@ def request(url: str, path: str, body: Any, headers: tuple[tuple[str, str], ...]
 
 
 def read_head(head: bytes) -> tuple[int, int | None]:
-    """Return the response's status (0 if it is not HTTP), and its length or None."""
+    """
+    Return the response's status and its length.
+
+    The status is 0 if the response is not HTTP. The length is None if the head does not have it.
+    """
     first, *lines = head.split(b"\r\n")
     words = first.split()
     if len(words) < 2 or not words[0].startswith(b"HTTP/") or not words[1].isdigit():

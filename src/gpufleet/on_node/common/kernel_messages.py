@@ -1,7 +1,9 @@
-"""RUNS ON THE NODE: the kernel's messages about GPUs since this boot.
+"""RUNS ON THE NODE: read the kernel's messages about GPUs since this boot.
 
-The journal, which has older messages, is read first, then the kernel's ring buffer. A log without
-read permission is `no_permission`, never an empty log. A truncated beginning is reported.
+The journal is read first, because it has older messages. If the journal is missing or does not have
+the beginning of this boot, the kernel's ring buffer is read too. If the user may not read the log,
+the result is `no_permission`, never an empty log. If the beginning of the log is missing, this is
+reported.
 """
 
 from __future__ import annotations
@@ -15,37 +17,39 @@ from gpufleet.on_node.common.commands import refusal_of, run
 
 SECONDS = {"journal": 10, "dmesg": 4}
 
-# Lines that are kept. The module loader's refusals name no driver.
+# Lines that are kept. The module loader's refusals do not contain a driver's name.
 ABOUT = re.compile(
     r"NVRM|[Nn]vidia|NVIDIA|SXid|Xid|nouveau|AER:|module verification failed"
     r"|\bmce:|\bEDAC\b|\[Hardware Error\]|^Memory failure:"
     r"|Loading of (?:unsigned )?module|Lockdown:|PKCS#7 signature"
 )
-# The kernel's command line names drivers without their being there ("modprobe.blacklist=nouveau").
+# The kernel's command line may contain the name of a driver that is not loaded
+# ("modprobe.blacklist=nouveau").
 COMMAND_LINE = re.compile(r"[Cc]ommand line\b")
-# "[   12.345678] text", and with the caller's thread between on some kernels.
+# "[   12.345678] text". Some kernels write the caller's thread between time and text.
 STAMP = re.compile(r"\[\s*(\d+\.\d+)\](?:\[\s*[TC]\d+\])? ?(.*)")
-# What the journal writes between: "gpu-01 kernel: ".
+# What the journal writes between time and text: "gpu-01 kernel: ".
 SENDER = re.compile(r"\S+ kernel: ")
-# A kernel's first words (x86; Arm says which CPU boots before).
+# A kernel's first words. On x86 the first words are the version. On Arm the kernel first says which
+# CPU boots.
 FIRST_WORDS = ("Linux version ", "Booting Linux on physical CPU")
-START = 0.1  # seconds: nothing but a boot's own first lines is that early
+START = 0.1  # seconds: only the first lines of a boot have such an early time
 
-# Lines that are read at most, the newest: a year's kernel log of a busy server is shorter.
+# The most lines that are read, from the newest. One year's kernel log of a busy server is shorter.
 JOURNAL_LINES = 200_000
 KEPT = 2000
 # One kind of line may be repeated thousands of times (an application's Xid 31, corrected AER
-# errors) and must not drive the others out.
+# errors). Such lines must not replace all lines of other kinds.
 KEPT_OF_A_KIND = 200
-TEXT = 1000  # characters of a line
+TEXT = 1000  # the most characters of a line that are kept
 
 
 class Lines:
-    """Parses a kernel log in pieces, and keeps the lines about GPUs."""
+    """A parser that gets a kernel log in pieces and keeps the lines about GPUs."""
 
     def __init__(self) -> None:
         self.rest = b""
-        self.first: Tuple[float | None, str] | None = None  # the time is None if it has none
+        self.first: Tuple[float | None, str] | None = None  # (time or None, text)
         self.now = 0.0
         self.found = 0
         self.kinds: Dict[Any, Deque[Tuple[int, float, str]]] = {}
@@ -62,8 +66,8 @@ class Lines:
             self.take(b"\n")
 
     def add(self, line: str) -> None:
-        """Add one line; a line without a timestamp belongs to the previous time."""
-        if not line.strip() or line.startswith("-- "):  # the journal's remarks
+        """Add one line. A line without a timestamp gets the time of the previous line."""
+        if not line.strip() or line.startswith("-- "):  # a remark of journalctl
             return
         stamped = STAMP.match(line)
         if stamped:
@@ -79,9 +83,9 @@ class Lines:
     @property
     def complete(self) -> bool:
         """
-        Return whether the log still has this boot's beginning.
+        Return whether the log still has the beginning of this boot.
 
-        Without timestamps (printk.time=0) only the kernel's first message marks the boot.
+        If lines have no timestamps (printk.time=0), only the kernel's first message shows that.
         """
         if self.first is None:
             return False
@@ -89,7 +93,7 @@ class Lines:
         return (seconds is not None and seconds < START) or text.startswith(FIRST_WORDS)
 
     def document(self, source: str) -> Dict[str, Any]:
-        """Return the newest lines in order, and the number of omitted lines."""
+        """Return the kept lines from oldest to newest, and the number of omitted lines."""
         kept: List[Tuple[int, float, str]] = sorted(
             line for lines in self.kinds.values() for line in lines
         )[-KEPT:]
@@ -103,7 +107,10 @@ class Lines:
 
 def kind(text: str) -> Any:
     """
-    Return the key of repeated messages: an Xid's GPU and number, or the text without its numbers.
+    Return a key that is equal for repetitions of one message.
+
+    For an Xid, the key is its GPU and number. For any other message, it is the beginning of the
+    text with all numbers replaced by 0.
     """
     xid = re.search(r"Xid \(([^)]*)\): (\d+)", text)
     return xid.groups() if xid else re.sub(r"[0-9a-f]*[0-9][0-9a-f]*", "0", text)[:60]
@@ -116,7 +123,7 @@ def kernel_log() -> Any:
         return in_journal
     in_ring = read(ring)
     if is_missing(in_journal):
-        # The journal's own reason is the better one, unless it simply had nothing.
+        # The journal's reason is more useful than the ring buffer's, unless the journal was empty.
         other = in_journal["missing"] in {"absent", "no_program"}
         return in_ring if other or not is_missing(in_ring) else in_journal
     return in_journal if is_missing(in_ring) or not in_ring["complete"] else in_ring
@@ -130,7 +137,8 @@ def journal() -> Dict[str, Any]:
         seconds=SECONDS["journal"], take=lines.take,
     )  # fmt: skip
     lines.end()
-    # A user in none of the journal's groups sees only their own journal, without the kernel's.
+    # A user who is in none of the journal's groups can read only the user's own journal, which has
+    # no kernel messages.
     if "insufficient permissions" in output.err or "not seeing messages" in output.err:
         raise CannotRead("no_permission", detail="journalctl")
     if lines.first is None:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: facts from the machine's files: Linux, the PCI bus, the network.
+"""RUNS ON THE NODE: read facts about Linux, the PCI bus and the network from the machine's files.
 
-Every path is read below `ROOT`, which is "" on a real machine. In tests `ANSWERS` has the recorded
-results of system calls. On a real machine it is empty.
+Every path is read below `ROOT`, which is "" on a real machine. In tests, `ANSWERS` has the recorded
+results of system calls. On a real machine, `ANSWERS` is empty.
 """
 
 from __future__ import annotations
@@ -18,18 +18,18 @@ from typing import Any, Callable, Iterable, Iterator
 
 from gpufleet.on_node.common.answers import missing, read
 
-# GPUs of boards whose switches are on the board and managed over InfiniBand (NVLink 5), by PCI
-# device id (pci-ids.ucw.cz): B200, GB100 samples, B300.
+# PCI device ids (pci-ids.ucw.cz) of GPUs whose board has NVSwitches that are managed over
+# InfiniBand (NVLink 5): B200, GB100 samples, B300.
 SWITCHES_OVER_INFINIBAND = frozenset({"0x2901", "0x2920", "0x3182"})
-VPD_BYTES = 32768  # PCI local bus specification 3.0, appendix I: an address has 15 bits
+VPD_BYTES = 32768  # addresses have 15 bits (PCI local bus specification 3.0, appendix I)
 
-# The probe sets both before it asks.
+# The probe sets both values before it reads facts.
 ROOT = ""
 ANSWERS: dict[str, Any] = {}
 
 
 def recorded_or_call(name: str, call: Callable[[], Any]) -> Any:
-    """Return the recorded value of a name, or else call the function."""
+    """Return the recorded value of a name. If no value was recorded, call the function."""
     return ANSWERS[name] if name in ANSWERS else call()
 
 
@@ -50,7 +50,7 @@ def directory_names(directory: str) -> list[str]:
 
 
 def os_release() -> dict[str, Any]:
-    """Return the distribution's id and version; Debian testing has no version."""
+    """Return the distribution's id and version. Debian testing has no version."""
     pairs = (text.split("=", 1) for text in line("/etc/os-release").splitlines() if "=" in text)
     known = {key: value.strip("\"'") for key, value in pairs}
     return {key: known.get(key.upper(), missing("absent")) for key in ("id", "version_id")}
@@ -62,7 +62,7 @@ def cpus() -> int:
 
 
 def memory_mib() -> int:
-    """Return the memory that Linux manages, in MiB."""
+    """Return the total memory that Linux manages, in MiB."""
     return int(re.findall(r"^MemTotal:\s+(\d+) kB", line("/proc/meminfo"), re.MULTILINE)[0]) // 1024
 
 
@@ -91,7 +91,7 @@ def pci_functions() -> list[dict[str, Any]]:
     found = []
     for bus_id in directory_names("/sys/bus/pci/devices"):
         at = "/sys/bus/pci/devices/" + bus_id
-        # 0x03....: display, 3D controller; 0x0680..: bridge, which NVSwitches are.
+        # Classes 0x03....: display and 3D controllers. Class 0x0680..: bridges, as NVSwitches are.
         if read(line, at + "/vendor") == "0x10de" and str(read(line, at + "/class")).startswith(
             ("0x03", "0x0680")
         ):
@@ -100,7 +100,9 @@ def pci_functions() -> list[dict[str, Any]]:
 
 
 def pci_place(at: str) -> dict[str, Any]:
-    """Return a PCI function's position; `path` gives its distance to any other function."""
+    """
+    Return a PCI function's position. Its distance to any other function follows from `path`.
+    """
     return {
         "device": read(line, at + "/device"),
         "class": read(line, at + "/class"),
@@ -116,7 +118,7 @@ def real_path(path: str) -> str:
 
 
 def nics() -> dict[str, Any]:
-    """Return the network: RDMA devices, and net devices with their addresses."""
+    """Return the RDMA devices, and the net devices with their addresses."""
     return {
         "infiniband": read(
             lambda: [infiniband(name) for name in directory_names("/sys/class/infiniband")]
@@ -129,7 +131,7 @@ def nics() -> dict[str, Any]:
 
 
 def infiniband(name: str) -> dict[str, Any]:
-    """Return one RDMA device."""
+    """Return the facts about one RDMA device."""
     at = "/sys/class/infiniband/" + name
     return {
         "name": name,
@@ -152,27 +154,30 @@ def infiniband(name: str) -> dict[str, Any]:
 
 def manages_switches(at: str) -> bool:
     """
-    Return whether a board's NVSwitches are managed over this device, from its vital product data.
+    Return whether a board's NVSwitches are managed over this device.
 
-    The data are read only on boards with such switches, because that takes the card up to 0.1 s. A
-    virtual machine has the GPUs but not these devices, because its host manages the switches.
+    The device's vital product data show this. They are read only on boards with such switches,
+    because a card needs up to 0.1 s to return them. A virtual machine has the GPUs but not these
+    devices, because its host manages the switches.
     """
     if SWITCHES_OVER_INFINIBAND.isdisjoint(str(each["device"]) for each in pci_functions()):
         return False
     try:
         with open(ROOT + at + "/device/vpd", "rb") as file:
-            # The word that nvidia-fabricmanager's start script looks for.
+            # The start script of nvidia-fabricmanager searches for the same word.
             return b"SW_MNG" in file.read(VPD_BYTES)
-    except FileNotFoundError:  # a card that tells nothing of itself
+    except FileNotFoundError:  # a card without vital product data
         return False
 
 
 def net(name: str) -> dict[str, Any]:
     """
-    Return one net device; `speed` is in Mbit/s, and unknown without a link.
+    Return the facts about one net device.
 
-    `networks` has all IPv4 addresses with their prefix lengths. `kind` is Linux' type of a device
-    other than a plain NIC. `lower` has the lower devices, for example of a bond.
+      speed     in Mbit/s; unknown if the device has no link
+      networks  all IPv4 addresses with their prefix lengths
+      kind      Linux' type of the device, if it is not a plain NIC
+      lower     the lower devices, for example the members of a bond
     """
     at = "/sys/class/net/" + name
     return {
@@ -203,7 +208,7 @@ def device_kind(at: str) -> str:
 
 
 def pci_parent(at: str) -> dict[str, Any]:
-    """Return a class device's PCI function; virtual devices have none."""
+    """Return the PCI function of a class device. A virtual device has none."""
     functions = re.findall(
         r"(?<=/)[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7](?=/|$)", real_path(at)
     )
@@ -219,14 +224,14 @@ def ipv4(name: str) -> str:
             raise OSError(errno.EADDRNOTAVAIL, name)
         return str(ANSWERS["ipv4"][name])
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
-        # SIOCGIFADDR, linux/sockios.h; the address lies at bytes 20 to 24 of struct ifreq.
+        # SIOCGIFADDR, linux/sockios.h. The address is in bytes 20 to 24 of struct ifreq.
         answer = fcntl.ioctl(asked.fileno(), 0x8915, struct.pack("256s", name[:15].encode()))
     return socket.inet_ntoa(answer[20:24])
 
 
 def networks(name: str) -> list[str]:
     """Return a net device's IPv4 addresses with their prefix lengths, for example "10.1.0.5/16"."""
-    # If a recorded machine is described, this machine's kernel is not asked.
+    # If `ANSWERS` describes a recorded machine, do not query this machine's kernel.
     found = dict(ANSWERS.get("networks", {})) if "ipv4" in ANSWERS else all_networks()
     if name not in found:
         raise OSError(errno.EADDRNOTAVAIL, name)
@@ -235,7 +240,7 @@ def networks(name: str) -> list[str]:
 
 @lru_cache(maxsize=None)
 def all_networks() -> dict[str, list[str]]:
-    """Return all devices' IPv4 networks from netlink, the only complete source."""
+    """Return the IPv4 networks of all devices. Netlink is the only source that has all of them."""
     found: dict[str, list[str]] = {}
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as asked:
         asked.settimeout(2)
@@ -264,7 +269,9 @@ def _messages(answer: bytes) -> Iterator[tuple[int, bytes]]:
 
 
 def _address(body: bytes) -> str | None:
-    """Return the address in a struct ifaddrmsg, or None; IFA_LOCAL is the device's own address."""
+    """
+    Return the address in a struct ifaddrmsg, or None. IFA_LOCAL is the device's own address.
+    """
     attributes: dict[int, bytes] = {}
     at = 8
     while at + 4 <= len(body):
@@ -308,7 +315,7 @@ HOST_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("nics", nics),
 )
 
-# The kernel module's own report, whether or not NVML answers.
+# Facts that the kernel module reports. They are known even if NVML does not answer.
 MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
     ("module", lambda: line("/sys/module/nvidia/version")),
     ("proc", lambda: line("/proc/driver/nvidia/version").splitlines()[0]),
@@ -318,7 +325,7 @@ MODULE_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def host() -> dict[str, Any]:
-    """Return all facts from the machine's files."""
+    """Return all facts of this module."""
     facts = {name: read(function) for name, function in HOST_FACTS}
     facts["module"] = {name: read(function) for name, function in MODULE_FACTS}
     return facts

@@ -1,4 +1,4 @@
-"""A model's folder on a node: all files, required files, and files changed since completion."""
+"""List a model's files on a node: all files, required files, and files changed after completion."""
 
 from __future__ import annotations
 
@@ -7,16 +7,18 @@ import os
 from typing import BinaryIO, Iterable, Iterator, List, Tuple
 
 MARK = ".complete"
-"""The file that marks a model as complete, written after all others."""
+"""The file that marks a model as complete. It is written after all other files."""
 LONGEST_HEADER = 100_000_000
-"""Bytes of the largest accepted header; safetensors' own reader has the same limit."""
+"""Size limit of a file's header in bytes. The reader of safetensors has the same limit."""
 NOTES = ".cache/"
-"""Download state of the Hub's client; older releases of gpufleet left it there."""
+"""Folder with download state of the Hub's client, which older releases of gpufleet left there."""
 
 
 def sizes(directory: str) -> Iterator[Tuple[str, int]]:
     """
-    Yield each file below a directory with its size in bytes. Raises `OSError` if it is missing.
+    Yield (path of a file below a directory, its size in bytes) for each file.
+
+    Raises `OSError` if the directory does not exist.
     """
     os.listdir(directory)
     for place, _, names in os.walk(directory):
@@ -27,7 +29,9 @@ def sizes(directory: str) -> Iterator[Tuple[str, int]]:
 
 def shards(directory: str) -> Iterator[str]:
     """
-    Yield the required files of a model without a lock: its config, and the files of its index.
+    Yield the required files of a model that has no lock.
+
+    The required files are its config and the files that its index lists.
     """
     yield "config.json"
     try:
@@ -43,9 +47,9 @@ def lost_weights(directory: str) -> List[str]:
     """
     Return the tensor files that cannot be loaded, each as `name: reason`.
 
-    The files of the index, or the only file, are checked. A file is truncated if it ends before the
-    last tensor in its header (format of safetensors: 8 bytes of the header's length, the header,
-    data).
+    The function checks all files that the index lists, or the only file if there is no index. A
+    file is truncated if it ends before the end of the last tensor in its header. A safetensors file
+    has 8 bytes with the header's length, then the header, then the data.
     """
     try:
         path = os.path.join(directory, "model.safetensors.index.json")
@@ -60,14 +64,14 @@ def lost_weights(directory: str) -> List[str]:
         try:
             with open(os.path.join(directory, name), "rb") as opened:
                 if not _is_whole(opened):
-                    found.append("%s: cut off, or no safetensors file" % name)
+                    found.append("%s: cut off, or not a safetensors file" % name)
         except FileNotFoundError:
             found.append("%s: missing" % name)
     return found
 
 
 def _is_whole(file: BinaryIO) -> bool:
-    """Return whether a safetensors file has all tensors of its header."""
+    """Return whether a safetensors file has the data of all tensors in its header."""
     size = os.fstat(file.fileno()).st_size
     header = int.from_bytes(file.read(8), "little")
     if not 2 <= header <= min(size - 8, LONGEST_HEADER):
@@ -81,6 +85,6 @@ def changed_files(directory: str, names: Iterable[str]) -> Iterator[str]:
     """Yield the files that were written after the model was marked as complete."""
     marked = os.stat(os.path.join(directory, MARK)).st_mtime
     for name in sorted(names):
-        # A second for file systems that count no parts of one.
+        # One second of tolerance, because some file systems store times in whole seconds.
         if os.stat(os.path.join(directory, name)).st_mtime > marked + 1:
             yield name

@@ -1,6 +1,7 @@
-"""RUNS ON THE NODE: queries to NVML, through the binding that is sent along as `pynvml`.
+"""RUNS ON THE NODE: query NVML through its binding `pynvml`, which is sent with the program.
 
-A question is a function of (binding, GPU handle); these functions combine questions.
+A question is a function of (binding, GPU handle) that returns one fact. The functions here combine
+questions.
 """
 
 from __future__ import annotations
@@ -12,17 +13,17 @@ from gpufleet.on_node.common.answers import read
 
 Ask = Callable[[Any, Any], Any]  # (binding, GPU handle) -> value
 
-# nvmlReturn_t: this driver or board does not know this way to ask (not supported, no such
-# function, no such version of the struct), but may know an older one.
+# Codes of nvmlReturn_t for a query that this driver or board does not know: not supported, no such
+# function, no such version of the struct. An older form of the query may still work.
 ASK_DIFFERENTLY = {3, 13, 25}
 
 
 def binding() -> Any:
     """
-    Import the binding.
+    Import and return the binding.
 
-    The binding imports one function of `ctypes.util` that it never calls. The imports of that
-    module took 4.5 of the 13 ms of the binding's load time.
+    The binding imports a function of `ctypes.util` that it never calls, so that module is replaced.
+    Its own imports took 4.5 of the 13 ms that the binding needs to load.
     """
     unused = "ctypes.util"
     stand_in: Any = type(sys)(unused)
@@ -45,7 +46,9 @@ def start_nvml() -> Any:
 
 def get(function: str, *arguments: Any, keys: tuple[str, ...] = ()) -> Ask:
     """
-    Return a question that calls `nvmlDeviceGet<function>`; `keys` name the members of a tuple.
+    Return a question that calls `nvmlDeviceGet<function>`.
+
+    If the function returns a tuple, `keys` are the names of the tuple's members.
     """
 
     def ask(nvml: Any, gpu: Any) -> Any:
@@ -69,7 +72,11 @@ def get_struct(function: str, structure: str) -> Ask:
 
 
 def first_of(*questions: Ask) -> Ask:
-    """Return a question that tries each of these until the driver and the board support one."""
+    """
+    Return a question that asks these questions in order.
+
+    The answer comes from the first question that the driver and the board support.
+    """
 
     def ask(nvml: Any, gpu: Any) -> Any:
         for question in questions[:-1]:
@@ -84,7 +91,11 @@ def first_of(*questions: Ask) -> Ask:
 
 
 def text(question: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a question for text that returns bytes if they are not UTF-8; the binding raises."""
+    """
+    Return a question for text. Its answer is bytes if the text is not UTF-8.
+
+    For such text, the binding itself raises an exception.
+    """
 
     def ask(*arguments: Any) -> Any:
         try:
@@ -96,17 +107,17 @@ def text(question: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def number(field_id: int) -> Ask:
-    """Return a question for one of NVML's numbered fields."""
+    """Return a question for the NVML field with this number."""
     return lambda nvml, gpu: field(nvml, gpu, field_id)
 
 
 def ask_all(**questions: Ask) -> Ask:
-    """Combine questions into one; each answer may be missing separately."""
+    """Combine questions into one. If one answer is missing, the others remain."""
     return lambda nvml, gpu: table_answers(questions.items(), nvml, gpu)
 
 
 def field(nvml: Any, gpu: Any, number: int, scope: int = 0) -> int | float:
-    """Return one of NVML's numbered fields. Raises NVML's error."""
+    """Return the value of the NVML field with this number. Raises NVML's error."""
     (answer,) = nvml.nvmlDeviceGetFieldValues(gpu, [(number, scope)])
     if answer.nvmlReturn:
         raise nvml.NVMLError(answer.nvmlReturn)

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: installed driver and kernel packages, and unattended upgrades."""
+"""RUNS ON THE NODE: read the installed driver and kernel packages and unattended upgrades."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gpufleet.on_node.common.linux_facts import line
 
 SECONDS = 10
 
-# dpkg's own patterns; the regular expression says the same of rpm's names, with its kernels'.
+# Patterns for dpkg. The regular expression matches the same packages by their names in rpm, and
+# also rpm's kernel packages.
 DPKG_PATTERNS = (
     "*nvidia*", "cuda-drivers*", "nvlsm*", "datacenter-gpu-manager*", "linux-image*",
     "linux-headers*", "cuda-toolkit-*", "cuda-nvcc-*", "unattended-upgrades",
@@ -40,13 +41,14 @@ def debian() -> dict[str, Any]:
         "dpkg-query", "-W", "-f", "${Package}\t${Version}\t${db:Status-Abbrev}\n", *DPKG_PATTERNS,
         seconds=SECONDS,
     )  # fmt: skip
-    # Status 1 also means that one of the patterns matched nothing.
+    # The status is also 1 if one of the patterns matched no package.
     if output.status not in (0, 1) or (output.status and "no packages found" not in output.err):
         raise refusal_of("dpkg-query", output)
     found: dict[str, Any] = {}
     for row in output.out.splitlines():
         name, version, status = row.split("\t")
-        # dpkg(1): wanted, then state; "n" is not installed, "c" are configuration files alone.
+        # dpkg(1): the first letter is the wanted state, the second is the state. "n" is not
+        # installed; "c" has only configuration files left.
         if status[1:2] not in {"n", "c"}:
             found.setdefault(name, {"version": version, "held": status.startswith("h")})
     return dict(sorted(found.items()))
@@ -54,7 +56,9 @@ def debian() -> dict[str, Any]:
 
 def red_hat() -> dict[str, Any]:
     """
-    Return the relevant packages from rpm; of several kernel versions, the last that rpm lists.
+    Return the relevant packages from rpm.
+
+    If several versions of a kernel package are installed, return the last one that rpm lists.
     """
     form = "%{NAME}\t%{VERSION}-%{RELEASE}\t%{ARCH}\n"
     output = run("rpm", "-qa", "--qf", form, seconds=SECONDS)
@@ -70,7 +74,9 @@ def red_hat() -> dict[str, Any]:
 
 
 def is_locked(package: str, arch: str, locks: list[str]) -> bool:
-    """Return whether dnf locks a package; a lock is a pattern, with or without the architecture."""
+    """
+    Return whether dnf locks a package. A lock is a pattern, with or without the architecture.
+    """
     names = (package, package + "." + arch)
     return any(fnmatch.fnmatch(name, lock) for name in names for lock in locks)
 
@@ -98,8 +104,10 @@ def upgrades() -> dict[str, Any]:
 
 
 def apt() -> dict[str, Any]:
-    """Return apt's settings; `enabled` is whether apt's timer starts unattended upgrades."""
-    # With architectures given, apt does not ask dpkg for them, which is half of what this costs.
+    """
+    Return apt's settings. `enabled` is true if apt's timer starts unattended upgrades.
+    """
+    # If the architectures are given, apt does not query dpkg for them. That saves half of the time.
     output = run("apt-config", "-o", "APT::Architectures=none", "dump", seconds=SECONDS)
     if output.status:
         raise refusal_of("apt-config", output)
@@ -120,11 +128,11 @@ def apt() -> dict[str, Any]:
 
 def dnf() -> dict[str, Any]:
     """
-    Return dnf-automatic's settings; `enabled` is whether its default timer would install updates.
+    Return dnf-automatic's settings. `enabled` is true if its default timer would install updates.
     """
     import configparser
 
-    path_of("rpm")  # where there is neither apt nor rpm, nothing is known
+    path_of("rpm")  # without apt and rpm, nothing is known
     automatic, main = (
         configparser.ConfigParser(interpolation=None, strict=False) for _ in range(2)
     )
@@ -153,11 +161,11 @@ def text(path: str) -> str:
 
 def unattended_upgrade_settings(settings: Any, installed: Any, units: Any) -> Any:
     """
-    Return the settings of unattended upgrades; `enabled` combines all three sources.
+    Return the settings of unattended upgrades, with `enabled` computed from all three sources.
 
-    Debian: the package is installed and apt's timer is set to start it. Red Hat: a timer of
-    dnf-automatic is enabled, and it installs updates. If a required source cannot be read,
-    `enabled` is unknown.
+    On Debian, `enabled` is true if the package is installed and apt's timer is set to start it. On
+    Red Hat, it is true if a timer of dnf-automatic is enabled and installs updates. If a required
+    source cannot be read, `enabled` is unknown.
     """
     if is_missing(settings):
         return settings

@@ -1,6 +1,7 @@
-"""RUNS ON THE NODE: read a process' identity from /proc.
+"""RUNS ON THE NODE: read a process' name, systemd unit and user from /proc.
 
-In another PID namespace than the driver's a PID may be absent, which is not an error.
+If this program runs in a different PID namespace than the driver, a PID may be absent. This is not
+an error.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from gpufleet.on_node.common.linux_facts import line
 
 
 def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any]:
-    """Return a process' name, systemd unit and user; `otherwise` queries an unknown name."""
+    """
+    Return a process' name, systemd unit and user. If the name is unknown, `otherwise` queries it.
+    """
     name = read(line, "/proc/%d/comm" % pid)
     return {
         "name": read(otherwise, pid) if is_missing(name) else name,
@@ -25,7 +28,7 @@ def describe_process(pid: int, otherwise: Callable[[int], Any]) -> dict[str, Any
 def unit(pid: int) -> str:
     """Return the innermost systemd unit of a process."""
     rows = [row.split(":", 2) for row in line("/proc/%d/cgroup" % pid).splitlines()]
-    # "0::/path" is cgroup v2; beside v1 systemd has a hierarchy of its own.
+    # A line "0::/path" is cgroup v2. With cgroup v1, systemd has a hierarchy of its own.
     for controllers in ("", "name=systemd"):
         for row in rows:
             if len(row) == 3 and row[1] == controllers:

@@ -1,4 +1,7 @@
-"""RUNS ON THE NODE, and the controller imports it: the systemd units of stages, by name."""
+"""RUNS ON THE NODE: convert names of stages to systemd units and back.
+
+The controller imports this module too.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +16,10 @@ def unit_of(stage: str) -> str:
 
 
 def is_stage_unit(name: str) -> bool:
-    """Return whether a name is a stage unit's."""
+    """Return whether a name is the name of a stage's unit."""
     return name.startswith(PREFIX) and name.endswith(SUFFIX)
 
 
 def stage_of(unit: str) -> str:
-    """Return the stage of a unit; any other name is returned unchanged."""
+    """Return the stage of a unit. A name of any other unit is returned unchanged."""
     return unit[len(PREFIX) : -len(SUFFIX)] if is_stage_unit(unit) else unit

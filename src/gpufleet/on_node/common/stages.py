@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: read this node's stage units and model descriptions.
 
-Units are read from disk, running or not, because the next plan keeps their placement. Only a
-model's descriptions are read, not its weights.
+Unit files are read from disk even if the units do not run, because the next plan keeps their
+placement. Of a model, only the descriptions are read, not the weights.
 """
 
 from __future__ import annotations
@@ -18,12 +18,13 @@ from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.stage_units import is_stage_unit
 
 UNITS = "/etc/systemd/system"
-# systemd ignores sections whose names begin so (systemd.unit(5)); vllm.service.j2 has it.
+# The section of gpufleet in vllm.service.j2. systemd ignores sections whose names begin with "X-"
+# (systemd.unit(5)).
 SECTION = "X-Gpufleet"
 RELEASE = re.compile(r"/releases/([^/\s]+)/bin/")
 SIDE_CHANNEL = re.compile(r"^Environment=VLLM_NIXL_SIDE_CHANNEL_PORT=(\d+)$", re.MULTILINE)
-# The largest are ours, of 8 KB; an index has a line for each tensor, of the largest public models
-# some 20 MB.
+# Size limits of the files that are read. The largest units are gpufleet's, of 8 KB. An index has
+# one line for each tensor; for the largest public models it has about 20 MB.
 UNIT_BYTES = 1 << 20
 DESCRIPTION_BYTES = 64 << 20
 
@@ -36,10 +37,11 @@ def stages() -> list[dict[str, Any]]:
 
 
 def stage(unit: str) -> dict[str, Any]:
-    """Return one unit's stage, or `foreign` if gpufleet does not manage it."""
+    """Return one unit's stage, or `foreign` if gpufleet does not manage the unit."""
     with open(linux_facts.ROOT + UNITS + "/" + unit, encoding="utf-8", errors="replace") as file:
         text = file.read(UNIT_BYTES)
-    # Only our section: systemd's own repeat keys, and no parser of INI files likes its quoting.
+    # Only gpufleet's section is parsed. systemd's sections repeat keys and use a quoting that
+    # parsers of INI files do not accept.
     _, found, section = text.partition("\n[%s]\n" % SECTION)
     if not found:
         return {"unit": unit, "foreign": True}
@@ -61,10 +63,11 @@ def stage(unit: str) -> dict[str, Any]:
 
 def started_release(text: str) -> dict[str, Any]:
     """
-    Return the release and the arguments of a unit; the unit has one argument on each line.
+    Return the release and the arguments of a unit. A unit has one argument on each line.
 
-    vllm.service.j2: the launcher, `.../releases/<id>/bin/vllm serve`, one argument on each line. A
-    multi-node rank has vllm-rank there, and the release in an argument.
+    In vllm.service.j2, the command is the launcher `.../releases/<id>/bin/vllm serve` and its
+    arguments. For a rank of a multi-node replica, the command is vllm-rank instead, and one of the
+    arguments has the release.
     """
     _, _, rest = text.partition("\nExecStart=")
     lines = []
@@ -87,11 +90,14 @@ def until_next(text: str) -> Iterator[str]:
 
 def model(path: str) -> dict[str, Any]:
     """
-    Return the data of a model's files at `path`: `config`, `hf_quant_config`, `bytes`.
+    Return the data of the model at `path` from its files.
 
-    `bytes` are those of its tensors; missing where there are no safetensors. `modules` are
-    sentence-transformers' modules of an embedder. `adapter_config` is of a LoRA adapter. `lost` are
-    files of tensors that cannot be loaded; `marked`: a deploy has marked it as complete.
+      config, hf_quant_config  contents of these files
+      bytes           size of all tensors; missing if the model has no safetensors files
+      modules         modules of sentence-transformers, for an embedder
+      adapter_config  configuration of a LoRA adapter
+      lost            tensor files that cannot be loaded
+      marked          whether a deploy has marked the model as complete
     """
     folder = linux_facts.ROOT + path
     if named_file(path) != "folder":
@@ -108,7 +114,7 @@ def model(path: str) -> dict[str, Any]:
 
 
 def named_file(path: str) -> str:
-    """Return "file" or "folder" for a path. Raises `OSError` if it cannot be read."""
+    """Return "file" or "folder" for a path. Raises `OSError` if the path cannot be read."""
     return "folder" if stat.S_ISDIR(os.stat(linux_facts.ROOT + path).st_mode) else "file"
 
 
@@ -119,7 +125,7 @@ def parse_json_file(path: str) -> Any:
 
 
 def stored_bytes(folder: str) -> int:
-    """Return the bytes of a checkpoint's tensors, from its index or its files."""
+    """Return the size of a checkpoint's tensors in bytes, from its index or its files."""
     try:
         return int(
             parse_json_file(folder + "/model.safetensors.index.json")["metadata"]["total_size"]
@@ -129,10 +135,10 @@ def stored_bytes(folder: str) -> int:
 
 
 def tensors(path: str) -> int:
-    """Return the bytes of one file's tensors, which are everything after its header."""
+    """Return the size of one file's tensors in bytes. They are everything after the header."""
     with open(path, "rb") as file:
         header = int.from_bytes(file.read(8), "little")
     size = os.path.getsize(path) - 8 - header
     if size < 0:
-        raise ValueError("%s is cut off, or is not a safetensors file" % path)
+        raise ValueError("%s is truncated, or it is not a safetensors file" % path)
     return size

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: read operating system facts that matter to GPUs.
+"""RUNS ON THE NODE: read facts of the operating system that GPUs depend on.
 
-Every path is read below the probe's root; results of system calls may be recorded (linux_facts.py,
-`ANSWERS`).
+Every path is read below the probe's root. Results of system calls may come from a recording
+(`ANSWERS` in linux_facts.py).
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from gpufleet.on_node.common.linux_facts import directory_names, line
 from gpufleet.on_node.common.systemctl import show_each
 
 UNITS_SECONDS = 10
-# What a GPU's work depends on beside the driver, and what upgrades Red Hat's machines by itself.
+# Units that GPUs need beside the driver, and units that upgrade Red Hat's machines automatically.
 UNITS = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
@@ -32,7 +32,7 @@ UNITS = (
     "dnf-automatic.timer",
     "dnf-automatic-install.timer",
 )
-# systemctl's properties by our names.
+# systemctl's properties, by the keys of the answer.
 UNIT_PROPERTIES = {
     "load": "LoadState",
     "active": "ActiveState",
@@ -41,25 +41,26 @@ UNIT_PROPERTIES = {
     "result": "Result",
 }
 
-# Where releases are (gpufleet.artifacts.release.RELEASES; of that module nothing travels to nodes).
+# Directory of the releases. The same as gpufleet.artifacts.release.RELEASES, but that module is not
+# sent to nodes.
 RELEASES = "/opt/vllm/releases"
 
-# UEFI specification 2.10, 3.3: the variable of the global namespace. Linux' efivarfs puts four
-# bytes of attributes before the value, which is one byte here.
+# A variable of the global namespace (UEFI specification 2.10, section 3.3). Its value is one byte.
+# Linux' efivarfs puts four bytes of attributes before the value.
 SECURE_BOOT = "/sys/firmware/efi/efivars/SecureBoot-8be4df61-93ca-11d2-aa0d-00e098032b8c"
 
-# Error detection and correction of the machine's own memory, by controller.
+# Error detection and correction (EDAC) of the machine's memory, with a folder for each controller.
 EDAC = "/sys/devices/system/edac/mc"
 
 # linux/timex.h: the kernel's clock is not synchronised.
 STA_UNSYNC = 0x0040
 
-# PCI Express base specification 6.0, 7.7.11: extended capability ACS, its control register at
-# offset 6; P2P request redirect, P2P completion redirect and P2P egress control send GPUs' traffic
-# to each other up through the root complex.
+# PCI Express base specification 6.0, section 7.7.11: the extended capability ACS has its control
+# register at offset 6. Three of its bits redirect traffic between GPUs through the root complex:
+# P2P request redirect, P2P completion redirect and P2P egress control.
 ACS_CAPABILITY = 0x000D
 ACS_REDIRECT = 0x04 | 0x08 | 0x20
-CONFIG_HEADER = 64  # bytes that are world-readable
+CONFIG_HEADER = 64  # the bytes of the configuration space that every user can read
 EXTENDED_FIRST, EXTENDED_END = 0x100, 0x1000
 
 
@@ -74,7 +75,9 @@ def modules() -> list[str]:
 
 
 def secure_boot() -> bool:
-    """Return whether secure boot is on. Raises if the machine did not boot with EFI."""
+    """
+    Return whether secure boot is on. Raises `OSError` if the machine did not boot with EFI.
+    """
     with open(linux_facts.ROOT + SECURE_BOOT, "rb") as file:
         return file.read()[4:5] == b"\x01"
 
@@ -87,7 +90,7 @@ def iommu() -> dict[str, Any]:
 
 
 def read_type(group: str) -> str:
-    """Return an IOMMU group's type; "unknown" on kernels before 5.11."""
+    """Return an IOMMU group's type. On kernels before 5.11 the type is "unknown"."""
     try:
         return line("/sys/kernel/iommu_groups/%s/type" % group)
     except OSError:
@@ -98,7 +101,7 @@ def clock() -> dict[str, Any]:
     """Return whether the clock is synchronized, and its maximum error in microseconds."""
     import ctypes
 
-    asked = (ctypes.c_byte * 512)()  # struct timex is 208 bytes; all zero: change nothing
+    asked = (ctypes.c_byte * 512)()  # struct timex has 208 bytes; if all are 0, nothing changes
     libc = ctypes.CDLL(None, use_errno=True)
     if libc.adjtimex(ctypes.byref(asked)) < 0:
         raise OSError(ctypes.get_errno(), "adjtimex")
@@ -108,7 +111,7 @@ def clock() -> dict[str, Any]:
 
 
 def space(path: str) -> dict[str, int]:
-    """Return a file system's size and free space for users, in MiB."""
+    """Return a file system's size, and the space that users can still write, in MiB."""
     about = os.statvfs(linux_facts.ROOT + path)
     return {
         "size_mib": about.f_blocks * about.f_frsize >> 20,
@@ -117,7 +120,9 @@ def space(path: str) -> dict[str, int]:
 
 
 def disk(path: str) -> dict[str, Any]:
-    """Return the file system of a path or of its nearest existing parent."""
+    """
+    Return the facts about a path's file system, or about that of its nearest existing parent.
+    """
     there = os.path.normpath("/" + path.lstrip("/"))
     if "disks" in linux_facts.ANSWERS:
         return dict(disk_entry(linux_facts.ANSWERS["disks"], there))
@@ -132,14 +137,14 @@ def disk(path: str) -> dict[str, Any]:
 
 
 def disk_entry(disks: dict[str, Any], path: str) -> Any:
-    """Return the entry of the longest path that contains this one."""
+    """Return the entry of the longest path in `disks` that contains this path."""
     while path not in disks and path != "/":
         path = os.path.dirname(path)
     return disks[path]
 
 
 def memory_info(name: str) -> int:
-    """Return one value of /proc/meminfo unconverted, in kB or pages."""
+    """Return one value of /proc/meminfo in the file's own unit (kB or pages)."""
     found = re.search(r"^%s:\s+(\d+)" % re.escape(name), line("/proc/meminfo"), re.MULTILINE)
     if not found:
         raise FileNotFoundError(errno.ENOENT, name)
@@ -147,7 +152,11 @@ def memory_info(name: str) -> int:
 
 
 def hugepages() -> dict[str, int]:
-    """Return the total, free and size of reserved huge pages of the default size."""
+    """
+    Return the total number, the free number and the size of reserved huge pages.
+
+    Only huge pages of the default size are counted.
+    """
     return {
         "total": memory_info("HugePages_Total"),
         "free": memory_info("HugePages_Free"),
@@ -157,13 +166,15 @@ def hugepages() -> dict[str, int]:
 
 def memory_errors() -> dict[str, int]:
     """
-    Return the memory controllers' error counts since boot. Raises if no controller is monitored.
+    Return the memory controllers' error counts since boot.
 
-    Linux' Documentation/admin-guide/ras.rst: ce_count is corrected, ue_count uncorrected errors.
+    Raises `FileNotFoundError` if the kernel monitors no memory controller. In Linux'
+    Documentation/admin-guide/ras.rst, ce_count is the number of corrected errors, and ue_count the
+    number of uncorrected errors.
     """
     controllers = [name for name in directory_names(EDAC) if re.fullmatch(r"mc\d+", name)]
     if not controllers:
-        raise FileNotFoundError(errno.ENOENT, "no memory controller is watched")
+        raise FileNotFoundError(errno.ENOENT, "the kernel monitors no memory controller")
     return {
         key: sum(linux_facts.number("%s/%s/%s" % (EDAC, each, file)) for each in controllers)
         for key, file in (("corrected", "ce_count"), ("uncorrected", "ue_count"))
@@ -171,7 +182,9 @@ def memory_errors() -> dict[str, int]:
 
 
 def reboot_required() -> bool:
-    """Return whether a package requires a reboot; only Debian's family records this."""
+    """
+    Return whether a package requires a reboot. Only distributions of Debian's family record this.
+    """
     try:
         path_of("dpkg-query")
     except CannotRead as error:
@@ -208,7 +221,7 @@ SYSTEM_FACTS: tuple[tuple[str, Callable[[], Any]], ...] = (
 
 
 def system_facts() -> dict[str, Any]:
-    """Return all facts from the operating system's files and the kernel."""
+    """Return all facts of this module."""
     return {name: read(function) for name, function in SYSTEM_FACTS}
 
 
@@ -216,7 +229,9 @@ def system_facts() -> dict[str, Any]:
 
 
 def units() -> dict[str, Any]:
-    """Return the state of every unit of `UNITS`; an unknown unit has the state "not-found"."""
+    """
+    Return the state of every unit of `UNITS`. A unit that does not exist is "not-found".
+    """
     wanted = ",".join(["Id", *UNIT_PROPERTIES.values()])
     output = run(
         "systemctl", "show", "--no-pager", "--property=" + wanted, *UNITS,
@@ -234,14 +249,20 @@ def units() -> dict[str, Any]:
 
 
 def state(unit: str, block: Any) -> dict[str, Any]:
-    """Return one unit's state under gpufleet's keys; an alias is resolved to its unit."""
+    """
+    Return one unit's state with gpufleet's keys. For an alias, return the state of its unit.
+    """
     if block is None:
         raise CannotRead("absent", detail="systemctl did not show %s" % unit)
     return {name: read(unit_state, block, key) for name, key in UNIT_PROPERTIES.items()}
 
 
 def unit_state(block: dict[str, str], key: str) -> str:
-    """Return one of systemctl's values. Raises if it is empty, as for a missing unit."""
+    """
+    Return one value of systemctl's output. Raises `FileNotFoundError` if the value is empty.
+
+    The values of a unit that does not exist are empty.
+    """
     if not block.get(key):
         raise FileNotFoundError(errno.ENOENT, key)
     return block[key]
@@ -252,9 +273,9 @@ def unit_state(block: dict[str, str], key: str) -> str:
 
 def acs() -> list[dict[str, Any]]:
     """
-    Return whether each bridge above an NVIDIA GPU redirects peer-to-peer traffic.
+    Return for each bridge above an NVIDIA GPU whether it redirects peer-to-peer traffic.
 
-    Raises `CannotRead` (`no_permission`) if the user may not read the source.
+    Raises `CannotRead` (`no_permission`) if the user may not read the configuration space.
     """
     bridges = sorted(
         {
@@ -270,7 +291,7 @@ def acs() -> list[dict[str, Any]]:
 
 
 def bridges_above(path: str) -> Iterator[str]:
-    """Yield the sysfs paths of the PCI functions above a function."""
+    """Yield the sysfs paths of the PCI functions between a function and the root complex."""
     parent = os.path.dirname(path)
     while re.fullmatch(r"[0-9a-f]{4,}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]", os.path.basename(parent)):
         yield parent
@@ -278,7 +299,7 @@ def bridges_above(path: str) -> Iterator[str]:
 
 
 def redirects(bridge: str) -> Any:
-    """Return whether a bridge redirects GPU peer traffic to the root complex."""
+    """Return whether a bridge redirects traffic between GPUs to the root complex."""
     with open(linux_facts.ROOT + bridge + "/config", "rb") as file:
         config = file.read(EXTENDED_END)
     if len(config) <= CONFIG_HEADER:

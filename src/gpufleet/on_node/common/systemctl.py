@@ -7,7 +7,7 @@ from typing import Dict, List
 
 def properties(text: str) -> Dict[str, str]:
     """
-    Return the lines "Name=value" of one unit.
+    Return {name: value} from the lines "Name=value" of one unit.
 
     >>> properties("Id=a.service\\nEnvironment=A=1\\n")
     {'Id': 'a.service', 'Environment': 'A=1'}
@@ -16,5 +16,9 @@ def properties(text: str) -> Dict[str, str]:
 
 
 def show_each(text: str) -> List[Dict[str, str]]:
-    """Return the properties of several units, in order, from blocks separated by empty lines."""
+    """
+    Return the properties of several units in the order of the text.
+
+    In the text, an empty line separates the blocks of the units.
+    """
     return [properties(block) for block in text.split("\n\n") if block.strip()]

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: write files for the node exporter's textfile collector.
 
-The collector reads every *.prom file of one directory. Files are replaced atomically. They are
-world-readable, so they must not contain secrets.
+The collector reads every *.prom file of one directory. Files are replaced atomically. Every user
+can read the files, so they must not contain secrets.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Dict, Iterable, Tuple, Union
 from gpufleet.on_node.common.metric_families import FAMILIES
 
 DIRECTORY = "/var/lib/gpufleet/textfile"
-"""Directory of the metrics files; the role creates it, owned by root with mode 0755."""
+"""Directory of the metrics files. The role creates it with owner root and mode 0755."""
 
 Labels = Dict[str, str]
 Number = Union[int, float]
@@ -23,16 +23,16 @@ Sample = Tuple[str, Labels, Number]  # name of a family, labels, value
 
 def text(samples: Iterable[Sample]) -> str:
     """
-    Return samples in Prometheus' text format 0.0.4, in the order of the families' list.
+    Return samples in Prometheus' text format 0.0.4, in the order of `FAMILIES`.
 
-    Raises `KeyError` for a name that is not in the list and `ValueError` for two samples of the
-    same series, for which the collector would refuse the whole file.
+    Raises `KeyError` for a name that is not in `FAMILIES`. Raises `ValueError` for two samples of
+    one series, because the collector would refuse the whole file.
     """
     by_family: Dict[str, Dict[str, str]] = {name: {} for name in FAMILIES}
     for name, labels, value in samples:
         series = name + format_labels(labels)
         if series in by_family[name]:
-            raise ValueError("%s is there twice" % series)
+            raise ValueError("two samples have the same series: %s" % series)
         by_family[name][series] = "%s %s\n" % (series, number(value))
     return "".join(
         "# HELP %s %s\n# TYPE %s %s\n%s" % (name, about, name, kind, "".join(rows.values()))
@@ -57,7 +57,7 @@ def escaped(value: str) -> str:
 def number(value: Number) -> str:
     """Format a finite number without losing digits. Raises `ValueError` for any other."""
     if not math.isfinite(value):
-        raise ValueError("%r is no value" % value)
+        raise ValueError("%r is not a finite number" % value)
     return repr(int(value) if isinstance(value, bool) else value)
 
 

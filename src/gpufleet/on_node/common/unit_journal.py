@@ -1,24 +1,26 @@
-"""RUNS ON THE NODE: the journal of a stage's unit.
+"""RUNS ON THE NODE: read the journal of a stage's unit.
 
 Takes (JSON header `PARAMETERS`):
-  stage    id of the stage: llama-0
-  lines    the most lines to return, the last ones
-  ago      seconds: only lines that are younger; or
-  at       seconds since 1970: only lines from then on; and of those
-  cursor   only lines after this one
+  stage    id of the stage, for example llama-0
+  lines    the most lines to return; the last lines are returned
+  ago      only lines of the last `ago` seconds
+  at       only lines from this time on, in seconds since 1970; not together with `ago`
+  cursor   of the lines above, only those after the line with this cursor
 Prints one JSON document:
   schema   1
   here     ids of the stages that have a unit on this node
-  rank     of this node in the stage; null: no unit here has it
+  rank     this node's rank in the stage; missing if the stage has no unit here
   clock    the node's time, in microseconds since 1970
-  lines    [[microseconds since 1970, PID, priority, message], ...], oldest first
-  more     whether earlier lines were requested too, but exceed the limit
-  cursor   of the last line; null: there is none
-  clocks   {node: milliseconds that its clock is ahead} of the other ranks, as measured by this one
-or `lines` as {"missing": reason}.
+  lines    [[microseconds since 1970, PID, priority, message], ...], oldest first; if the journal
+           cannot be read, {"missing": reason}
+  more     whether earlier lines match too, but were left out because of a limit
+  cursor   the cursor of the last line; null if there is no line
+  clocks   {node: milliseconds that its clock is ahead of this node's} for the nodes of the other
+           ranks, as measured by this rank
 
-The unit's own output and systemd's messages. Read-only. The unit's secrets never leave the node: in
-lines they are replaced by their names.
+The lines are the unit's own output and systemd's messages about the unit. The program changes
+nothing. The unit's secrets never leave the node, because each secret in a line is replaced with its
+name.
 """
 
 from __future__ import annotations
@@ -36,31 +38,35 @@ from gpufleet.on_node.common.stage_units import unit_of
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Below the caller's deadline. journalctl of a journal of 4 GB answers within 2 s.
+# Less than the caller's deadline. For a journal of 4 GB, journalctl answers within 2 s.
 SECONDS = 20
 MESSAGE_CHARACTERS = 4000
-# What is printed is below the 8 MiB that a node is listened to, also when JSON escapes all of it.
+# The caller reads at most 8 MiB from a node. Even if JSON escapes every character, the output is
+# smaller than that.
 ALL_CHARACTERS = 1 << 20
-# The longest line of journalctl that is read: a field has up to 64 MB, without --all up to 4 KB.
+# The longest line of journalctl that is read. A field has up to 64 MB, or up to 4 KB without --all.
 LINE_BYTES = 1 << 20
 KEPT_BYTES = 16 << 20
 FIELDS = "MESSAGE,PRIORITY,_PID"
 STATE_BYTES = 1 << 20
 
-# A secret shorter than that is no secret, and replacing it would tear lines apart.
+# Shorter texts are not secrets, and replacing them would make lines unreadable.
 SECRET_CHARACTERS = 8
 SECRET_BYTES = 1 << 16
 CREDENTIAL = re.compile(r"^LoadCredential=([\w.-]+):(/\S+)$", re.MULTILINE)
-# The keys in a file of SGLang's `--config`, which is a credential as a whole.
+# The keys in the file of SGLang's `--config`. The whole file is a credential.
 IN_CONFIG = re.compile(r"^((?:admin-)?api-key):\s*[\"']?([^\s\"']+)", re.MULTILINE)
-# What should be a credential and stands in the unit all the same: servers log both.
+# Secrets that are written in the unit although they should be credentials: environment variables
+# and arguments. Servers log both.
 WRITTEN = (
     re.compile(r"^Environment=[\"']?(\w*(?:KEY|TOKEN|SECRET|PASSWORD))=([^\s\"']+)", re.MULTILINE),
     re.compile(r"(?:^|\s)--((?:admin-)?api-key)[\s=]+[\"']?([^\s\"']+)"),
 )
-# Secrets that are not in the unit: a header that a server logs, tokens of the Hugging Face Hub,
-# keys of model services; keys by their names, which SGLang logs (`server_args=`) and answers
-# (/server_info): as in gpufleet.redact.
+# Secrets that are not in the unit, as in gpufleet.redact:
+# - a header that a server logs
+# - tokens of the Hugging Face Hub, and keys of model services
+# - values of fields whose name is a key's name, because SGLang logs them (`server_args=`) and
+#   returns them (/server_info)
 KNOWN_SECRETS = (
     (
         re.compile(
@@ -95,7 +101,7 @@ def read_lines(unit: str) -> dict[str, Any]:
     """Return `lines`, `more` and `cursor`."""
     wanted = max(1, int(PARAMETERS.get("lines") or 1))
     try:
-        # One more than wanted: whether it is there says whether something was left out.
+        # Request one line more than wanted. If there is such a line, lines were left out.
         entries = journal(
             "--lines=%d" % (wanted + 1), *since_arguments(), "--unit=" + unit, fields=FIELDS
         )
@@ -117,14 +123,14 @@ def read_lines(unit: str) -> dict[str, Any]:
 
 def since_arguments() -> list[str]:
     """
-    Return journalctl's arguments for the first entry.
+    Return journalctl's arguments that select the first entry.
 
-    Not --after-cursor: with it, --lines selects the first entries, and with --reverse it selects
-    the entries before the cursor.
+    --after-cursor is not used. With it, --lines selects the first entries instead of the last, and
+    with --reverse as well, journalctl selects the entries before the cursor.
     """
     if PARAMETERS.get("at") is not None:
         return ["--since=@%d" % PARAMETERS["at"]]
-    if PARAMETERS.get("ago") is not None:  # by the node's own clock, which its lines have
+    if PARAMETERS.get("ago") is not None:  # the lines have the time of the node's clock
         return ["--since=@%d" % (time.time() - PARAMETERS["ago"])]
     return []
 
@@ -137,7 +143,8 @@ def journal(*arguments: str, fields: str) -> list[dict[str, Any]]:
     no journal.
     """
     printed = Printed()
-    # Backwards: with --since, --lines are otherwise the first ones (systemd 252).
+    # The order is reversed, because with --since, --lines otherwise selects the first lines
+    # (systemd 252).
     output = run(
         "journalctl", "--no-pager", "--reverse", "--output=json", "--output-fields=" + fields,
         *arguments, seconds=SECONDS, take=printed.take,
@@ -170,7 +177,7 @@ class Printed:
 
 
 def refuse(output: Output) -> None:
-    """Raise `CannotRead` if entries may exist that could not be read."""
+    """Raise `CannotRead` if the journal may have entries that could not be read."""
     if "insufficient permissions" in output.err or "not seeing messages from" in output.err:
         raise CannotRead("no_permission", detail="the journal needs root, or group systemd-journal")
     if "No journal files were found" in output.err:
@@ -192,10 +199,12 @@ def line(entry: dict[str, Any], hide: Callable[[str], str]) -> list[Any]:
 
 def message(entry: dict[str, Any]) -> str:
     """
-    Return an entry's message, decoding journalctl's list of numbers for bytes that are not UTF-8.
+    Return an entry's message as text.
+
+    If a message is not UTF-8, journalctl prints its bytes as a list of numbers, which is decoded.
     """
     said = entry.get("MESSAGE")
-    if isinstance(said, list):  # also when a field stands in an entry twice
+    if isinstance(said, list):  # also if an entry has the field twice
         numbers = all(isinstance(each, int) for each in said)
         text = bytes(said).decode("utf-8", "replace") if numbers else "\n".join(map(str, said))
     else:
@@ -209,7 +218,7 @@ def number(value: Any) -> int | None:
 
 
 def keep_last_lines(lines: list[list[Any]]) -> list[list[Any]]:
-    """Return the last lines within the limit of total length."""
+    """Return the last lines that are together within the limit of length."""
     total, first = 0, len(lines)
     while first and total + len(lines[first - 1][3]) <= ALL_CHARACTERS:
         first -= 1
@@ -226,7 +235,7 @@ def ids() -> list[str]:
 
 
 def rank(unit: str) -> int:
-    """Return this node's rank from the unit."""
+    """Return this node's rank in the stage, from the unit's file."""
     if not re.fullmatch(r"[\w.-]+", unit):
         raise CannotRead("absent", detail=unit)
     return int(stages.stage(unit)["rank"])
@@ -242,7 +251,11 @@ def state(stage: str) -> dict[str, Any]:
 
 
 def clocks(stage: str) -> dict[str, float]:
-    """Return the clock offsets of the other ranks' nodes in milliseconds, positive if ahead."""
+    """
+    Return {node: its clock's offset in milliseconds} for the other ranks of the stage.
+
+    An offset is positive if the other node's clock is ahead of this node's.
+    """
     peers = state(stage).get("peers") or {}
     return {
         name: peer["clock_offset_ms"]
@@ -255,7 +268,7 @@ def clocks(stage: str) -> dict[str, float]:
 
 
 def unit_text(unit: str) -> str:
-    """Return the text of a unit's file and its drop-ins, or "" if none can be read."""
+    """Return the text of a unit's file and of its drop-ins, or "" if no file can be read."""
     paths = [stages.UNITS + "/" + unit]
     for folder in (stages.UNITS, "/run/systemd/system"):
         names = read(linux_facts.directory_names, "%s/%s.d" % (folder, unit))
@@ -266,7 +279,7 @@ def unit_text(unit: str) -> str:
 
 
 def secrets(text: str) -> dict[str, str]:
-    """Return {secret: its name} for a unit's readable secrets."""
+    """Return {secret: its name} for the secrets of a unit that this program can read."""
     given = [(name, read(secret, path)) for name, path in CREDENTIAL.findall(text)]
     for _, content in tuple(given):
         given += IN_CONFIG.findall(content) if isinstance(content, str) else ()

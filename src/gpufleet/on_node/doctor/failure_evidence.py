@@ -1,32 +1,39 @@
-"""RUNS ON THE NODE: collect logs before a failure, and recent changes.
+"""RUNS ON THE NODE: collect the logs before a failure, and the recent changes of the node.
 
 Takes (JSON header `PARAMETERS`):
-  stages   ids of the stages whose journals are wanted: llama-0; gateway: that of the gateway
-  lines    the most lines of each to return, the last ones
-  seconds  how far back to look
-  models   {id: the folder of its model that a deploy has placed}, of some of the stages
-  ranks    ids of stages whose rank is to connect to rank 0 of its replica, and to disconnect
-  places   {name: [address, port]} to connect to in the same way, such as a gateway's servers
+  stages   ids of the stages whose journals are wanted, for example llama-0; the id gateway is the
+           gateway's journal
+  lines    the most lines of each journal to return; the last lines are returned
+  seconds  length of the period before now that is searched
+  models   {stage: the folder of its model that a deploy has placed}, for some of the stages
+  ranks    ids of stages; the rank of each connects to rank 0 of its replica, then disconnects
+  places   {name: [address, port]}: other places, such as a gateway's servers, to which the program
+           connects in the same way
+
 Prints one JSON document:
   schema   1
   clock    the node's time, in seconds since 1970
   boot     when the kernel was started, in seconds since 1970
   stages   {id: [[microseconds since 1970, PID, priority, message], ...]}, oldest first
-  units    {id: {"drop_ins": [paths of drop-ins that gpufleet did not write], "reload": whether the
-           unit's file was changed since systemd read it, "signal": what ended its main process
-           last, as KILL; "" if it ended by itself; null: not known}}
-  models   {id: {"directory", "complete": whether it is marked so, "missing": [files], "changed":
-           [files that were written after it was complete]}} of the parameter `models`
-  kernel   lines as in `stages`, of the kernel's log: warnings and worse, and lines about GPUs
-  changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, packages that were
-           installed, upgraded or removed; equal times and packages of one moment are one entry
-  certificates   [[path, use, end in seconds since 1970], ...] of those that gpufleet placed here
-  connections    {id or name: {"address", "port", "error": why it failed, or null}}, of `ranks` and
-           `places`; none for a rank whose rank 0 is on this node
+  units    {id: {"drop_ins": [paths of drop-ins that gpufleet did not write],
+                 "reload": whether the unit's file was changed after systemd read it,
+                 "signal": the signal that ended its last main process, for example KILL; "" if the
+                           process ended by itself; null if not known}}
+  models   {id: {"directory", "complete": whether the model is marked as complete,
+                 "missing": [files], "changed": [files that were written after completion]}},
+           for the parameter `models`
+  kernel   lines of the kernel's log, in the form of `stages`: messages of level warning or worse,
+           and lines about GPUs
+  changes  [[seconds since 1970, what], ...], oldest first: deploys that ended, and packages that
+           were installed, upgraded or removed; changes of the same minute are one entry
+  certificates   [[path, use, end in seconds since 1970], ...], for the certificates that gpufleet
+           placed on this node
+  connections    {id or name: {"address", "port", "error": the reason of a failure, or null}}, for
+           `ranks` and `places`; a rank has no entry if its rank 0 is on this node
 Each of `boot`, a stage, a unit, a model, `kernel`, `changes` and `certificates` is {"missing":
 reason} if it cannot be read.
 
-It changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
+The program changes nothing. Secrets are replaced as in on_node/common/unit_journal.py.
 """
 
 from __future__ import annotations
@@ -57,13 +64,15 @@ GATEWAY, GATEWAY_UNIT = "gateway", "gpufleet-gateway.service"
 DEPLOYS = "/var/lib/gpufleet/deploys"
 TEXTFILES = "/var/lib/gpufleet/textfile"
 CERTIFICATE = re.compile(r'\{path="([^"]*)",use="([^"]*)"\} (\d+)$', re.MULTILINE)
-# Written by dpkg and dnf. What they rotate away is a month old.
+# Logs of dpkg and dnf. Lines that were rotated away are at least a month old.
 PACKAGE_LOGS = ("/var/log/dpkg.log", "/var/log/dnf.rpm.log")
-LOG_BYTES = 1 << 20  # the end of a log: some 10,000 packages
-KERNEL_LINES = 20_000  # that are looked at: weeks of a sound server, an hour of one that is not
+LOG_BYTES = 1 << 20  # size of a log's end that is read; it has about 10,000 packages
+# The most lines of the kernel log that are searched. A healthy server writes them in weeks, a
+# broken one in an hour.
+KERNEL_LINES = 20_000
 KEPT_KERNEL_LINES = 1000
-WARNING = 4  # syslog's
-# Packages that what serves depends on, and the words of dpkg and dnf for what was done.
+WARNING = 4  # syslog's level
+# Packages that serving depends on, and the words of dpkg and dnf for changes.
 CONCERNS = re.compile(
     r"nvidia|cuda|^linux-|^kernel|libc6|^glibc|docker|containerd|rdma|ibverbs|mlx|mft|doca"
     r"|haproxy|^systemd|python3|datacenter-gpu-manager|dcgm|openssl"
@@ -72,7 +81,7 @@ DPKG = re.compile(r"^([\d-]+ [\d:]+) (install|upgrade|remove|purge) ([^: ]+)\S* 
 DNF = re.compile(r"^(\S+) \S+ (Installed|Upgraded|Erased|Removed|Downgraded): (\S+)")
 MOST_CHANGES = 50
 MOST_DROP_INS = 10
-NAMED = 6  # packages of one moment that are named
+NAMED = 6  # the most packages of one minute whose names are listed
 
 
 def main() -> None:
@@ -107,20 +116,20 @@ def since() -> float:
 
 
 def boot() -> float:
-    """Return the boot time of the kernel, in seconds since 1970."""
+    """Return the time when the kernel was booted, in seconds since 1970."""
     text = linux_facts.line("/proc/stat")
     return float(next(row.split()[1] for row in text.splitlines() if row.startswith("btime ")))
 
 
 def unit_of(stage: str) -> str:
-    """Return the name of a stage's unit; raise `CannotRead` for an invalid id."""
+    """Return the name of a stage's unit. Raises `CannotRead` if the id is invalid."""
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
     return GATEWAY_UNIT if stage == GATEWAY else stage_units.unit_of(stage)
 
 
 def stage_lines(stage: str) -> List[List[Any]]:
-    """Return a stage unit's log lines, and systemd's lines about the unit."""
+    """Return the log lines of a stage's unit, and systemd's lines about the unit."""
     unit = unit_of(stage)
     entries = unit_journal.journal(
         "--lines=%d" % max(1, int(PARAMETERS.get("lines", 1))),
@@ -133,19 +142,19 @@ def stage_lines(stage: str) -> List[List[Any]]:
 
 
 def unit_properties(name: str) -> dict[str, str]:
-    """Return systemd's properties of a unit's files."""
+    """Return systemd's properties that describe a unit's files."""
     wanted = "--property=DropInPaths,NeedDaemonReload"
     return properties(run("systemctl", "show", wanted, "--", name, seconds=10).out)
 
 
 def unit_state(stage: str) -> dict[str, Any]:
     """
-    Return a stage unit's foreign drop-ins, its reload state and the last signal that ended it.
+    Return the state of a stage's unit: `drop_ins`, `reload` and `signal`.
     """
     name = unit_of(stage)
     known = unit_properties(name)
     if not known:
-        raise CannotRead("error", detail="systemctl show prints nothing")
+        raise CannotRead("error", detail="systemctl show printed nothing")
     ends = [each for each in status.events(name) if each["what"] == "exited"]
     return {
         "drop_ins": [
@@ -173,7 +182,7 @@ def model_state(directory: str) -> dict[str, Any]:
 
 
 def kernel_lines() -> List[List[Any]]:
-    """Return the kernel log's warnings, and its lines about GPUs."""
+    """Return the kernel log's lines of level warning or worse, and its lines about GPUs."""
     entries = unit_journal.journal(
         "--dmesg", "--boot=all", "--lines=%d" % KERNEL_LINES, "--since=@%d" % since(),
         fields=unit_journal.FIELDS,
@@ -195,7 +204,9 @@ def changes() -> List[List[Any]]:
 
 
 def deploys() -> Iterator[List[Any]]:
-    """Yield the time and name of each deploy's last completion (on_node/monitoring/record.py)."""
+    """
+    Yield for each deploy when it last ended, and its name (on_node/monitoring/record.py).
+    """
     folder = linux_facts.ROOT + DEPLOYS
     if not os.path.isdir(folder):
         return
@@ -206,7 +217,9 @@ def deploys() -> Iterator[List[Any]]:
 
 
 def certificates() -> List[List[Any]]:
-    """Return the expiry of gpufleet's certificates, from the files that roles write."""
+    """
+    Return the end of each certificate that gpufleet placed here, from the files that roles write.
+    """
     folder = linux_facts.ROOT + TEXTFILES
     if not os.path.isdir(folder):
         return []
@@ -218,7 +231,7 @@ def certificates() -> List[List[Any]]:
 
 
 def packages() -> Iterator[List[Any]]:
-    """Yield package changes, combined by minute."""
+    """Yield the changes of packages. All changes of one minute are combined."""
     moments: dict[int, List[str]] = {}
     for path in PACKAGE_LOGS:
         for row in tail(path):
@@ -234,7 +247,9 @@ def packages() -> Iterator[List[Any]]:
 
 def package_line(row: str) -> Any:
     """
-    Parse a line of a package manager's log into time and change, or (None, "") for other lines.
+    Return the time and the change in a line of a package manager's log.
+
+    For any other line, return (None, "").
     """
     by_dpkg = DPKG.match(row)
     if by_dpkg:
@@ -258,7 +273,7 @@ def package_line(row: str) -> Any:
 
 
 def tail(path: str) -> List[str]:
-    """Return a log's last lines; an unreadable or missing log has none."""
+    """Return a log's last lines, or [] if the log is missing or cannot be read."""
     try:
         with open(linux_facts.ROOT + path, "rb") as file:
             file.seek(0, os.SEEK_END)

@@ -1,16 +1,15 @@
-"""RUNS ON THE NODE: each replica's counters, read twice some seconds apart.
+"""RUNS ON THE NODE: read each replica's counters twice, some seconds apart.
 
 Takes (JSON header `PARAMETERS`):
   families  prefixes of the names of metrics to return
-  apart     seconds between the two looks
+  apart     seconds between the two reads
 Prints one JSON document {"schema": 1, "replicas": {id: ...}}, or `replicas` as {"missing": reason}.
-Of a replica:
-  seconds   between the two looks, as this node measured them
-  servers   {url: [first, last]}, each {"text": lines of /metrics} or {"error": reason}; none for a
-            rank that has no server
-or {"missing": reason}.
+A replica has these keys, or is {"missing": reason}:
+  seconds   time between the two reads, as measured on this node
+  servers   {url: [first, last]}, where each of the two is {"text": lines of /metrics} or
+            {"error": reason}; empty for a rank that has no server
 
-It changes nothing. Every replica is read by its own process, with a deadline.
+The program changes nothing. Each replica is read by its own process, with a deadline.
 """
 
 from __future__ import annotations
@@ -28,13 +27,14 @@ from gpufleet.on_node.serving import replica_answers
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Beside the wait, for both looks: /metrics of a busy server takes a second or two. A server that
-# accepts and never answers costs this and the wait; doctor has 10 s for everything.
+# Time limit of both reads, without the wait between them. A busy server needs one or two seconds
+# for /metrics. A server that accepts a connection and never answers costs this time and the wait.
+# The doctor has 10 s for everything.
 LOOK_SECONDS = 4
 
 
 def main() -> None:
-    """Sample every replica and print the document."""
+    """Read every replica's counters and print the document."""
     watch = Watch()
     found = read(unit_journal.ids)
     names = [] if is_missing(found) else found
@@ -47,7 +47,7 @@ def main() -> None:
 
 
 def sample_twice(stage: str) -> dict[str, Any]:
-    """Return the counters of a stage's servers at two moments."""
+    """Return the counters of a stage's servers, read at two times."""
     replica_answers.PARAMETERS["families"] = PARAMETERS["families"]
     asked = {"replica": stage, "prompts": [], "times": 0}
     begun = time.monotonic()

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: connect to ports of other nodes, all at once, and hang up."""
+"""RUNS ON THE NODE: connect to ports of other nodes at the same time, then disconnect."""
 
 from __future__ import annotations
 
@@ -13,14 +13,16 @@ from gpufleet.on_node.common.answers import CannotRead, read
 from gpufleet.on_node.common.stage_units import unit_of
 from gpufleet.on_node.serving.unit_command import command, value
 
-# A lost packet is sent again after 1 s (RFC 6298).
+# TCP sends a lost packet again after 1 s (RFC 6298).
 SECONDS = 2.0
 MOST = 32
 UNITS = "/etc/systemd/system/"
 
 
 class Attempts:
-    """Running connection attempts, each in its own thread because name resolution may hang."""
+    """
+    Running connection attempts. Each has its own thread, because name resolution may hang.
+    """
 
     def __init__(self, places: Mapping[str, Tuple[str, int, str]]) -> None:
         self.found: Dict[str, Dict[str, Any]] = {}
@@ -42,7 +44,7 @@ class Attempts:
 
 
 def attempt(said: Dict[str, Any], source: str) -> None:
-    """Connect, hang up, and write the result to `said`."""
+    """Connect, disconnect, and write the result to `said`."""
     place = said["address"], said["port"]
     try:
         socket.create_connection(place, SECONDS, (source, 0) if source else None).close()
@@ -56,9 +58,9 @@ def attempt(said: Dict[str, Any], source: str) -> None:
 
 def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
     """
-    Return the address and port of a stage's rank 0, and this rank's own address.
+    Return the address and port of a stage's rank 0, and the address of this node's rank.
 
-    The result is None if this is rank 0 or the replica is on one node.
+    The result is None if this node has rank 0, or if the replica is on one node.
     """
     if not re.fullmatch(r"[\w.-]+", stage):
         raise CannotRead("absent", detail="no such unit")
@@ -77,8 +79,10 @@ def head_of(stage: str) -> Optional[Tuple[str, int, str]]:
 
 def heads(stages: List[str]) -> Dict[str, Tuple[str, int, str]]:
     """
-    Return the head's address, port and this rank's address for each stage with a remote rank 0.
+    Return {stage: (address and port of rank 0, address of this node's rank)}.
+
+    Stages whose rank 0 is on this node are left out.
     """
-    # As JSON has them: a list; nothing, or a reason why there is none.
+    # `read` converts to JSON types: each value is a list, None, or a reason why there is no value.
     found = {each: read(head_of, each) for each in stages}
     return {name: tuple(place) for name, place in found.items() if isinstance(place, list)}

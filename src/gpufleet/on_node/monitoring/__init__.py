@@ -1,1 +1,1 @@
-"""Programs that read a node's facts and serve or record them as metrics."""
+"""Programs that read facts about a node, and record or serve them as metrics."""

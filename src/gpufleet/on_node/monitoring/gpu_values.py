@@ -1,6 +1,7 @@
 """RUNS ON THE NODE: read NVML's current values of each GPU, on nodes without DCGM.
 
-These are few queries, which run every minute. The probe's tables describe the hardware.
+Only a few values are read, because the program runs every minute. The probe's tables have all
+values that describe the hardware.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.nvml import Ask, first_of, get, start_nvml, text
 from gpufleet.on_node.probe.nvml_gpus import checked_count, pci
 
-# 0x02000028: nvmlMemory_v2, which does not count the driver's own reserve as used (nvml.h).
+# 0x02000028 selects nvmlMemory_v2, which does not count the driver's own reserve as used (nvml.h).
 MEMORY = first_of(get("MemoryInfo", 0x02000028), get("MemoryInfo"))
 UTILIZATION = get("UtilizationRates")
 REMAPPED = get("RemappedRows", keys=("corrected", "uncorrected", "pending", "failed"))
@@ -33,29 +34,29 @@ VALUES: Tuple[Tuple[str, Ask], ...] = (
     ("memory_free_bytes", memory("free")),
     ("power_watts", lambda nvml, gpu: get("PowerUsage")(nvml, gpu) / 1000),
     ("utilization_ratio", lambda nvml, gpu: UTILIZATION(nvml, gpu).gpu / 100),
-    # 1: NVML_CLOCK_SM; in MHz (nvml.h).
+    # 1 is NVML_CLOCK_SM. NVML returns MHz (nvml.h).
     ("sm_clock_hertz", lambda nvml, gpu: get("ClockInfo", 1)(nvml, gpu) * 1000000),
-    # 1: uncorrected, 0: since the driver was loaded.
+    # Arguments: 1 is uncorrected errors, 0 is the counter since the driver was loaded.
     ("ecc_uncorrected_total", get("TotalEccErrors", 1, 0)),
     ("row_remap_pending", remap_state("pending")),
     ("row_remap_failure", remap_state("failed")),
 )
-# What a board does not have is no failure: GeForce has no ECC and no row remapper, some boards
-# measure no power (nvmlReturn_t 3 and 13).
+# Reasons of values that a board does not have, which are not failures (nvmlReturn_t 3 and 13). For
+# example, GeForce has no ECC and no row remapper, and some boards do not measure power.
 NOT_THERE = {"not_supported", "function_not_found"}
 
 
 def count() -> int:
-    """Return NVML's number of GPUs. Raises if NVML cannot be initialised."""
+    """Return the number of GPUs from NVML. Raises NVML's error if it cannot be initialised."""
     return checked_count(start_nvml().nvmlDeviceGetCount())
 
 
 def gpu(index: int) -> Dict[str, Any]:
     """
-    Return one GPU's `uuid`, `bus_id` and its available `values`.
+    Return one GPU's `uuid`, its `bus_id`, its available `values`, and `failed`.
 
-    `failed` has the names of expected values that are missing. Raises if NVML returns no handle or
-    no UUID.
+    `failed` has the names of values that the board should have but that could not be read. Raises
+    NVML's error if NVML returns no handle or no UUID.
     """
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
@@ -70,7 +71,7 @@ def gpu(index: int) -> Dict[str, Any]:
 
 
 def is_number(answer: Any) -> bool:
-    """Return whether an answer is a number rather than a missing value."""
+    """Return whether an answer is a number and not the placeholder of a missing value."""
     return isinstance(answer, (int, float)) and not is_missing(answer)
 
 

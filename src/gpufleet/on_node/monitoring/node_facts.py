@@ -1,20 +1,21 @@
-"""RUNS ON THE NODE, as root, every minute: write gpufleet's facts about it for the node exporter.
+"""RUNS ON THE NODE, as root, every minute: write facts about the node for the node exporter.
 
-Started by gpufleet-facts.timer. Reads /etc/gpufleet/facts.json, in which the deploy writes facts
-that the node itself cannot know.
+gpufleet-facts.timer starts this program. The program reads /etc/gpufleet/facts.json, in which the
+deploy writes facts that the node itself cannot know:
   schema    1
-  gpu_node  false: no fact about GPUs is read
-  dcgm      whether DCGM measures the GPUs; if not, NVML is queried here
-  gpus      how many GPUs the node is to have
-  lock      the lock that has the driver, "" for none
-  release   the vLLM release that the node is to serve, "" for none
-Writes /var/lib/gpufleet/textfile/facts.prom, docs/reference/node-metrics.md describes it.
+  gpu_node  false: the program reads no facts about GPUs
+  dcgm      true: DCGM measures the GPUs; false: this program queries NVML
+  gpus      number of GPUs that the node should have
+  lock      the lock that has the driver; "" if there is none
+  release   the vLLM release that the node should serve; "" if there is none
+It writes /var/lib/gpufleet/textfile/facts.prom, which docs/reference/node-metrics.md describes.
 
-Every part is read in its own process with a deadline (forked.py), and a failed part affects only
-itself: its series are missing, and gpufleet_facts_failed reports it. A process that is stuck in the
-kernel cannot be killed. Its part is not read again while it exists, so that such processes do not
-pile up. Expensive sources (modinfo, the package database, the kernel log) are read again only when
-their files have changed. Python 3.8, standard library, and NVIDIA's binding, which is sent along.
+Each part of the facts is read in its own process with a deadline (forked.py). If a part fails, only
+its own series are missing, and gpufleet_facts_failed reports the part. A process that is stuck in
+the kernel cannot be killed. While such a process exists, its part is not read again, so that stuck
+processes do not accumulate. Expensive sources (modinfo, the package database, the kernel log) are
+read again only if their files have changed. The program needs Python 3.8, the standard library, and
+NVIDIA's binding, which is installed with it.
 """
 
 from __future__ import annotations
@@ -56,11 +57,13 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 DECLARED = "/etc/gpufleet/facts.json"
 FILE = "facts.prom"
 MARK = "/var/lib/gpufleet/unchecked"
-# The cached answers and their keys; a reboot removes them. The unit creates the directory.
+# Directory of the cached answers and their keys. The unit creates the directory. A reboot removes
+# it.
 MEMORY = "/run/gpufleet-facts"
-# From 2023's R535 on: "nvidia-fabricmanager-570", Red Hat's "nvidia-fabric-manager".
+# Names of the package since R535 (2023): "nvidia-fabricmanager-570", and "nvidia-fabric-manager" on
+# Red Hat.
 FABRIC_MANAGER = re.compile(r"nvidia-fabric-?manager(-\d+)?")
-# What dpkg and rpm write at every change.
+# Files that dpkg and rpm write at every change of packages.
 DATABASES = (
     "/var/lib/dpkg/status",
     "/var/lib/rpm/rpmdb.sqlite",
@@ -71,18 +74,24 @@ DATABASES = (
 )
 UNIT_STATES = ("active", "reloading")
 
-# Deadlines in seconds. The longest way, NVML's start and then its GPUs, is below the 50 that the
-# unit has. `init` is long because without persistence mode the driver wakes every GPU first.
+# Deadlines in seconds. The longest sequence (NVML's start, then its GPUs) takes less than the 50 s
+# that the unit may run. `init` is long because without persistence mode the driver first wakes
+# every GPU.
 SECONDS = {"part": 10, "log": 12, "init": 20, "gpu": 10, **PARAMETERS.get("seconds", {})}
 
 Sample = Tuple[str, Labels, Number]
 
 
-# What is asked, each in a process of its own
+# The parts of the facts. Each function runs in a process of its own
 
 
 def host() -> Dict[str, Any]:
-    """Return facts from plain files: kernel, loaded driver, the mark, deploys, a pending reboot."""
+    """
+    Return the facts that are in plain files.
+
+    They are the kernel, the loaded driver, the mark of an unchecked driver, deploys, and whether a
+    reboot is pending.
+    """
     running = line("/proc/sys/kernel/osrelease")
     kernels = read(directory_names, "/lib/modules")
     installed = [] if is_missing(kernels) else filter(driver_files.is_installed, kernels)
@@ -105,7 +114,9 @@ def deploys() -> List[str]:
 
 def module_on_disk(known: Any) -> Dict[str, Any]:
     """
-    Return the version of the running kernel's module; cached, because modinfo unpacks the module.
+    Return the version of the running kernel's nvidia module.
+
+    The version is cached, because modinfo must unpack the module.
     """
     kernel = line("/proc/sys/kernel/osrelease")
     at = "/lib/modules/" + kernel
@@ -113,7 +124,7 @@ def module_on_disk(known: Any) -> Dict[str, Any]:
     rows = [] if is_missing(listed) else listed.splitlines()
     files = [row.split(":")[0] for row in rows if re.search(r"/nvidia\.ko(\.\w+)?:", row)]
     by = [kernel, *map(file_stamp, [at + "/modules.dep", *(at + "/" + file for file in files)])]
-    # Where depmod lists no such module modinfo says so at once.
+    # If depmod does not list the module, modinfo fails at once.
     if files and known and known["by"] == by:
         return dict(known)
     return {"by": by, "version": read(lambda: driver_files.module(kernel)["version"])}
@@ -126,13 +137,15 @@ def fabric_manager_version(known: Any) -> Dict[str, Any]:
         return dict(known)
     found = package_facts.packages()
     versions = [found[name]["version"] for name in sorted(found) if FABRIC_MANAGER.fullmatch(name)]
-    # "580.95.05-1", and with an epoch "3:580.95.05-1.el9".
+    # A version is "580.95.05-1", or "3:580.95.05-1.el9" with an epoch.
     plain = [version.rpartition(":")[2].partition("-")[0] for version in versions]
     return {"by": by, "version": plain[-1] if plain else ""}
 
 
 def file_stamp(path: str) -> Optional[List[int]]:
-    """Return a value that changes with the file, or None if the file does not exist."""
+    """
+    Return a value that changes whenever the file changes, or None if the file does not exist.
+    """
     try:
         about = os.stat(linux_facts.ROOT + path)
     except OSError:
@@ -148,12 +161,12 @@ def library() -> str:
             return ""
         raise CannotRead(reason=found["missing"], detail=found.get("detail"))
     if is_missing(found["version"]):
-        raise CannotRead("error", detail="%s has no version in its name" % found["file"])
+        raise CannotRead("error", detail="the file name %s has no version" % found["file"])
     return str(found["version"])
 
 
 def units() -> List[Dict[str, Any]]:
-    """Return every stage with a unit here, and its state in systemd."""
+    """Return every stage that has a unit on this node, with the unit's state in systemd."""
     found = [each for each in stages.stages() if "foreign" not in each]
     unread = [each for each in found if is_missing(each)]
     if unread:
@@ -183,10 +196,11 @@ def units() -> List[Dict[str, Any]]:
 
 def driver_gpus(known: Any) -> Dict[str, Any]:
     """
-    Return the driver's GPUs as {bus id: {"answers", "uuid"}}, or {} without a driver.
+    Return the driver's GPUs as {bus id: {"answers", "uuid"}}, or {} if no driver is loaded.
 
-    The driver keeps its entry for a GPU that fell off the bus, and only the bus shows that the GPU
-    no longer answers. The UUID is then from an earlier run, because the driver no longer has it.
+    If a GPU has fallen off the bus, the driver still has an entry for it. Only the bus shows that
+    the GPU no longer answers. The UUID is then from an earlier run, because the driver no longer
+    knows it.
     """
     found = read(directory_names, "/proc/driver/nvidia/gpus")
     if is_missing(found):
@@ -205,7 +219,9 @@ def driver_gpus(known: Any) -> Dict[str, Any]:
 
 def is_answering(bus_id: str) -> bool:
     """
-    Return whether a PCI function answers; a lost function reads as ones (`system.raise_lost`).
+    Return whether a PCI function answers.
+
+    If a function is lost, every bit that is read is 1 (`system.raise_lost`).
     """
     try:
         with open("%s/sys/bus/pci/devices/%s/config" % (linux_facts.ROOT, bus_id), "rb") as file:
@@ -215,20 +231,20 @@ def is_answering(bus_id: str) -> bool:
 
 
 def uuid_of(bus_id: str) -> str:
-    """Return a GPU's UUID from the driver's files, or "" if they lack it."""
+    """Return a GPU's UUID from the driver's files, or "" if the files do not have it."""
     text = read(line, "/proc/driver/nvidia/gpus/%s/information" % bus_id)
     if is_missing(text):
         return ""
-    # For a GPU that the driver lost, the file has "GPU-????????-....".
+    # For a GPU that the driver has lost, the file has "GPU-????????-....".
     found = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
     return found.group(1) if found else ""
 
 
-# How it is asked
+# How the parts are read
 
 
 class Facts:
-    """The parts and their answers in one run, with the data kept between runs."""
+    """The parts of the facts and their answers in one run, and the data that is kept for later."""
 
     def __init__(self) -> None:
         self.watch = Watch()
@@ -240,9 +256,9 @@ class Facts:
         self.answers: Dict[str, Any] = {}
 
     def ask(self, name: str, function: Callable[[], Any], seconds: float, keep: float = 0) -> None:
-        """Read a part, unless an earlier process that reads it is still stuck."""
+        """Read a part, unless a process of an earlier run is still stuck reading it."""
         if name in self.stuck:
-            self.answers[name] = missing("timeout", detail="an earlier question is stuck")
+            self.answers[name] = missing("timeout", detail="an earlier query is still stuck")
             return
         self.watch.ask(name, function, seconds, keep)
         if name in self.watch.out:
@@ -254,7 +270,9 @@ class Facts:
         self.answers.update(self.watch.answers(*waited))
 
     def end(self) -> None:
-        """Kill unfinished processes, and record the surviving processes and the cached values."""
+        """
+        Kill the unfinished processes. Record the processes that survive, and the cached values.
+        """
         self.watch.stop()
         until = time.monotonic() + END_SECONDS
         still = self.asked
@@ -270,12 +288,15 @@ class Facts:
 
 
 END_SECONDS = 2
-"""Seconds in which a killed process ends on a busy node; after that it is stuck in the kernel."""
+"""
+Time in seconds in which a killed process ends on a busy node. A process that still exists after
+this time is stuck in the kernel.
+"""
 REMEMBERED = ("disk", "fabric_manager", "gpus", "xids")
 
 
 def process(pid: int) -> Dict[str, Any]:
-    """Return a process's identity: its number and start time."""
+    """Return a process' identity, which is its PID and its start time."""
     return {"pid": pid, "began": start_ticks(pid)}
 
 
@@ -288,11 +309,11 @@ def start_ticks(pid: int) -> Optional[str]:
             words = file.read().rpartition(")")[2].split()
     except OSError:
         return None
-    return None if words[0] in "ZX" else words[19]  # proc(5): 3 is the state, 22 the start
+    return None if words[0] in "ZX" else words[19]  # proc(5): field 3, field 22
 
 
 def is_alive(about: Dict[str, Any]) -> bool:
-    """Return whether the same process is still running."""
+    """Return whether a process is still the one that was recorded, and is running."""
     return about["began"] is not None and start_ticks(about["pid"]) == about["began"]
 
 
@@ -307,7 +328,9 @@ def load_kept(name: str) -> Dict[str, Any]:
 
 
 def keep(name: str, content: Dict[str, Any]) -> None:
-    """Cache content for the next run; after a failure the next run reads it again."""
+    """
+    Cache content for the next run. If this fails, the next run reads the facts again.
+    """
     path = "%s%s/%s" % (linux_facts.ROOT, MEMORY, name)
     try:
         with open(path + ".tmp", "w", encoding="utf-8") as file:
@@ -317,7 +340,7 @@ def keep(name: str, content: Dict[str, Any]) -> None:
         pass
 
 
-# What is said
+# The samples
 
 
 def samples() -> Iterator[Sample]:
@@ -325,7 +348,7 @@ def samples() -> Iterator[Sample]:
     began_at = time.time()
     declared = read(declaration)
     failed = {"declared": is_missing(declared)}
-    # Without the declaration no GPU part is guessed to be there.
+    # Without the declaration, gpufleet does not know whether the node should have GPUs.
     about = {} if failed["declared"] else declared
     gpu_node = bool(about.get("gpu_node"))
     facts = Facts()
@@ -339,7 +362,7 @@ def samples() -> Iterator[Sample]:
     if "nvml" in found:
         made += gpu_facts(found, failed)
     yield "facts_timestamp_seconds", {}, round(began_at, 3)
-    # A GPU that is silent is part of "nvml"; its number is no name of a part.
+    # A GPU that does not answer is reported in the part "nvml", not as a part of its own.
     parts = {name: gone for name, gone in failed.items() if not name.startswith("gpu ")}
     for name, gone in sorted(parts.items()):
         yield "facts_failed", {"part": name}, int(gone)
@@ -347,7 +370,11 @@ def samples() -> Iterator[Sample]:
 
 
 def declaration() -> Dict[str, Any]:
-    """Return the declaration that the deploy wrote. Raises `CannotRead` for another schema."""
+    """
+    Return the declaration that the deploy wrote.
+
+    Raises `CannotRead` if the declaration has a different schema.
+    """
     found = json.loads(line(DECLARED))
     if not isinstance(found, dict) or found.get("schema") != 1:
         raise CannotRead("version", detail=DECLARED)
@@ -355,7 +382,9 @@ def declaration() -> Dict[str, Any]:
 
 
 def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
-    """Query all parts at once, and GPUs once NVML has returned their number."""
+    """
+    Query all parts at the same time. Query the GPUs as soon as NVML has returned their number.
+    """
     seconds = SECONDS["part"]
     facts.ask("host", host, seconds)
     facts.ask("stages", units, seconds)
@@ -371,8 +400,8 @@ def ask(facts: Facts, gpu_node: bool, by_nvml: bool) -> None:
             parts.append(name)
     if by_nvml:
         with contextlib.suppress(ImportError):
-            nvml.binding()  # loaded once, not in every forked process
-        # Kept alive: NVML that stays open keeps GPUs awake between our questions.
+            nvml.binding()  # loaded here once, so that the forked processes need not load it
+        # This process is kept alive, because GPUs stay awake while a process has NVML open.
         facts.ask("nvml", gpu_values.count, SECONDS["init"], SECONDS["init"] + SECONDS["gpu"])
         facts.ask(
             "xids", partial(xid_counts.count_new, facts.known.get("xids") or {}), SECONDS["log"]
@@ -410,7 +439,7 @@ def node_samples(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -
         for deploy, at in host["deploys"].items():
             if not is_missing(at):
                 yield "deploy_timestamp_seconds", {"deploy": deploy}, at
-        # Red Hat's family has no such mark: there is nothing to say.
+        # Distributions of Red Hat's family do not record this, so there is no sample.
         if not is_missing(host["packages"]):
             yield "reboot_pending", {"reason": "packages"}, int(host["packages"])
         yield "reboot_pending", {"reason": "kernel"}, int(host["newest"] != host["kernel"])
@@ -420,30 +449,36 @@ def node_samples(found: Dict[str, Any], about: Dict[str, Any], gpu_node: bool) -
 
 
 def driver_version(answer: Any) -> Optional[str]:
-    """Return a version, "" if not installed, or None if it could not be read."""
+    """
+    Return a version, "" if the part is not installed, or None if the version is unknown.
+    """
     if is_missing(answer):
         return "" if answer["missing"] == "absent" else None
     return str(answer)
 
 
 def member_of(answer: Any, key: str) -> Any:
-    """Return one member of an answer, or the answer itself if it is missing."""
+    """Return one member of an answer. If the whole answer is missing, return the placeholder."""
     return answer[key] if isinstance(answer, dict) and not is_missing(answer) else answer
 
 
 def version_label(version: Optional[str]) -> str:
-    """Return a version as a label: "unknown" for None, "" if not installed."""
+    """Return a version as a label. None becomes "unknown"; "" (not installed) stays ""."""
     return "unknown" if version is None else version
 
 
 def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
-    """Yield whether each readable part differs from the loaded module, and a pending reboot."""
+    """
+    Yield for each readable part whether its version differs from the loaded module's.
+
+    Also yield whether a reboot is pending.
+    """
     loaded = versions["loaded"]
     if not loaded:
         return
     for part in ("disk", "library", "fabric_manager"):
         version = versions[part]
-        # Most nodes need no fabric manager; module and library every node needs.
+        # Every GPU node needs the module and the library. Most nodes need no fabric manager.
         if version is not None and (version or part != "fabric_manager"):
             yield "driver_mismatch", {"part": part}, int(version != loaded)
     if versions["disk"]:
@@ -452,7 +487,9 @@ def driver_facts(versions: Dict[str, Optional[str]]) -> Iterator[Sample]:
 
 def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sample]:
     """
-    Yield the expected and present numbers of GPUs; if NVML is used, a present GPU must answer.
+    Yield the expected and the present number of GPUs.
+
+    If NVML is queried, a GPU counts as present only if it answers.
     """
     if about.get("gpus") is not None:
         yield "gpus", {"state": "expected"}, about["gpus"]
@@ -466,7 +503,7 @@ def number_of_gpus(found: Dict[str, Any], about: Dict[str, Any]) -> Iterator[Sam
 
 
 def stage_facts(found: Any) -> Iterator[Sample]:
-    """Yield systemd's states of the stages."""
+    """Yield the stages' states in systemd."""
     for each in [] if is_missing(found) else found:
         stage = {"stage": each["stage"]}
         labels = {name: each[name] for name in ("stage", "model", "release", "unit")}
@@ -476,7 +513,11 @@ def stage_facts(found: Any) -> Iterator[Sample]:
 
 
 def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
-    """Return the GPUs' facts from NVML and the kernel log; note unreadable sources in `failed`."""
+    """
+    Return the GPUs' facts from NVML and the kernel log.
+
+    Sources that could not be read are added to `failed`.
+    """
     made: List[Sample] = []
     count = found["nvml"] if not is_missing(found["nvml"]) else 0
     places: Dict[str, Labels] = {}
@@ -496,14 +537,14 @@ def gpu_facts(found: Dict[str, Any], failed: Dict[str, bool]) -> List[Sample]:
     for key, times in sorted(counts.items()):
         place, xid = key.split()
         labels = next((each for at, each in places.items() if at.startswith(place + ".")), {})
-        # A GPU that is off the bus has no UUID any more; its place is all that the log knows.
+        # For a GPU that fell off the bus, no UUID is known. The log has only its address.
         named = {"gpu": "", "UUID": "", **labels} if labels else {"gpu": "", "UUID": place}
         made.append(("gpu_xid_errors_total", {**named, "xid": xid}, times))
     return made
 
 
 def main() -> None:
-    """Write the file, and end even if processes are still stuck."""
+    """Write the file, then end even if forked processes are still stuck."""
     linux_facts.ROOT = PARAMETERS.get("sysroot", "")
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     try:
@@ -513,7 +554,7 @@ def main() -> None:
     try:
         fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        sys.exit("another run is writing facts: wait for it")
+        sys.exit("another run is writing the facts: wait until it ends")
     content = textfile.text(
         ("gpufleet_" + name, labels, value) for name, labels, value in samples()
     )

@@ -1,11 +1,13 @@
-"""RUNS ON THE NODE: read and change silences of this node's Alertmanager, which is local only.
+"""RUNS ON THE NODE: read and change silences of this node's Alertmanager.
 
+Alertmanager can be reached only from its own node, so this program runs there.
 Takes (`PARAMETERS`):
-  url    of Alertmanager on this node
-  open   silences to open, as its API takes them
+  url    URL of Alertmanager on this node
+  open   silences to create, in the form of Alertmanager's API
   close  ids of silences to end
-Prints one JSON document {"error": null or a sentence, "opened": [id, ...], "silences": [...]}: all
-silences afterwards, as its API lists them. Python 3.8, standard library.
+Prints one JSON document {"error": null or a sentence, "opened": [id, ...], "silences": [...]}.
+`silences` has all silences after the changes, in the form of Alertmanager's API. The program needs
+only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -21,7 +23,7 @@ SECONDS = 10
 
 
 def main() -> None:
-    """Open and end silences, and print the document."""
+    """Create and end silences, then print the document."""
     found: "dict[str, Any]" = {"error": None, "opened": [], "silences": []}
     try:
         for silence in PARAMETERS["open"]:
@@ -38,7 +40,9 @@ def main() -> None:
 
 
 def request_api(method: str, path: str, document: Any = None) -> Any:
-    """Return the API's answer. Raises `OSError` and `ValueError`."""
+    """
+    Return the answer of Alertmanager's API. Raises `OSError` or `ValueError` if there is none.
+    """
     request = urllib.request.Request(
         PARAMETERS["url"] + "/api/v2/" + path,
         data=None if document is None else json.dumps(document).encode(),

@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: read the target files that gpufleet wrote for this node's Prometheus.
 
 Takes (`PARAMETERS`):
-  directory  of Prometheus' configuration
-Prints one JSON document {"files": {"targets/vllm.json": [...], ...}}; a file that cannot be read is
-not in it. Python 3.8, standard library.
+  directory  the directory of Prometheus' configuration
+Prints one JSON document {"files": {"targets/vllm.json": [...], ...}}. A file that cannot be read is
+not in the document. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations

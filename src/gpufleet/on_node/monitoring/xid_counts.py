@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: count each GPU's Xids since boot in the kernel log.
 
-This runs every minute, and logs may be long, so counts are cached with the log position and only
-new lines are read. The source is the journal, or else the kernel's ring buffer.
+The program runs every minute, and logs may be long. So it caches the counts with its position in
+the log, and reads only new lines. The source is the journal. If the journal cannot be read, the
+source is the kernel's ring buffer.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from gpufleet.on_node.common.linux_facts import line
 
 SECONDS = {"journal": 10, "dmesg": 4}
 
-# "NVRM: Xid (PCI:0000:01:00): 79, ..."; some drivers name the GPU before, or a MIG instance after.
+# "NVRM: Xid (PCI:0000:01:00): 79, ...". Some drivers write the GPU before it, or a MIG instance
+# after it.
 XID = re.compile(
     r"NVRM:.*?\bXid\s*\((?:PCI:)?([0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2})[^)]*\):\s*(\d+)",
     re.IGNORECASE,
@@ -27,7 +29,7 @@ Known = Dict[str, Any]
 
 
 class Counted:
-    """The cached counts, with new ones added while the log is read."""
+    """The cached counts, to which the Xids in new lines are added while the log is read."""
 
     def __init__(self, known: Known) -> None:
         self.counts: Dict[str, int] = dict(known.get("counts", {}))
@@ -56,7 +58,7 @@ class Counted:
             self.counts[key] = self.counts.get(key, 0) + 1
 
     def add_later(self, text: str) -> None:
-        """Add one line of the ring buffer if it is newer than the earlier reads."""
+        """Add one line of the ring buffer if it is newer than all lines that were read before."""
         stamped = STAMP.match(text)
         at = float(stamped.group(1)) if stamped else self.until
         if at > self.until:
@@ -65,16 +67,20 @@ class Counted:
 
 
 def sysfs_address(place: str) -> str:
-    """Return the start of a GPU's address in sysfs: "0000:3b:00" for "00000000:3B:00"."""
+    """
+    Return the beginning of a GPU's address in sysfs, for example "0000:3b:00" for
+    "00000000:3B:00".
+    """
     domain, rest = place.lower().split(":", 1)
     return "%04x:%s" % (int(domain, 16), rest)
 
 
 def count_new(known: Known) -> Known:
     """
-    Return {"boot", "counts": {"0000:3b:00 79": 2}, ...}, updated since `known`.
+    Return {"boot", "counts": {"0000:3b:00 79": 2}, ...} with the Xids since `known` added.
 
-    `known` is the previous result, or {} at first. Raises `CannotRead` without a readable log.
+    `known` is the previous result, or {} in the first run. Raises `CannotRead` if no log can be
+    read.
     """
     boot = line("/proc/sys/kernel/random/boot_id")
     if known.get("boot") != boot:
@@ -97,7 +103,7 @@ def journal(known: Known) -> Known:
     )  # fmt: skip
     if "insufficient permissions" in output.err or "not seeing messages" in output.err:
         raise CannotRead("no_permission", detail="journalctl")
-    if after and output.status:  # the journal was rotated away, or is another one
+    if after and output.status:  # this position was rotated away, or it is of a different journal
         return journal({})
     if not count.lines and not after:
         raise CannotRead("absent", detail="the journal has no kernel log of this boot")

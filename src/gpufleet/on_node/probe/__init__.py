@@ -1,1 +1,1 @@
-"""The probe: a node's hardware and software facts in one JSON document."""
+"""The probe: a program that prints a node's hardware and software facts as one JSON document."""

@@ -1,6 +1,7 @@
 """RUNS ON THE NODE: read the node's cordon, and the upgrade that holds it.
 
-`on_node/common/change_marks.py` writes the mark. `cordon.py` has its meaning for a plan.
+`on_node/common/change_marks.py` writes the mark. `cordon.py` describes what the mark means for a
+plan.
 """
 
 from __future__ import annotations
@@ -16,9 +17,9 @@ BYTES = 1 << 16
 
 def cordon() -> Optional[Dict[str, Any]]:
     """
-    Return the mark, or None; `passing` is whether it belongs to a running change.
+    Return the cordon mark, or None. `passing` is true if the mark belongs to a running change.
 
-    Only root may read it.
+    Only root may read the mark.
     """
     found = document("cordon.json")
     if found is None:
@@ -44,7 +45,7 @@ def upgrade() -> Optional[Dict[str, Any]]:
 
 
 def document(name: str) -> Optional[Dict[str, Any]]:
-    """Return one of the files, or None if it does not exist."""
+    """Return the JSON object in a file of the change directory, or None if it does not exist."""
     try:
         with open("%s%s/%s" % (linux_facts.ROOT, HOME, name), encoding="utf-8") as file:
             found: Dict[str, Any] = json.loads(file.read(BYTES))

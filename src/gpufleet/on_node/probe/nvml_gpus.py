@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: read NVML's values of the driver and of each GPU.
 
-The tables map each value to its NVML function. Numbers from nvml.h replace the binding's constants
-that are wrong or newer than the driver.
+The tables map each value to its NVML function. Some of the binding's constants are wrong or newer
+than the driver. They are replaced with numbers from nvml.h.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from gpufleet.on_node.common.nvml import (
 from gpufleet.on_node.common.processes import describe_process
 from gpufleet.on_node.probe import nvml_links
 
-# A count beyond this is not a count: 16 GPUs are the most in one machine of NVIDIA's, and a process
-# is forked for each.
+# A larger number of GPUs is implausible, because NVIDIA's largest machine has 16 GPUs. The limit is
+# needed because a process is forked for each GPU.
 GPUS_MAX = 64
 
-# Clocks event reasons, nvml.h: hardware slowdown, hardware thermal slowdown, power brake. They may
-# last a moment, so they are looked at three times.
+# Clock event reasons in nvml.h: hardware slowdown, hardware thermal slowdown, power brake. They may
+# last only a moment, so they are read three times.
 HARDWARE_SLOWDOWN = 0x08 | 0x40 | 0x80
 SAMPLES, SAMPLES_APART = 3, 0.3  # seconds
 
 
 def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a GPU's PCI address, in NVML's and in sysfs' spelling."""
+    """Return a GPU's PCI address in NVML's form and in sysfs' form."""
     info = nvml.nvmlDeviceGetPciInfo(gpu)
     return {
         "bus_id": sysfs_bus_id(to_json_types(info.busId)),
@@ -48,10 +48,15 @@ def pci(nvml: Any, gpu: Any) -> dict[str, Any]:
 
 
 def affinity(function: str, words: int) -> Ask:
-    """Return a question for a bit mask of `words` 64-bit words, in Linux' list notation."""
+    """
+    Return a question for a bit mask of `words` 64-bit words.
+
+    The answer is in Linux' list notation, for example "0-15,32".
+    """
 
     def ask(nvml: Any, gpu: Any) -> str:
-        mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)  # 0: NUMA node, not socket
+        # 0: of the NUMA node, not of the socket
+        mask = getattr(nvml, "nvmlDeviceGet" + function)(gpu, words, 0)
         return linux_facts.format_ranges(
             64 * index + bit
             for index, word in enumerate(mask)
@@ -76,7 +81,11 @@ def processes(kind: str) -> Ask:
 
 
 def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
-    """Return the throttling reasons, read once, or three times if the hardware throttles."""
+    """
+    Return the throttling reasons.
+
+    They are read once. If the hardware throttles, they are read three times.
+    """
     question = first_of(get("CurrentClocksEventReasons"), get("CurrentClocksThrottleReasons"))
     samples = [question(nvml, gpu)]
     while samples[0] & HARDWARE_SLOWDOWN and len(samples) < SAMPLES:
@@ -86,19 +95,27 @@ def throttle_samples(nvml: Any, gpu: Any) -> list[int]:
 
 
 def inforom_valid(nvml: Any, gpu: Any) -> bool:
-    """Make the driver verify the InfoROM's checksum; a wrong one raises `corrupted_inforom`."""
+    """
+    Make the driver verify the InfoROM's checksum.
+
+    A wrong checksum raises NVML's error `corrupted_inforom`.
+    """
     nvml.nvmlDeviceValidateInforom(gpu)
     return True
 
 
 def retired_page_count(cause: int) -> Ask:
-    """Return a question for the number of retired pages by cause: 0 single-bit errors, 1 double."""
+    """
+    Return a question for the number of pages that were retired for a cause.
+
+    The causes are 0 (single-bit errors) and 1 (double-bit errors).
+    """
     question = get("RetiredPages", cause)
     return lambda nvml, gpu: len(question(nvml, gpu))
 
 
 def ecc_at(location: int) -> Ask:
-    """Return a question for the error counters of a location: 2 is DRAM, 7 is SRAM."""
+    """Return a question for the error counters of a location (2: DRAM, 7: SRAM)."""
     return ask_all(
         corrected_volatile=get("MemoryErrorCounter", 0, 0, location),
         uncorrected_volatile=get("MemoryErrorCounter", 1, 0, location),
@@ -108,7 +125,11 @@ def ecc_at(location: int) -> Ask:
 
 
 def platform(nvml: Any, gpu: Any) -> dict[str, Any]:
-    """Return a board's position in its rack, read as raw bytes, because the binding reads text."""
+    """
+    Return a board's position in its rack.
+
+    The struct is read as raw bytes, because the binding would read its members as text.
+    """
     import ctypes
 
     info = nvml.c_nvmlPlatformInfo_v2_t()
@@ -154,7 +175,7 @@ def fabric_by_struct(version: int, structure: str, function: str) -> Ask:
     return ask
 
 
-# Hopper and newer register with the fabric; the struct grew with R550 and R580.
+# GPUs from Hopper on register with the fabric. Drivers R550 and R580 added members to the struct.
 FABRIC = first_of(
     fabric_by_struct(3, "c_nvmlGpuFabricInfo_v3_t", "GpuFabricInfoV"),
     fabric_by_struct(2, "c_nvmlGpuFabricInfo_v2_t", "GpuFabricInfoV"),
@@ -176,14 +197,15 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("compute_capability", get("CudaComputeCapability")),
     ("architecture", get("Architecture")),
     ("brand", get("Brand")),
-    # Bytes. Version 1 counts the driver's own reserve, about half a GiB, as used. 0x02000028 is
-    # nvmlMemory_v2: the struct's size and its version in one word.
+    # In bytes. Version 1 of the struct counts the driver's own reserve (about half a GiB) as used.
+    # 0x02000028 selects nvmlMemory_v2; this word has the struct's size and version.
     ("memory", first_of(get("MemoryInfo", 0x02000028), get("MemoryInfo"))),
     ("persistence_mode", get("PersistenceMode")),
     ("compute_mode", get("ComputeMode")),
     ("mig_mode", get("MigMode", keys=("current", "pending"))),
     ("ecc_mode", get("EccMode", keys=("current", "pending"))),
-    # (error type 0 corrected, 1 not; counter 0 since the driver loaded, 1 in the GPU's life)
+    # Arguments: error type (0 corrected, 1 uncorrected), then counter (0 since the driver was
+    # loaded, 1 since the GPU was made).
     ("ecc_corrected_volatile", get("TotalEccErrors", 0, 0)),
     ("ecc_uncorrected_volatile", get("TotalEccErrors", 1, 0)),
     ("ecc_corrected_aggregate", get("TotalEccErrors", 0, 1)),
@@ -198,7 +220,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("ecc_sram_counts", ecc_at(7)),
     ("retired_pages_pending", get("RetiredPagesPendingStatus")),
     ("retired_pages", ask_all(single_bit=retired_page_count(0), double_bit=retired_page_count(1))),
-    # Blackwell. Repairs wait for a reset.
+    # From Blackwell on. Pending repairs are done at the next reset.
     ("repair", get("RepairStatus", keys=("channel_pending", "tpc_pending"))),
     ("memory_unrepairable", lambda nvml, gpu: nvml.nvmlDeviceGetUnrepairableMemoryFlag_v1(gpu)),
     ("throttle_samples", throttle_samples),
@@ -208,7 +230,7 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("temperature_memory_max_celsius", get("TemperatureThreshold", 2)),
     ("temperature_gpu_max_celsius", get("TemperatureThreshold", 3)),
     ("temperature_memory_celsius", number(82)),
-    # Degrees that are left until a threshold: of this GPU now, and of each threshold itself.
+    # Degrees Celsius that the GPU may still get hotter before a threshold, then the thresholds.
     ("margin_celsius", get("MarginTemperature")),
     (
         "temperature_limits",
@@ -224,7 +246,8 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("power_default_limit_milliwatts", get("PowerManagementDefaultLimit")),
     ("power_limits_milliwatts", get("PowerManagementLimitConstraints", keys=("min", "max"))),
     ("performance_state", get("PerformanceState")),
-    # MHz; nvmlClockType_t: 1 SM, 2 memory. NVML does not tell the clocks of `nvidia-smi -lgc`.
+    # In MHz. nvmlClockType_t is 1 for the SMs, 2 for memory. NVML does not return the clocks that
+    # `nvidia-smi -lgc` has set.
     ("clocks_max_mhz", ask_all(sm=get("MaxClockInfo", 1), memory=get("MaxClockInfo", 2))),
     (
         "application_clocks_mhz",
@@ -239,7 +262,8 @@ GPU_FACTS: tuple[tuple[str, Ask], ...] = (
     ("pcie_generation", get("CurrPcieLinkGeneration")),
     ("pcie_generation_max", get("MaxPcieLinkGeneration")),
     ("pcie_replays", get("PcieReplayCounter")),
-    # The driver's own verdict, R570 and newer: 0 none, 1 reset the GPU, 2 reboot, 3 drain P2P, ...
+    # What the driver (R570 and newer) recommends: 0 nothing, 1 reset the GPU, 2 reboot, 3 drain
+    # P2P, ...
     ("recovery_action", number(230)),
     ("c2c_links", number(170)),
     ("addressing_mode", get("AddressingMode")),
@@ -258,7 +282,7 @@ NUMA_FACTS: tuple[tuple[str, Ask], ...] = (
     ),
     ("memory_nodes", affinity("MemoryAffinity", 16)),
     ("cpus", affinity("CpuAffinityWithinScope", 128)),
-    # Grace only: the NUMA node that the GPU's own memory is. Not a place to pin processes.
+    # Only with Grace: the NUMA node of the GPU's own memory. Processes must not be pinned to it.
     ("gpu_memory_node", get("NumaNodeId")),
 )
 
@@ -278,26 +302,26 @@ DRIVER_FACTS: tuple[tuple[str, Callable[[Any], Any]], ...] = (
 
 
 def checked_count(count: int) -> int:
-    """Return a number of GPUs. Raises for an impossible number."""
+    """Return `count`. Raises `CannotRead` if this number of GPUs is implausible."""
     if count > GPUS_MAX:
-        raise CannotRead("implausible", detail="the driver counts %d GPUs" % count)
+        raise CannotRead("implausible", detail="the driver reports %d GPUs" % count)
     return count
 
 
 def excluded_gpu(nvml: Any, index: int) -> dict[str, Any]:
-    """Return a GPU that a module option hides."""
+    """Return the facts about a GPU that an option of the kernel module excludes."""
     info = nvml.nvmlGetExcludedDeviceInfoByIndex(index)
     return {"bus_id": sysfs_bus_id(to_json_types(info.pci.busId)), "uuid": info.uuid}
 
 
 def driver() -> dict[str, Any]:
-    """Return NVML's values of the driver. Raises without NVML."""
+    """Return NVML's values of the driver. Raises an exception if NVML does not work."""
     nvml = start_nvml()
     return {name: read(function, nvml) for name, function in DRIVER_FACTS}
 
 
 def gpu(index: int) -> dict[str, Any]:
-    """Return all facts about one GPU. Raises if NVML returns no handle."""
+    """Return all facts about one GPU. Raises NVML's error if NVML returns no handle."""
     nvml = start_nvml()
     handle = nvml.nvmlDeviceGetHandleByIndex(index)
     facts = table_answers(GPU_FACTS, nvml, handle)

@@ -1,20 +1,23 @@
-"""RUNS ON THE NODE: print the machine's hardware and software facts, without changes or verdicts.
+"""RUNS ON THE NODE: print the machine's hardware and software facts.
+
+The program changes nothing and does not judge the facts.
 
 Takes (global `PARAMETERS`, all optional):
-  sysroot  prefix of every file read and of every program run: "" is the real machine
-  seconds  {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}: deadlines
-           (docs/reference/probe.md)
-  disks    paths whose free space is read: ["/"]
-  models   directories of models whose descriptions are read: []
-  files    paths, from flags of servers, whose existence is read: []
-  answers  results of system calls on another machine (tests and recordings)
-Prints one JSON document, described in docs/reference/probe.md. Every value that could not be read
-is {"missing": reason, ...}; none is left out.
+  sysroot  prefix of the paths of all files and programs; "" (the default): the real machine
+  seconds  deadlines in seconds (docs/reference/probe.md), by default
+           {"init": 20, "gpu": 15, "pairs": 15, "turn": 8, "beside": 20}
+  disks    paths whose free space is read, by default ["/"]
+  models   directories of models whose descriptions are read, by default []
+  files    paths from flags of servers, by default []; the probe reads whether they exist
+  answers  recorded results of system calls on a different machine (tests and recordings)
+Prints one JSON document, described in docs/reference/probe.md. A value that could not be read is
+{"missing": reason, ...}. No value is left out.
 
-A GPU that hangs or crashes the driver affects only itself: this process forks one process a GPU
-(forked.py), and queries none itself. Facts that do not concern GPUs are read in parallel without
-delaying them: one process answers the quick questions in turn, and a slow question moves to its own
-process. Python 3.8, standard library, and the binding that travels along as `pynvml`.
+A GPU that hangs or crashes the driver affects only its own facts, because this process forks one
+process for each GPU (forked.py) and queries no GPU itself. Facts that do not concern GPUs are read
+in parallel and do not delay the GPUs' facts. One process answers the quick questions in order. A
+slow question moves to a process of its own. The program needs Python 3.8, the standard library, and
+the binding `pynvml`, which is sent with it.
 """
 
 from __future__ import annotations
@@ -44,10 +47,10 @@ SCHEMA = 2
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# init, gpu and pairs follow each other: their sum stays below the minute that the controller
-# grants. `init` is long because without persistence mode the driver wakes every GPU first, which
-# takes seconds each. `turn` and `beside` run from the beginning, one after the other; `beside` is
-# longer than the longest deadline of the programs that are run (kernel_messages.py).
+# `init`, `gpu` and `pairs` run one after the other. Their sum is less than the minute that the
+# controller allows. `init` is long because without persistence mode the driver first wakes every
+# GPU, which takes some seconds for each. `turn` and `beside` also run one after the other, from the
+# beginning. `beside` is longer than the longest deadline of a program (kernel_messages.py).
 SECONDS = {
     "init": 20,
     "gpu": 15,
@@ -60,8 +63,9 @@ DISKS = tuple(PARAMETERS.get("disks", ["/"]))
 MODELS = tuple(PARAMETERS.get("models", []))
 NAMED = tuple(PARAMETERS.get("files", []))
 
-# Asked beside the GPUs. What the machine is comes first; the others are facts for checks.
-# Files, which take a millisecond each:
+# These facts are read in parallel with the GPUs' facts. The machine's description comes first. The
+# other facts are for checks.
+# Facts from files, which take about a millisecond each:
 FILES: dict[str, Callable[[], Any]] = {
     "host": linux_facts.host,
     "system": system.system_facts,
@@ -74,13 +78,13 @@ FILES: dict[str, Callable[[], Any]] = {
     **{"model %s" % path: functools.partial(stages.model, path) for path in MODELS},
     **{"file %s" % path: functools.partial(stages.named_file, path) for path in NAMED},
 }
-# Programs that answer at once:
+# Facts from programs that answer at once:
 PROGRAMS: dict[str, Callable[[], Any]] = {
     "units": system.units,
     "upgrades": package_facts.upgrades,
     "packages": package_facts.packages,
 }
-# A module is unpacked, and the kernel log of a year read: seconds.
+# Facts that take seconds, because a module is unpacked and a year's kernel log is read:
 LONG: dict[str, Callable[[], Any]] = {
     "kernels": driver_files.kernels,
     "kernel_log": kernel_messages.kernel_log,
@@ -89,13 +93,16 @@ LONG: dict[str, Callable[[], Any]] = {
 
 def document() -> dict[str, Any]:
     """
-    Return all facts: of the driver, then every GPU, then every pair, with the rest in parallel.
+    Return all facts.
+
+    The driver is queried first, then every GPU, then every pair of GPUs. All other facts are read
+    in parallel.
     """
     began = time.monotonic()
     watch = Watch()
     try:
-        # Kept alive: while one process has NVML open, the driver does not put GPUs to sleep between
-        # our questions, which without persistence mode costs seconds each time.
+        # This process is kept alive. While one process has NVML open, the driver does not put GPUs
+        # to sleep between queries. Without persistence mode, each sleep would cost seconds.
         rounds = sum(SECONDS[name] for name in ("init", "gpu", "pairs"))
         watch.ask("driver", nvml_gpus.driver, SECONDS["init"], keep=rounds)
         for key, function in LONG.items():
@@ -145,7 +152,9 @@ def ask_gpus(
     each: Mapping[int, tuple[Any, ...]],
     seconds: str,
 ) -> dict[int, Any]:
-    """Query every GPU at once, each in its own process, and return the answers by GPU."""
+    """
+    Query all GPUs at the same time, each in its own process; return {GPU: answer}.
+    """
     keys = {index: "%s[%d]" % (about, index) for index in each}
     for index, arguments in each.items():
         watch.ask(keys[index], functools.partial(function, *arguments), SECONDS[seconds])
@@ -154,7 +163,9 @@ def ask_gpus(
 
 
 def host_section(about: Any) -> dict[str, Any]:
-    """Return the machine's facts by name; all are missing if its files could not be read."""
+    """
+    Return the machine's facts by name. If its files could not be read, all facts are missing.
+    """
     if not is_missing(about):
         return dict(about)
     return {
@@ -179,14 +190,14 @@ def system_section(beside: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def part(answer: Any, name: str) -> Any:
-    """Return one member of an answer, or the answer itself if it is missing."""
+    """Return one member of an answer. If the whole answer is missing, return the placeholder."""
     return answer if is_missing(answer) else answer[name]
 
 
 def driver_section(
     about: Any, module: Mapping[str, Any], beside: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return the driver's facts by name; without NVML its values are missing."""
+    """Return the driver's facts by name. Without NVML, the values from NVML are missing."""
     if is_missing(about):
         facts = {"init": about, **{name: about for name, _ in nvml_gpus.DRIVER_FACTS}}
         facts["nvml"] = part(beside["library"], "nvml")
@@ -202,20 +213,26 @@ def driver_section(
 
 
 def gpu_section(answer: Any, section: str, index: int) -> Any:
-    """Return one section about a GPU; a GPU without an answer keeps its entry in each section."""
+    """
+    Return one section of a GPU's answer.
+
+    A GPU that did not answer still has an entry in each section.
+    """
     if not is_missing(answer):
         return answer[section]
     return {"index": index, **answer} if section == "gpus" else answer
 
 
 def matrix(together: Mapping[int, Any], kind: str, count: int) -> list[list[Any]]:
-    """Return one kind of answer for every pair as rows; the diagonal is null."""
+    """
+    Return one kind of answer for every pair of GPUs, as a list of rows. The diagonal is null.
+    """
 
     def cell(row: int, column: int) -> Any:
         if row == column:
             return None
         answers = together.get(row, missing("no_gpu"))
-        # JSON turned the numbers of GPUs into strings on the way through the pipe.
+        # The answer came through a pipe as JSON, so the numbers of GPUs became strings.
         answer = answers if is_missing(answers) else answers.get(str(column), missing("no_gpu"))
         return answer if is_missing(answer) else answer[kind]
 
@@ -229,9 +246,9 @@ def errors(
     together: Mapping[int, Any],
 ) -> Iterator[dict[str, Any]]:
     """
-    Yield every process without an answer, with its subject.
+    Yield an error for every process that gave no answer, with the process' subject.
 
-    Other facts record reasons such as "no such program" themselves.
+    Reasons such as "no such program" are recorded in the facts themselves.
     """
     silent = {"timeout", "crashed", "error", "implausible"}
     asked_about = {
@@ -250,11 +267,11 @@ def errors(
 
 
 def main() -> None:
-    """Print the document, and end even if forked processes are still stuck."""
+    """Print the document, then end even if forked processes are still stuck."""
     linux_facts.ROOT = PARAMETERS.get("sysroot", "")
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     with contextlib.suppress(ImportError):
-        nvml.binding()  # loaded once, not in every forked process
+        nvml.binding()  # loaded here once, so that the forked processes need not load it
     sys.stdout.write(json.dumps(document(), separators=(",", ":"), allow_nan=False) + "\n")
     sys.stdout.flush()
     os._exit(0)

@@ -1,1 +1,1 @@
-"""Program that detects and restarts stalled servers."""
+"""The watchdog: a program that detects stalled servers and restarts them."""

@@ -1,16 +1,17 @@
 """RUNS ON THE NODE: answer HAProxy's agent checks with the state of stages.
 
-A connection brings one line, the name of a stage, and gets one line:
+The client sends one line with the name of a stage. The agent answers with one line:
   up            the stage runs and is not known to be stalled
-  down #stalled it is stalled (without the space HAProxy would read one unknown word)
-  (empty)       its state is unknown: HAProxy keeps the state of the last answer
+  down #stalled the stage is stalled (without the space, HAProxy would read an unknown word)
+  (empty)       the stage's state is unknown, so HAProxy keeps the state of the last answer
 These words set the operational state. The agent never sends the words that change the
-administrative state (`ready`, `drain`, `maint`): only the gateway drains (HAProxy's manual,
-`agent-check`).
+administrative state (`ready`, `drain`, `maint`), because only the gateway drains servers (HAProxy's
+manual, `agent-check`).
 
-Nothing here blocks. A client has `CALLER_SECONDS`. There are limits to concurrent clients, to
-connections a second, and to the bytes read from each client. Clients above a limit wait in the
-kernel's queue, and a check that fails there changes nothing for HAProxy.
+The agent never blocks. Each client must finish within `CALLER_SECONDS`. The number of concurrent
+clients, the connections per second and the bytes that are read from each client are limited.
+Clients above a limit wait in the kernel's queue. If a check fails there, HAProxy's state does not
+change.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from typing import Callable
 
 CALLER_SECONDS = 2.0
 CALLERS = 64
-# A gateway asks once in 2 s for each server: two gateways and 64 servers are 64 in a second.
+# A gateway checks each server once in 2 s. Two gateways with 64 servers make 64 checks per second.
 TAKEN = 256
-"""Maximum connections in a second, so that no client blocks the loop."""
+"""Maximum number of connections per second, so that no client blocks the loop."""
 LINE_BYTES = 256
-"""Maximum bytes of a question; a stage's name has at most 50 characters."""
+"""Maximum bytes of a question. A stage's name has at most 50 characters."""
 LISTEN_AGAIN_SECONDS = 10.0
-"""Seconds between attempts to listen while the port is taken or the address does not exist yet."""
+"""
+Seconds between two attempts to listen, if the port is in use or the address does not exist yet.
+"""
 
 
 class Caller:
-    """An unanswered connection."""
+    """A connection whose question has not been answered."""
 
     def __init__(self, connection: socket.socket, deadline: float) -> None:
         self.connection = connection
@@ -39,7 +42,9 @@ class Caller:
         self.got = b""
 
     def question(self) -> str | None:
-        """Return the gateway's question, "" for an invalid one, or None if it is incomplete."""
+        """
+        Return the gateway's question, "" if it is invalid, or None if it is incomplete.
+        """
         try:
             piece = self.connection.recv(LINE_BYTES)
         except (BlockingIOError, InterruptedError):
@@ -63,10 +68,10 @@ class Agent:
         word: Callable[[str], str],
         say: Callable[[str, int], None],
     ) -> None:
-        """Prepare an agent; `word` returns the answer for a stage by its name."""
+        """Prepare an agent. `word` is a function that returns the answer for a stage's name."""
         self.place = (address, port)
         self.callers: dict[int, Caller] = {}
-        """Connections by descriptor."""
+        """Open connections, by file descriptor."""
         self._word = word
         self._say = say
         self._told = ""
@@ -83,7 +88,9 @@ class Agent:
 
     def turn(self, now: float) -> None:
         """
-        Listen if not yet listening, and close connections past their deadline; called every second.
+        Listen if the agent does not listen yet, and close connections whose deadline has passed.
+
+        The loop calls this function every second.
         """
         self._left = TAKEN
         for each in [*self.callers.values()]:
@@ -142,17 +149,17 @@ class Agent:
             except (BlockingIOError, InterruptedError):
                 return
             except ConnectionAbortedError:
-                continue  # it is gone already
-            except OSError as error:  # no descriptor, say: not again before the next turn
+                continue  # the client has closed the connection already
+            except OSError as error:  # for example no file descriptor is left; try in the next turn
                 self._left = 0
-                self._once("accepts no connection: %s" % error)
+                self._once("cannot accept connections of gateways: %s" % error)
                 return
             self._left -= 1
             connection.setblocking(False)
             self.callers[connection.fileno()] = Caller(connection, now + CALLER_SECONDS)
 
     def _answer(self, caller: Caller, asked: str) -> None:
-        with contextlib.suppress(OSError):  # it does not wait for it any more
+        with contextlib.suppress(OSError):  # the client may not wait for the answer any more
             caller.connection.send(self._word(asked).encode() + b"\n")
         self._end(caller)
 

@@ -1,17 +1,17 @@
 """RUNS ON THE NODE: record the state of a unit's processes before they are killed.
 
-Nothing may depend on a dump: a separate process writes it and is killed at its deadline, and the
-files written until then stay. The most important files are written first.
-
-    stall.json          the observations, the unit, and its run
+Nothing may depend on a dump. A separate process writes it and is killed at its deadline. The files
+that were written until then remain, so the most important files are written first.
+    stall.json          the observations, the unit, and the unit's run
     metrics.txt         the last answer of /metrics
-    processes/PID.txt   command line (secrets hidden), status, and of each thread where the kernel
-                        has it (wchan, stack); number of open descriptors and sockets
-    processes/PID.python.txt   Python's stacks by py-spy, without local variables: those are prompts
-    gpus.txt            the processes of each GPU, by nvidia-smi
-    journal.txt         the last lines of this run, secrets hidden
-
-The environment of a process is never read: keys are in it. Modes are 0700 and 0600, of root.
+    processes/PID.txt   command line (with secrets hidden), status, number of open file descriptors
+                        and sockets, and for each thread its place in the kernel (wchan, stack)
+    processes/PID.python.txt   Python's stacks from py-spy, without local variables, because they
+                        contain prompts
+    gpus.txt            the processes of each GPU, from nvidia-smi
+    journal.txt         the last lines of this run, with secrets hidden
+The environment of a process is never read, because it contains keys. Directories have mode 0700 and
+files mode 0600; root owns them.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ from gpufleet.on_node.common.answers import is_missing, read
 from gpufleet.on_node.common.commands import run
 
 SECONDS = 30
-"""Deadline of a whole dump in seconds, after which it is killed."""
+"""Deadline of a whole dump in seconds. The process that writes it is killed then."""
 KEPT = 5
-"""Maximum dumps of a stage; the oldest is removed first."""
+"""Maximum number of dumps of a stage. The oldest dump is removed first."""
 FREE_BYTES = 1 << 30
-"""Bytes that must be free for a dump to be written."""
+"""Free space in bytes that is required to write a dump."""
 FILE_BYTES = 4 << 20
 PROCESSES = 64
 THREADS = 512
@@ -44,10 +44,11 @@ GPUS_SECONDS = 3
 JOURNAL_LINES = 2000
 JOURNAL_SECONDS = 10
 CGROUPS = ("/sys/fs/cgroup", "/sys/fs/cgroup/systemd", "/sys/fs/cgroup/unified")
-# What stands behind a flag of such a name.
+# The argument after a flag with such a name is a secret.
 SECRET_FLAG = re.compile(r"(?i)^--?[\w-]*(?:key|token|secret|password)[\w-]*$")
 SECRET_PAIR = re.compile(r"(?i)([\w-]*(?:key|token|secret|password)[\w-]*[=:])\S+")
-# The same in JSON, also where that is a text in JSON; numbers of tokens are no secrets.
+# The same for members in JSON, also if the JSON is a string in other JSON. Numbers of tokens are
+# not secrets.
 SECRET_MEMBER = re.compile(
     r"""(?i)(?!["'][\w.-]*tokens["']\s*:\s*\d)"""
     r"""(["'][\w.-]*(?:key|token|secret|password)[\w.-]*\\*["']\s*:\s*)"""
@@ -90,7 +91,9 @@ def dump(folder: str, asked: dict[str, Any]) -> None:
 
 
 def write(folder: str, name: str, text: str) -> None:
-    """Write one file of a dump; a text above the limit loses its beginning, the oldest part."""
+    """
+    Write one file of a dump. If the text is too long, its beginning (the oldest part) is cut off.
+    """
     content = text.encode("utf-8", "replace")
     if len(content) > FILE_BYTES:
         content = b"(cut)\n" + content[-FILE_BYTES:]
@@ -101,7 +104,7 @@ def write(folder: str, name: str, text: str) -> None:
 
 def members(group: str) -> List[int]:
     """
-    Return the processes of a control group, for example `/system.slice/x`, and its descendants.
+    Return the processes of a control group (for example `/system.slice/x`) and of the groups in it.
     """
     found: set[int] = set()
     for top in CGROUPS:
@@ -133,7 +136,7 @@ def process(pid: int) -> str:
 
 
 def text_or_reason(function: Callable[..., str], *arguments: Any) -> str:
-    """Return a text, or the reason for its absence."""
+    """Call a function and return its text, or the reason why there is no text."""
     found = read(function, *arguments)
     return "(%s)" % json.dumps(found) if is_missing(found) else str(found)
 
@@ -145,7 +148,7 @@ def text_of(path: str) -> str:
 
 
 def state(place: str) -> str:
-    """Return a thread's state: R runs, S sleeps, D waits in the kernel, T is stopped."""
+    """Return a thread's state. R: runs, S: sleeps, D: waits in the kernel, T: is stopped."""
     return text_of(place + "stat").rpartition(")")[2].split()[0]
 
 
@@ -174,7 +177,7 @@ def without_secrets(words: List[str]) -> str:
 
 
 def descriptors(pid: int) -> str:
-    """Return the numbers of open descriptors and of sockets of a process."""
+    """Return a process' number of open file descriptors, and how many of them are sockets."""
     place = "/proc/%d/fd" % pid
     names = os.listdir(place)
     sockets = 0
@@ -185,7 +188,7 @@ def descriptors(pid: int) -> str:
 
 
 def is_python(pid: int) -> bool:
-    """Return whether a process runs Python, by its executable's name."""
+    """Return whether a process runs Python, judged by the name of its executable."""
     with contextlib.suppress(OSError):
         return "python" in os.path.basename(os.readlink("/proc/%d/exe" % pid))
     return False
@@ -195,8 +198,8 @@ def stacks(program: str, pid: int) -> str:
     """
     Return the Python stacks of a process.
 
-    py-spy must not stop the process: it prints nothing for a process that was stopped already
-    (0.4.3, measured), and a process that hangs in the kernel would never stop.
+    py-spy must not stop the process, for two reasons. For a process that was stopped already,
+    py-spy 0.4.3 printed nothing in our tests. A process that hangs in the kernel would never stop.
     """
     try:
         done = subprocess.run(
@@ -209,7 +212,7 @@ def stacks(program: str, pid: int) -> str:
         )
     except (OSError, subprocess.TimeoutExpired) as error:
         return "%s\n" % error
-    # The first line is the command's, the others are functions, files and line numbers.
+    # The first line has the process' command. The others have functions, files and line numbers.
     first, newline, rest = done.stdout.decode("utf-8", "replace").partition("\n")
     return without_secrets(first.split(" ")) + newline + rest
 
@@ -226,7 +229,7 @@ def gpus() -> str:
 
 
 def lines(life: str) -> str:
-    """Return the last lines of one run of a unit."""
+    """Return the last lines of the journal for one run of a unit."""
     output = run(
         "journalctl", "--no-pager", "--quiet", "--output=short-iso-precise",
         "--lines=%d" % JOURNAL_LINES, "_SYSTEMD_INVOCATION_ID=" + life,
@@ -241,7 +244,11 @@ def folder(top: str, stage: str) -> str:
 
 
 def make_room(top: str, stage: str) -> str:
-    """Remove a stage's oldest dumps to make room for one; return why there is no space, or ""."""
+    """
+    Remove a stage's oldest dumps, so that there is room for one more.
+
+    Return "", or the reason if there is not enough space.
+    """
     place = "%s/%s" % (top, stage)
     os.makedirs(place, mode=0o700, exist_ok=True)
     for name in sorted(os.listdir(place))[: -(KEPT - 1)]:

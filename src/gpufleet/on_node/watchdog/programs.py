@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: run programs and dumps for the watchdog without waiting for them.
 
-Each has a deadline, is checked once a second, and is killed at its deadline with all its
-descendants. Its output goes to memory, so that no pipe has to be read in time.
+Each program has a deadline and is checked once a second. At the deadline, the program and all its
+descendants are killed. Its output goes to memory, so that no pipe has to be read in time.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ class Program:
         self.deadline = deadline
         self.status: int | None = None
         """
-        Exit status; None while it runs, 124 after its deadline, 127 if it could not be started.
+        The program's exit status. It is None while the program runs, 124 if the deadline passed,
+        and 127 if the program could not be started.
         """
         self.out = ""
         self._memory = os.memfd_create("output")
@@ -90,13 +91,14 @@ class Fork:
                 os._exit(status)
 
     def advance(self, now: float) -> bool:
-        """Return whether the process has ended, by itself or killed."""
+        """Return whether the process has ended, by itself or because it was killed."""
         if not self.over:
             if self._ended():
                 self.over = True
             elif now >= self.deadline:
                 kill_group(self._pid)
-                # One that hangs in the kernel is left behind; init of the unit takes it.
+                # A process that hangs in the kernel cannot be waited for. When it ends, the unit's
+                # init process collects it.
                 self.over = self.killed = True
         elif self.killed:
             self._ended()
@@ -110,7 +112,7 @@ class Fork:
 
 
 def kill_group(pid: int) -> None:
-    """Kill a session leader and the processes in its group."""
+    """Kill a session leader and all processes in its group."""
     with contextlib.suppress(OSError):
         os.killpg(pid, signal.SIGKILL)
     with contextlib.suppress(OSError):

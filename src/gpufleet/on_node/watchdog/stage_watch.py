@@ -1,13 +1,15 @@
-"""RUNS ON THE NODE: watch the servers of one stage, and act on a stall.
+"""RUNS ON THE NODE: watch the servers of one stage, and act if they are stalled.
 
-It acts in steps; each has a time limit, and none blocks:
-  check   ask systemd whether the unit still runs, was not restarted and is not being stopped; in a
-          multi-node replica also whether the group runs. Otherwise it is no stall
-  warn    log and count the stall; in mode `warn` this is the last step
-  dump    a separate process records the state of the unit's processes
-  hold    in a multi-node replica the other ranks wait: rank 0 acts first, and its end ends them too
-  again   repeat the check, because a dump takes time; a server with progress is left alone
-  kill    the whole unit gets SIGKILL: a stop would drain, which never ends on a frozen server
+The watchdog acts in steps. Each step has a time limit, and no step blocks:
+  check   ask systemd whether the unit still runs, was not restarted and is not being stopped. In a
+          multi-node replica, also check whether the group runs. If not, this is not a stall
+  warn    log and count the stall. In mode `warn` this is the last step
+  dump    let a separate process record the state of the unit's processes
+  hold    in a multi-node replica, let the ranks other than rank 0 wait. Rank 0 acts first, and the
+          other ranks end when rank 0 ends
+  again   repeat the check, because a dump takes time. A server that makes progress is not killed
+  kill    send SIGKILL to the whole unit. A normal stop would drain first, and on a frozen server a
+          drain never ends
 """
 
 from __future__ import annotations
@@ -31,25 +33,28 @@ LOOK_SECONDS = 3.0
 """Seconds between two reads of /metrics."""
 CHECK_SECONDS = 10.0
 CHECK_AGAIN_SECONDS = 15.0
-"""Seconds to wait after an unconfirmed suspicion."""
+"""Seconds to wait before the next check, if a suspected stall was not confirmed."""
 KILL_SECONDS = 10.0
 GONE_SECONDS = 30.0
-"""Seconds until remaining processes are reported."""
-# Rank 0 has killed by then (30 s of its dump), and its group has ended (16 s, decision 10).
+"""Seconds after a kill until the processes that still exist are reported."""
+# By then, rank 0 has written its dump (30 s) and killed, and its group has ended (16 s, decision
+# 10).
 HOLD_SECONDS = 50.0
 RESTARTS = 3
 WINDOW_SECONDS = 3600
-"""Seconds in which a stage is killed at most RESTARTS times, because more kills do not help."""
+"""
+Period in seconds in which a stage is killed at most RESTARTS times, because more kills do not help.
+"""
 PROPERTIES = ("ActiveState", "SubState", "InvocationID", "Job", "ControlGroup")
 RECALL_SECONDS = 10.0
-"""Margin in seconds beyond `seconds + 2 * idle_seconds`, in which a stall is found."""
+"""A stall is found within `seconds + 2 * idle_seconds` and this margin in seconds."""
 STATE_BYTES = 1 << 20
 DUMPS = "/var/lib/gpufleet/dumps"
 LIVES = "/run/systemd/units/invocation:"
 
 
 class Server:
-    """One server of a stage; vLLM has one for each node or one for each engine."""
+    """One server of a stage. vLLM has one server for each node, or one for each engine."""
 
     def __init__(self, url: str, about: dict[str, Any]) -> None:
         self.url = url
@@ -57,9 +62,9 @@ class Server:
         self.state = State()
         self.verdict = Verdict("down")
         self.text = b""
-        """Last answer of /metrics."""
+        """The last answer of /metrics."""
         self.problem = ""
-        """Reason why the server cannot be sent a request for one token, or ""."""
+        """The reason why no request for one token can be sent to the server, or ""."""
         self.looking: Optional[Exchange] = None
         self.asking: dict[str, Exchange] = {}
         self._next_look = 0.0
@@ -69,7 +74,7 @@ class Server:
         return [*([self.looking] if self.looking else []), *self.asking.values()]
 
     def turn(self, life: str, now: float) -> None:
-        """Read the answers, judge, and send the next questions."""
+        """Read the server's answers, judge its state, and send the next requests."""
         if life != self.state.life or not 0 <= now - self.state.seen <= verdict.PAUSE_SECONDS:
             self.drop()
         answered, withdrawn = self._canaries()
@@ -84,7 +89,7 @@ class Server:
         )
         if life and self.looking is None and now >= self._next_look:
             self._next_look = now + min(LOOK_SECONDS, self.about["seconds"] / 4)
-            # A long deadline: a busy server answers late, but is not frozen.
+            # The deadline is long, because a busy server answers late but is not frozen.
             patience = max(5.0, self.about["seconds"] / 2)
             self.looking = self._begin("/metrics", now + patience)
 
@@ -126,7 +131,7 @@ class Server:
             if engine in self.asking:
                 continue
             headers = [("Authorization", "Bearer " + key) for key in self._key()]
-            if len(names) > 1:  # vLLM counts the engines that this server has, from 0
+            if len(names) > 1:  # vLLM numbers the engines of this server from 0
                 headers.append(("X-data-parallel-rank", str(names.index(engine))))
             kind = self.about.get("kind", questions.GENERATE)
             put = questions.question(kind, self.about["served_name"])
@@ -150,13 +155,13 @@ class Server:
     def _begin(self, path: str, deadline: float, body: Any = None, headers: Any = ()) -> Any:
         try:
             return Exchange(self.url, path, deadline, body=body, headers=headers)
-        except OSError as error:  # no descriptor, no address
+        except OSError as error:  # no file descriptor is left, or no address
             self.problem = error.strerror or str(error)
             return None
 
 
 class Stage:
-    """A stage under watch; `about` is its entry in the configuration."""
+    """A stage that is watched. `about` is the stage's entry in the configuration."""
 
     def __init__(
         self,
@@ -173,7 +178,7 @@ class Stage:
         self.killed: list[float] = []
         """Times of kills in seconds since 1970."""
         self.step = ""
-        """Current step: check, dump, hold, again, kill or gone; "" without a suspicion."""
+        """The current step: check, dump, hold, again, kill or gone; "" if no stall is suspected."""
         self._say = say
         self._found = 0.0
         self._why = ""
@@ -185,14 +190,14 @@ class Stage:
         self._until = 0.0
         self._told = ""
         self._recalled = ""
-        """The run that was stalled when the watchdog ended or paused."""
+        """The unit's run that was stalled when the watchdog ended or paused."""
         self._recalled_until = 0.0
         self._turned = 0.0
 
-    # What is remembered over a restart of the watchdog
+    # The state that survives a restart of the watchdog
 
     def remember(self, document: dict[str, Any]) -> None:
-        """Restore the state from before a restart."""
+        """Restore the state from before a restart of the watchdog."""
         now = time.monotonic()
         self.stalls = int(document.get("stalls", 0))
         self.restarts = int(document.get("restarts", 0))
@@ -206,7 +211,7 @@ class Stage:
                 )
 
     def document(self) -> dict[str, Any]:
-        """Return the state to keep over a restart."""
+        """Return the state that must survive a restart of the watchdog."""
         return {
             "life": self.life,
             "ready": [each.url for each in self.servers if each.state.ready],
@@ -220,9 +225,9 @@ class Stage:
         """
         Return the answer to the gateway about this stage: "up", "down #stalled", or "" if unknown.
 
-        A stopped unit is unknown, because the gateway's own checks detect it. After a restart or
-        pause of the watchdog, a unit that was stalled before is also unknown, until the time in
-        which the watchdog would find the stall again has passed.
+        The state of a stopped unit is unknown, because the gateway's own checks detect the stop.
+        After the watchdog was restarted or paused, the state of a unit that was stalled before is
+        unknown too. It stays unknown for the time in which the watchdog would find the stall again.
         """
         if self.stalled:
             return "down #stalled"
@@ -245,7 +250,7 @@ class Stage:
     # Every second
 
     def turn(self, now: float) -> None:
-        """Observe the servers, judge, and take the next step."""
+        """Observe the servers, judge their state, and do the next step."""
         if self._fork is not None:
             self._fork.advance(now)
         if self.stalled and now - self._turned > verdict.PAUSE_SECONDS:
@@ -270,7 +275,7 @@ class Stage:
         getattr(self, "_on_" + (self.step or "watch"))(worst, now)
 
     def _lives(self) -> str:
-        """Return the unit's invocation id, which systemd keeps as the target of a link."""
+        """Return the unit's invocation id, which systemd stores as the target of a link."""
         try:
             return os.readlink("%s%s%s" % (linux_facts.ROOT, LIVES, self.about["unit"]))
         except OSError:
@@ -285,7 +290,7 @@ class Stage:
         self._next_check = now
 
     def _once(self, text: str) -> None:
-        """Log a condition once while it lasts."""
+        """Log a text only once for as long as its condition lasts."""
         if text != self._told:
             self._told = text
             self._say(text, 5)
@@ -304,7 +309,9 @@ class Stage:
         self._program = Program(argv, now + CHECK_SECONDS)
 
     def _confirmed(self, now: float) -> Optional[str]:
-        """Return "" for a confirmed stall, the reason against it, or None if not known yet."""
+        """
+        Return "" if the stall is confirmed, the reason if it is not, or None if not known yet.
+        """
         assert self._program
         if not self._program.advance(now):
             return None
@@ -319,11 +326,13 @@ class Stage:
         if known.get("InvocationID") != self.life:
             return "the unit was restarted"
         if known.get("Job") not in (None, "", "0"):
-            return "the unit has a job of systemd's"
+            return "systemd has a job for the unit"
         return self._group_runs()
 
     def _group_runs(self) -> str:
-        """Return "" if the group runs, by this rank's state file, or else the reason against it."""
+        """
+        Return "" if this rank's state file says that the group runs, or else the reason.
+        """
         if not self.about["group"]:
             return ""
         try:
@@ -331,7 +340,7 @@ class Stage:
             with open(path, encoding="utf-8") as file:
                 phase = json.loads(file.read(STATE_BYTES)).get("phase")
         except (OSError, ValueError, AttributeError) as error:
-            return "its rank's state cannot be read: %s" % error
+            return "the state of its rank cannot be read: %s" % error
         return "" if phase == "running" else "its group is %s" % phase
 
     def _on_check(self, worst: Server, now: float) -> None:
@@ -360,9 +369,11 @@ class Stage:
             self._dump(worst, now)
 
     def _exhausted(self) -> bool:
-        """Return whether the unit was killed so often recently that the watchdog now only warns."""
+        """
+        Return whether the watchdog now only warns, because it killed the unit too often recently.
+        """
         now = time.time()
-        # A time that is yet to come: the clock was set back since. It counts as now.
+        # If a time is in the future, the clock was set back after it. Such a time counts as now.
         self.killed = [
             min(each, now) for each in self.killed if now - min(each, now) < WINDOW_SECONDS
         ]
@@ -452,12 +463,12 @@ class Stage:
         self.step = "gone"
 
     def _on_gone(self, _: Server, now: float) -> None:
-        """Wait for the unit's next run, and log once the processes that do not die."""
+        """Wait for the unit's next run. Log once which processes still exist."""
         if self._until and now >= self._until:
             self._until = 0.0
             left = dump.members(self._group)
             self._say(
-                "%s: after %d s there are still processes %s; one that hangs in the kernel, "
+                "%s: after %d s the processes %s still exist; a process that hangs in the kernel, "
                 "for example in a driver, cannot be killed" % (self.name, GONE_SECONDS, left),
                 3,
             )

@@ -4,14 +4,14 @@ A frozen server still answers `/health` with 200, and an overloaded server may n
 time. The difference is progress of any kind: tokens, iterations, blocks of KV cache, requests.
 `observe` is called every second with new observations, and returns the state.
 
-Three things are a stall, each after `seconds` in which nothing of that engine moved:
+A stall is one of these three conditions, if the engine made no progress for `seconds`:
   work       an engine has requests that run, or that wait for capacity
-  a canary   an engine has not answered a request for one token: this detects an engine that froze
-             while idle, whose old metrics show no work
-  silence    /metrics of a server that was ready does not answer: its API server is frozen
-
-An engine with progress is alive, regardless of its queue. After a gap (the watchdog was stopped,
-the machine suspended) that time is unknown, and counting restarts.
+  canary     an engine has not answered a request for one token. This detects an engine that froze
+             while it was idle, because its old metrics show no work
+  silence    /metrics of a server that was ready does not answer, so its API server is frozen
+An engine that makes progress is not stalled, even if its queue is long. After a gap (the watchdog
+was stopped, or the machine was suspended) nothing is known about the time of the gap, so counting
+restarts.
 """
 
 from __future__ import annotations
@@ -22,7 +22,8 @@ from typing import Any, Iterable, Mapping, NamedTuple, Optional, Sequence, Tuple
 _SAMPLE = r"^(%s)(?:\{((?:[^\"}]|\"(?:[^\"\\]|\\.)*\")*)\})? (\S+)"
 _LABEL = re.compile(r'(\w+)="((?:[^"\\]|\\.)*)"')
 
-# The loop turns every second. After a longer pause of its own nothing is known of that time.
+# The loop runs every second. If the watchdog itself paused for longer than this, nothing is known
+# about the time of the pause.
 PAUSE_SECONDS = 10.0
 
 
@@ -30,7 +31,7 @@ class Engine(NamedTuple):
     """One engine's values in /metrics."""
 
     work: float = 0.0
-    """Number of requests that run or wait for room."""
+    """Number of requests that run, or that wait for capacity."""
     marks: Tuple[Tuple[str, float], ...] = ()
     awake: bool = True
 
@@ -41,13 +42,15 @@ class Sample(NamedTuple):
     life: str
     """systemd's invocation id of the unit's run, or "" if it does not run."""
     engines: Optional[Mapping[str, Engine]] = None
-    """Engines by their label, or None if /metrics has not answered since."""
+    """Engines by their label, or None if /metrics has not answered since the last turn."""
     asked: Tuple[str, ...] = ()
     """Engines that were sent a request for one token."""
     answered: Tuple[str, ...] = ()
     """Engines that answered with a token."""
     withdrawn: Tuple[str, ...] = ()
-    """Engines whose canary is no evidence, because the request or the connection was refused."""
+    """
+    Engines whose canary does not count, because the request or the connection was refused.
+    """
 
 
 class Progress(NamedTuple):
@@ -55,13 +58,13 @@ class Progress(NamedTuple):
 
     engine: Engine
     moved: float
-    """Time of the last progress, or of the last reset of counting."""
+    """Time of the last progress, or of the last restart of counting."""
     asked: Optional[float] = None
-    """Send time of the unanswered canary, or None."""
+    """Time when the unanswered canary was sent, or None if there is none."""
 
 
 class State(NamedTuple):
-    """The state of a server; times are of a monotonic clock."""
+    """The state of a server. Its times are those of a monotonic clock."""
 
     life: str = ""
     seen: float = 0.0
@@ -69,7 +72,7 @@ class State(NamedTuple):
     ready: bool = False
     """Whether /metrics has answered in this run."""
     answered: float = 0.0
-    """Time of the last answer of /metrics, or of the last reset of counting."""
+    """Time of the last answer of /metrics, or of the last restart of counting."""
     engines: Mapping[str, Progress] = {}
 
 
@@ -77,11 +80,11 @@ class Verdict(NamedTuple):
     """A server's state, with the evidence of a stall."""
 
     kind: str
-    """Kind: down, starting, blind, idle, works or stalled."""
+    """One of down, starting, blind, idle, works and stalled."""
     idle: float = 0.0
     """Longest time that any engine has had work without progress, in seconds."""
     why: str = ""
-    """Evidence of a stall, in words."""
+    """The evidence of a stall, as text."""
 
 
 def observe(
@@ -90,8 +93,8 @@ def observe(
     """
     Return the new state and its verdict.
 
-    `pinned` means that a canary reaches its intended engine. If the release chooses engines itself,
-    an unanswered canary is significant only if no engine has progress.
+    `pinned` is true if a canary always reaches the engine that it is meant for. If the release
+    chooses the engine itself, an unanswered canary counts only if no engine makes progress.
     """
     if not sample.life:
         return State(seen=now), Verdict("down")
@@ -115,7 +118,9 @@ def observe(
 
 
 def restart_counting(state: State, now: float) -> State:
-    """Return the state with the times of progress reset to `now`, and without open canaries."""
+    """
+    Return the state with all times of progress set to `now`, and without unanswered canaries.
+    """
     return state._replace(
         answered=now,
         engines={
@@ -134,7 +139,7 @@ def engine_progress(before: Optional[Progress], engine: Engine, now: float) -> P
 def canaries(
     engines: Mapping[str, Progress], sample: Sample, now: float
 ) -> Iterable[Tuple[str, Progress]]:
-    """Yield each engine with the result of its canary."""
+    """Yield each engine, updated with the result of its canary."""
     for name, each in engines.items():
         found = each
         if name in sample.answered:
@@ -158,13 +163,13 @@ def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
     youngest = max(each.moved for each in state.engines.values())
     worst = Verdict("idle")
     for name, each in sorted(state.engines.items()):
-        # Up to the last answer: since then it may have moved without our knowing.
+        # The time counts only up to the last answer. The engine may have made progress after it.
         if each.engine.work > 0:
             age = state.answered - each.moved
             what = "%d requests and no progress for %d s" % (each.engine.work, age)
         elif each.asked is not None:
             age = state.answered - max(each.asked, each.moved if pinned else youngest)
-            what = "asked for one token, it has not answered for %d s, and nothing moves" % age
+            what = "no answer to a request for one token for %d s, and no progress" % age
         else:
             continue
         named = "engine %s: " % name if len(state.engines) > 1 else ""
@@ -177,7 +182,11 @@ def judge(state: State, now: float, seconds: float, *, pinned: bool) -> Verdict:
 
 
 def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, ...]:
-    """Return the engines to send a canary: awake engines without progress for `idle_seconds`."""
+    """
+    Return the engines that must be sent a canary.
+
+    They are the engines that are awake and have made no progress for `idle_seconds`.
+    """
     if not idle_seconds or not state.ready:
         return ()
     return tuple(
@@ -189,10 +198,11 @@ def engines_to_ask(state: State, now: float, idle_seconds: float) -> Tuple[str, 
 
 def engines(text: str, known: Sequence[Mapping[str, Any]]) -> Mapping[str, Engine]:
     """
-    Parse /metrics by engine; the result is empty without engines' metrics.
+    Return the values of each engine in the text of /metrics.
 
-    `known` has the fields of ProgressMetrics (engines/engine.py) of each program that may serve. An
-    engine without the label has the name "".
+    The result is empty if the text has no engine's metrics. `known` has the fields of
+    ProgressMetrics (engines/engine.py) for each serving program that may run. An engine without the
+    label has the name "".
     """
     return next(filter(None, (_engines(text, names) for names in known)), {})
 

@@ -3,22 +3,23 @@
     gpufleet-watchdog [CONFIGURATION]        by default /etc/gpufleet/watchdog.json
 
 The configuration (roles/watchdog.py) is {"schema": 1, "listen": null or {"address", "port"},
-"stages": [{...}]}. Gateways ask at `listen` (agent.py); null: none. Of each stage:
-  stage, unit   llama-0, vllm-llama-0.service
+"stages": [{...}]}. The watchdog answers gateways at `listen` (agent.py). If `listen` is null, no
+gateway asks. Each stage has these keys:
+  stage, unit   names of the stage and its unit, for example llama-0 and vllm-llama-0.service
   mode          off | warn | act
-  seconds       without any progress, until it counts as stalled
-  idle_seconds  interval of the requests for one token to an idle engine; 0: none
-  servers       ["http://127.0.0.1:8000", ...]; none: this rank has no server
+  seconds       time without any progress after which a server counts as stalled
+  idle_seconds  interval of the requests for one token to an idle engine; 0: no such requests
+  servers       ["http://127.0.0.1:8000", ...]; empty if this rank has no server
   served_name   the model's name in requests
-  key_file      the path of the API key on this node; null: there is none
-  group, rank   whether it is a rank of a multi-node replica, and which
-  pins          whether its release honours X-data-parallel-rank
+  key_file      the path of the API key on this node; null if there is no key
+  group, rank   whether the stage is a rank of a multi-node replica, and its rank
+  pins          whether the stage's release honours X-data-parallel-rank
   py_spy        paths where py-spy may be
+The watchdog writes its metrics to /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter,
+and its state to its state directory. Both are written atomically.
 
-Its metrics are in /var/lib/gpufleet/textfile/watchdog.prom, for the node exporter; its state is in
-its state directory. Both are written atomically.
-
-Python 3.8, standard library; one thread; nothing in its loop blocks. It notices its own pauses.
+The program needs only Python 3.8 and the standard library. It has one thread, and nothing in its
+loop blocks. It notices when it was paused.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ PREFIX = "gpufleet_watchdog_"
 
 TURN_SECONDS = 1.0
 WRITE_SECONDS = 15.0
-"""Seconds between two writes of the metrics without changes."""
+"""Seconds between two writes of the metrics if nothing has changed."""
 LINE_BYTES = 4096
 STDERR = 2
 
@@ -72,13 +73,13 @@ class Watchdog:
                     stage.remember(before[stage.name])
 
     def run(self) -> None:
-        """Watch until stopped."""
+        """Watch the stages until the watchdog is stopped."""
         notify("READY=1")
         while not self.over:
             self.step()
 
     def step(self) -> None:
-        """Wait for the next event, at most a second, and handle it."""
+        """Wait for the next event, for at most one second, and handle the event."""
         self._exchange()
         now = time.monotonic()
         if now >= self._next_turn:
@@ -91,7 +92,7 @@ class Watchdog:
             notify("WATCHDOG=1")
 
     def word(self, name: str) -> str:
-        """Return the answer to the gateway about a stage, or "" if unknown."""
+        """Return the answer to the gateway about a stage, or "" if its state is unknown."""
         stage = next((each for each in self._watched if each.name == name), None)
         return "" if stage is None else stage.word(time.monotonic())
 
@@ -102,7 +103,7 @@ class Watchdog:
             for exchange in stage.exchanges()
             if exchange.answer is None
         ]
-        # Not select: descriptors may be beyond 1024.
+        # Not `select`, because file descriptors may be above 1024.
         poll = select.poll()
         for exchange in waiting:
             poll.register(exchange, select.POLLOUT if exchange.wants_write else select.POLLIN)
@@ -148,7 +149,7 @@ class Watchdog:
         return found if isinstance(found, dict) else {}
 
     def say(self, text: str, level: int) -> None:
-        """Log a line with syslog's `level`; drop it if the journal's pipe is full."""
+        """Log a line with syslog's `level`. If the journal's pipe is full, the line is lost."""
         with contextlib.suppress(OSError):
             if select.select([], [STDERR], [], 0)[1]:
                 line = "<%d>%s" % (level, text.replace("\n", " "))
@@ -170,7 +171,9 @@ def samples(stages: list[Stage], now: float) -> Iterator[textfile.Sample]:
 
 
 def replace(path: str, text: str) -> None:
-    """Write a root-only file atomically; readers see the old or the new file."""
+    """
+    Write a file that only root can read. Readers see either the whole old or the whole new file.
+    """
     temporary = path + ".tmp"
     with contextlib.suppress(FileNotFoundError):
         os.unlink(temporary)
@@ -191,7 +194,7 @@ def notify(text: str) -> None:
 
 
 def main(argv: list[str]) -> int:
-    """Watch until stopped, and return the exit status."""
+    """Watch the stages until the watchdog is stopped; return the exit status."""
     path = argv[0] if argv else CONFIGURATION
     try:
         with open(path, encoding="utf-8") as file:

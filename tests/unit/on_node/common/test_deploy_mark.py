@@ -270,7 +270,7 @@ def test_a_person_drains_no_node_that_is_being_deployed(node: Path) -> None:
 
     with subprocess.Popen(["sleep", "600"]) as deploy:
         assert run(asked(node, ANN, pid=deploy.pid))["held"]
-        assert drain()["problem"] == "it is being deployed by ann@laptop (deploys/vllm.py)"
+        assert drain()["problem"] == "the node is being deployed by ann@laptop (deploys/vllm.py)"
         assert not (node / CHANGE / "drained").exists()
         deploy.kill()
     assert drain()["changed"] == ["tiny-0"]

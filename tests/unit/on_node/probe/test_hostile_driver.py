@@ -111,7 +111,7 @@ def test_no_process_is_forked_for_a_gpu_that_cannot_be(hostile, count):
 
     assert found["driver"]["gpu_count"] == {
         "missing": "implausible",
-        "detail": f"the driver counts {count} GPUs",
+        "detail": f"the driver reports {count} GPUs",
     }
     assert found["gpus"] == []
 
