@@ -1,1 +1,1 @@
-"""Programs that put load on a server and measure it; `load_test/client_places.py` starts them."""
+"""Programs that load a server and measure it. `load_test/client_places.py` starts them."""

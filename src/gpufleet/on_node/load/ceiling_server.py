@@ -1,12 +1,14 @@
-"""RUNS ON THE NODE: a server that computes nothing, to measure a load client's own limit.
+"""RUNS ON THE NODE: answer requests without computing, to measure a load client's own limit.
 
-Takes (`PARAMETERS`): tokens: how many each answer has; answer: a document that is the whole
-answer, null: answers are streams of tokens. Prints {"port": N}, a port on loopback, and ends with
-its input.
+Takes (`PARAMETERS`):
+  tokens   number of tokens of each answer
+  answer   a document that is the whole answer; null: answers are streams of tokens
 
-It answers as a busy vLLM does: in steps, each of which sends one event to every request. So a token
-costs the client as much as with vLLM: one read for each request, and one wake-up for all requests
-of a step. Python 3.8, standard library.
+Prints {"port": N}, where N is a port on loopback. The server ends when its input ends.
+
+The server answers like a busy vLLM, in steps. Each step sends one event to every request. So a
+token costs the client as much as with vLLM: one read for each request, and one wake-up for all
+requests of a step. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -20,9 +22,11 @@ from gpufleet.on_node.load.controller_pipe import CommandReader, LineWriter
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 STEP_SECONDS = 0.001
-"""Seconds between two steps. If a client is slower, the pipes fill and the server waits."""
+"""Seconds between two steps. If the client is slower, the pipes fill and the server waits."""
 UNSENT_BYTES = 1 << 14
-"""Unread bytes of a client above which its request gets no token in a step."""
+"""
+If a client has more unread bytes than this, its request gets no token in a step.
+"""
 
 HEAD = (
     b"HTTP/1.1 200 OK\r\ncontent-type: text/event-stream; charset=utf-8\r\n"
@@ -38,7 +42,7 @@ def event(document: Any) -> bytes:
 
 
 def events(tokens: int) -> "tuple[bytes, bytes]":
-    """Return a token's event, and all bytes after the last token."""
+    """Return the event of one token, and all bytes that follow the last token."""
     about = {"id": "cmpl-0", "object": "text_completion", "created": 0, "model": "none"}
     choice = {"index": 0, "text": " token", "logprobs": None, "finish_reason": None}
     usage = {"prompt_tokens": 1, "total_tokens": 1 + tokens, "completion_tokens": tokens}
@@ -54,7 +58,7 @@ def document_answer(answer: Any) -> bytes:
 
 
 class Server(asyncio.Protocol):
-    """One connection; the end of a request is detected by its length only."""
+    """One connection. The end of a request is detected only by the request's length."""
 
     def __init__(self, streams: "dict[Server, int]", head: bytes, tokens: int) -> None:
         self._streams, self._head, self._tokens = streams, head, tokens
@@ -62,7 +66,7 @@ class Server(asyncio.Protocol):
         self.transport: Any = None
 
     def connection_made(self, transport: Any) -> None:
-        """Note the transport."""
+        """Store the transport."""
         self.transport = transport
 
     def data_received(self, data: bytes) -> None:
@@ -82,7 +86,7 @@ class Server(asyncio.Protocol):
 
 
 async def serve(tokens: int, answer: Any) -> None:
-    """Answer requests until the input ends, which ends the process."""
+    """Answer requests until the input ends. The end of the input ends the process."""
     loop = asyncio.get_running_loop()
     streams: Dict[Server, int] = {}
     head, (token, last) = HEAD, events(tokens)

@@ -1,34 +1,42 @@
 """RUNS ON THE NODE: send requests to an OpenAI server when they are due, and time the answers.
 
 Takes (`PARAMETERS`):
-  url           "http://ADDRESS:PORT" or https
-  path          "/v1/completions", "/v1/chat/completions", or that of another kind of model
-  headers       {name: value}: of every request, the API key among them
-  certificate   PEM of the authority that the server's certificate is verified against; null: the
-                system's
-  arrivals      {"rate": a second}: a Poisson process; {"schedule": [[due, prompt tokens, tokens,
-                [blocks]], ...]}: a trace; {"concurrency": n, "spread": seconds}: a closed loop of n
-                places that begin within that time; one of the first two with a concurrency: a
-                request that is due waits until one of n places is free
-  seed          of arrivals and lengths
-  requests      {"kind": "written", or one of `DRAWN`, ...}: the form that request_draws or
-                media_requests takes
-  process, processes  the number of this client, and how many there are
-  seconds       how long requests are sent
-  give_up_seconds  a request that is not done after this time, counted from when it was due, fails
+  url           "http://ADDRESS:PORT" or "https://ADDRESS:PORT"
+  path          "/v1/completions", "/v1/chat/completions", or the path for another kind of model
+  headers       {name: value}: headers of every request, including the API key
+  certificate   PEM of the authority that verifies the server's certificate; null: the system's
+                authorities
+  arrivals      one of these forms:
+                - {"rate": requests per second}: a Poisson process
+                - {"schedule": [[due, prompt tokens, tokens, [blocks]], ...]}: a trace
+                - {"concurrency": n, "spread": seconds}: a closed loop of n places, which begin
+                  within that time
+                - one of the first two forms with "concurrency": n. A request that is due waits
+                  until one of n places is free
+  seed          seed of the random arrivals and lengths
+  requests      {"kind": "written", or one of `DRAWN`, ...}: the form of the requests, as in
+                request_draws or media_requests
+  process, processes  the number of this client, and the number of all clients
+  seconds       time in which requests are sent
+  give_up_seconds  a request fails if it is not done this long after it was due
   connections   the most connections to open
 
-Prints JSON lines: {"ready": 1, "connections": N}; after the line `start SECONDS` on its input
-(when the load begins) each request as it ends, as a list [due, sent, first, done, prompt tokens,
-tokens, [microseconds between events], error]; once a second {"now", "in_flight": [due, ...],
-"lag_p99", "cpu_share", "connections"}, where every request due until `now` has been printed or is
-in `in_flight`; and last {"end": "stopped", "seconds" or "schedule", ...} (`Load.totals`). `stop
-SECONDS` ends the sending, and after that time the requests in flight. The end of its input ends it
-at once. Times are seconds from the start of the load. Of an answer it prints only numbers and, on
-failure, a word of failure_reasons.
+The input has two commands. `start SECONDS` begins the load after that time. After `stop SECONDS`,
+no more requests are sent, and the requests in flight are ended after that time. The end of the
+input ends the program at once.
+
+Prints JSON lines:
+- first {"ready": 1, "connections": N}
+- after `start`, a list for each request when it ends: [due, sent, first, done, prompt tokens,
+  tokens, [microseconds between events], error]
+- once a second {"now", "in_flight": [due, ...], "lag_p99", "cpu_share", "connections"}. Each
+  request that was due until `now` has been printed, or it is in `in_flight`
+- last {"end": "stopped", "seconds" or "schedule", ...} (`Load.totals`)
+Times are seconds from the start of the load. Of an answer, only numbers are printed. If a request
+fails, a word of failure_reasons is printed too.
 
 A request is sent up to 1 ms after it is due, because epoll's timeouts are whole milliseconds.
-Latencies still count from `due`. Python 3.8, standard library.
+Latencies still count from `due`. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -68,13 +76,14 @@ TICK_SECONDS = 0.05
 BEAT_SECONDS = 1.0
 AFTER_FAILURE_SECONDS = 1.0
 """
-Seconds that a place of a closed loop waits after a failure: without it a server that refuses at
-once would get thousands of requests a second.
+Seconds that a place of a closed loop waits after a failure. Without this pause, a server that
+refuses requests at once would get thousands of requests per second.
 """
 DRAIN_SECONDS = 60.0
-"""Time for the controller to read the last lines, in seconds."""
+"""Time in seconds that the controller has to read the last lines."""
 
-# Prompt tokens, answer tokens, blocks that other prompts have too; None: the next draw decides.
+# (prompt tokens, answer tokens, blocks that other prompts have too). If it is None, the next draw
+# determines the request.
 _Entry = Optional[Tuple[int, int, List[int]]]
 
 
@@ -86,9 +95,9 @@ class Load:
         self.writer = writer
         self.given = given
         self.zero = math.inf
-        """Start of the load by the loop's clock."""
+        """Time when the load starts, by the loop's clock."""
         self.ended = ""
-        """Reason for the end of sending, or "" while requests are sent."""
+        """Reason why no more requests are sent, or "" while requests are sent."""
         self.over: "asyncio.Future[None]" = self.loop.create_future()
         self.pool = Pool(Address(given), given["connections"], self.now, self._finished)
         form = given["requests"]
@@ -113,7 +122,7 @@ class Load:
         return self.loop.time() - self.zero
 
     def command(self, line: str) -> None:
-        """Execute a line from the controller."""
+        """Execute a command line of the controller."""
         word, _, value = line.partition(" ")
         if word == "start" and self.zero == math.inf:
             self._start(float(value))
@@ -121,7 +130,9 @@ class Load:
             self.stop("stopped", float(value))
 
     def stop(self, why: str, seconds: float = math.inf) -> None:
-        """Send no new requests; wait for the requests in flight, at most for the given seconds."""
+        """
+        Send no new requests. Wait up to `seconds` for the requests in flight.
+        """
         if not self.ended:
             self.ended = why
             self._next = (math.inf, None)
@@ -133,7 +144,9 @@ class Load:
 
     def totals(self) -> Dict[str, Any]:
         """
-        Return the last line's data: the reason for the end, open requests, and this process' cost.
+        Return the data of the last line.
+
+        They are the reason for the end, the open requests, and the CPU time of this process.
         """
         wall = max(1e-9, self.loop.time() - self._began[0])
         processor = time.process_time() - self._began[1]
@@ -184,7 +197,7 @@ class Load:
             self.over.set_result(None)
 
     def _dispatch(self) -> None:
-        """Send due requests, and schedule the next call."""
+        """Send the requests that are due, and schedule the next call."""
         assert self._arrivals is not None
         while self._next[0] <= self.now():
             due, entry = self._next
@@ -199,7 +212,7 @@ class Load:
             self._look_for_end()
 
     def _take_place(self) -> None:
-        """Send the next request of a place in the closed loop."""
+        """Send the next request of one place of the closed loop."""
         if not self.ended:
             self._send(self.now(), None)
 
@@ -218,9 +231,9 @@ class Load:
         self.pool.send(exchange, prepared)
 
     def _finished(self, exchange: Exchange) -> None:
-        """Print a finished request, and schedule the next one of its place."""
+        """Print a finished request, and schedule the next request of its place."""
         if exchange not in self._active:
-            return  # given up before
+            return  # the request was given up before
         del self._active[exchange]
         exchange.holder = None
         if exchange.error == STOPPED:
@@ -242,7 +255,7 @@ class Load:
             self._send(*self._waiting.popleft())
 
     def _tick(self, due: float) -> None:
-        """Fail requests that are too old; in a closed loop, note the loop's delay."""
+        """Fail the requests that are too old. In a closed loop, record the event loop's delay."""
         if self._places is not None:
             self._note_lag(self.loop.time() - due)
         too_old = self.now() - self.given["give_up_seconds"]
@@ -267,7 +280,7 @@ class Load:
         self._last_beat = (clock, processor)
         in_flight = [*(each.due for each in self._active), *(due for due, _ in self._waiting)]
         line = {
-            # The next arrival may be late itself: then nothing after it is known yet.
+            # If the next arrival is itself late, nothing is known yet about the time after it.
             "now": round(min(self.now(), self._next[0] - 1e-6), 6),
             "in_flight": [round(due, 6) for due in in_flight],
             "lag_p99": percentile_99(self._beat_lags),
@@ -280,7 +293,9 @@ class Load:
 
 
 def arrivals_of(given: Dict[str, Any]) -> Optional[Iterator[Tuple[float, _Entry]]]:
-    """Return the times of requests, or None for a closed loop, where answers determine them."""
+    """
+    Return the times of requests, or None for a closed loop, where answers determine the times.
+    """
     arrivals = given["arrivals"]
     if "rate" in arrivals:
         times = arrival_times(arrivals["rate"], "%s/arrivals" % (given["seed"],))
@@ -293,7 +308,7 @@ def arrivals_of(given: Dict[str, Any]) -> Optional[Iterator[Tuple[float, _Entry]
 
 
 def outcome_line(exchange: Exchange) -> bytes:
-    """Return a request's outcome as a line for the controller."""
+    """Return the line for the controller with a request's outcome."""
     first = "null" if exchange.first is None else "%.6f" % exchange.first
     done = "null" if exchange.done is None else "%.6f" % exchange.done
     return (
@@ -312,7 +327,11 @@ def outcome_line(exchange: Exchange) -> bytes:
 
 
 def percentile_99(lags: Any) -> float:
-    """Return the smallest value in seconds that 99 of 100 do not exceed, or 0.0 without values."""
+    """
+    Return the smallest delay in seconds that 99 % of the delays do not exceed.
+
+    Without any delays, the result is 0.0.
+    """
     return round(sorted(lags)[math.ceil(0.99 * len(lags)) - 1], 6) if lags else 0.0
 
 
@@ -322,7 +341,9 @@ async def measure(given: Dict[str, Any]) -> None:
     defect: "asyncio.Future[None]" = loop.create_future()
 
     def note(_: Any, context: Dict[str, Any]) -> None:
-        """Keep tracebacks from standard error; errors of connections are outcomes of requests."""
+        """
+        Print no traceback to standard error, because errors of connections are requests' outcomes.
+        """
         problem = context.get("exception")
         if problem is not None and not isinstance(problem, OSError) and not defect.done():
             defect.set_exception(problem)
@@ -341,7 +362,11 @@ async def measure(given: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the measurement; report a defect of this program by its location, never by its data."""
+    """
+    Run the measurement.
+
+    If this program itself fails, report the place in its source, but never the data.
+    """
     try:
         asyncio.run(measure(PARAMETERS))
     except Exception as error:

@@ -1,28 +1,28 @@
-"""RUNS ON THE NODE: start load clients, and carry their lines over one connection.
+"""RUNS ON THE NODE: start load clients, and transfer their lines over one connection.
 
 Takes (`PARAMETERS`):
-  loader          Python that reads a program from its standard input and runs it
-  silent_seconds  the group ends after this time without a byte from the controller
+  loader          Python code that reads a program from standard input and runs the program
+  silent_seconds  the group ends if the controller sends nothing for this time
 
-sshd allows ten sessions of a connection (`MaxSessions`), and a level has up to 64 clients: they
-share one session. Each message in either direction is a line `WORD NUMBER LENGTH` and LENGTH bytes:
+A level of a load test has up to 64 clients, but sshd allows only ten sessions for a connection
+(`MaxSessions`). So all clients share one session. Each message, in either direction, is a line
+`WORD NUMBER LENGTH` followed by LENGTH bytes. The controller sends:
+  open N   the program of client N, which the group starts; the client's input stays open
+  say N    more input for client N
+  end N    the end of the input of client N; the group kills the client if it has not ended after
+           ENDS_SECONDS
+  alive 0  no bytes; the controller sends this message every few seconds
+The group sends the line GREETING, and then:
+  ready 0  {"cores": the number of cores that this process may use}
+  out N    bytes that client N has printed
+  over N   {"status": the process' status, "said": the last line of its errors}; this is the last
+           message about client N
 
-  open N   program of client N, which this starts; its input stays open
-  say N    more of its input
-  end N    end of its input; it is killed if it has not ended ENDS_SECONDS later
-  alive 0  nothing; the controller sends it every few seconds
-
-and to the controller, after the line GREETING:
-
-  ready 0  {"cores": that this process may use}
-  out N    what client N has printed
-  over N   {"status": of the process, "said": last line of its errors}; the last message of N
-
-A program passes from pipe to pipe: it is in no argument, environment or file. When the controller
-ends for any reason, its connection and the input here close: all clients are killed, and this
-process ends. A controller that lost power closes no connection, so silence also ends this
-process. If this process is killed, the clients' inputs end with it, and so do they. Python 3.8,
-standard library.
+A program goes from pipe to pipe, so it is in no argument, environment or file. When the controller
+ends for any reason, its connection closes, and so does the input of this process. Then all clients
+are killed, and this process ends. A controller that lost power does not close its connection, so
+this process also ends if the controller is silent. If this process is killed, the clients' inputs
+end, and therefore the clients end too. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -40,18 +40,22 @@ from typing import Any, Dict
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 GREETING = "gpufleet: load clients"
-"""First message's mark, because a login may have printed other lines before."""
+"""
+Line that marks the beginning of the messages, because a login may have printed other lines before.
+"""
 PIECE_BYTES = 1 << 16
 """Maximum bytes of a message to the controller."""
 UNSENT_BYTES = 1 << 20
-"""Bytes waiting for the controller above which clients are not read and keep their output."""
+"""
+If more bytes than this wait for the controller, no output of clients is read.
+"""
 ENDS_SECONDS = 2.0
 _ERROR_BYTES = 2048
 _LOOK_SECONDS = 0.5
 
 
 class Child:
-    """A client, and the data queued for it."""
+    """A client, and the data that wait to be written to the client."""
 
     def __init__(self, program: bytes, loader: str) -> None:
         self.process = subprocess.Popen(
@@ -76,7 +80,7 @@ class Child:
 
     def write(self) -> None:
         """
-        Write as much as the client's pipe accepts; a failed pipe means that the client has ended.
+        Write as much as the client's pipe accepts. If the pipe fails, the client has ended.
         """
         try:
             while self.unsent:
@@ -87,7 +91,7 @@ class Child:
             self.unsent.clear()
 
     def end(self) -> None:
-        """Close the client's input, and set the deadline for its end."""
+        """Close the client's input, and set the time by which the client must end."""
         self.kill_at = time.monotonic() + ENDS_SECONDS
         self.unsent.clear()
         if self.process.stdin is not None:
@@ -99,13 +103,17 @@ class Child:
             os.killpg(self.process.pid, signal.SIGKILL)
 
     def close(self) -> None:
-        """Close this process' ends of the client's pipes."""
+        """Close the ends of the client's pipes that this process holds."""
         for pipe in (self.process.stdin, self.process.stdout, self.process.stderr):
             if pipe is not None:
                 pipe.close()
 
     def read(self, descriptor: int) -> bytes:
-        """Return the client's output; note its end, and keep the last bytes of its errors."""
+        """
+        Return the client's new output.
+
+        Record the end of the output. Keep the last bytes of the error output.
+        """
         try:
             data = os.read(descriptor, PIECE_BYTES)
         except BlockingIOError:
@@ -121,7 +129,7 @@ class Child:
 
 
 class Group:
-    """All clients, and both directions of the connection to the controller."""
+    """All clients, and the connection to the controller in both directions."""
 
     def __init__(self, loader: str, silent_seconds: float) -> None:
         self._loader, self._silent = loader, silent_seconds
@@ -131,10 +139,10 @@ class Group:
         self._heard = time.monotonic()
 
     def run(self) -> None:
-        """Carry messages until the controller disconnects."""
+        """Transfer messages until the controller disconnects."""
         for descriptor in (0, 1):
             os.set_blocking(descriptor, False)
-        # What the reader of this program's text has read beyond it.
+        # Bytes after this program's text that the reader of the text has already read.
         self._unread += sys.stdin.buffer.peek() if hasattr(sys.stdin.buffer, "peek") else b""
         self._unsent += ("\n%s\n" % GREETING).encode()
         self._tell("ready", 0, json.dumps({"cores": len(os.sched_getaffinity(0))}).encode())
@@ -147,7 +155,9 @@ class Group:
                 child.kill()
 
     def _step(self) -> bool:
-        """Wait for the next event and handle it; return whether the controller is connected."""
+        """
+        Wait for the next event and handle it. Return whether the controller is still connected.
+        """
         poll = select.poll()
         of: Dict[int, Child] = {}
         poll.register(0, select.POLLIN)
@@ -187,7 +197,7 @@ class Group:
         return bool(data)
 
     def _take(self) -> None:
-        """Execute all complete messages."""
+        """Execute all messages that have arrived completely."""
         while True:
             end = self._unread.find(b"\n")
             if end < 0:
@@ -205,7 +215,7 @@ class Group:
             try:
                 self._children[number] = Child(data, self._loader)
             except OSError as error:
-                self._tell_over(number, 1, "it cannot be started: %s" % error.strerror)
+                self._tell_over(number, 1, "the client cannot be started: %s" % error.strerror)
             return
         child = self._children.get(number)
         if child is None or child.kill_at < float("inf"):
@@ -222,11 +232,12 @@ class Group:
             self._tell("out", number, data)
 
     def _bury(self) -> None:
-        """Report clients that have ended, and kill those past their deadline."""
+        """Report the clients that have ended. Kill the clients whose deadline has passed."""
         for number, child in list(self._children.items()):
             if time.monotonic() > child.kill_at:
                 child.kill()
-            # Its end alone is enough where another process keeps its outputs open.
+            # The end of the process is sufficient, because a different process may keep its outputs
+            # open.
             status = child.process.poll()
             if status is None or (child.open_ends and time.monotonic() <= child.kill_at):
                 continue

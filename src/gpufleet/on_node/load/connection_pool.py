@@ -15,10 +15,10 @@ from gpufleet.on_node.load.request_draws import Prepared
 from gpufleet.on_node.serving import questions
 
 IDLE_SECONDS = 4.0
-"""Maximum idle time of a reused connection in seconds.
+"""Maximum idle time in seconds of a connection that is used again.
 
-uvicorn, which runs vLLM, closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE),
-possibly while a request is on its way.
+uvicorn, which runs vLLM, closes an idle connection after 5 s (VLLM_HTTP_TIMEOUT_KEEP_ALIVE). At
+that moment, a request may already be on its way.
 """
 RESOLVE_SECONDS = 2.0
 SPARE_DESCRIPTORS = 64
@@ -28,7 +28,7 @@ class Address:
     """The server's address, and the first bytes of every request."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
-        """Build the address from a client's parameters."""
+        """Create the address from a client's parameters."""
         parts = urlsplit(given["url"])
         self._host = parts.hostname or ""
         self._port = parts.port or (443 if parts.scheme == "https" else 80)
@@ -45,7 +45,7 @@ class Address:
         self._head = "\r\n".join([*lines, ""]).encode("latin-1")
 
     def request(self, prepared: Prepared) -> bytes:
-        """Return a complete request."""
+        """Return the bytes of a complete request."""
         length = b"Content-Length: %d\r\n\r\n" % len(prepared.body)
         return b"".join((self._head, prepared.header, length, prepared.body))
 
@@ -53,13 +53,13 @@ class Address:
         """
         Resolve the server's name once, and keep the first address that answers.
 
-        Each lookup costs a thread.
+        The name is not resolved for each connection, because each lookup needs a thread.
         """
         loop = asyncio.get_running_loop()
         try:
             found = await loop.getaddrinfo(self._host, self._port, type=1)  # SOCK_STREAM
         except OSError:
-            return  # found again, and named, by each request
+            return  # each request will fail with the same error and report it
         for *_, place in found:
             self._to = str(place[0])
             if len(found) == 1:
@@ -83,7 +83,7 @@ class Address:
 
 
 class Pool:
-    """Connections that send exchanges; `finished` is called at the end of each exchange."""
+    """Connections that send exchanges. `finished` is called at the end of each exchange."""
 
     def __init__(
         self,
@@ -94,7 +94,7 @@ class Pool:
     ) -> None:
         self.address, self.limit = address, connection_limit(limit)
         self.connects = 0
-        """Number of connections that were begun."""
+        """Number of connections that were opened or that this pool tried to open."""
         self._clock, self._finished = clock, finished
         self._loop = asyncio.get_running_loop()
         self._idle: Deque[Connection] = collections.deque()
@@ -103,11 +103,11 @@ class Pool:
 
     @property
     def open(self) -> int:
-        """Return the number of open and opening connections."""
+        """Return the number of connections that are open or being opened."""
         return self._opening + len(self._connections)
 
     def send(self, exchange: Exchange, prepared: Prepared) -> None:
-        """Send a request over the most recently idle connection, or over a new one."""
+        """Send a request over the idle connection that was used last, or over a new connection."""
         data = self.address.request(prepared)
         while self._idle:
             connection = self._idle.pop()
@@ -125,7 +125,7 @@ class Pool:
         exchange.holder = self._loop.create_task(self._connect(exchange, data))
 
     def give_up(self, exchange: Exchange, why: str) -> None:
-        """End an exchange and its connection."""
+        """End an exchange without waiting for its answer, and close its connection."""
         if isinstance(exchange.holder, Connection):
             exchange.holder.give_up(why)
             return
@@ -139,7 +139,7 @@ class Pool:
         self._connections.add(connection)
 
     def released(self, connection: Connection, exchange: Exchange, reusable: bool) -> None:
-        """Keep the connection of a finished exchange if it can be reused."""
+        """Keep the connection of a finished exchange if the connection can be used again."""
         if reusable:
             connection.idle_since = self._loop.time()
             self._idle.append(connection)
@@ -164,7 +164,7 @@ class Pool:
 
 
 def connection_limit(wanted: int) -> int:
-    """Return how many connections this process may open, after raising its own limit."""
+    """Raise this process' own limit; return how many connections the process may open."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     needed = wanted + SPARE_DESCRIPTORS
     if soft == resource.RLIM_INFINITY or soft >= needed:

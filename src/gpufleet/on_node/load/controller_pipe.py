@@ -14,21 +14,21 @@ import sys
 from typing import Callable
 
 UNREAD_BYTES = 256 << 20
-"""Maximum bytes of lines that wait for the controller; above it the process ends."""
+"""Maximum bytes of lines that wait for the controller. If more bytes wait, the process ends."""
 PIPE_BYTES = 1 << 20
-"""Linux's default fs.pipe-max-size, the limit for unprivileged users."""
-_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of linux/fcntl.h; Python has it from 3.10 on
+"""The default of fs.pipe-max-size in Linux, which is the limit for unprivileged users."""
+_SET_PIPE_SIZE = 1031  # F_SETPIPE_SZ of linux/fcntl.h; Python has this constant from 3.10 on
 _CHUNK = 1 << 16
 
 
 class LineWriter:
-    """Writes lines to standard output at once, or as soon as the controller reads them."""
+    """A writer of lines to standard output, which writes as soon as the controller reads."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, descriptor: int = 1) -> None:
         self._loop, self._descriptor = loop, descriptor
         self._unwritten = bytearray()
         self.drained = asyncio.Event()
-        """Set while the controller has read all lines."""
+        """An event that is set while no lines wait for the controller."""
         enlarge(descriptor)
         os.set_blocking(descriptor, False)
 
@@ -51,7 +51,7 @@ class LineWriter:
                 del self._unwritten[: os.write(self._descriptor, self._unwritten)]
         except BlockingIOError:
             return
-        except OSError:  # its reader has ended
+        except OSError:  # the controller has ended
             os._exit(1)
         if not self.drained.is_set():
             self._loop.remove_writer(self._descriptor)
@@ -59,13 +59,13 @@ class LineWriter:
 
 
 class CommandReader:
-    """Passes on each line of standard input; ends the process at the input's end."""
+    """A reader that passes on each line of standard input. At its end, the process ends."""
 
     def __init__(self, loop: asyncio.AbstractEventLoop, take: Callable[[str], None]) -> None:
         self._take = take
         self._rest = b""
         os.set_blocking(0, False)
-        # What the reader of the program's text has read beyond it.
+        # Bytes after the program's text that the reader of the text has already read.
         buffered = sys.stdin.buffer.peek() if hasattr(sys.stdin.buffer, "peek") else b""
         if buffered:
             self._lines(sys.stdin.buffer.read(len(buffered)))
@@ -79,7 +79,7 @@ class CommandReader:
         except OSError:
             data = b""
         if not data:
-            # Its connections are closed with it, so a server gives up what it still computes.
+            # The process' connections are closed too, so the server stops computing the answers.
             os._exit(0)
         self._lines(data)
 
@@ -90,6 +90,6 @@ class CommandReader:
 
 
 def enlarge(descriptor: int) -> None:
-    """Enlarge the buffer of a pipe, if the descriptor is one and the system allows it."""
+    """Enlarge the buffer of a pipe, if `descriptor` is a pipe and the system allows this."""
     with contextlib.suppress(OSError):
         fcntl.fcntl(descriptor, _SET_PIPE_SIZE, PIPE_BYTES)

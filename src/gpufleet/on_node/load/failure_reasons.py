@@ -1,6 +1,7 @@
-"""RUNS ON THE NODE: the words for why a request failed.
+"""RUNS ON THE NODE: define the words that say why a request failed.
 
-An HTTP status other than 200 is its own word, for example "429". No word contains a server's text.
+For an HTTP status other than 200, the word is the status, for example "429". No word contains text
+from a server.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ import socket
 import ssl
 
 TIMEOUT = "timeout"
-"""The request was not done `give_up_seconds` after its intended arrival."""
+"""The request was not done `give_up_seconds` after it was due."""
 CLIENT_LIMIT = "client limit"
-"""This client has no connection, port or descriptor left, independent of the server."""
+"""
+This client has no connection, port or file descriptor left. The server is not the cause.
+"""
 REFUSED = "refused"
 UNREACHABLE = "unreachable"
 NO_ADDRESS = "no address"
@@ -21,18 +24,22 @@ CERTIFICATE = "certificate"
 TLS = "TLS"
 RESET = "reset"
 CLOSED = "closed"
-"""The server closed the connection before it answered."""
+"""The server closed the connection before the server answered."""
 CUT_OFF = "cut off"
 """The answer ended without its end mark."""
 IN_STREAM = "error in the answer"
 WRONG = "wrong answer"
-"""The answer is not valid for the model's kind, for example with numbers that are not finite."""
+"""
+The answer is not valid for the model's kind. For example, it has numbers that are not finite.
+"""
 NOT_HTTP = "not HTTP"
 NOT_A_STREAM = "not a stream"
 EMPTY = "empty answer"
 TOO_LARGE = "too large"
 STOPPED = "stopped"
-"""The controller ended the request in flight; it is neither served nor failed."""
+"""
+The controller ended the request in flight, so the request counts neither as served nor as failed.
+"""
 
 _CLIENT_ERRNOS = (errno.EMFILE, errno.ENFILE, errno.EADDRNOTAVAIL, errno.ENOBUFS, errno.ENOMEM)
 _UNREACHABLE_ERRNOS = (errno.ENETUNREACH, errno.EHOSTUNREACH, errno.EHOSTDOWN, errno.ENETDOWN)

@@ -1,10 +1,11 @@
-"""RUNS ON THE NODE: HTTP/1.1 connections that send requests and time the tokens of answers.
+"""RUNS ON THE NODE: send requests over HTTP/1.1 connections, and time the tokens of answers.
 
-The module uses asyncio protocols, not streams: times are taken in the callback that gets the bytes,
-and no task is woken for each token. Answers are events (`text/event-stream`) as vLLM's OpenAI
-server sends them, of /v1/completions or of /v1/chat/completions, framed by chunks, by a length or
-by the connection's end. Answers of models that generate no text are one JSON document. The text of
-an answer is not kept, and is in no error.
+The module uses asyncio's protocols instead of streams. So times are taken in the callback that gets
+the bytes, and no task is woken for each token. An answer is a stream of events
+(`text/event-stream`), as vLLM's OpenAI server sends them for /v1/completions and
+/v1/chat/completions. The answer's end is marked by chunks, by a length, or by the connection's end.
+If a model generates no text, its answer is one JSON document. The text of an answer is not stored
+and never appears in an error.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ from gpufleet.on_node.serving.questions import Judged
 
 HEAD_BYTES = 64 << 10
 LINE_BYTES = 1 << 20
-"""Maximum bytes of an event or a chunk length."""
+"""Maximum bytes of a line, which is an event or a chunk's length."""
 ANSWER_BYTES = 64 << 20
-"""Maximum bytes of an answer, some 250,000 of vLLM's events (250 bytes each)."""
+"""Maximum bytes of an answer. That is about 250,000 events of vLLM with 250 bytes each."""
 
 _HEAD, _CHUNK, _LENGTH, _UNTIL_CLOSED = range(4)
 
 
 class Exchange:
-    """One request and its answer; times are of the loop's clock."""
+    """One request and its answer. Times are those of the event loop's clock."""
 
     __slots__ = (
         "asked",
@@ -69,17 +70,19 @@ class Exchange:
     ) -> None:
         self.due, self.sent, self.chat = due, sent, chat
         self.judge = judge
-        """Function that receives an answer of one document, or None if the answer is a stream."""
+        """
+        Function that gets an answer which is one document, or None if the answer is a stream.
+        """
         self.parts: List[bytes] = []
         """Received parts of an answer that is one document."""
         self.first: Optional[float] = None
         self.last = 0.0
         self.done: Optional[float] = None
         self.gaps: List[int] = []
-        """Microseconds between events with tokens."""
+        """Times between two events with tokens, in microseconds."""
         self.events = 0
         self.tokens = 0
-        """Number of tokens as counted by the server."""
+        """Number of tokens that the server has counted."""
         self.prompt_tokens = 0
         self.asked = 0
         self.error = ""
@@ -92,8 +95,8 @@ class Exchange:
 
     def take(self, event: bytes, now: float) -> None:
         """Process one event of the answer."""
-        # vLLM writes compact JSON, in which these bytes cannot be part of a text: quotes in texts
-        # have a backslash. To parse each event would cost as much as all else that is done for it.
+        # vLLM writes compact JSON. These bytes cannot be part of a text in it, because quotes in
+        # texts have a backslash. Parsing each event would double the time that an event costs.
         if (
             not self.chat
             and b'"choices":[{' in event
@@ -108,13 +111,15 @@ class Exchange:
             self._take_document(event, now)
 
     def take_whole(self, now: float) -> None:
-        """Process an answer of one document, which has no first token and no gaps."""
+        """
+        Process an answer that is one document. It has no first token and no times between tokens.
+        """
         assert self.judge is not None
         text, self.parts = b"".join(self.parts), []
         try:
             document = json.loads(text)
             usage = document.get("usage") or {}
-            # A reranker of older releases counts all of them only.
+            # For a reranker, older releases report only the total number.
             counted = usage.get("prompt_tokens") or usage.get("total_tokens")
             self.prompt_tokens = int(counted or self.prompt_tokens)
             if self.judge(document).problem:
@@ -149,10 +154,11 @@ class Exchange:
 
 
 def _has_token(choice: Any) -> bool:
-    """Return whether a choice has content, in addition to its role or its end."""
+    """Return whether a choice has a token, and not only a role or the end mark."""
     delta = choice.get("delta")
     if delta is None:
-        # A text may be empty where a token is part of a character; one that ends it has none.
+        # The text is empty if the token is only a part of a character. The event that ends the
+        # answer has no text either.
         return bool(choice.get("text")) or choice.get("finish_reason") is None
     return any(value for key, value in delta.items() if key not in ("role", "finish_reason"))
 
@@ -161,7 +167,8 @@ class Connection(asyncio.Protocol):
     """
     One connection, which has at most one exchange at a time.
 
-    `owner` is called when the connection is made, when its exchange is over, and when it is lost.
+    `owner` is called when the connection is made, when an exchange is over, and when the connection
+    is lost.
     """
 
     def __init__(self, clock: Callable[[], float], owner: Any) -> None:
@@ -179,7 +186,7 @@ class Connection(asyncio.Protocol):
         self._skip = False
 
     def connection_made(self, transport: Any) -> None:
-        """Store the transport; asyncio has set TCP_NODELAY."""
+        """Store the transport. asyncio has already set TCP_NODELAY."""
         self.transport = transport
         self._owner.made(self)
 
@@ -193,7 +200,7 @@ class Connection(asyncio.Protocol):
         self.transport.write(data)
 
     def data_received(self, data: bytes) -> None:
-        """Process the received part of an answer."""
+        """Process a part of an answer that was received."""
         exchange = self.exchange
         if exchange is None:
             self.drop()
@@ -220,7 +227,8 @@ class Connection(asyncio.Protocol):
         """End the exchange in progress."""
         exchange = self.exchange
         if exchange is not None:
-            # An answer without a length ends with its connection. The others too, if all is there.
+            # An answer without a length ends with its connection. Any other answer may end so too,
+            # if it is complete.
             if problem is None and (self._state == _UNTIL_CLOSED or exchange.ended):
                 self._finish(reusable=False)
             elif problem is not None:
@@ -235,7 +243,9 @@ class Connection(asyncio.Protocol):
             self.transport.abort()
 
     def give_up(self, why: str) -> None:
-        """End the connection and its exchange, which fails unless its end mark was received."""
+        """
+        Close the connection. Its exchange fails, unless the answer's end mark was received.
+        """
         exchange = self.exchange
         if exchange is None:
             self.drop()
@@ -270,7 +280,7 @@ class Connection(asyncio.Protocol):
         self._owner.released(self, exchange, reusable)
 
     def _read_head(self, data: bytes) -> bytes:
-        """Read an answer's head, and return the following bytes."""
+        """Read the head of an answer, and return the bytes that follow the head."""
         head, found, body = data.partition(b"\r\n\r\n")
         if not found:
             if len(data) > HEAD_BYTES:
@@ -307,7 +317,7 @@ class Connection(asyncio.Protocol):
         return body
 
     def _skip_body(self, why: str) -> None:
-        """Discard the rest of a failed answer, so that its connection can be reused."""
+        """Discard the rest of a failed answer, so that its connection can be used again."""
         assert self.exchange is not None
         self.exchange.error = why
         self._skip = True
@@ -337,7 +347,7 @@ class Connection(asyncio.Protocol):
             if stop < 0:
                 break
             line, at = data[at:stop], stop + 2
-            if self._in_chunk:  # the line's end behind a chunk
+            if self._in_chunk:  # the line end after a chunk
                 self._in_chunk = False
                 continue
             try:
@@ -347,7 +357,7 @@ class Connection(asyncio.Protocol):
                 return
             self._in_chunk = True
             if not self._left:
-                # No server sends trailers here: what follows is the empty line.
+                # The servers send no trailers, so the empty line follows.
                 self._finish(reusable=self._keep and data[at:] == b"\r\n")
                 return
         self._rest = data[at:]

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: draw requests with a picture or a sound, each with different content.
 
-A server caches its results for a picture or a sound by content. So each picture has its own colour,
-and each sound has a number in its first samples. The rest is made once, so that a request costs
-only a few copies.
+A server caches its results for a picture or a sound by its content. So that no content is repeated,
+each picture has its own colour, and each sound has its own number in its first samples. All other
+bytes are made only once, so that a request costs only a few copies.
 """
 
 from __future__ import annotations
@@ -26,17 +26,20 @@ from gpufleet.on_node.load.request_draws import (
 from gpufleet.on_node.serving import questions
 
 PALETTE = 3
-"""PNG colour type whose pixels are indexes into a palette."""
+"""PNG's colour type for pixels that are indexes into a palette."""
 NUMBER_BYTES = 8
-"""Bytes of the number at the start of a sound: 4 inaudible samples."""
+"""Bytes of the number at the start of a sound. They are 4 samples, which nobody hears."""
 
 
 class PictureRequests:
     """
     Chat requests, each with a picture of one colour.
 
-    `form` has model, salt, pixels of a side, input and output. Input (words of the question) and
-    output (tokens of the answer) have the form of `request_draws.lengths`.
+    `form` has these keys:
+      model, salt
+      pixels   pixels of each side of the picture
+      input    number of words of the question, in the form of `request_draws.lengths`
+      output   number of tokens of the answer, in the same form
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -85,7 +88,8 @@ class SoundRequests:
     """
     Transcription requests, each with a tone.
 
-    `form` has model, salt and input (seconds, in the form of `request_draws.lengths`).
+    `form` has model, salt and input. Input is the length of the sound in seconds, in the form of
+    `request_draws.lengths`.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -103,7 +107,7 @@ class SoundRequests:
         """Return the next request."""
         own = (self._first + next(self._numbers)).to_bytes(NUMBER_BYTES, "little")
         samples = own + (self._second * next(self._inputs))[NUMBER_BYTES:]
-        # How many tokens a sound takes, only the server knows.
+        # Only the server knows how many tokens a sound has.
         return Prepared(questions.speech_form(self._model, samples), 0, 0, judge=self._judge)
 
     def replayed(self, *_: object) -> Prepared:

@@ -1,14 +1,14 @@
-"""RUNS ON THE NODE: draw arrival times, lengths and prompts from a seed.  Pure.
+"""RUNS ON THE NODE: draw arrival times, lengths and prompts from a seed. Pure.
 
 Prompts are token ids, so that lengths are exact and no tokenizer is needed. A server with a prefix
-cache must not find by accident what it has computed before: each prompt has a number of its own in
-its first tokens, behind the prefix that it is meant to share, and a salt that differs from run to
-run. The rest is cut from one pool of random ids, which costs one copy a request instead of one draw
-a token. The same ids in another position are no cache hit, because a block's hash covers all blocks
-before it (vLLM, v1/core/kv_cache_utils.py).
+cache must not have accidental cache hits. So after the prefix that prompts share on purpose, each
+prompt has its own number in its first tokens, and a salt that differs in each run. All other tokens
+are cut from one pool of random ids. This costs one copy for each request instead of one draw for
+each token. The same ids at a different position are not a cache hit, because a block's hash covers
+all blocks before it (vLLM, v1/core/kv_cache_utils.py).
 
-For models that generate no text, `on_node/serving/questions.py` builds requests and judges answers.
-A reranker takes only texts, in which words replace tokens.
+For models that generate no text, `on_node/serving/questions.py` builds the requests and judges the
+answers. A reranker accepts only texts, so its prompts have words instead of token ids.
 """
 
 from __future__ import annotations
@@ -24,14 +24,19 @@ from gpufleet.on_node.serving import questions
 
 POOL_TOKENS = 1 << 15
 NUMBER_TOKENS = 8
-"""Tokens of a prompt's number, which with 64 ids has 2.8e14 values."""
+"""Number of tokens that encode a prompt's number. With 64 ids, they have 2.8e14 values."""
 FEWEST_IDS = 64
 BLOCKS_FROM = 1 << 40
-"""First number of a trace's blocks; prompts have numbers from 0, groups below 0."""
+"""
+First number of the blocks of a trace. The numbers of prompts start at 0; those of groups are
+negative.
+"""
 BLOCK_TOKENS = 512
-"""Prompt tokens per id of a trace's `hash_ids` (Mooncake, FAST25-release)."""
+"""Number of prompt tokens for each id in a trace's `hash_ids` (Mooncake, FAST25-release)."""
 RESTING_SECONDS = 5.0
-"""Seconds of arrivals whose conversations are at rest when the load begins."""
+"""
+When the load begins, as many conversations are at rest as arrivals come in this many seconds.
+"""
 _TEXT = (
     "and are back been book call city come cost data days done door each even face fact find five"
     " food form four from game give good hand have head help here high home hour into just keep"
@@ -39,9 +44,9 @@ _TEXT = (
     " news next once only open over part plan read"
 )
 WORDS = _TEXT.split()
-"""`FEWEST_IDS` words, each of which is one token in most tokenizers for English."""
+"""`FEWEST_IDS` words. In most tokenizers for English, each of the words is one token."""
 _MARK = "\x01"
-"""Placeholder in a question for a drawn text."""
+"""Placeholder in a question, which is replaced with a drawn text."""
 
 
 class Prepared(NamedTuple):
@@ -51,21 +56,23 @@ class Prepared(NamedTuple):
     prompt_tokens: int
     """Number of prompt tokens, or 0 if only the server can count them."""
     tokens: int
-    """Number of requested tokens, or 0 for as many as the model gives."""
+    """Number of requested tokens, or 0 if the model determines the number."""
     header: bytes = b""
     """An additional header line with its line end."""
     resume: Optional[Callable[[], None]] = None
-    """Function to call when the answer is complete, so that the next turn may follow."""
+    """Function to call when the answer is complete. After it, the next turn may be sent."""
     judge: Optional[Callable[[Any], questions.Judged]] = None
-    """Function for an answer of one JSON document, or None if the answer is a stream of tokens."""
+    """
+    Function that judges an answer which is one JSON document, or None for a stream of tokens.
+    """
 
 
 def arrival_times(rate: float, seed: object) -> Iterator[float]:
     """
-    Yield the arrival times of an endless Poisson process of `rate` requests a second, in seconds.
+    Yield arrival times in seconds of an endless Poisson process with `rate` requests per second.
 
-    Gaps are exponential and never rescaled, because fitting n arrivals into n / rate seconds would
-    remove the variance of their number.
+    The times between arrivals are exponential and are never rescaled. If n arrivals were fitted
+    into n / rate seconds, their number would have no variance.
     """
     draw = random.Random(str(seed)).random
     at = 0.0
@@ -78,9 +85,11 @@ def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
     """
     Yield an endless sequence of lengths in tokens.
 
-    `form` is {"kind": "fixed", "tokens"}, {"kind": "uniform", "low", "high"} with both ends
-    included, or {"kind": "lognormal", "mu", "sigma", "maximum"}. `mu` and `sigma` are of the
-    logarithm, and longer lengths are cut to `maximum`.
+    `form` has one of these forms:
+      {"kind": "fixed", "tokens"}
+      {"kind": "uniform", "low", "high"}: `low` and `high` are possible lengths
+      {"kind": "lognormal", "mu", "sigma", "maximum"}: `mu` and `sigma` describe the logarithm;
+          a longer length becomes `maximum`
     """
     draw = random.Random(str(seed)).random
     if form["kind"] == "fixed":
@@ -91,7 +100,7 @@ def lengths(form: Dict[str, Any], seed: object) -> Iterator[int]:
             yield low + int(draw() * count)
     mu, sigma, maximum = form["mu"], form["sigma"], int(form["maximum"])
     while True:
-        # Box and Muller's, which is the same in every Python.
+        # The method of Box and Muller gives the same values in every version of Python.
         normal = math.sqrt(-2.0 * math.log(1.0 - draw())) * math.cos(2.0 * math.pi * draw())
         yield max(1, min(maximum, round(math.exp(min(mu + sigma * normal, 40.0)))))
 
@@ -100,7 +109,9 @@ class TokenPool:
     """A long text of random token ids or words, from which prompts are cut."""
 
     def __init__(self, low: int, high: int, salt: str, unit: Callable[[int], bytes]) -> None:
-        """Draw from the ids `low` <= id < `high`; `unit` returns an id with its separator."""
+        """
+        Draw from the ids `low` <= id < `high`. `unit` returns the text of an id with its separator.
+        """
         source = random.Random(salt)
         self._low, self._span, self._unit = low, high - low, unit
         words = [unit(low + int(source.random() * self._span)) for _ in range(POOL_TOKENS)]
@@ -119,7 +130,9 @@ class TokenPool:
         return b"".join(parts)
 
     def number(self, value: int, count: int = NUMBER_TOKENS) -> bytes:
-        """Return `value` as `count` ids that encode no other value, with the lowest digit first."""
+        """
+        Return `value` as `count` ids, with the lowest digit first. No other value has these ids.
+        """
         value += self._first
         digits = []
         for _ in range(count):
@@ -129,17 +142,17 @@ class TokenPool:
 
 
 def id_unit(value: int) -> bytes:
-    """Return a token's id as an element of a JSON list."""
+    """Return a token's id as text for a JSON list, with a comma."""
     return b"%d," % value
 
 
 def word_unit(value: int) -> bytes:
-    """Return a word with a space."""
+    """Return the word of an id, with a space."""
     return WORDS[value].encode() + b" "
 
 
 class _Conversation:
-    """The text of a conversation so far, and its next turn."""
+    """The text of a conversation so far, and the number of its next turn."""
 
     __slots__ = ("count", "name", "text", "turn")
 
@@ -151,14 +164,19 @@ class TokenRequests:
     """
     Requests of random token ids.
 
-    `form` has model, vocabulary [low, high), salt, input and output (as `lengths` has them);
-    prefix_tokens and prefix_groups: the length of the common prefix in a group, and the number of
-    groups; turns: the number of turns in a conversation (each turn repeats the previous ones, with
-    random tokens for answers); session_header: the header that names the conversation, for a
-    gateway's session affinity.
+    `form` has these keys:
+      model, salt
+      vocabulary      [low, high): the range of token ids
+      input, output   lengths of prompts and answers, in the form of `lengths`
+      prefix_tokens   length of the prefix that the prompts of one group share
+      prefix_groups   number of groups
+      turns           number of turns in a conversation; each turn repeats the previous turns, with
+                      random tokens instead of the answers
+      session_header  name of the header with the conversation's name, for a gateway's session
+                      affinity
 
-    Turns do not change arrival times: an arrival is a new conversation's first turn once in `turns`
-    times, or else the next turn of the conversation that has rested longest.
+    Turns do not change arrival times. One of `turns` arrivals is the first turn of a new
+    conversation. Each other arrival is the next turn of the conversation that has rested longest.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -167,7 +185,8 @@ class TokenRequests:
         self._inputs = lengths(form["input"], "%s/input" % (seed,))
         self._outputs = lengths(form["output"], "%s/output" % (seed,))
         self._draw = random.Random("%s/choice" % (seed,)).random
-        # The same number never comes again: not in another process, which counts beside this one.
+        # A number is never used twice, not even in a different process, because each process uses
+        # only every `processes`-th number.
         self._numbers = itertools.count(process, processes)
         self._prefix = int(form.get("prefix_tokens", 0))
         self._groups = [
@@ -182,7 +201,7 @@ class TokenRequests:
 
     def stagger(self, count: int) -> None:
         """
-        Start conversations at different turns, because otherwise all would be in the same turn.
+        Begin `count` conversations at different turns. Otherwise all would be in the same turn.
         """
         if self._turns > 1:
             for _ in range(count):
@@ -201,7 +220,9 @@ class TokenRequests:
         return self._turn(talk)
 
     def replayed(self, count: int, output: int, blocks: Sequence[int]) -> Prepared:
-        """Return a trace's request; `blocks` has the numbers of the parts that prompts share."""
+        """
+        Return a request of a trace. `blocks` has the numbers of the parts that prompts share.
+        """
         if not blocks:
             return self._prepared(self._own(count), count, output)
         parts = []
@@ -241,7 +262,7 @@ class TokenRequests:
         count, output = next(self._inputs), next(self._outputs)
         prompt = talk.text + self._own(count)
         total = talk.count + count
-        # For the answer: which ids it has, only the server knows.
+        # These tokens replace the answer, because only the server knows the answer's ids.
         talk.text, talk.count = prompt + self._own(output), total + output
         talk.turn += 1
         header = b""
@@ -266,10 +287,15 @@ class PooledRequests:
     """
     Requests for a model of a kind other than `generate`.
 
-    `form` has asked (the kind), model, vocabulary [low, high), salt and input (the lengths of texts
-    or of a reranker's queries, in the form of `lengths`); documents: the number for each query; and
-    document: their lengths. Texts are token ids, which vLLM accepts instead of a text. A reranker's
-    texts are words.
+    `form` has these keys:
+      asked       the model's kind
+      model, salt
+      vocabulary  [low, high): the range of token ids
+      input       lengths of texts or of a reranker's queries, in the form of `lengths`
+      documents   number of documents for each query
+      document    lengths of the documents, in the form of `lengths`
+
+    Texts are token ids, which vLLM accepts instead of a text. For a reranker, texts are words.
     """
 
     def __init__(self, form: Dict[str, Any], seed: object, process: int, processes: int) -> None:
@@ -299,7 +325,7 @@ class PooledRequests:
         pieces = [self._parts[0]]
         for count, part in zip(counts, self._parts[1:]):
             pieces += [first, self._text(count), last, part]
-        # How many tokens words are, only the server knows.
+        # Only the server knows how many tokens the words have.
         known = 0 if self._documents else sum(counts)
         return Prepared(b"".join(pieces), known, 0, judge=self._judge)
 
@@ -314,15 +340,15 @@ class PooledRequests:
 
 
 def judge_of(kind: str, put: questions.Question) -> Callable[[Any], questions.Judged]:
-    """Return the function that judges an answer; the model's files are unknown here."""
+    """Return the function that judges an answer, without knowledge of the model's files."""
     return lambda document: questions.judge(kind, put, document, questions.Expected())
 
 
 class WrittenRequests:
     """
-    The operator's own requests in their order, starting again after the last one.
+    The operator's own requests in their order. After the last request, the first one follows again.
 
-    `form` has bodies, [[text, requested tokens], ...], and asked, the kind of the model.
+    `form` has bodies ([[text, requested tokens], ...]) and asked (the model's kind).
     """
 
     def __init__(self, form: Dict[str, Any]) -> None:
@@ -354,11 +380,14 @@ def _judge_written(kind: str, text: str) -> Optional[Callable[[Any], questions.J
 
 def token_frame(model: str) -> "tuple[bytes, bytes]":
     """
-    Return the parts of a body before and after a prompt's ids; format `tail % (tokens, tokens)`.
+    Return the two parts of a body before and after a prompt's ids.
+
+    The second part must be formatted: `tail % (tokens, tokens)`.
     """
     head = b'{"model":%s,"prompt":[' % json.dumps(model).encode()
-    # ignore_eos and min_tokens: the answer has the length that was drawn, also on random ids. No
-    # temperature: greedy answers to random ids repeat themselves, which speculation guesses well.
+    # With ignore_eos and min_tokens, the answer has the length that was drawn, although the prompt
+    # is random. No temperature is set, because greedy answers to random ids repeat themselves, and
+    # speculative decoding would guess such answers too well.
     tail = (
         b'],"max_tokens":%d,"min_tokens":%d,"ignore_eos":true,"stream":true,'
         b'"stream_options":{"include_usage":true}}'
