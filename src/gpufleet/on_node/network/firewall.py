@@ -2,22 +2,25 @@
 
 Takes (JSON header `PARAMETERS`):
   action   look, apply, confirm or revert
-  wanted   the table's text, as nft reads it
-  seconds  of apply: without a confirmation the previous rules are restored after this time
-  rules    the file that is loaded at boot
-  service  the unit that loads it
-Prints one JSON document {"schema": 1, "error": sentence or "", ...}; after `look` and `confirm`:
+  wanted   the wanted table as text for nft
+  seconds  for `apply`: if the rules are not confirmed within this time, the previous rules are
+           restored
+  rules    the file with the rules that is loaded at boot
+  service  the unit that loads this file
+Prints one JSON document {"schema": 1, "error": sentence or "", ...}. After `look` and `confirm`, it
+also has:
   installed  whether nft is installed
-  user       whether the user that the table names exists
-  loaded     the table as nft lists it, null if there is none
+  user       whether the user in the table exists
+  loaded     the loaded table as nft lists it; null if no table is loaded
   canonical  the wanted table as nft lists it after loading it in an empty network namespace
-  saved      whether the file is the wanted text
-  pending    whether rules wait for their confirmation
+  saved      whether the file has the wanted text
+  pending    whether the loaded rules have not been confirmed yet
   service    the unit's ActiveState
 
-`apply` starts a timer first, then loads the table; the file stays unchanged, so that a reboot also
-undoes the rules. `confirm` ends the timer and writes the file. The confirmation comes over a
-connection opened under the new rules. Python 3.8, standard library.
+`apply` first starts a timer, then loads the table. It does not change the file, so a reboot undoes
+the rules too. `confirm` ends the timer and writes the file. The controller sends the confirmation
+over a new connection that it opens under the new rules. The program needs only Python 3.8 and the
+standard library.
 """
 
 from __future__ import annotations
@@ -36,18 +39,18 @@ TABLE = ("inet", "gpufleet")
 RUN = "/run/gpufleet/firewall"
 BEFORE = RUN + "/before.nft"
 REVERT = "gpufleet-firewall-revert"
-# A listing of a table with some thousand addresses takes less than a second.
+# Deadline of a command. Listing a table with some thousand addresses takes less than a second.
 SECONDS = 15
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 EMPTY = "table inet gpufleet {}\ndelete table inet gpufleet\n"
 
 
 class FailedError(Exception):
-    """A failed command; its text is the command's output."""
+    """Raised if a command fails. Its text is the command's output."""
 
 
 def run(*argv: str, text: str = "") -> str:
-    """Return a command's output. Raises `FailedError` with its error text."""
+    """Run a command and return its output. Raises `FailedError` with the command's error text."""
     try:
         done = subprocess.run(
             argv,
@@ -67,12 +70,12 @@ def run(*argv: str, text: str = "") -> str:
 
 
 def is_installed(name: str) -> bool:
-    """Return whether a directory of `PATH` has a program."""
+    """Return whether a program is in one of the directories of `PATH`."""
     return any(os.access(os.path.join(where, name), os.X_OK) for where in PATH.split(":"))
 
 
 def loaded_table() -> str | None:
-    """Return gpufleet's loaded table without counter values, or None if there is none."""
+    """Return gpufleet's loaded table without counter values, or None if no table is loaded."""
     names = run("nft", "list", "tables").splitlines()
     if "table %s %s" % TABLE not in [line.strip() for line in names]:
         return None
@@ -127,7 +130,9 @@ def write(path: str, text: str, mode: int) -> None:
 
 
 def look(wanted: str) -> dict[str, Any]:
-    """Return the loaded rules, the wanted rules in nft's format, and the rules for a reboot."""
+    """
+    Return the loaded rules, the wanted rules as nft lists them, and the state of the boot's rules.
+    """
     installed, known = is_installed("nft"), all_users_exist(wanted)
     return {
         "installed": installed,
@@ -141,17 +146,18 @@ def look(wanted: str) -> dict[str, Any]:
 
 
 def cancel_rollback() -> None:
-    """End the timer that would undo the rules."""
+    """Stop the timer that would restore the previous rules."""
     for verb in ("stop", "reset-failed"):
-        with contextlib.suppress(FailedError):  # it is not there: nothing waits
+        with contextlib.suppress(FailedError):  # there is no such timer
             run("systemctl", verb, "--", REVERT + ".timer", REVERT + ".service")
 
 
 def apply(wanted: str, seconds: int) -> dict[str, Any]:
-    """Load the table, after starting the timer that restores the previous rules."""
+    """Start the timer that restores the previous rules, then load the table."""
     os.makedirs(RUN, mode=0o700, exist_ok=True)
     run("nft", "-c", "-f", "-", text=wanted)
-    # Rules that were never confirmed are nothing to come back to.
+    # If the loaded rules were never confirmed, they must not be restored later. Keep the rules from
+    # before them.
     if active(REVERT + ".timer") != "active" or not os.path.exists(BEFORE):
         write(BEFORE, EMPTY + (loaded_table() or ""), 0o600)
     cancel_rollback()
@@ -168,13 +174,13 @@ def apply(wanted: str, seconds: int) -> dict[str, Any]:
     try:
         run("nft", "-f", "-", text=wanted)
     except FailedError:
-        cancel_rollback()  # nothing was changed: nft loads all or nothing
+        cancel_rollback()  # nothing has changed, because nft loads a table completely or not at all
         raise
     return {}
 
 
 def confirm(wanted: str) -> dict[str, Any]:
-    """Keep the loaded rules, including after a reboot."""
+    """Keep the loaded rules, also after a reboot."""
     cancel_rollback()
     seen = look(wanted)
     if seen["loaded"] is None or seen["loaded"] != seen["canonical"]:

@@ -1,27 +1,38 @@
 """RUNS ON THE NODE: show or change the drained servers of this gateway.
 
 Takes (`PARAMETERS`):
-  do       show; drain: the servers get no new request, also after a restart; ready: they get
-           requests again, and the answer has their state after some seconds of checks; load:
-           reload `unit` until HAProxy has loaded the configuration with `fingerprint`, for at
-           most `seconds`
-  servers  ["<backend>/<server>", ...] to drain or to make ready
-  home, run, state  directories of the configuration, the sockets and the kept state; default: those
-           of gpufleet's gateway
-Prints one JSON document {"schema": 1, "error": null or a sentence, "runs": bool,
-"fingerprint": of the loaded configuration, "servers": [{backend, server, status, sessions, queued,
-drained}], "drained": [servers that stay drained], "unknown": [requested servers that are not in the
-configuration], "configured": {server: [address, port]}, "models": [backends], "keys": {backend:
-SHA-256 of the key that HAProxy sends to its servers}}. No key leaves the node.
+  do       one of these actions:
+           - show: show the state
+           - drain: send no new requests to the servers, even after a restart of the gateway
+           - ready: send requests to the servers again; the answer has their state after some
+             seconds of health checks
+           - load: reload `unit` until HAProxy has loaded the configuration with `fingerprint`, for
+             at most `seconds`
+  servers  ["<backend>/<server>", ...]: the servers to drain or to make ready
+  home, run, state  directories of the configuration, the sockets and the stored state; by default
+           the directories of gpufleet's gateway
+Prints one JSON document:
+  schema       1
+  error        null or a sentence
+  runs         whether HAProxy runs
+  fingerprint  fingerprint of the loaded configuration
+  servers      [{backend, server, status, sessions, queued, drained}]
+  drained      [servers that are stored as drained]
+  unknown      [requested servers that are not in the configuration]
+  configured   {server: [address, port]}
+  models       [backends]
+  keys         {backend: SHA-256 of the key that HAProxy sends to the backend's servers}
+No key leaves the node.
 
-Installed as a program it is started by the gateway's unit: `gateway-state start HOME RUN STATE`
-before HAProxy, `gateway-state reload ...` before each reload; it never fails them.
+The gateway's unit starts the installed program with `gateway-state start HOME RUN STATE` before
+HAProxy starts, and with `gateway-state reload ...` before each reload. The program never makes the
+unit's start or reload fail.
 
-drained.json alone defines the drained servers; it is written before HAProxy is told. HAProxy reads
-drained.state at every start and reload, before its first request. The file is generated from
-drained.json each time, because HAProxy's server state contains ports and could restore an old one.
-After a reload servers that were down stay down until they are checked. Python 3.8, standard
-library.
+Only drained.json defines which servers are drained. It is written before HAProxy is told. HAProxy
+reads drained.state at every start and reload, before its first request. This file is generated from
+drained.json each time, because HAProxy's server state contains ports, and an old file would restore
+old ports. After a reload, servers that were down stay down until they are checked. The program
+needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -40,14 +51,14 @@ from typing import Any, Iterator
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
-# HAProxy answers within milliseconds. While it is reloaded a connection may be lost: on a
-# second try, which changes nothing, the next process answers.
+# HAProxy answers within milliseconds. During a reload, a connection may be lost. Then the command
+# is sent again, which is harmless, and the next process answers.
 SOCKET_SECONDS = 3
 TRIES = 4
-# What is well again is so for HAProxy after two checks, 2 s apart.
+# HAProxy treats a server as healthy again after two successful checks, which are 2 s apart.
 UP_SECONDS = 10
-# HAProxy's server state, version 1 (management guide, "show servers state"): the fields that are
-# looked at here. 8: drained by the runtime socket (SRV_ADMF_FDRAIN).
+# HAProxy's server state, version 1 (management guide, "show servers state"), with the fields that
+# this program uses. The administrative state 8 is a drain by the runtime socket (SRV_ADMF_FDRAIN).
 HEADER = (
     "be_id be_name srv_id srv_name srv_addr srv_op_state srv_admin_state srv_uweight srv_iweight "
     "srv_time_since_last_change srv_check_status srv_check_result srv_check_health "
@@ -56,7 +67,8 @@ HEADER = (
 )
 DRAINED = 8
 STOPPED, RUNNING = 0, 2
-# As in the gateway's `default-server rise`: what is loaded as up goes down with its first failure.
+# As in the gateway's `default-server rise`. A server that is loaded as up goes down at its first
+# failed check.
 RISE = 2
 
 PLACES = {
@@ -72,7 +84,7 @@ HOME, RUN, STATE = (
 
 
 def main() -> None:
-    """Run the requested action, or the hook of the gateway's unit."""
+    """Run the requested action, or the hook that the gateway's unit calls."""
     if not PARAMETERS:
         hook(sys.argv[1])
         return
@@ -96,16 +108,18 @@ def main() -> None:
 
 
 def hook(when: str) -> None:
-    """Write HAProxy's state file, ignoring errors, because the gateway can start without it."""
+    """
+    Write HAProxy's state file. Errors are ignored, because the gateway can start without the file.
+    """
     try:
         with hold_lock():
             write_state(read_drained(), live=when == "reload")
     except Exception as error:
-        sys.stderr.write("servers' state is not kept: %r\n" % error)
+        sys.stderr.write("the state of HAProxy's servers could not be stored: %r\n" % error)
 
 
 def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
-    """Execute the action, and return the state afterwards."""
+    """Execute the action, and return the state after it."""
     if what == "show":
         return server_states(read_drained())
     if what == "load":
@@ -124,7 +138,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
             try:
                 said = send_command("set server %s state %s" % (name, what))
             except OSError:
-                # It does not run, and will know when it does.
+                # HAProxy does not run. It will read the stored drains when it starts.
                 break
             if said.strip():
                 errors.append("%s: %s" % (name, " ".join(said.split())))
@@ -140,7 +154,7 @@ def perform(what: str, servers: "list[str]") -> "dict[str, Any]":
 
 
 def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
-    """Return whether the health check of any of these servers fails."""
+    """Return whether at least one of these servers fails its health check."""
     return any(
         each["backend"] + "/" + each["server"] in servers and each["status"].startswith("DOWN")
         for each in found.get("servers", [])
@@ -148,7 +162,9 @@ def is_down(found: "dict[str, Any]", servers: "list[str]") -> bool:
 
 
 def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
-    """Make HAProxy load the files on disk; return the loaded configuration or the error."""
+    """
+    Make HAProxy load the files on disk. Return the state with the loaded fingerprint or the error.
+    """
     until = time.monotonic() + seconds
     said = ""
     try:
@@ -169,12 +185,12 @@ def load(unit: str, fingerprint: str, seconds: float) -> "dict[str, Any]":
         found = server_states(read_drained())
     if found.get("fingerprint") != fingerprint:
         found["error"] = said or (
-            "HAProxy keeps its former configuration; `journalctl -u %s` says why" % unit
+            "HAProxy keeps its former configuration; `journalctl -u %s` shows the reason" % unit
         )
     return found
 
 
-# What is kept
+# The stored state
 
 
 @contextlib.contextmanager
@@ -194,11 +210,13 @@ def read_drained() -> "set[str]":
     except FileNotFoundError:
         return set()
     except (ValueError, KeyError, TypeError) as error:
-        raise OSError("%s/drained.json is damaged (%r): remove it" % (STATE, error)) from None
+        raise OSError(
+            "%s/drained.json is damaged (%r): remove this file" % (STATE, error)
+        ) from None
 
 
 def keep(drained: "set[str]") -> None:
-    """Store these drains, replacing all others."""
+    """Store these servers as drained. They replace all servers that were stored before."""
     replace("drained.json", json.dumps({"schema": 1, "drained": sorted(drained)}) + "\n")
 
 
@@ -218,7 +236,11 @@ def replace(name: str, text: str) -> None:
 
 
 def write_state(drained: "set[str]", live: bool) -> None:
-    """Write HAProxy's state for its next start, with a line for each drained or down server."""
+    """
+    Write the server state that HAProxy reads at its next start.
+
+    The file has one line for each server that is drained or down.
+    """
     down = set()
     if live:
         with contextlib.suppress(OSError):
@@ -235,7 +257,7 @@ def write_state(drained: "set[str]", live: bool) -> None:
 
 
 def line(name: str, address: str, port: int, drained: bool, down: bool) -> str:
-    """Return a server's line with the address and port in the configuration."""
+    """Return the line of a server, with the server's address and port in the configuration."""
     backend, server = name.split("/", 1)
     values = {
         "be_name": backend,
@@ -293,7 +315,7 @@ def models() -> "list[str]":
 
 
 def keys() -> "dict[str, str]":
-    """Return the hash of each backend's key for its servers."""
+    """Return {backend: hash of the key that HAProxy sends to the backend's servers}."""
     found = {}
     try:
         with open(os.path.join(HOME, "upstream.map"), "rb") as file:
@@ -305,11 +327,11 @@ def keys() -> "dict[str, str]":
     return found
 
 
-# What runs
+# The running HAProxy
 
 
 def server_states(drained: "set[str]") -> "dict[str, Any]":
-    """Return HAProxy's server states, and the stored drains."""
+    """Return the states of the servers in HAProxy, and which servers are stored as drained."""
     found = {
         "drained": sorted(drained),
         "configured": configured(),
@@ -345,7 +367,7 @@ def server_states(drained: "set[str]") -> "dict[str, Any]":
 
 
 def statistics(text: str) -> "list[dict[str, str]]":
-    """Return the rows of `show stat` for servers."""
+    """Return the rows of `show stat` that are about servers."""
     lines = text.splitlines()
     names = next((each[2:].split(",") for each in lines if each.startswith("# ")), [])
     each_row = (each.split(",") for each in lines if each and each[0] != "#")
@@ -354,11 +376,15 @@ def statistics(text: str) -> "list[dict[str, str]]":
 
 
 def older_statistics() -> "Iterator[str]":
-    """Yield the statistics of old processes, which end with their last requests after a reload."""
+    """
+    Yield the statistics of old processes.
+
+    After a reload, an old process ends when its last request ends.
+    """
     try:
         processes = send_command("show proc", master=True)
     except OSError:
-        return  # not one that we have started
+        return  # this HAProxy was not started by gpufleet's unit
     old = processes.partition("# old workers")[2].partition("# programs")[0]
     for text in old.splitlines():
         pid = text.split()[:1]
@@ -376,7 +402,7 @@ def send_command(command: str, master: bool = False) -> str:
             except ConnectionRefusedError:
                 if not master:
                     raise
-                time.sleep(0.3)  # over a reload the master is another program for a moment
+                time.sleep(0.3)  # during a reload, the master process replaces itself for a moment
     return send_once(command, master)
 
 
@@ -388,7 +414,7 @@ def send_once(command: str, master: bool) -> str:
         there.connect(path)
         there.sendall(command.encode() + b"\n")
         if master:
-            there.shutdown(socket.SHUT_WR)  # it would wait for more
+            there.shutdown(socket.SHUT_WR)  # otherwise HAProxy waits for more commands
         parts = []  # type: list[bytes]
         while True:
             part = there.recv(65536)

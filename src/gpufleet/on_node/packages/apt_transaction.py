@@ -2,8 +2,8 @@
 
 `transaction.py` defines the order of the steps.
 
-The vendors' index, cache and pins are in gpufleet's folders, which only gpufleet's apt.conf names.
-The node's own apt does not use them. apt's output is parsed in the C locale.
+The vendors' indexes, caches and pins are in folders of gpufleet. Only gpufleet's apt.conf refers to
+these folders, so the node's own apt does not use them. apt's output is parsed in the C locale.
 """
 
 from __future__ import annotations
@@ -22,13 +22,14 @@ from gpufleet.on_node.packages.steps import Output, RefusedError
 HOME = "/etc/gpufleet/apt"
 STATE = "/var/lib/gpufleet/packages"
 CACHE = "/var/cache/gpufleet/apt"
-# Above 1000: apt also goes back to such a version from a newer one (apt_preferences(5)).
+# With a priority above 1000, apt also downgrades to the version (apt_preferences(5)).
 EXACT_PRIORITY = 1001
-# Pin priorities: that of an ordinary repository, and "never install".
+# Pin priorities: the priority of an ordinary repository, and the priority for "never install".
 SOURCE_PRIORITY, NEVER = 500, -1
-# dpkg unpacks a package beside the one before; an initramfs is rebuilt. Bytes.
+# Additional free space in bytes. dpkg unpacks a package while the previous version still exists,
+# and an initramfs is rebuilt.
 MARGIN_BYTES = 64 << 20
-# Inst libc6 [2.36-9] (2.36-10 Debian:12/stable [amd64]); a foreign architecture follows the name.
+# "Inst libc6 [2.36-9] (2.36-10 Debian:12/stable [amd64])". A foreign architecture follows the name.
 SIMULATED = re.compile(r"^(Inst|Remv|Purg) (\S+)(?: \[(\S+)\])?(?: \((\S+) .*)?", re.M)
 
 
@@ -46,16 +47,17 @@ class Apt:
         """Run a step of the plan."""
         return steps.run(self.root, self.steps[name], more)
 
-    # --- what is there
+    # --- installed packages
 
     def installed(self) -> Dict[str, Installed]:
         """Return the packages that have files on disk, by name and by name:architecture."""
         found: Dict[str, Installed] = {}
         fields = [row.split("\t") for row in self._query("-f", DPKG_ROW).splitlines()]
         own = own_architectures(fields)
-        # The native ones last: of two packages of one name theirs is the name alone.
+        # The native architecture is last, so that of two packages with one name, the native package
+        # gets the name without an architecture.
         for status, name, architecture, version in sorted(fields, key=lambda row: row[2] in own):
-            if status[1] in "nc":  # not installed; only its configuration is left
+            if status[1] in "nc":  # n: not installed; c: only its configuration is left
                 continue
             torn = status[2:3] == "R"
             state = Installed(version, status[1] == "i" and not torn, status[0] == "h", torn)
@@ -67,7 +69,7 @@ class Apt:
         return steps.ask("dpkg-query", *where, "-W", *arguments, status=(0, 1))
 
     def unfinished(self) -> List[str]:
-        """Return the packages that an interrupted dpkg left incomplete."""
+        """Return the packages that an interrupted run of dpkg left incomplete."""
         with contextlib.suppress(FileNotFoundError):
             if any(name.isdigit() for name in os.listdir(self.root + "/var/lib/dpkg/updates")):
                 return ["an interrupted dpkg"]
@@ -84,14 +86,14 @@ class Apt:
             return False
         return True
 
-    # --- mending
+    # --- repair
 
     def finish(self) -> Output:
-        """Make dpkg finish interrupted work."""
+        """Make dpkg finish the work of an interrupted run."""
         return self.run("finish")
 
     def repair(self) -> None:
-        """Unpack half-unpacked packages again; this needs the index."""
+        """Unpack packages again that were unpacked only in part. This needs the index."""
         torn = [
             "%s=%s" % (name, state.version)
             for name, state in self.installed().items()
@@ -104,8 +106,9 @@ class Apt:
 
     def prepare(self) -> None:
         """
-        Create gpufleet's apt folders, with links to the node's own sources and pins except the
-        vendors'.
+        Create gpufleet's folders for apt. They have links to the node's own sources and pins.
+
+        The node's sources and pins for the vendors' repositories are left out.
         """
         for folder in ("/lists/partial", "/sources.list.d", "/preferences.d"):
             os.makedirs(self.root + STATE + folder, mode=0o755, exist_ok=True)
@@ -116,7 +119,8 @@ class Apt:
         self._link("preferences", "preferences.d", ("", ".pref"))
         lists = self.root + STATE + "/lists"
         if os.listdir(lists) == ["partial"]:
-            # What the node's own apt has fetched need not be fetched twice.
+            # Copy the indexes that the node's own apt has fetched, so that they are not fetched
+            # again.
             _copy_files(self.root + "/var/lib/apt/lists", lists)
         self._prefer([])
 
@@ -126,7 +130,7 @@ class Apt:
             os.unlink(os.path.join(ours, name))
         theirs = os.path.join(self.root + "/etc/apt", folder)
         paths = {name: os.path.join(theirs, name) for name in _names(theirs)}
-        # Read before the others, as apt does.
+        # apt reads this file before the others, so its name must sort first.
         paths["00-" + single + (".list" if single == "sources.list" else "")] = os.path.join(
             self.root + "/etc/apt", single
         )
@@ -139,7 +143,7 @@ class Apt:
         """
         Return whether a file has one of gpufleet's sources.
 
-        apt refuses the same source twice with different keys.
+        apt refuses a source that is configured twice with different keys.
         """
         with open(path, encoding="utf-8", errors="replace") as file:
             text = file.read()
@@ -149,7 +153,7 @@ class Apt:
         """
         Fetch every index, and return the errors of the node's own sources.
 
-        Raises `RefusedError` if a vendor's index cannot be fetched.
+        Raises `RefusedError` if the index of a vendor's source cannot be fetched.
         """
         if "fetch vendors" in self.steps:
             output = self.run("fetch vendors")
@@ -176,7 +180,9 @@ class Apt:
         )
 
     def _fences(self, output: Output) -> List[Tuple[Dict[str, Any], str]]:
-        """Return [(source, the pin expression for its packages)] from its Release file."""
+        """
+        Return [(source, pin expression for the source's packages)], from the Release files.
+        """
         labels = {}
         for row in output.text.splitlines():
             if row.count("\t") == 2:
@@ -188,7 +194,7 @@ class Apt:
             words = [
                 "%s=%s" % (key, value)
                 for key, value in (("o", origin), ("l", label))
-                if value and "," not in value  # which separates them (apt_preferences(5))
+                if value and "," not in value  # a comma separates fields (apt_preferences(5))
             ]
             if not words:
                 raise RefusedError(
@@ -200,7 +206,7 @@ class Apt:
         return found
 
     def _prefer(self, fences: List[Tuple[Dict[str, Any], str]]) -> None:
-        """Write gpufleet's pins; apt uses the first record that matches a package."""
+        """Write gpufleet's pins. apt uses the first record that matches a package."""
         records = []
         for names, version in pinned(self.asked):
             records.append((" ".join(names), "version " + version, EXACT_PRIORITY))
@@ -214,11 +220,13 @@ class Apt:
             )
             file.write(text)
 
-    # --- what would happen
+    # --- simulation
 
     def simulate(self) -> List[Change]:
         """
-        Return apt's simulated changes. Raises `RefusedError` with the reasons if apt finds none.
+        Return the changes that apt would make.
+
+        Raises `RefusedError` with the reasons if apt finds no solution.
         """
         output = self.run("simulate")
         if output.status:
@@ -234,7 +242,9 @@ class Apt:
         return [change for change in changes.values() if change.before != change.after]
 
     def _holds(self, text: str) -> List[str]:
-        """Return the held packages in apt's output that the request does not change."""
+        """
+        Return the held packages that apt's output mentions and whose hold the request keeps.
+        """
         ours = {name for name, _ in self.asked["install"]} | set(self.asked["remove"])
         return [
             "%s is held at %s" % (name, state.version)
@@ -243,7 +253,9 @@ class Apt:
         ]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} for the changes, from the packages' metadata."""
+        """
+        Return {folder: bytes that the changes need in it}, from the packages' metadata.
+        """
         words = ["%s=%s" % (c.name, c.after) for c in changes if c.after]
         if not words:
             return {}
@@ -259,7 +271,7 @@ class Apt:
         text = self._query("-f", "${Installed-Size}\n", name).split()
         return int(text[0]) << 10 if text and text[0].isdigit() else 0
 
-    # --- doing it
+    # --- changes
 
     def download(self) -> Output:
         """Download and verify every package, so that errors are found before any change."""
@@ -272,12 +284,12 @@ class Apt:
     def restore(self, changes: List[Change]) -> Output:
         """Restore the previous versions."""
         with open(self.root + HOME + "/preferences", "w"):
-            pass  # our pins are for the way forth
+            pass  # gpufleet's pins are only for the wanted versions
         words = ["%s=%s" % (c.name, c.before) if c.before else c.name + "-" for c in changes]
         return self.run("restore", *words)
 
     def mark(self) -> None:
-        """Release and set the holds of the plan."""
+        """Release and set holds, as the plan requires."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
@@ -285,7 +297,7 @@ class Apt:
                     raise RefusedError("%s failed: %s" % (self.steps[name]["argv"][0], output.last))
 
     def renew_holds(self, held: List[str]) -> None:
-        """Restore the holds that apt removed."""
+        """Set the holds again that apt removed."""
         if held:
             again = {"argv": ["apt-mark", "-c", self.root + HOME + "/apt.conf", "hold", "--"]}
             steps.run(self.root, {**again, "seconds": 60, "stdin": ""}, held)
@@ -298,10 +310,11 @@ class Apt:
 
 def pinned(asked: Dict[str, Any]) -> List[Tuple[List[str], str]]:
     """
-    Return [(names, version pattern)] that apt must prefer to all other candidates.
+    Return [(names, version pattern)] for the versions that apt must prefer to all others.
 
-    It has each wanted version. For packages in lockstep, it also has that version for all packages
-    of the sources' patterns, because dependent packages must follow.
+    The list has each wanted version. If packages must have the same version (lockstep), the list
+    also has this version for all packages that match the sources' patterns, because dependent
+    packages must get the same version.
     """
     wanted = {name: version for name, version in asked["install"] if version}
     found = [([name], version) for name, version in sorted(wanted.items())]
@@ -323,7 +336,9 @@ def errors(text: str) -> List[str]:
 
 def reasons(text: str) -> List[str]:
     """
-    Return why apt finds no solution, with dependencies first, which have no prefix in apt's output.
+    Return the reasons why apt finds no solution.
+
+    Lines about dependencies come first. They have no prefix in apt's output.
     """
     depends = [
         " ".join(line.split())
@@ -333,7 +348,7 @@ def reasons(text: str) -> List[str]:
     return [*depends, *errors(text)] or [text.strip()[-500:]]
 
 
-# What apt says, what that means, and what to do.
+# (pattern of apt's error, its meaning and what to do)
 MEANINGS = (
     (r"NO_PUBKEY|is not signed|BADSIG|signatures? (were|was|is) invalid|NODATA",
      "its index is not signed by its key, so its packages are not used: compare the key, and "
@@ -359,7 +374,7 @@ def _meaning(text: str) -> str:
 
 
 def _as_file(url: str) -> str:
-    """Return the name that apt gives to the index file of an address."""
+    """Return the file name that apt uses for the index of an address."""
     return url.partition("://")[2].lstrip("/").replace("/", "_") or url
 
 

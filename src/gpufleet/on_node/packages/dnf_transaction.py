@@ -2,9 +2,9 @@
 
 `transaction.py` defines the order of the steps.
 
-The vendors' repositories are in a gpufleet folder that only gpufleet's command lines name. dnf's
-shell runs removals and installations as one transaction. It always exits with status 0, so its
-output is parsed in the C locale, and the database is read afterwards.
+The vendors' repositories are in a folder of gpufleet, which is used only by gpufleet's command
+lines. dnf's shell runs removals and installations as one transaction. The shell always exits with
+status 0. So its output is parsed (in the C locale), and the database is read afterwards.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from gpufleet.on_node.packages.steps import Output, RefusedError
 CACHE = "/var/cache/gpufleet/dnf"
 SIZE = r"^%s: ([\d.]+) ?([kMGT]?)$"
 UNITS = {"": 1, "k": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
-# A package's own script that fails does not fail dnf's transaction.
+# Lines that show a failure. If a package's own script fails, dnf's transaction still succeeds.
 FAILED = re.compile(
     r"^(> )*(Error|Problem)\b|scriptlet failed|No match for argument|were filtered out"
     r"|Operation aborted",
@@ -43,14 +43,14 @@ class Dnf:
         self.down: List[Tuple[Optional[str], Optional[str]]] = []
 
     def run(self, name: str, stdin: str = "") -> Output:
-        """Run a step of the plan; a failure that dnf hides gets a status."""
+        """Run a step of the plan. If dnf hides a failure, the returned status shows it."""
         output = steps.run(self.root, self.steps[name], stdin=stdin)
         hidden = not output.status and self.steps[name]["argv"][-1] == "shell"
         if hidden and name != "simulate" and FAILED.search(output.text):
             return Output(1, output.text)
         return output
 
-    # --- what is there
+    # --- installed packages
 
     def installed(self) -> Dict[str, Installed]:
         """Return rpm's packages, by name and by name:architecture."""
@@ -71,7 +71,7 @@ class Dnf:
         return sorted((row[0], row[1], row[2]) for row in rows if len(row) == 3)
 
     def unfinished(self) -> List[str]:
-        """Return the packages that an interrupted rpm left in two versions."""
+        """Return the packages that an interrupted run of rpm left in two versions."""
         seen, twice = set(), set()
         for name, architecture, _ in self._rows():
             if (name, architecture) in seen and not SEVERAL.match(name):
@@ -84,11 +84,11 @@ class Dnf:
         return (other, one) in self.down
 
     def finish(self) -> Output:
-        """Remove the duplicates that an interrupted run left."""
+        """Remove the second versions of packages that an interrupted run left."""
         return self.run("finish")
 
     def repair(self) -> None:
-        """Do nothing: rpm keeps the previous version until the new one is complete."""
+        """Do nothing, because rpm keeps the previous version until the new version is complete."""
 
     # --- sources
 
@@ -97,7 +97,11 @@ class Dnf:
         os.makedirs(self.root + CACHE, mode=0o755, exist_ok=True)
 
     def fetch(self) -> List[str]:
-        """Fetch every index. Raises `RefusedError` if a vendor's cannot be fetched or verified."""
+        """
+        Fetch every index.
+
+        Raises `RefusedError` if a vendor's index cannot be fetched or verified.
+        """
         if "fetch vendors" in self.steps:
             output = self.run("fetch vendors")
             if output.status:
@@ -118,15 +122,17 @@ class Dnf:
                 done = self.run("%s %s" % (verb, name))
                 if done.status:
                     raise RefusedError(
-                        "the stream of module %s cannot be set: %s" % (name, done.last)
+                        "the stream of the dnf module %s cannot be set: %s" % (name, done.last)
                     )
         return (errors(output.text) or [output.last]) if output.status else []
 
-    # --- what would happen
+    # --- simulation
 
     def simulate(self) -> List[Change]:
         """
-        Return dnf's simulated changes. Raises `RefusedError` with the reasons if dnf finds none.
+        Return the changes that dnf would make.
+
+        Raises `RefusedError` with the reasons if dnf finds no solution.
         """
         text = self.run("simulate").text
         wrong = [line for line in errors(text) if "Operation aborted" not in line]
@@ -145,7 +151,7 @@ class Dnf:
         return [change for change in changes if change.before != change.after]
 
     def needs(self, changes: List[Change]) -> Dict[str, int]:
-        """Return {folder: bytes} for the changes, from dnf's summary."""
+        """Return {folder: bytes that the changes need in it}, from dnf's summary."""
         if not any(change.after for change in changes):
             return {}
         download = self._size("Total download size")
@@ -155,7 +161,7 @@ class Dnf:
         match = re.search(SIZE % what, self.simulated, re.M)
         return int(float(match.group(1)) * UNITS[match.group(2)]) if match else 0
 
-    # --- doing it
+    # --- changes
 
     def download(self) -> Output:
         """Download and verify every package."""
@@ -172,13 +178,13 @@ class Dnf:
         return self.run("restore", "\n".join([*lines, "run", ""]))
 
     def mark(self) -> None:
-        """Release and set the locks of the plan."""
+        """Release and set version locks, as the plan requires."""
         for name in ("release", "hold"):
             if name in self.steps:
                 output = self.run(name)
                 if output.status:
                     raise RefusedError(
-                        "`dnf versionlock` failed (is python3-dnf-plugin-versionlock there?): %s"
+                        "`dnf versionlock` failed. Is python3-dnf-plugin-versionlock installed? %s"
                         % output.last
                     )
 
@@ -202,7 +208,7 @@ def parse_listing(text: str) -> List[Tuple[str, str, str]]:
     """
     Return [(section, name, version)] from dnf's table.
 
-    A name that is too long for its column has its own line, and the rest follows on the next.
+    If a name is too long for its column, it has its own line, and the rest is on the next line.
     """
     found, section, begun = [], "", ""
     for line in text.splitlines():

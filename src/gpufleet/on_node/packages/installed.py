@@ -1,7 +1,8 @@
-"""RUNS ON THE NODE: read the packages installed by dpkg or rpm, for the snapshot. Read-only.
+"""RUNS ON THE NODE: read the packages that dpkg or rpm has installed, for the snapshot.
 
-One query of the package database answers all questions. If both package managers are installed, the
-node's is the one with packages in its database: Debian has rpm for other purposes.
+The program changes nothing. One query of the package database answers all questions. If dpkg and
+rpm are both installed, the node's package manager is the one that has packages in its database,
+because Debian has rpm for other purposes.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from fnmatch import fnmatchcase
 from typing import Any, Callable, Dict, List, Tuple
 
 DPKG_STATUS = "/var/lib/dpkg/status"
-# dpkg keeps its status changes here until they are merged; files in it mean an interrupted run.
+# dpkg stores its status changes here until they are merged. Files in this directory show that a run
+# was interrupted.
 DPKG_UPDATES = "/var/lib/dpkg/updates"
-# dpkg-query(1): the status' letters are what is wanted, what is, and an error.
+# dpkg-query(1): the letters of the status are the wanted state, the current state, and an error.
 DPKG_ROW = "${db:Status-Abbrev}\t${Package}\t${Architecture}\t${Version}\n"
 RPM_ROW = "%{NAME}\\t%{ARCH}\\t%|EPOCH?{%{EPOCH}:}:{}|%{VERSION}-%{RELEASE}\\n"
-# dnf.conf(5), installonlypkgs: several versions of these are installed on purpose.
+# Packages of which several versions are installed on purpose (installonlypkgs in dnf.conf(5)).
 SEVERAL = re.compile(r"kernel($|-)|gpg-pubkey$|kmod-.*-\d")
-# dnf versionlock writes NAME-EPOCH:VERSION-RELEASE.*
+# The file in which `dnf versionlock` writes NAME-EPOCH:VERSION-RELEASE.*
 LOCKS = "/etc/dnf/plugins/versionlock.list"
 LOCK = re.compile(r"([^#!\s]\S*)-(?:\d+:)?[^-\s]+-[^-\s]+$")
 MODULES = "/etc/dnf/modules.d"
@@ -34,7 +36,11 @@ def read(
     run: Run,
     said: Callable[[BaseException], str],
 ) -> Dict[str, Any]:
-    """Return the snapshot's entries on packages; `run` runs a program, `said` words an error."""
+    """
+    Return the snapshot's entries about packages.
+
+    `run` is a function that runs a program, and `said` a function that returns an error's text.
+    """
     manager = "apt" if os.path.exists(DPKG_STATUS) else "dnf"
     found: Dict[str, Any] = {
         "package_manager": manager,
@@ -55,7 +61,8 @@ def read(
             "packages_like": dict.fromkeys(patterns, problem),
             "dpkg_unfinished": problem,
         }
-    # Also packages that exist only for a foreign architecture: they may have to be removed.
+    # Include packages that are installed only for a foreign architecture, because they may have to
+    # be removed.
     plain = {name.partition(":")[0] for name in known}
     return {
         **found,
@@ -77,12 +84,13 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
     fields = [row.split("\t") for row in rows.splitlines()]
     own = own_architectures(fields)
     for status, name, architecture, version in fields:
-        # n: not installed, c: only its configuration is left.
+        # n: the package is not installed. c: only its configuration is left.
         if status[1] in "nc":
             continue
         whole = status[1] == "i" and status[2:3] != "R"
         state = {"version": version, "installed": whole, "held": status[0] == "h"}
-        # A name alone is the native package, for apt as well: of a foreign one it needs `:i386`.
+        # A name without an architecture is the native package, as in apt. A foreign package needs
+        # its architecture, for example `:i386`.
         if architecture in own:
             known[name] = state
         known[name + ":" + architecture] = state
@@ -92,13 +100,15 @@ def dpkg(run: Run) -> Tuple[Dict[str, Any], List[str]]:
 
 
 def own_architectures(fields: List[List[str]]) -> List[str]:
-    """Return the architectures of the node's own packages, from rows in the format DPKG_ROW."""
-    # dpkg itself is of the native architecture, and of no other.
+    """
+    Return the architectures of the node's native packages. `fields` has rows of DPKG_ROW's format.
+    """
+    # The package dpkg itself always has the native architecture.
     return ["all", *(architecture for _, name, architecture, _ in fields if name == "dpkg")]
 
 
 def rpm(run: Run) -> Tuple[Dict[str, Any], List[str]]:
-    """Return ({name: state}, packages that an interrupted rpm left in two versions)."""
+    """Return ({name: state}, packages that an interrupted run of rpm left in two versions)."""
     held = locked_names()
     known: Dict[str, Any] = {}
     twice = []
@@ -122,7 +132,7 @@ def with_version(name: str, version: str) -> str:
 
 
 def locked_names(root: str = "") -> List[str]:
-    """Return the names in dnf's versionlock."""
+    """Return the names of the packages that dnf's versionlock locks."""
     try:
         with open(root + LOCKS) as file:
             lines = [line.strip() for line in file]
@@ -133,7 +143,7 @@ def locked_names(root: str = "") -> List[str]:
 
 
 def stream_of(module: str) -> Any:
-    """Return the enabled stream of a dnf module, or None if there is none."""
+    """Return the enabled stream of a dnf module, or None if no stream is enabled."""
     try:
         with open(os.path.join(MODULES, module + ".module")) as file:
             pairs = dict(line.strip().split("=", 1) for line in file if "=" in line)

@@ -1,11 +1,11 @@
-"""RUNS ON THE NODE: wait for other package managers, and name them.
+"""RUNS ON THE NODE: wait for other package managers, and report which process holds the lock.
 
-apt, dpkg and rpm lock with fcntl(2), whose F_GETLK returns the holder. dnf writes its process id to
-a file. A lock without a holder is free, even if its file exists.
+apt, dpkg and rpm lock files with fcntl(2), whose F_GETLK returns the holder. dnf writes its process
+id to a file. A lock without a holder is free, even if its file exists.
 
-apt's own DPkg::Lock::Timeout waits for both locks of dpkg, but not for /var/lib/apt/lists/lock nor
-/var/cache/apt/archives/lock, and does not name the holder at the end (apt 2.6.1, measured);
-`dpkg --configure -a` waits for none.
+apt's own DPkg::Lock::Timeout waits for both locks of dpkg, but not for /var/lib/apt/lists/lock and
+/var/cache/apt/archives/lock. At its end it does not report the holder (measured with apt 2.6.1).
+`dpkg --configure -a` waits for no lock.
 """
 
 from __future__ import annotations
@@ -18,10 +18,12 @@ from typing import Callable, List, Optional
 
 from gpufleet.on_node.common import file_lock
 
-# dpkg(1) and apt(8): the frontend's lock is held over a whole run, dpkg's own by each dpkg.
+# dpkg(1) and apt(8): the frontend's lock is held during a whole run, and dpkg's own lock by each
+# process of dpkg.
 APT = ("/var/lib/dpkg/lock-frontend", "/var/lib/dpkg/lock")
 RPM = ("/var/lib/rpm/.rpm.lock", "/usr/lib/sysimage/rpm/.rpm.lock")
-# dnf 4, dnf.conf(5) `persistdir`: the process id of a run that changes the database.
+# dnf 4 (`persistdir` in dnf.conf(5)): the file has the process id of a run that changes the
+# database.
 DNF = ("/var/lib/dnf/rpmdb_lock.pid",)
 LOOK_SECONDS = 0.5
 # fcntl(2), struct flock on 64-bit Linux: type, whence, start, length, process.
@@ -29,12 +31,14 @@ FLOCK = "hhqqi"
 
 
 class LockedError(Exception):
-    """A lock was not released in time; the text names the holder and the time."""
+    """Raised if a lock is not released in time. The text has the holder and the time."""
 
 
 def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) -> None:
     """
-    Wait until no program changes packages. Raises `LockedError` with the holder at the deadline.
+    Wait until no program changes packages.
+
+    At the deadline, raises `LockedError` with the holder of the lock.
     """
     deadline = time.monotonic() + seconds
     said = ""
@@ -47,14 +51,14 @@ def wait(root: str, manager: str, seconds: float, say: Callable[[str], None]) ->
             say("waiting for %s" % holder)
         if time.monotonic() >= deadline:
             raise LockedError(
-                "%s, and has not released it in %d s: wait until it has ended, or end it on the "
-                "node, then run again; nothing was touched" % (holder, seconds)
+                "%s, and has not released it in %d s: wait until that process has ended, or end it "
+                "on the node, then run again; nothing was touched" % (holder, seconds)
             )
         time.sleep(LOOK_SECONDS)
 
 
 def find(root: str, manager: str) -> Optional[str]:
-    """Return a description of a package lock's holder, or None."""
+    """Return a description of the process that holds a package lock, or None."""
     for path in APT if manager == "apt" else RPM:
         pid = holder_of(root + path)
         if pid is not None:
@@ -67,7 +71,11 @@ def find(root: str, manager: str) -> Optional[str]:
 
 
 def holder_of(path: str) -> Optional[int]:
-    """Return the process that holds a file's fcntl lock, 0 for an invisible process, or None."""
+    """
+    Return the PID of the process that holds a file's fcntl lock, or None if there is none.
+
+    If the process is not visible from here, the result is 0.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR | os.O_CLOEXEC)
     except OSError:
@@ -81,7 +89,7 @@ def holder_of(path: str) -> Optional[int]:
 
 
 def written_in(path: str) -> Optional[int]:
-    """Return the process id in a file, or None."""
+    """Return the process id that is written in a file, or None."""
     try:
         with open(path) as file:
             return int(file.read(20))
@@ -90,7 +98,9 @@ def written_in(path: str) -> Optional[int]:
 
 
 def is_dnf(pid: int) -> bool:
-    """Return whether a process id belongs to a package manager; the id may be out of date."""
+    """
+    Return whether a process is a package manager. The id may now belong to a different process.
+    """
     words = " ".join(command(pid))
     return any(name in words for name in ("dnf", "yum", "rpm", "packagekit"))
 
@@ -119,10 +129,13 @@ def command(pid: int) -> List[str]:
 
 
 def start_time(pid: int) -> str:
-    """Return the start time of a process in UTC by the node's clock, or "" if it has ended."""
+    """
+    Return when a process was started, in UTC by the node's clock. For an ended process, return "".
+    """
     try:
         with open("/proc/%d/stat" % pid) as file:
-            # proc(5): the 22nd field, ticks since boot; the 2nd may have blanks and parentheses.
+            # proc(5): field 22 is the start in ticks since boot. Field 2, the name, may have blanks
+            # and parentheses.
             ticks = int(file.read().rpartition(")")[2].split()[19])
         with open("/proc/stat") as file:
             boot = next(int(line.split()[1]) for line in file if line.startswith("btime"))
@@ -139,8 +152,8 @@ def take(path: str, seconds: float) -> int:
 
     def refusal() -> LockedError:
         return LockedError(
-            "another run of gpufleet changes packages on this node: %s, for over %d s. Wait until "
-            "it has ended, then run again; nothing was touched"
+            "another run of gpufleet changes packages on this node (%s), and has done so for more "
+            "than %d s. Wait until that run has ended, then run again; nothing was touched"
             % (process(holder_of(path) or 0), seconds)
         )
 

@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: decide whether a simulated package transaction may be carried out. Pure.
 
-Compare a simulation's installations, removals and changes with the request. An unrequested removal,
-downgrade or release of a hold refuses the transaction.
+The simulated installations, removals and changes are compared with the request. The transaction is
+refused if it would remove or downgrade a package, or release a hold, without a request.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any, Callable, Dict, List, NamedTuple, Optional
 
 
 class Change(NamedTuple):
-    """One package's version before and after; None means not installed."""
+    """A package's version before and after the transaction. None means not installed."""
 
     name: str
     before: Optional[str]
@@ -22,8 +22,8 @@ class Installed(NamedTuple):
     """
     A package in the database.
 
-    `whole`: the package is fully installed and configured. `torn`: some files are of another
-    version, so that it must be unpacked again.
+    `whole` is true if the package is completely installed and configured. `torn` is true if some of
+    its files are from a different version, so that the package must be unpacked again.
     """
 
     version: str
@@ -39,13 +39,15 @@ def judge(
     older: Callable[[str, str], bool],
 ) -> List[str]:
     """
-    Return the reasons against a transaction as sentences; without any, it may be carried out.
+    Return the reasons against a transaction as sentences. If there are none, it may be carried out.
 
-    `asked` has `install` [[name, version]], `remove` [name] and `lockstep` [[name]].
+    `asked` has `install` [[name, version]], `remove` [name] and `lockstep` [[name]]: groups of
+    packages that must have the same version.
     """
     wanted = dict(asked["install"])
     removed = set(asked["remove"])
-    # What has to follow a wanted package has its upstream version: a driver's other libraries.
+    # Packages that must follow a wanted package have the same upstream version. Examples are the
+    # other libraries of a driver.
     targets = {
         upstream(change.after) for change in changes if change.name in wanted and change.after
     }
@@ -79,16 +81,16 @@ def judge(
 
 
 def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str, str]:
-    """Return {name: version} after the changes."""
+    """Return {name: version} of the installed packages after the changes."""
     after = {name: found.version for name, found in installed.items()}
     for change in changes:
-        # A package is there by its name, and by its name with the architecture.
+        # A package has two keys: its name, and its name with the architecture.
         same = [name for name in after if name.startswith(change.name + ":")]
         for name in (change.name, *same):
             if change.after:
                 after[name] = change.after
-                # Several versions may be installed side by side (kernel-devel): each gets its own
-                # key.
+                # Several versions of a package (kernel-devel) may be installed at the same time, so
+                # each version gets its own key.
                 after["%s-%s" % (name, change.after.rpartition(":")[2])] = change.after
             else:
                 after.pop(name, None)
@@ -96,14 +98,14 @@ def outcome(changes: List[Change], installed: Dict[str, Installed]) -> Dict[str,
 
 
 def package_mismatches(asked: Dict[str, Any], after: Dict[str, str]) -> List[str]:
-    """Return a sentence for each package that is not as requested."""
+    """Return a sentence for each package that would not be as requested."""
     sentences = []
     for name, version in asked["install"]:
         found = after.get(name)
         if found is None:
             sentences.append("%s would not be installed" % name)
         elif version and not accepts(version, found):
-            sentences.append("%s would be %s, but %s is wanted" % (name, found, version))
+            sentences.append("%s would be version %s, but %s is wanted" % (name, found, version))
     return sentences + [
         "%s %s would stay, but must be removed" % (name, after[name])
         for name in asked["remove"]
@@ -112,7 +114,9 @@ def package_mismatches(asked: Dict[str, Any], after: Dict[str, str]) -> List[str
 
 
 def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
-    """Return a sentence for each group that would have more than one upstream version installed."""
+    """
+    Return a sentence for each group of packages that would have more than one upstream version.
+    """
     sentences = []
     for names in groups:
         versions: Dict[str, List[str]] = {}
@@ -125,14 +129,14 @@ def out_of_step(groups: List[List[str]], after: Dict[str, str]) -> List[str]:
                 for version, members in sorted(versions.items())
             )
             sentences.append(
-                "packages that only work with one version would have several (%s): the repository "
-                "lacks some of them in the wanted version, or something pins them" % said
+                "packages that must have the same version would have different versions (%s): the "
+                "repository lacks some of them in the wanted version, or they are pinned" % said
             )
     return sentences
 
 
 def accepts(wanted: str, found: str) -> bool:
-    """Return whether an installed version is accepted, by the rule of wanted.Package.accepts."""
+    """Return whether an installed version is accepted. The rule is wanted.Package.accepts."""
     if ":" not in wanted:
         found = found.rpartition(":")[2]
     if wanted.endswith("*"):

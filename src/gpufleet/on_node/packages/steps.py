@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: run one step of a package transaction with a deadline and a log.
 
-A step outlives its connection, because ending a package manager half-way leaves packages half
-installed. LOG has the output of the last transaction only.
+A step continues if its connection ends, because a package manager that is killed leaves packages
+half installed. LOG has only the output of the last transaction.
 """
 
 from __future__ import annotations
@@ -16,18 +16,20 @@ import time
 from typing import Any, Dict, List, NamedTuple, Sequence
 
 LOG = "/var/lib/gpufleet/packages/log"
-# What a transaction does now, for `transaction_progress.py`; gone when it has ended.
+# File with the current step of a transaction, for `transaction_progress.py`. It is removed at the
+# transaction's end.
 STEP = "/var/lib/gpufleet/packages/step"
 LINES_BEFORE, LAST_LINES = 5, 15
 COMPLAINS = re.compile(r"error|fail|cannot|unable|invalid|^[EW]:", re.I)
-# apt's progress; dnf's table, its shell's prompt and its steps ("Upgrading : foo 1/2").
+# Lines without information: apt's progress, dnf's table, the prompt of dnf's shell, and dnf's steps
+# ("Upgrading : foo 1/2").
 NOISE = re.compile(
     r"^(debconf: |Reading |Building dependency|\(Reading database|Hit:|Get:|W: Download is|[>=]"
     r"|Last metadata|Total|Running |Transaction )|\s:\s.*\d+/\d+$"
 )
 ENVIRONMENT = {
     "DEBIAN_FRONTEND": "noninteractive",
-    # The needrestart hook would restart serving units because a library of theirs changed.
+    # Otherwise, the hook of needrestart would restart serving units whose libraries have changed.
     "NEEDRESTART_SUSPEND": "1",
     "APT_LISTCHANGES_FRONTEND": "none",
     "LC_ALL": "C.UTF-8",
@@ -37,7 +39,7 @@ ENVIRONMENT = {
 
 
 class RefusedError(Exception):
-    """One sentence for the operator."""
+    """Raised to refuse a transaction. Its text is one sentence for the operator."""
 
 
 class Output(NamedTuple):
@@ -48,15 +50,19 @@ class Output(NamedTuple):
 
     @property
     def last(self) -> str:
-        """Return the explaining lines: the lines around the first error, or else the last lines."""
+        """
+        Return the lines that explain a failure.
+
+        They are the lines around the first error, or the last lines if no line is an error.
+        """
         lines = output_lines(self.text)
         at = next((at for at, line in enumerate(lines) if COMPLAINS.search(line)), len(lines))
-        # A script prints what is wrong before dpkg reports the failure.
+        # A package's script prints the reason before dpkg reports the failure.
         return " | ".join(lines[max(0, at - LINES_BEFORE) :][:LAST_LINES])
 
 
 def output_lines(text: str) -> List[str]:
-    """Return the lines of a package manager's output without progress lines."""
+    """Return the lines of a package manager's output, without the lines about progress."""
     lines = [line.strip() for line in text.replace("\r", "\n").splitlines()]
     return [line for line in lines if line and not NOISE.search(line)]
 
@@ -68,7 +74,7 @@ def ignore_hangup() -> None:
 
 
 def begin_log(root: str) -> None:
-    """Truncate the log, and write the time."""
+    """Empty the log, then write the time to it."""
     os.makedirs(os.path.dirname(root + LOG), mode=0o755, exist_ok=True)
     with open(root + LOG, "w") as log:
         log.write("%s\n" % time.strftime("%Y-%m-%d %H:%M:%S UTC", time.gmtime()))
@@ -76,9 +82,9 @@ def begin_log(root: str) -> None:
 
 def record_step(root: str, what: str, folder: str = "", size: int = 0) -> None:
     """
-    Record the current step: `what`, and for a download its folder and size.
+    Record the current step as `what`. For a download, also record its folder and size.
 
-    It is informational: write errors are ignored.
+    The record is only informational, so write errors are ignored.
     """
     document = {"pid": os.getpid(), "step": what, "folder": folder, "bytes": size}
     with contextlib.suppress(OSError):
@@ -94,7 +100,11 @@ def stop_watcher(root: str) -> None:
 
 
 def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = "") -> Output:
-    """Run a step with additional arguments and input. Raises `RefusedError` after its deadline."""
+    """
+    Run a step with additional arguments and input.
+
+    Raises `RefusedError` if the step does not end before its deadline.
+    """
     argv = [*step["argv"], *more]
     with open(root + LOG, "a+b", buffering=0) as log:
         log.write(("\n$ %s\n" % " ".join(argv)).encode())
@@ -103,16 +113,16 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
             process = subprocess.Popen(
                 argv,
                 stdin=subprocess.PIPE,
-                # A file, not a pipe: it is written also when we have gone.
+                # A file instead of a pipe, so that output is written even after this process ended.
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **ENVIRONMENT},
                 cwd="/",
-                # Its own session: no signal of the connection's terminal reaches it.
+                # In its own session, the step gets no signals of the connection's terminal.
                 start_new_session=True,
             )
         except FileNotFoundError:
-            raise RefusedError("there is no %s on this node" % argv[0]) from None
+            raise RefusedError("the program %s is not installed on this node" % argv[0]) from None
         try:
             process.communicate((stdin or step["stdin"]).encode(), timeout=step["seconds"])
         except subprocess.TimeoutExpired:
@@ -121,7 +131,7 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
             log.seek(begun)
             output = Output(-9, log.read().decode("utf-8", "replace"))
             raise RefusedError(
-                "`%s` was ended after %d s; its output: %s. Run again to complete it"
+                "`%s` was killed after %d s; its output: %s. Run again to complete it"
                 % (" ".join(argv[:6]), step["seconds"], output.last)
             ) from None
         log.seek(begun)
@@ -129,7 +139,7 @@ def run(root: str, step: Dict[str, Any], more: Sequence[str] = (), stdin: str = 
 
 
 def ask(*argv: str, status: Sequence[int] = (0,)) -> str:
-    """Return the output of a short query. Raises `RefusedError` without an answer."""
+    """Return the output of a short query. Raises `RefusedError` if the query fails."""
     done = subprocess.run(
         argv,
         stdin=subprocess.DEVNULL,

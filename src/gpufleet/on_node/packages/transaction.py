@@ -1,18 +1,22 @@
 """RUNS ON THE NODE, as root: run one package transaction completely or undo it.
 
-Takes (`PARAMETERS`): what gpufleet.converge.package_commands.parameters() returns.
-Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]};
-on a problem it prints a sentence on stderr and exits with status 1.
+Takes (`PARAMETERS`): the result of gpufleet.converge.package_commands.parameters().
+Prints one JSON document {"schema": 1, "changed": [[name, before, after]], "notes": [sentence]}.
+On a problem, it prints a sentence on stderr and exits with status 1.
 
-Promises:
-  * it waits for other package managers, and names them when that takes too long;
-  * it simulates first, and refuses a transaction with an unrequested removal, downgrade or release
-    of a hold, with packages that would no longer match, without enough disk space, or with a source
-    that cannot be reached or is not signed by its key;
-  * afterwards it reads versions, holds and configuration from the database;
-  * if a package's own script fails, the previous versions are installed again, if they can be
-    downloaded; after a power cut or a kill, the next run first completes the transaction.
-Python 3.8, standard library.
+The program guarantees:
+  * It waits for other package managers. If that takes too long, it reports which process it waits
+    for.
+  * It first simulates the transaction. It refuses a transaction
+      - that would remove or downgrade a package, or release a hold, without a request
+      - after which packages that must match would no longer match
+      - for which there is not enough disk space
+      - with a source that cannot be reached or is not signed by its key
+  * After the transaction, it verifies versions, holds and configuration in the database.
+  * If a package's own script fails, it installs the previous versions again, if they can be
+    downloaded.
+  * After a power cut or a kill, the next run first completes the interrupted transaction.
+It needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -39,17 +43,17 @@ UNTOUCHED = "nothing was touched"
 
 
 def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Run the transaction. Raises `RefusedError` or `LockedError` with a sentence."""
+    """Run the transaction. Raises `RefusedError` or `LockedError` with a sentence as text."""
     os.umask(0o022)
     root, seconds = asked["root"], asked["lock_seconds"]
     lock = locks.take(root + LOCK, seconds)
     try:
-        # apt fetches as its own user, which has to get through.
+        # apt fetches files as its own user, which must be able to enter this folder.
         os.chmod(os.path.dirname(os.path.dirname(root + LOCK)), 0o755)
         steps.begin_log(root)
         manager: Manager = Dnf(asked) if asked["manager"] == "dnf" else Apt(asked)
         locks.wait(root, manager.kind, seconds, partial(report_progress, root))
-        steps.record_step(root, "reads what is installed")
+        steps.record_step(root, "reads the installed packages")
         write_files(asked["files"])
         manager.prepare()
         notes: List[str] = []
@@ -67,19 +71,19 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Print progress at once, even if no one reads it."""
+    """Print progress at once, even if nobody reads it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 
 
 def report_progress(root: str, text: str) -> None:
-    """Report progress to the caller, and to `transaction_progress.py`."""
+    """Report progress to the caller and to `transaction_progress.py`."""
     steps.record_step(root, text)
     say(text)
 
 
 def write_files(files: Dict[str, str]) -> None:
-    """Write the configuration files of the steps atomically."""
+    """Write the configuration files that the steps use. Each file is written atomically."""
     for path, text in files.items():
         os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
         with open(path + ".new", "w") as file:
@@ -90,7 +94,7 @@ def write_files(files: Dict[str, str]) -> None:
 
 
 def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Finish interrupted work, unpack half-installed packages again, and return the notes."""
+    """Finish an interrupted run, unpack half-installed packages again, and return notes on it."""
     half = manager.unfinished()
     if not half:
         return []
@@ -104,19 +108,19 @@ def repair_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
         fetch(manager, asked)
         manager.repair()
     left = manager.unfinished()
-    # What this transaction replaces may stay broken until then.
+    # Packages that this transaction replaces may stay broken until they are replaced.
     ours = {name for name, _ in asked["install"]} | set(asked["remove"])
     ours |= {name for names in asked["lockstep"] for name in names}
     if strangers := [name for name in left if name not in ours]:
         raise RefusedError(
-            "%s is half installed, and completing it fails: %s. Fix it on the node (dpkg "
-            "--configure -a), then run again" % (", ".join(strangers), output.last)
+            "%s is half installed, and its installation cannot be completed: %s. Fix this on the "
+            "node (dpkg --configure -a), then run again" % (", ".join(strangers), output.last)
         )
     return ["completed unfinished work: %s" % ", ".join(half)] if not left else []
 
 
 def change(manager: Manager, asked: Dict[str, Any], notes: List[str]) -> List[Change]:
-    """Install, change and remove packages after all checks against the simulation."""
+    """Check the simulated transaction, then install, change and remove packages."""
     root = asked["root"]
     foul = fetch(manager, asked) if asked["install"] else []
     before = manager.installed()
@@ -163,13 +167,13 @@ def fetch(manager: Manager, asked: Dict[str, Any]) -> List[str]:
 
 
 def broken_packages(manager: Manager, asked: Dict[str, Any]) -> List[str]:
-    """Return the requested packages that are incomplete, regardless of the exit status."""
+    """Return the requested packages that are incomplete, whatever the exit status was."""
     found = manager.installed()
     return [name for name, _ in asked["install"] if name not in found or not found[name].whole]
 
 
 def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
-    """Return a sentence for each file system that lacks room for the new content."""
+    """Return a sentence for each file system that has not enough free space."""
     total: Dict[int, List[Any]] = {}
     for folder, size in needs.items():
         path = root + folder
@@ -183,7 +187,7 @@ def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
         free = status.f_bavail * status.f_frsize
         if size > free:
             sentences.append(
-                "the file system of %s has %d MB free, and %d MB are needed: make room"
+                "the file system of %s has %d MB free, but %d MB are needed: free some space"
                 % (path, free // 10**6, -(-size // 10**6))
             )
     return sentences
@@ -191,7 +195,7 @@ def space_problems(root: str, needs: Dict[str, int]) -> List[str]:
 
 def restore(manager: Manager, changes: List[Change], output: Output, held: List[str]) -> str:
     """
-    Restore the previous state after a package's script failed; return the result as a sentence.
+    Restore the previous state after a package's script failed. Return the result as a sentence.
     """
     found = manager.installed()
     failed = sorted(one.name for one in changes if one.name in found and not found[one.name].whole)
@@ -210,8 +214,9 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
     ]
     if wrong:
         return (
-            "%s. It could not be restored (%s): %s in the state after the failure; the next run "
-            "begins by completing it" % (said, back.last, ", ".join(sorted(wrong)))
+            "%s. The previous state could not be restored (%s). In the state after the failure: "
+            "%s. The next run first completes the installation"
+            % (said, back.last, ", ".join(sorted(wrong)))
         )
     manager.renew_holds(held)
     return "%s. Restored: every package is as it was before (%s)" % (
@@ -221,7 +226,7 @@ def restore(manager: Manager, changes: List[Change], output: Output, held: List[
 
 
 def verify(manager: Manager, asked: Dict[str, Any]) -> None:
-    """Verify the result in the package database. Raises `RefusedError` for a difference."""
+    """Verify the result in the package database. Raises `RefusedError` if the result differs."""
     found = manager.installed()
     wrong = []
     for name, version in asked["install"]:
@@ -231,7 +236,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
         elif not state.whole:
             wrong.append("%s %s is not configured" % (name, state.version))
         elif version and not accepts(version, state.version):
-            wrong.append("%s is %s, wanted %s" % (name, state.version, version))
+            wrong.append("%s has version %s instead of %s" % (name, state.version, version))
     wrong += ["%s is still installed" % name for name in asked["remove"] if name in found]
     wrong += [
         "%s is not held" % name for name in asked["hold"] if name in found and not found[name].held
@@ -248,7 +253,7 @@ def verify(manager: Manager, asked: Dict[str, Any]) -> None:
 
 
 def main() -> None:
-    """Run the transaction; report a problem in one sentence."""
+    """Run the transaction. Report a problem as one sentence."""
     steps.ignore_hangup()
     try:
         document = transact(PARAMETERS)

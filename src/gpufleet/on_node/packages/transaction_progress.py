@@ -1,11 +1,13 @@
 """RUNS ON THE NODE: report the progress of a running package transaction.
 
-Takes (`PARAMETERS`): `root`, "" for the node itself. Prints one JSON document: {"schema": 1,
-"step": what the transaction does, "bytes": int or None, "total": int or None, "line": the last line
-of its package manager}; `step` is None if no transaction runs.
+Takes (`PARAMETERS`): `root`, which is "" for the node itself. Prints one JSON document:
+  schema        1
+  step          what the transaction does; null if no transaction runs
+  bytes, total  how much of a download is done, and its size; null if not known
+  line          the last line of the package manager's output
 
-It reads what `transaction.py` writes into STEP, and touches nothing that a package manager locks.
-Python 3.8, standard library.
+The program reads the file STEP that `transaction.py` writes. It uses no file that a package manager
+locks. It needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -22,14 +24,14 @@ from gpufleet.on_node.transfer.folder_size import size
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# No reader waits longer than that (gpufleet.operations.progress_watch.LOOK_SECONDS).
+# The caller does not wait longer than this (gpufleet.operations.progress_watch.LOOK_SECONDS).
 SECONDS = 10
 PACKAGES = (".deb", ".rpm")
-# Bytes read from the end of the log: no line is longer.
+# Bytes that are read from the end of the log. No line is longer.
 _END = 4096
-# apt's bar and dnf's, and the colours of either.
+# Control characters of the progress bars of apt and dnf, and of their colours.
 _CONTROL = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|[\x00-\x08\x0b-\x1f\x7f]")
-# package_steps.begin
+# The line that steps.begin_log writes.
 _BEGUN = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC$")
 
 
@@ -45,7 +47,7 @@ def look(root: str) -> Dict[str, Any]:
     try:
         with open(root + STEP, encoding="utf-8") as file:
             step = json.load(file)
-        # One that was killed has left its last step.
+        # A transaction that was killed has left the record of its last step.
         os.kill(int(step["pid"]), 0)
         document["step"] = str(step["step"])
         if step["folder"]:
@@ -66,7 +68,7 @@ def last_line(path: str) -> Optional[str]:
             text = file.read().decode("utf-8", "replace")
         for line in reversed(text.replace("\r", "\n").splitlines()):
             said = " ".join(_CONTROL.sub("", line).split())
-            if said.startswith("$ ") or _BEGUN.match(said):  # it has said nothing yet
+            if said.startswith("$ ") or _BEGUN.match(said):  # no output of the step yet
                 return None
             if said:
                 return said

@@ -421,7 +421,7 @@ def test_a_disk_without_room_is_refused_before_anything_is_touched(small: Debian
 
     run = transact(driver(small, "600.1.1-1", "drv-lib"), small.root)
     assert run.status == 1
-    assert "has 75 MB free, and 88 MB are needed: make room; nothing was touched" in run.err
+    assert "has 75 MB free, but 88 MB are needed: free some space; nothing was touched" in run.err
     assert small.status() == {}
 
 
