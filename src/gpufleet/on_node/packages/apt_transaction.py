@@ -199,8 +199,8 @@ class Apt:
             if not words:
                 raise RefusedError(
                     "the package source %s (%s) has a Release file without Origin and Label, so "
-                    "apt cannot tell its packages from others: mirror the vendor's index unchanged"
-                    % (source["id"], source["url"])
+                    "apt cannot distinguish its packages from other packages: mirror the vendor's "
+                    "index unchanged" % (source["id"], source["url"])
                 )
             found.append((source, "release " + ",".join(words)))
         return found

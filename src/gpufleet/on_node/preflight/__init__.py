@@ -1,1 +1,1 @@
-"""RUNS ON THE NODE: checks of `gpufleet preflight`."""
+"""Programs that read facts and test alerts on nodes for `gpufleet preflight`."""

@@ -1,12 +1,13 @@
 """RUNS ON THE NODE: send one alert to this node's Alertmanager, and wait for its delivery.
 
 Takes (JSON header `PARAMETERS`):
-  url      of Alertmanager on this node
-  alert    the alert, in the form of its API
-  seconds  to wait for a delivery
-Prints one JSON document {"schema": 1, "error": null or a sentence, "before": text, "after": text}:
-Alertmanager's /metrics before the alert, and after it counted a notification or the time was over.
-Python 3.8, standard library.
+  url      URL of Alertmanager on this node
+  alert    the alert, in the form of Alertmanager's API
+  seconds  the most time to wait for a delivery
+Prints one JSON document {"schema": 1, "error": null or a sentence, "before": text, "after": text}.
+`before` is Alertmanager's /metrics before the alert. `after` is /metrics when Alertmanager has
+counted a notification, or when the time is over. The program needs only Python 3.8 and the standard
+library.
 """
 
 from __future__ import annotations
@@ -45,12 +46,12 @@ def main() -> None:
 
 
 def counts(page: str) -> "list[str]":
-    """Return the lines that change when a notification is sent or fails."""
+    """Return the lines of /metrics that change when a notification is sent or fails."""
     return COUNTED.findall(page)
 
 
 def request(path: str, document: Any = None) -> str:
-    """Return the server's response. Raises `OSError` and `ValueError`."""
+    """Return Alertmanager's response. Raises `OSError` or `ValueError` if there is none."""
     asked = urllib.request.Request(
         PARAMETERS["url"] + path,
         data=None if document is None else json.dumps(document).encode(),

@@ -2,24 +2,29 @@
 
 Takes (JSON header `PARAMETERS`):
   names    host names to resolve
-  pages    {id: {"url", "body": whether to return the body of a 200}}, fetched without credentials
-  tls      {id: {"host", "port", "authorities": PEM, null: the system's, "name": whether the
-           certificate has to name the host}}
-  models   {directory: {file: [algorithm, digest]}, null: no lock names its files}
+  pages    {id: {"url", "body": whether to return the body of a response 200}}; pages are fetched
+           without credentials
+  tls      {id: {"host", "port", "authorities": PEM, or null for the system's authorities,
+           "name": whether the certificate must be valid for the host's name}}
+  models   {directory: {file: [algorithm, digest]}}; null instead of the files if no lock has them
   folders  directories whose sizes are measured
-Prints one JSON document; what could not be read is {"missing": reason}:
+Prints one JSON document. A value that could not be read is {"missing": reason}.
   schema    1
-  began, clock   the node's time when this began and when it ended, in seconds since 1970
-  names     {name: [address, ...]}; {"missing": "absent"}: it does not resolve
-  pages     {id: {"status": HTTP status, "body": text if wanted, "error": why there is none}}
-  tls       {id: {"verified": bool, "why": sentence, "certificate": base64 of DER, "" if none}}
+  began, clock   the node's time when the program began and when it ended, in seconds since 1970
+  names     {name: [address, ...]}; {"missing": "absent"} if the name cannot be resolved
+  pages     {id: {"status": HTTP status, "body": text if it was wanted, "error": the reason if there
+            is no response}}
+  tls       {id: {"verified": bool, "why": sentence, "certificate": base64 of DER, or "" if there is
+            none}}
   models    {directory: {"complete": bool, "missing", "extra", "changed", "wrong": [file, ...],
-            "hashed": number of files, "bytes"}}; changed: written after the model was complete;
-            wrong: with another hash; only files of at most 16 MiB are hashed
+            "hashed": number of files, "bytes"}}. Files in `changed` were written after the model
+            was complete. Files in `wrong` have a wrong hash. Only files of at most 16 MiB are
+            hashed
   folders   {directory: bytes}
   firewall  whether nftables has the table `inet gpufleet`
 
-Read-only. Each question has a process and a deadline of its own. Python 3.8, standard library.
+The program changes nothing. Each question has its own process and deadline. The program needs only
+Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -45,19 +50,20 @@ from gpufleet.on_node.transfer.model_hashes import hash_file
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Seconds. resolv.conf(5): five for each of two tries of a name server.
+# In seconds. By default (resolv.conf(5)), a name server is queried twice, for five seconds each.
 NAME_SECONDS = 11
 REQUEST_SECONDS = 6
-# A hundred weight files on a network file system; a virtual environment of 30,000 files from a
-# cold disk.
+# Enough for a hundred weight files on a network file system, or for a virtual environment of 30,000
+# files that are not in the page cache.
 FILES_SECONDS = 15
 FIREWALL_SECONDS = 5
 BODY_BYTES = 1 << 20
-# Larger files of a model (weights) are not hashed here: they are hashed when they are placed.
+# Larger files of a model (weights) are not hashed by this program. They are hashed when they are
+# placed.
 HASHED_BYTES = 16 << 20
-NAMED = 20  # files of a kind that are named
-# X509_V_FLAG_PARTIAL_CHAIN of OpenSSL (x509_vfy.h): a named certificate is an anchor, signed by
-# itself or not. Python has a name for it since 3.10.
+NAMED = 20  # the most files of a kind whose names are returned
+# X509_V_FLAG_PARTIAL_CHAIN of OpenSSL (x509_vfy.h): a given certificate is trusted even if it is
+# not self-signed. Python has a constant for this flag since 3.10.
 PARTIAL_CHAIN = 0x80000
 
 
@@ -90,7 +96,7 @@ def main() -> None:
 
 
 def resolve(name: str) -> List[str]:
-    """Return the addresses to which this node's programs resolve a name."""
+    """Return the addresses that programs on this node get for a name."""
     try:
         found = socket.getaddrinfo(name, None, proto=socket.IPPROTO_TCP)
     except socket.gaierror as error:
@@ -101,8 +107,8 @@ def resolve(name: str) -> List[str]:
 
 
 def fetch_page(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return a server's response to a request without a key or a password."""
-    # Whose certificate it is, `handshakes` asks: no secret is sent here.
+    """Return a server's response to a request that has no key and no password."""
+    # The certificate is not verified, because no secret is sent. `handshakes` verifies it.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -121,14 +127,16 @@ def fetch_page(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class _Stays(urllib.request.HTTPRedirectHandler):
-    """A redirect is returned as a response, because it shows that the server is reachable."""
+    """
+    A handler that returns a redirect as a response, because it shows that the server is reachable.
+    """
 
     def redirect_request(self, *_: Any, **__: Any) -> None:
         return None
 
 
 def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether a server's certificate is valid, and the certificate itself."""
+    """Return whether a server's certificate is valid, and return the certificate itself."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = bool(asked["name"])
     try:
@@ -144,7 +152,7 @@ def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
         return {"verified": False, "why": str(error) or type(error).__name__, "certificate": ""}
     else:
         return {"verified": True, "why": "", "certificate": shown}
-    # Once more, for the certificate that was not believed.
+    # Connect again without verification, to get the certificate that was not accepted.
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     context.check_hostname = False
     context.verify_mode = ssl.CERT_NONE
@@ -156,7 +164,7 @@ def handshakes(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
-    """Return a server's certificate as base64 of DER. Connection errors are raised."""
+    """Return a server's certificate as base64 of DER. Errors of the connection are raised."""
     place = (asked["host"], asked["port"])
     plain = socket.create_connection(place, timeout=REQUEST_SECONDS)
     try:
@@ -167,7 +175,9 @@ def handshake(asked: Dict[str, Any], context: ssl.SSLContext) -> str:
 
 
 def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, Any]:
-    """Return whether a model is complete, with its faulty files and its files changed later."""
+    """
+    Return whether a model is complete, which of its files are wrong, and which were changed later.
+    """
     there = dict(sizes(directory))
     known = {name for name in there if name != MARK and not name.startswith(NOTES)}
     wanted = set(shards(directory)) if files is None else set(files)
@@ -185,7 +195,7 @@ def model(directory: str, files: Optional[Dict[str, List[str]]]) -> Dict[str, An
 
 
 def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) -> Iterator[str]:
-    """Yield the files whose hash differs from the lock's."""
+    """Yield the files whose hash differs from the hash in the lock."""
     folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:
         for name in names:
@@ -197,7 +207,7 @@ def other_hashes(directory: str, names: List[str], files: Dict[str, List[str]]) 
 
 
 def folder_bytes(folder: str) -> int:
-    """Return a folder's bytes. Raises `CannotRead` if it does not exist."""
+    """Return a folder's size in bytes. Raises `CannotRead` if the folder does not exist."""
     if not os.path.isdir(folder):
         raise CannotRead("absent")
     return folder_size.size(folder)

@@ -1,1 +1,1 @@
-"""Programs that test whether the nodes of a replica reach each other."""
+"""Programs that test whether the nodes of a replica can reach each other."""

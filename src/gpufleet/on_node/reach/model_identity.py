@@ -1,12 +1,13 @@
 """RUNS ON THE NODE: identify a model directory's content without reading all of it.
 
 A file of at most `WHOLE_BYTES` (configurations, tokenizers, the index of the weights) is identified
-by the SHA-256 of its content. A larger file (weights) is identified by its size and the SHA-256 of
-both ends: safetensors begins with the names, types and positions of its tensors, and a copy that
-was truncated or filled with zeros ends differently. Reading the weights would take as long as
-loading them.
+by the SHA-256 of its content. A larger file (weights) is identified by its size, and by the SHA-256
+of its beginning and its end. A safetensors file begins with the names, types and positions of its
+tensors. If a copy was truncated or filled with zeros, its end differs. Reading all weights would
+take as long as loading them.
 
-The files are read with the account that will load them, so that unreadable files are found.
+The files are read with the account that will load them, so that files that this account cannot read
+are found.
 """
 
 from __future__ import annotations
@@ -19,10 +20,11 @@ from gpufleet.on_node.common.answers import CannotRead
 
 WHOLE_BYTES = 16 << 20
 END_BYTES = 1 << 16
-# Two hundred are a large checkpoint; a folder that holds much more is no model's.
+# A large checkpoint has two hundred files. A folder with many more files is not a model's folder.
 MOST_FILES = 5000
 
-# What vLLM and transformers read: weights, configurations, tokenizers, templates, code.
+# Endings of the files that vLLM and transformers read: weights, configurations, tokenizers,
+# templates, code.
 SUFFIXES = (
     *(".bin", ".gguf", ".pt", ".pth", ".safetensors"),
     *(".jinja", ".json", ".jsonl", ".model", ".py", ".tiktoken", ".txt", ".yaml"),
@@ -33,8 +35,9 @@ def files(directory: str, user: str) -> Dict[str, Any]:
     """
     Return {path below `directory`: [bytes, digest]} for a model's files.
 
-    This changes the process' account to `user` permanently, if it is root and the account exists.
-    Raises `CannotRead` for a directory without such files, and for files that `user` may not read.
+    If this process runs as root and the account `user` exists, the process permanently changes to
+    this account. Raises `CannotRead` if the directory has no such files, or if `user` may not read
+    one of them.
     """
     become(user)
     if not os.path.exists(directory):
@@ -51,12 +54,12 @@ def files(directory: str, user: str) -> Dict[str, Any]:
                 detail="%s: %s" % (path, error.strerror),
             ) from None
     if not found:
-        raise CannotRead("absent", detail="no file of a model in %s" % directory)
+        raise CannotRead("absent", detail="no files of a model in %s" % directory)
     return found
 
 
 def refusal(path: str) -> str:
-    """Return why this account cannot read a path: `absent` or `no_permission`."""
+    """Return the reason why this account cannot read a path: `absent` or `no_permission`."""
     try:
         os.stat(path)
     except PermissionError:
@@ -67,11 +70,11 @@ def refusal(path: str) -> str:
 
 
 def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
-    """Yield (relative name, path) of each of a model's files; links to files are followed."""
+    """Yield (relative name, path) of each file of a model. Links to files are followed."""
     if os.path.isfile(directory):  # a GGUF file is a model by itself
         yield os.path.basename(directory), directory
     for folder, folders, names in os.walk(directory):
-        # Downloads in progress, and what belongs to git.
+        # Leave out downloads in progress and git's files.
         folders[:] = sorted(each for each in folders if not each.startswith("."))
         for name in sorted(names):
             path = os.path.join(folder, name)
@@ -80,7 +83,7 @@ def walk_files(directory: str) -> Iterator[Tuple[str, str]]:
 
 
 def size_and_digest(path: str) -> Tuple[int, str]:
-    """Return a file's size, and the digest of its content or of both ends."""
+    """Return a file's size, and the digest of its content or of its beginning and end."""
     with open(path, "rb") as file:
         size = os.fstat(file.fileno()).st_size
         if size <= WHOLE_BYTES:
@@ -93,7 +96,11 @@ def size_and_digest(path: str) -> Tuple[int, str]:
 
 
 def become(user: str) -> None:
-    """Change this process' user to `user` permanently, if it is root and the account exists."""
+    """
+    Permanently change this process' account to `user`.
+
+    Nothing changes if the process does not run as root, or if the account does not exist.
+    """
     import pwd
 
     if os.geteuid() != 0:
@@ -101,7 +108,7 @@ def become(user: str) -> None:
     try:
         entry = pwd.getpwnam(user)
     except KeyError:
-        return  # the account comes with the deploy
+        return  # the deploy will create the account
     os.initgroups(user, entry.pw_gid)
     os.setgid(entry.pw_gid)
     os.setuid(entry.pw_uid)

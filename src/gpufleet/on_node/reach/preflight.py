@@ -1,24 +1,27 @@
-"""RUNS ON THE NODE: check a node of a multi-node replica before it contacts the others.
+"""RUNS ON THE NODE: check a node of a multi-node replica before it contacts the other nodes.
 
 Takes (`PARAMETERS`):
-  address, interface   of the replica's network on this node
-  ports                the replica's ports between its nodes; the first is its ranks' own
-  samples              [[first, last], ...]: ranges of ports, of each of which one is tested
-  peers                {node: address} of the others
-  release              the directory of the release that is to start
-  model, user          the model's directory, and the account that loads it
-Prints one JSON document; what could not be read is {"missing": reason}:
+  address, interface   this node's address and interface in the replica's network
+  ports                the ports that the replica uses between its nodes; the first is the ranks'
+                       own port
+  samples              [[first, last], ...]: ranges of ports; one port of each range is tested
+  peers                {node: address} of the other nodes
+  release              the directory of the release that will be started
+  model, user          the model's directory, and the account that loads the model
+Prints one JSON document. A value that could not be read is {"missing": reason}.
   schema      1
-  address     null, or why nothing can listen on the address
-  mtu         of the interface, in bytes
-  routes      {node: interface of the route to it}
-  free        TCP ports that can be listened on
-  used        {port: {"program", "pid", "unit"}}: which process has a port; null: not known
-  udp         the first of the ports that is free for UDP, if possible the ranks' own; null: none
-  udp_user    which process has the ranks' own port for UDP, as in `used`; null: none, or unknown
-  spares      free ports: one ephemeral port, one of each of `samples`
+  address     null, or the reason why no program can listen on the address
+  mtu         MTU of the interface, in bytes
+  routes      {node: interface of the route to the node}
+  free        TCP ports that are free
+  used        {port: {"program", "pid", "unit"}}: the process that uses a port; null if not known
+  udp         a port that is free for UDP: the ranks' own port, or else the first free one of the
+              ports; null if no port is free
+  udp_user    the process that uses the ranks' own port for UDP, as in `used`; null if there is none
+              or it is not known
+  spares      free ports: one ephemeral port, and one port of each range in `samples`
   release     {"whole": bool, "vllm": version or null, "ray": version or null}
-  files       as on_node/reach/model_identity.py says
+  files       the result of on_node/reach/model_identity.py
 """
 
 from __future__ import annotations
@@ -42,11 +45,11 @@ from gpufleet.on_node.reach import model_identity
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# Two hundred weight files, both ends of each, from a network file system on a bad day.
+# Enough for reading both ends of two hundred weight files from a slow network file system.
 MODEL_SECONDS = 6
 LOOK_SECONDS = 5
 
-# include/net/tcp_states.h, as /proc/net/tcp and /proc/net/udp print them.
+# States of include/net/tcp_states.h, in the form of /proc/net/tcp and /proc/net/udp.
 TCP_LISTEN = "0A"
 UDP_BOUND = "07"
 TCP_SOCKETS = ("/proc/net/tcp", "/proc/net/tcp6")
@@ -87,18 +90,20 @@ def main() -> None:
 
 
 def listen_error(address: str) -> str | None:
-    """Return why nothing can listen on an address of this node, or None if it is usable."""
+    """
+    Return why no program can listen on an address of this node, or None if a program can.
+    """
     try:
         free_port(address)
     except OSError as error:
         if error.errno == errno.EADDRNOTAVAIL:
-            return "no interface has it"
+            return "no interface has this address"
         return str(error.strerror)
     return None
 
 
 def free_port(address: str) -> int:
-    """Return a free TCP port of an address, from the ephemeral range."""
+    """Return a TCP port of the ephemeral range that is free on an address."""
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as tried:
         tried.bind((address, 0))
         return int(tried.getsockname()[1])
@@ -114,7 +119,7 @@ def free_ports(address: str, samples: List[List[int]]) -> Iterator[int]:
 
 
 def can_bind(kind: int, address: str, port: int) -> bool:
-    """Return whether a port is free; TCP connections in TIME_WAIT do not count."""
+    """Return whether a port is free. TCP connections in TIME_WAIT do not matter."""
     with socket.socket(socket.AF_INET, kind) as tried:
         try:
             if kind == socket.SOCK_STREAM:
@@ -134,12 +139,12 @@ def mtu(interface: str) -> int:
 
 
 def routes(peers: Dict[str, str], address: str) -> Dict[str, Any]:
-    """Return the interface by which the kernel sends from `address` to each peer."""
+    """Return {peer: interface through which the kernel sends from `address` to the peer}."""
     return {node: read(route, peer, address) for node, peer in peers.items()}
 
 
 def route(peer: str, address: str) -> str:
-    """Return the interface by which the kernel sends to a peer."""
+    """Return the interface through which the kernel sends to a peer."""
     done = run("ip", "-o", "route", "get", peer, "from", address, seconds=LOOK_SECONDS)
     found = re.search(r" dev (\S+)", done.out)
     if not found:
@@ -148,7 +153,7 @@ def route(peer: str, address: str) -> str:
 
 
 def release(directory: str) -> Dict[str, Any]:
-    """Return a release's installed versions of vLLM and Ray, and whether it is complete."""
+    """Return the versions of vLLM and Ray in a release, and whether the release is complete."""
     versions: Dict[str, str] = {}
     for name in names(directory + "/lib"):
         for entry in names("%s/lib/%s/site-packages" % (directory, name)):
@@ -163,14 +168,18 @@ def release(directory: str) -> Dict[str, Any]:
 
 
 def names(directory: str) -> List[str]:
-    """Return the names in a directory, or an empty list if it does not exist."""
+    """Return the names in a directory, or an empty list if the directory does not exist."""
     with contextlib.suppress(OSError):
         return sorted(os.listdir(linux_facts.ROOT + directory))
     return []
 
 
 def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
-    """Return the processes that use ports, from /proc; only root gets other accounts' processes."""
+    """
+    Return the processes that use ports, from /proc.
+
+    Only root can see the processes of other accounts.
+    """
     if not ports:
         return {}
     sockets = port_sockets(set(ports), tables)
@@ -186,7 +195,7 @@ def port_users(ports: List[int], tables: Tuple[str, ...]) -> Dict[str, Any]:
 
 
 def port_sockets(ports: Any, tables: Tuple[str, ...]) -> Dict[str, int]:
-    """Return {name in /proc/PID/fd: port} for the sockets that occupy these ports."""
+    """Return {link target in /proc/PID/fd: port} for the sockets that use these ports."""
     found: Dict[str, int] = {}
     for path in tables:
         with contextlib.suppress(OSError), open(path, encoding="ascii") as file:

@@ -1,28 +1,31 @@
-"""RUNS ON THE NODE, on all nodes of a replica at once: test that they reach each other.
+"""RUNS ON THE NODE, on all nodes of a replica at once: test whether they can reach each other.
 
-Each listens on its ports and connects to all of the others', from its address to theirs. Each node
-sends datagrams to each other, small ones and full-size ones that may not be fragmented, and records
-what arrives: this shows the direction of a one-way fault.
+Each node listens on its ports and connects to all ports of the other nodes. For each connection, it
+uses its own address in the replica's network and the other node's address in it. Each node also
+sends datagrams to each other node: small datagrams, and datagrams of full size that may not be
+fragmented. Each node records what arrives. So if packets are lost only in one direction, the result
+shows this direction.
 
 Takes (`PARAMETERS`):
-  token        of this test; clients without it get no answer
-  node, address
-  ports        to listen on for connections
-  udp          the port for datagrams; null: none
-  mtu          of the interface with the address
-  peers        {node: {"address", "ports", "udp", "mtu"}} of the others
-  seconds      after which it ends, whatever is missing
+  token        token of this test; a client without the token gets no answer
+  node, address  this node's name and address
+  ports        ports on which this node listens for connections
+  udp          the port for datagrams; null: no datagrams
+  mtu          MTU of the interface that has the address
+  peers        {node: {"address", "ports", "udp", "mtu"}} of the other nodes
+  seconds      time after which the test ends, even if results are missing
 Prints one JSON document:
   schema       1
-  unbound      {port: why} of the ports that could not be opened; "udp": the one for datagrams
-  connected    {node: {port: null, or why not}}
-  clocks       {node: {"ahead", "within"}} in seconds: how far that node's clock is ahead of this
-               one's, and the error of that value
-  heard        {node: {"bytes", "datagrams", "of", "address"}}: the largest packet received; the
-               number of small ones received, and sent from the first to the last received; their
-               source
-  seconds      how long the test took
-It ends as soon as every connection and datagram has arrived, here and on the other nodes.
+  unbound      {port: reason} of the ports that could not be opened; the key "udp" is the port for
+               datagrams
+  connected    {node: {port: null if the connection succeeded, or else the reason}}
+  clocks       {node: {"ahead", "within"}}, in seconds: how far the other node's clock is ahead of
+               this node's clock, and the error of this value
+  heard        {node: {"bytes", "datagrams", "of", "address"}}: the size of the largest packet that
+               arrived; the number of small datagrams that arrived; the number of small datagrams
+               that were sent, counted from the first to the last that arrived; their source address
+  seconds      duration of the test
+The test ends as soon as every connection and datagram has arrived on this node and on the others.
 """
 
 from __future__ import annotations
@@ -43,29 +46,32 @@ PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
 TICK_SECONDS = 0.1
 SEND_SECONDS = 0.2
-# Smaller packets are sent where full ones have not come back as arrived.
+# Interval at which smaller packets are sent too, to nodes that have not confirmed a full-size one.
 SIZES_SECONDS = 1.0
 RETRY_SECONDS = 0.3
-# What hangs so long has no answer yet, whatever was the matter before.
+# A connection that has waited this long is reported as without an answer, whatever error it had
+# before.
 HANGS_SECONDS = 0.5
-# Others may have ended by then, which began before us: that their ports are closed says nothing.
+# In the last second, other nodes that began earlier may have ended. So closed ports on these nodes
+# do not show a fault.
 LAST_SECONDS = 1.0
-# The final message may be lost: it is repeated so many times.
+# Number of times that the final message is sent, because it may be lost.
 FAREWELLS = 5
 MESSAGE_BYTES = 4096
 # IPv4's header and UDP's (RFC 791, RFC 768), without options.
 HEADERS = 28
 LARGEST_PACKET = 65535
-# linux/in.h. "Probe": send with Don't Fragment set, whatever the kernel believes of the path.
+# Constants of linux/in.h. With PROBE, the kernel sets Don't Fragment, and ignores the MTU of the
+# path that it has stored.
 IP_MTU_DISCOVER = 10
 IP_PMTUDISC_PROBE = 3
-# Sizes that networks have, to tell how much passes where a full packet does not: tunnels,
-# Ethernet, clouds, InfiniBand, jumbo frames.
+# Packet sizes of common networks: tunnels, Ethernet, clouds, InfiniBand, jumbo frames. They show
+# how large a packet can be if a full-size packet does not arrive.
 SIZES = (576, 1280, 1380, 1400, 1420, 1450, 1460, 1480, 1500, 2044, 4096, 8192, 8896, 8950, 9000)
 
 
 class Peer:
-    """A peer, with the test results of both directions."""
+    """A peer, and the test's results for both directions."""
 
     def __init__(self, node: str, given: Dict[str, Any], mtu: int) -> None:
         self.node = node
@@ -76,7 +82,7 @@ class Peer:
         self.clock: Dict[str, float] | None = None
         self.bytes = 0
         self.sent = 0
-        """Number of sent small datagrams, by which both sides count losses."""
+        """Number of small datagrams that were sent. Both nodes use it to count losses."""
         self.numbers: Set[int] = set()
         """Numbers of the small datagrams that arrived."""
         self.source = ""
@@ -87,12 +93,16 @@ class Peer:
 
     @property
     def done(self) -> bool:
-        """Return whether everything needed from the peer has arrived."""
+        """Return whether everything that this node needs from the peer has arrived."""
         connected = not any(self.connected.values())
         return connected and (self.udp is None or self.bytes >= self.full)
 
     def measure(self, sent: float, theirs: float) -> None:
-        """Compare clocks with a message sent at `sent`, answered at `theirs` and received now."""
+        """
+        Compare the clocks of both nodes.
+
+        A message was sent at `sent`, was answered at `theirs`, and its answer was received now.
+        """
         within = max(0.0, time.time() - sent) / 2
         if self.clock is None or within < self.clock["within"]:
             ahead = theirs - sent - within
@@ -100,7 +110,7 @@ class Peer:
 
 
 class Exchange:
-    """This node's part of the test."""
+    """This node's part of the test between all nodes."""
 
     def __init__(self, given: Dict[str, Any]) -> None:
         self.given = given
@@ -113,9 +123,9 @@ class Exchange:
         self.farewells = 0
         self.end = self.began + given["seconds"]
         self.retries: List[Any] = []
-        """(time, peer, port) of connections to retry."""
+        """(time, peer, port) of each connection that will be tried again."""
         self.pending: Dict[Any, float] = {}
-        """{(node, port): start time} of connections in progress."""
+        """{(node, port): start time} of the connections in progress."""
         self.datagrams: socket.socket | None = None
 
     def run(self) -> Dict[str, Any]:
@@ -167,7 +177,7 @@ class Exchange:
     # -- listening
 
     def listen(self) -> None:
-        """Open the ports, and note the errors."""
+        """Open the ports, and record the errors."""
         address = self.given["address"]
         for port in self.given["ports"]:
             listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM | socket.SOCK_NONBLOCK)
@@ -185,8 +195,8 @@ class Exchange:
         datagrams = socket.socket(socket.AF_INET, socket.SOCK_DGRAM | socket.SOCK_NONBLOCK)
         try:
             datagrams.setsockopt(socket.IPPROTO_IP, IP_MTU_DISCOVER, IP_PMTUDISC_PROBE)
-            # Room for full-size datagrams of eighteen nodes: the default holds twenty of 9000
-            # bytes.
+            # The buffer must have room for the full-size datagrams of eighteen nodes. The default
+            # buffer only has room for twenty datagrams of 9000 bytes.
             datagrams.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20)
             datagrams.bind((address, self.given["udp"]))
         except OSError as error:
@@ -212,7 +222,11 @@ class Exchange:
         self.watch(connection, lambda: self.answer(connection, heard, source))
 
     def answer(self, connection: socket.socket, heard: bytearray, source: str) -> None:
-        """Answer a message with this node's clock; disconnect a client that sends anything else."""
+        """
+        Answer a message with the time of this node's clock.
+
+        If the client has sent anything else, close its connection.
+        """
         try:
             piece = connection.recv(MESSAGE_BYTES)
         except BlockingIOError:
@@ -230,7 +244,7 @@ class Exchange:
         self.forget(connection)
 
     def message(self, heard: bytes) -> Dict[str, Any] | None:
-        """Return a message's content if it belongs to this test, or None."""
+        """Return a message's content if the message belongs to this test, or None."""
         try:
             message = json.loads(heard.partition(b"\n")[0].decode())
             return message if message["token"] == self.given["token"] else None
@@ -261,7 +275,8 @@ class Exchange:
         if code:
             self.failed(peer, port, connection, os.strerror(code))
             return
-        # Accepted by the kernel there; whether by our program, its answer tells.
+        # The other node's kernel has accepted the connection. Only an answer shows that this
+        # program accepted it.
         peer.connected[port] = "no answer"
         sent = time.time()
         connection.send(text({"token": self.given["token"], "node": self.given["node"]}))
@@ -272,7 +287,7 @@ class Exchange:
         )
 
     def hear(self, peer: Peer, port: int, connection: socket.socket, sent: float) -> None:
-        """Receive a peer's answer, and record the connection and the clock."""
+        """Receive a peer's answer, and record the result of the connection and the peer's clock."""
         try:
             heard = connection.recv(MESSAGE_BYTES)
         except OSError as error:
@@ -294,7 +309,7 @@ class Exchange:
         self.forget(connection)
 
     def failed(self, peer: Peer, port: int, connection: socket.socket, why: str) -> None:
-        """Record the error, and retry soon, because the other side may not be ready yet."""
+        """Record the error. Try again soon, because the other node may not be ready yet."""
         self.forget(connection)
         now = time.monotonic()
         hung = now > self.pending.pop((peer.node, port), now) + HANGS_SECONDS
@@ -314,11 +329,13 @@ class Exchange:
 
     def send(self, *, sizes: bool) -> None:
         """
-        Send each peer the datagrams that it may still need; `sizes` adds sizes below the full one.
+        Send each peer the datagrams that the peer may still need.
+
+        With `sizes`, also send datagrams of smaller sizes.
         """
         for peer in self.peers.values():
             if self.datagrams is None or peer.udp is None:
-                continue  # one of us cannot tell the other that it is done: both stay to the end
+                continue  # without UDP, neither node learns that the other is done: both stay
             said = {
                 "token": self.given["token"],
                 "node": self.given["node"],
@@ -340,7 +357,7 @@ class Exchange:
             self.datagrams.sendto(content, (peer.address, peer.udp))
 
     def receive(self) -> None:
-        """Record the received datagrams and their sources."""
+        """Record the datagrams that arrived, and their sources."""
         assert self.datagrams is not None
         for _ in range(500):
             try:
@@ -354,7 +371,7 @@ class Exchange:
             if "number" in message:
                 peer.numbers.add(message["number"])
             peer.source = source
-            # Another address is another way: what it carries, is not what will be used.
+            # From a different address, the datagram took a different path than the replica uses.
             if source == peer.address:
                 peer.bytes = max(peer.bytes, len(content) + HEADERS)
             peer.full_arrived = peer.full_arrived or bool(message["full"])
@@ -368,7 +385,7 @@ def text(message: Dict[str, Any]) -> bytes:
 
 def main() -> None:
     """Run the test and print the document."""
-    # Two sockets for each port of each peer.
+    # The test needs two sockets for each port of each peer.
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     found = Exchange(PARAMETERS).run()

@@ -1,14 +1,18 @@
 """RUNS ON THE NODE: report the progress of a release's running build.
 
-Takes (`PARAMETERS`): `said`, the file with the output of uv and then of compile_bytecode.py
+Takes (`PARAMETERS`): `said`, the file with the output of uv, and after it of compile_bytecode.py
 (release.build_script).
-Prints one JSON document: {"schema": 1, "step": what the build does, "bytes": int, "total": int,
-"left": [names]}; the last three are of the large downloads that have begun. `step` is None before
-uv's first output.
+Prints one JSON document:
+  schema        1
+  step          what the build does; null before uv's first output
+  bytes, total  how much of the large downloads is done, and their total size, for those that have
+                begun
+  left          [names of the large downloads that have begun and are not done]
 
-uv prints a large download with its size at its beginning and with its name at its end, and does not
-print small downloads. uv does not report partial downloads, so no rate is shown: a rate would be
-wrong while the last download takes a minute. Python 3.8, standard library.
+uv prints a line when a large download begins, with its size, and a line when it ends. It prints
+nothing for small downloads, and nothing about a part of a download. So no rate is shown, because a
+rate would be wrong while the last download takes a minute. The program needs only Python 3.8 and
+the standard library.
 """
 
 from __future__ import annotations
@@ -19,13 +23,13 @@ from typing import Any, Dict
 
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# A lock of 200 packages makes 15 KB.
+# Limit of the output that is read. For a lock of 200 packages, the output has 15 KB.
 MOST = 1 << 20
 _UNITS = {"B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
 _BEGUN = re.compile(r"^Downloading (\S+) \(([\d.]+)([KMG]?i?B)\)$", re.MULTILINE)
 _THERE = re.compile(r"^ Downloaded (\S+)$", re.MULTILINE)
-# The last of these that uv 0.13.9 or compile_bytecode has said tells what it does now, or what
-# follows on it.
+# Beginnings of lines of uv 0.13.9 and compile_bytecode. The last of these lines that was printed
+# determines the current step, which may be the step after the line.
 _STEPS = (
     ("Bytecode compiled ", "the installation is tested"),
     ("Installed ", "bytecode is compiled"),
@@ -60,7 +64,7 @@ def main() -> None:
     try:
         with open(PARAMETERS["said"], encoding="utf-8", errors="replace") as file:
             text = file.read(MOST)
-    except OSError:  # it has not come to uv yet, or is done
+    except OSError:  # the build has not started uv yet, or it is done
         text = ""
     print(json.dumps(parse_progress(text)))
 

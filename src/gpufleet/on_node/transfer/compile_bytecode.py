@@ -2,10 +2,11 @@
 
     python3 -ISB - RELEASE/lib
 
-The interpreter is the release's own, started without `site` (-S): a `.pth` file of a wheel would
-run at each start. Files that this interpreter cannot compile are skipped, as by uv and pip:
-packages contain templates and files of other versions. All other errors end it: a full disk must
-not leave a release that compiles at every start. Standard library alone.
+The interpreter is the release's own. It is started without `site` (-S), because otherwise each
+start would run the `.pth` files of wheels. Files that this interpreter cannot compile are skipped,
+as uv and pip do, because packages contain templates and files for other versions of Python. Any
+other error ends the program. For example, a full disk must not leave a release that must be
+compiled at every start. The program needs only the standard library.
 """
 
 from __future__ import annotations
@@ -17,7 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import List
 
-# Files a process gets at once: a file takes some 5 ms, handing one over far less than that.
+# Number of files that a process gets at once. Compiling a file takes about 5 ms, and passing it to a
+# process takes much less.
 AT_ONCE = 32
 
 
@@ -44,7 +46,8 @@ def main() -> None:
     """Compile all files below the folder in the only argument."""
     paths = sources(sys.argv[1])
     cores = len(os.sched_getaffinity(0))
-    # Forked: a process that starts Python again would not find this program, which came by stdin.
+    # The processes are forked, because a newly started Python would not find this program, which
+    # came from standard input.
     with ProcessPoolExecutor(cores, mp_context=get_context("fork")) as pool:
         compiled = sum(pool.map(compile_file, paths, chunksize=AT_ONCE))
     print("Bytecode compiled of %d of %d files" % (compiled, len(paths)))

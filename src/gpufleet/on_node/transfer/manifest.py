@@ -1,12 +1,14 @@
 """RUNS ON THE NODE: describe a finished directory tree by its entries and pieces.
 
-The contents of its regular files, concatenated in the order of their paths, are cut into pieces of
-one size, each with its SHA-256. A manifest contains the entries and pieces, and its own SHA-256 is
-the tree's name. Data from another node is verified against the manifest before a file is written.
+The contents of the tree's regular files are concatenated in the order of their paths, then cut into
+pieces of one size. Each piece has its SHA-256. A manifest contains the entries and the pieces. The
+manifest's own SHA-256 is the name of the tree. Data from a different node are verified against the
+manifest before a file is written.
 
-A manifest may be hostile. Its paths stay below the tree, links are created last and never followed
-for writing, and only permission bits of modes are used: no setuid or setgid. A manifest includes
-times, because Python checks compiled bytecode by its source's time.
+A manifest may come from an attacker. So its paths must stay below the tree. Links are created last
+and are never followed for writing. Of a mode, only the permission bits are used, so no file becomes
+setuid or setgid. A manifest includes the files' times, because Python checks compiled bytecode by
+the time of its source.
 """
 
 from __future__ import annotations
@@ -23,13 +25,14 @@ from typing import Any, Callable, Dict, Iterable, Iterator, List, NamedTuple, Tu
 
 SCHEMA = 1
 PIECE_BYTES = 8 << 20
-# A manifest of 1 000 000 entries, ten times a release's, has about 200 MB.
+# Size limit of a manifest. With 1 000 000 entries, ten times as many as a release has, it has about
+# 200 MB.
 MOST_BYTES = 512 << 20
 _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 
 class RefusedError(Exception):
-    """A refusal; its text is a sentence for the operator."""
+    """Raised to refuse an action. Its text is a sentence for the operator."""
 
 
 class Entry(NamedTuple):
@@ -46,7 +49,7 @@ class Entry(NamedTuple):
 
 
 class Part(NamedTuple):
-    """The part of a piece that is in one file."""
+    """The part of a piece that belongs to one file."""
 
     path: str
     offset: int
@@ -54,7 +57,7 @@ class Part(NamedTuple):
 
 
 class Tree:
-    """A validated manifest, with the position of each piece in the files."""
+    """A manifest that has been validated, with the position of each piece in the files."""
 
     def __init__(self, entries: List[Entry], pieces: List[str], piece: int) -> None:
         self.entries = entries
@@ -69,7 +72,7 @@ class Tree:
         self.bytes = end
 
     def size(self, number: int) -> int:
-        """Return the bytes of a piece."""
+        """Return the size of a piece in bytes."""
         return min(self.piece, self.bytes - number * self.piece)
 
     def parts(self, number: int) -> Iterator[Part]:
@@ -83,7 +86,7 @@ class Tree:
             position, left, at = position + count, left - count, at + 1
 
     def manifest(self) -> bytes:
-        """Return the manifest as text; equal trees have equal texts on all nodes."""
+        """Return the manifest as bytes. Equal trees have equal manifests on all nodes."""
         document = {
             "schema": SCHEMA,
             "piece": self.piece,
@@ -101,10 +104,11 @@ def describe_tree(
     done: Callable[[int, int], None] = lambda _done, _total: None,
 ) -> Tree:
     """
-    Read the tree below `root`; `leave_out` has excluded names at its top.
+    Read the tree below `root` and return its description.
 
-    `done` receives the bytes read so far and the total. Raises `RefusedError` for anything but
-    directories, files and links, and for files that change meanwhile.
+    `leave_out` has the names at the top of the tree that are left out. `done` is called with the
+    number of bytes that were read so far and the total number. Raises `RefusedError` for an entry
+    that is not a directory, a file or a link, and for a file that changes while it is read.
     """
     entries = sorted(_entries(root, "", frozenset(leave_out)), key=_order)
     tree = Tree(entries, [], piece)
@@ -118,7 +122,7 @@ def describe_tree(
                     found.update(block)
         return found.hexdigest()
 
-    # Hashing and reading leave the interpreter to others.
+    # Threads run in parallel here, because hashing and reading release the interpreter's lock.
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         for number, found in enumerate(workers.map(digest, numbers)):
             tree.pieces.append(found)
@@ -127,12 +131,16 @@ def describe_tree(
 
 
 def blocks(file: int, part: Part, size: int = 1 << 20) -> Iterator[bytes]:
-    """Yield a part's content from its open file. Raises `RefusedError` if the file is too short."""
+    """
+    Yield the content of a part from its open file.
+
+    Raises `RefusedError` if the file is too short.
+    """
     at, end = part.offset, part.offset + part.length
     while at < end:
         block = os.pread(file, min(size, end - at), at)
         if not block:
-            raise RefusedError("%s became shorter: another program is changing it" % part.path)
+            raise RefusedError("%s became shorter: a different program is changing it" % part.path)
         yield block
         at += len(block)
 
@@ -153,11 +161,11 @@ def _entries(root: str, below: str, leave_out: Iterable[str]) -> Iterator[Entry]
             elif stat.S_ISLNK(status.st_mode):
                 yield Entry(path, "l", 0o777, 0, 0, os.readlink(each.path))
             else:
-                raise RefusedError("%s is neither directory, file nor link" % each.path)
+                raise RefusedError("%s is not a directory, a file or a link" % each.path)
 
 
 def _order(entry: Entry) -> Tuple[bytes, ...]:
-    """Return the sort key of an entry, which puts a directory before its content."""
+    """Return the sort key of an entry. A directory sorts before its content."""
     return tuple(os.fsencode(name) for name in entry.path.split("/"))
 
 
@@ -182,7 +190,8 @@ def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) 
     """
     Return the tree that a manifest describes.
 
-    Raises `RefusedError` if it differs from `digest`, is invalid, or has an entry that is refused.
+    Raises `RefusedError` if the manifest's SHA-256 is not `digest`, if the manifest is invalid, or
+    if one of its entries is not allowed.
     """
     if hashlib.sha256(manifest).hexdigest() != digest:
         raise RefusedError("the manifest differs from the source's description")
@@ -198,7 +207,7 @@ def parse_manifest(manifest: bytes, digest: str, leave_out: Iterable[str] = ()) 
 def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
     if document["schema"] != SCHEMA:
         raise RefusedError(
-            "the manifest is from another version of gpufleet (schema %r)" % document["schema"]
+            "the manifest is from a different version of gpufleet (schema %r)" % document["schema"]
         )
     entries = [Entry(*each) for each in document["entries"]]
     directories = {""}
@@ -208,7 +217,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
             raise RefusedError("the manifest has %r: %s" % (each.path, flaw))
         order = _order(each)
         if order <= before:
-            raise RefusedError("the manifest has %r out of order, or twice" % each.path)
+            raise RefusedError("the manifest has the path %r out of order, or twice" % each.path)
         before = order
         if each.kind == "d":
             directories.add(each.path)
@@ -218,7 +227,7 @@ def _judged(document: Dict[str, Any], leave_out: Iterable[str]) -> Tree:
     tree = Tree(entries, pieces, piece)
     whole = all(isinstance(each, str) and _DIGEST.fullmatch(each) for each in pieces)
     if not whole or len(pieces) != -(-tree.bytes // piece) or document["bytes"] != tree.bytes:
-        raise RefusedError("the manifest's pieces do not fit its files")
+        raise RefusedError("the manifest's pieces do not match the sizes of its files")
     return tree
 
 
@@ -228,15 +237,15 @@ def _flaw(entry: Entry, directories: Iterable[str], leave_out: Iterable[str]) ->
         return "its path is not text"
     names = entry.path.split("/")
     if any(name in ("", ".", "..") or "\0" in name for name in names):
-        return "its path leads out of the tree"
+        return "its path is outside the tree"
     if names[0] in leave_out:
         return "this name cannot be part of a tree"
     if "/".join(names[:-1]) not in directories:
-        return "it is not in a directory of the tree"
+        return "its directory is not part of the tree"
     if entry.kind not in ("d", "f", "l"):
-        return "it is neither directory, file nor link"
+        return "it is not a directory, a file or a link"
     if not _number(entry.mode, 0, 0o777):
-        return "its mode has more than permission bits"
+        return "its mode has bits other than permission bits"
     if not _number(entry.size, 0, 1 << 50) or (entry.kind != "f" and entry.size):
         return "its size is invalid"
     if not _number(entry.time, -(1 << 62), 1 << 62):

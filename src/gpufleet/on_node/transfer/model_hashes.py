@@ -20,11 +20,11 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     """
     Raise `RefusedError` unless an open folder has exactly these files with these hashes.
 
-    `files` has for each path the algorithm, `sha256` or `git`, and the digest in hex.
+    `files` is {path: [algorithm, digest in hex]}, where the algorithm is `sha256` or `git`.
     """
     there = {name for name in _names(folder, "") if name != MARK and not name.startswith(NOTES)}
     for names, problem in (
-        (sorted(files.keys() - there), "is missing, but the model lock names it"),
+        (sorted(files.keys() - there), "is missing, but it is in the model lock"),
         (sorted(there - files.keys()), "is not in the model lock"),
     ):
         if names:
@@ -49,7 +49,7 @@ def hold_to_lock(folder: int, shown: str, files: Dict[str, List[str]]) -> None:
     with concurrent.futures.ThreadPoolExecutor(min(8, os.cpu_count() or 1)) as workers:
         wrong = [said for said in workers.map(differs, sorted(files.items())) if said]
     if wrong:
-        raise RefusedError("%s: it differs from what `gpufleet lock --models` recorded" % wrong[0])
+        raise RefusedError("%s, which `gpufleet lock --models` has recorded" % wrong[0])
 
 
 def hash_file(folder: int, name: str, algorithm: str) -> str:

@@ -1,13 +1,13 @@
-"""RUNS ON THE NODE: exchange pieces of a tree over TCP, serving pieces during the download.
+"""RUNS ON THE NODE: exchange pieces of a tree over TCP. A node already serves while it downloads.
 
     server: <nonce>\\n                  client: <name> <HMAC-SHA256 of nonce and name>\\n
-    client: P <number>\\n               server: = <bytes>\\n and the piece, once it has it
+    client: P <number>\\n               server: = <bytes>\\n and the piece, when the server has it
     client: M\\n                        server: the same with the manifest
-                                       server: +\\n now and then, while the client has to wait
-    client: D <half>\\n                 the client has this half, and will request nothing more
+                                       server: +\\n every second while the client must wait
+    client: D <half>\\n                 the client has this half and will request nothing more
 
-Clients without the run's token get no answer, and the token is never sent. Transfers are not
-encrypted. Data is verified by its SHA-256, independent of its sender.
+A client that does not know the run's token gets no answer. The token itself is never sent.
+Transfers are not encrypted. Data are verified by their SHA-256, whoever sent them.
 """
 
 from __future__ import annotations
@@ -29,37 +29,43 @@ from gpufleet.on_node.transfer.store import Files
 
 HALVES = 2
 """
-Even and odd pieces use two different trees of nodes, so that no node sends more than one copy.
+Pieces with even and with odd numbers are distributed along two different trees of nodes, so that no
+node sends more than one whole copy.
 """
 CONNECT_SECONDS = 5.0
-# An idle sender says so every second: this long a silence is a dead node or line.
+# A sender that has nothing to send reports this every second. If it is silent for much longer, the
+# node or the connection is dead.
 BEAT_SECONDS = 1.0
 SILENT_SECONDS = 8.0
-# One that lives and has got nothing new for so long is passed over. Its own source may have died:
-# to find that out and turn to another takes it SILENT_SECONDS.
+# A source that is alive but has received nothing new for this time is no longer used. Its own
+# source may have died. It needs SILENT_SECONDS to find that out and to use a different source.
 STALLED_SECONDS = 20.0
-# Without a new piece for so long, from whomever, a node gives up.
+# A node gives up if it receives no new piece from any source for this time.
 GIVE_UP_SECONDS = 60.0
-# After the last piece: for those who have not come yet, and for those who may come again.
+# Times that a node continues to serve after its last piece. The first is for clients that have not
+# connected yet, the second for clients that may connect again.
 UNSEEN_SECONDS = 30.0
 GONE_SECONDS = 10.0
-# Between two requests a client hashes and writes a piece, on a disk that may be busy.
+# The most time between two requests. A client hashes and writes a piece between them, and its disk
+# may be busy.
 IDLE_SECONDS = 30.0
-# So the line is not idle while a piece is hashed and written.
+# Number of pieces that are requested in advance, so that the connection is not idle while a piece
+# is hashed and written.
 ASKED_AHEAD = 2
 LINE_BYTES = 512
 CONNECTIONS = 64
-# Connections that have not shown that they know the token have places of their own, few for each
-# address, and little time: a node needs milliseconds. Where all are taken the oldest one goes.
+# Connections that have not proven yet that they know the token have their own slots. There are few
+# slots for each address, and a connection has little time, because a node needs only milliseconds.
+# If all slots are taken, the oldest connection is closed.
 UNPROVEN = 64
 UNPROVEN_OF_ADDRESS = 16
 PROOF_SECONDS = 5.0
-# Sent at a time where the rate is limited: 256 KiB are 21 ms of 100 Mbit/s.
+# Bytes that are sent at a time if the rate is limited. At 100 Mbit/s, 256 KiB take 21 ms.
 CHUNK_BYTES = 256 << 10
 
 
 class LostError(Exception):
-    """A source cannot be used for now; the text is the reason."""
+    """Raised if a source cannot be used for now. Its text is the reason."""
 
 
 class Source(NamedTuple):
@@ -71,7 +77,7 @@ class Source(NamedTuple):
 
 
 class Bucket:
-    """A rate limit: a request for bytes waits for its turn."""
+    """A rate limit. A thread that wants to send bytes waits until it may send them."""
 
     def __init__(self, bits_per_second: float) -> None:
         self._seconds = 8.0 / bits_per_second
@@ -87,7 +93,7 @@ class Bucket:
 
 
 class HeldPieces:
-    """The pieces on this node; a new piece wakes the threads that wait for it."""
+    """The pieces that this node has. A new piece wakes the threads that wait for this piece."""
 
     def __init__(self, tree: Tree, manifest: bytes, files: Files, *, whole: bool) -> None:
         self.tree, self.manifest, self.files = tree, manifest, files
@@ -116,13 +122,17 @@ class HeldPieces:
         return len(self.have) == len(self.tree.pieces)
 
     def wait(self, number: int, seconds: float) -> bool:
-        """Wait at most `seconds` for a piece; return whether it arrived or the download failed."""
+        """
+        Wait at most `seconds` for a piece.
+
+        Return True if the piece has arrived or the download has failed, else False.
+        """
         with self.changed:
             return self.changed.wait_for(lambda: number in self.have or self.failed != "", seconds)
 
 
 class Server:
-    """A server of this node's pieces for clients that know the token."""
+    """A server that sends this node's pieces to clients that know the token."""
 
     def __init__(
         self,
@@ -132,7 +142,7 @@ class Server:
         port: int,
         rate_mbit: Optional[float],
     ) -> None:
-        """Listen on the port. Raises `OSError` if it is taken."""
+        """Listen on the port. Raises `OSError` if the port is in use."""
         self.holding = holding
         self.token = token.encode("ascii")
         self.bucket = Bucket(rate_mbit * 1e6) if rate_mbit else None
@@ -140,7 +150,7 @@ class Server:
         self.done: Set[str] = set()
         self.sent = 0
         self.open = 0
-        """Number of connections that have proven the token."""
+        """Number of connections that have proven that they know the token."""
         self._unproven: Dict[socket.socket, str] = {}
         self.quiet_since = time.monotonic()
         self._changed = threading.Condition()
@@ -150,9 +160,10 @@ class Server:
 
     def linger(self, expected: Set[str], end: float) -> None:
         """
-        Serve until all expected peers have everything, or no peer is left.
+        Serve until all expected clients have everything, or until no client is left.
 
-        `expected` has the clients, each with the half that it downloads from here: `gpu-02/1`.
+        `expected` has the clients, each with the half that it downloads from this node, for example
+        `gpu-02/1`.
         """
         began = time.monotonic()
         with self._changed:
@@ -182,7 +193,11 @@ class Server:
             threading.Thread(target=self._serve, args=(connected,), daemon=True).start()
 
     def _admit(self, connected: socket.socket, address: str) -> bool:
-        """Reserve a slot for an unproven connection; return False if its address has too many."""
+        """
+        Reserve a slot for a connection that has not proven the token yet.
+
+        Return False if its address has too many such connections.
+        """
         with self._changed:
             if list(self._unproven.values()).count(address) >= UNPROVEN_OF_ADDRESS:
                 return False
@@ -215,10 +230,10 @@ class Server:
                     finally:
                         self._count(-1)
         except (OSError, LostError, RefusedError, ValueError):
-            pass  # it comes again, or goes to another
+            pass  # the client connects again, or uses a different source
 
     def _known(self, lines: Lines) -> str:
-        """Return the client's name after it has proven the token."""
+        """Return the client's name after the client has proven that it knows the token."""
         nonce = os.urandom(16).hex().encode("ascii")
         lines.write(nonce + b"\n")
         name, _, shown = lines.read(time.monotonic() + PROOF_SECONDS).partition(b" ")
@@ -246,7 +261,7 @@ class Server:
 
     def _piece(self, lines: Lines, number: int) -> None:
         if number >= len(self.holding.tree.pieces):
-            raise LostError("there is no such piece")
+            raise LostError("this piece does not exist")
         while not self.holding.wait(number, BEAT_SECONDS):
             lines.write(b"+\n")
         if number not in self.holding.have:
@@ -271,7 +286,7 @@ class Server:
 
 
 class Lines:
-    """A connection that is read by lines and by numbers of bytes."""
+    """A connection from which lines and given numbers of bytes are read."""
 
     def __init__(self, connected: socket.socket) -> None:
         connected.settimeout(SILENT_SECONDS)
@@ -289,9 +304,10 @@ class Lines:
 
     def read(self, end: Optional[float] = None) -> bytes:
         """
-        Return the next line without its end. Raises `LostError` at the end.
+        Return the next line without its line end. Raises `LostError` if the connection has ended.
 
-        The whole line must arrive before `end` (of `time.monotonic`), even from a slow sender.
+        The whole line must arrive before `end` (in the time of `time.monotonic`), even if the
+        sender is slow.
         """
         while b"\n" not in self._left:
             if end is not None:
@@ -305,7 +321,7 @@ class Lines:
 
     def fill(self, into: memoryview) -> None:
         """
-        Read exactly as many bytes as `into` has. Raises `LostError` at the end of the connection.
+        Fill `into` with bytes. Raises `LostError` if the connection ends before that.
         """
         count = min(len(self._left), len(into))
         into[:count] = self._left[:count]
@@ -328,9 +344,9 @@ def connected(
     source: Source, name: str, token: str, seconds: float = SILENT_SECONDS
 ) -> Iterator[Lines]:
     """
-    Yield an authenticated connection to a source; silence of `seconds` ends it.
+    Yield an authenticated connection to a source. It ends if the source is silent for `seconds`.
 
-    Raises `OSError` and `LostError`.
+    Raises `OSError` or `LostError` if the source cannot be used.
     """
     joined = socket.create_connection((source.host, source.port), min(seconds, CONNECT_SECONDS))
     with contextlib.closing(Lines(joined)) as lines:
@@ -342,7 +358,9 @@ def connected(
 
 
 def manifest(source: Source, name: str, token: str) -> bytes:
-    """Return a source's packed manifest. Raises `OSError` and `LostError`."""
+    """
+    Return the packed manifest of a source. Raises `OSError` or `LostError` if this fails.
+    """
     with connected(source, name, token) as lines:
         lines.write(b"M\n")
         found = bytearray(_length(lines.read(), MOST_BYTES))
@@ -358,9 +376,9 @@ def download_pieces(
     have: Callable[[int], bool],
 ) -> None:
     """
-    Download pieces over one connection in this order; pass on each after verifying its hash.
+    Download pieces over one connection in this order. Pass on each piece after verifying its hash.
 
-    Raises `OSError` or `LostError` if the source becomes unusable.
+    Raises `OSError` or `LostError` if the source can no longer be used.
     """
     waiting: Deque[int] = collections.deque()
     coming = collections.deque(numbers)
@@ -377,11 +395,11 @@ def download_pieces(
         line = lines.read()
         if line == b"+":
             if time.monotonic() - heard > STALLED_SECONDS:
-                raise LostError("it received nothing new for %.0f s" % STALLED_SECONDS)
+                raise LostError("it has received nothing new for %.0f s" % STALLED_SECONDS)
             continue
         number = waiting.popleft()
         if _length(line, tree.piece) != tree.size(number):
-            raise LostError("it sent piece %d in another size" % number)
+            raise LostError("it sent piece %d with a wrong size" % number)
         data = memoryview(buffer)[: tree.size(number)]
         lines.fill(data)
         if hashlib.sha256(data).hexdigest() != tree.pieces[number]:
@@ -404,7 +422,9 @@ def _chunks(offset: int, count: int, small: bool) -> Iterator[Tuple[int, int]]:
 
 
 def _listening(address: str, port: int) -> socket.socket:
-    """Listen on an address, or on all addresses if it is a name or not this machine's."""
+    """
+    Listen on an address, or on all addresses if it is a name or not an address of this machine.
+    """
     try:
         number = ipaddress.ip_address(address)  # this machine may know its name as 127.0.1.1
         family = socket.AF_INET6 if number.version == 6 else socket.AF_INET

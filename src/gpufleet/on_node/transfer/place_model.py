@@ -1,29 +1,32 @@
-"""RUNS ON THE NODE, as root: move a model that the service user has downloaded into place.
+"""RUNS ON THE NODE, as root: move a model that the service user has downloaded to its final path.
 
-An adapter at a path of the node is handled in the same way.
+An adapter in a folder of the node is handled in the same way.
 
 Takes (`PARAMETERS`) an `action`:
-  begin   make the folder for a download; complete a move that was interrupted
-  place   move the downloaded model into place, and mark it as complete
+  begin   create the folder for a download; complete a move that was interrupted
+  place   move the downloaded model to its final path, and mark it as complete
   copy    copy an adapter's two files, check the weights' hash, and mark the copy as complete
-  own     change the owner of a folder of models, and of all in it, from the service user to root
+  own     change the owner of a folder of models and of everything in it from the service user to
+          root
 and
-  directory   the model; of `own`: the folder of all models
-  mark        of `begin` and `place`: the file in it that marks it as complete
-  user        of `begin`: the user that downloads
-  source, sha256   of `copy`: the folder with the adapter, and the hash of its weights
-  files       of `begin` and `place`: the hashes that the model's files must have
-              (gpufleet.artifacts.model_lock); null: any
-Prints one JSON document {"schema": 1}; on a problem one sentence on stderr and status 1.
+  directory   final path of the model; for `own`: the folder of all models
+  mark        for `begin` and `place`: the file in the folder that marks the model as complete
+  user        for `begin`: the user that downloads
+  source, sha256   for `copy`: the folder with the adapter, and the hash of its weights
+  files       for `begin` and `place`: the hashes that the model's files must have
+              (gpufleet.artifacts.model_lock); null: the hashes are not checked
+Prints one JSON document {"schema": 1}. On a problem, it prints one sentence on stderr and exits
+with status 1.
 
-    <parent>/<name>/                      root's, world-readable
-    <parent>/.gpufleet-download-<name>/   0700, of the user that downloads
+    <parent>/<name>/                      owner root, every user can read it
+    <parent>/.gpufleet-download-<name>/   mode 0700, owner is the user that downloads
       files/, home/                       the model; the home directory of the Hub's client
-    <parent>/<name>.boot                  the boot since which the download runs
+    <parent>/<name>.boot                  id of the boot in which the download was begun
 
-The parent is root's. The download's folder may be hostile: root takes ownership before reading its
-names, links are never followed, and anything but files and directories is refused, as is a file
-that a program still writes. Python 3.8, standard library.
+Root owns the parent. The content of the download's folder may come from an attacker. So root takes
+ownership before it reads the folder's names, and links are never followed. Entries that are not
+files or directories are refused, and so is a file that a program still writes. The program needs
+only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -52,13 +55,13 @@ WEIGHTS = "adapter_model.safetensors"
 ADAPTER_FILES = ("adapter_config.json", WEIGHTS)
 BOOT = "/proc/sys/kernel/random/boot_id"
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
-# O_NONBLOCK: opening a pipe would wait for its other end.
+# O_NONBLOCK is needed because opening a pipe would wait for its other end.
 _FILE = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 def main() -> None:
-    """Run the requested action; report a problem in one sentence."""
+    """Run the requested action. Report a problem as one sentence."""
     try:
         {"begin": begin, "place": place, "copy": copy, "own": chown_models}[PARAMETERS["action"]](
             PARAMETERS
@@ -74,8 +77,8 @@ def begin(given: Dict[str, Any]) -> None:
     """
     Create the folder for a download, or reuse the folder of an interrupted download.
 
-    After a reboot the download starts again, because a power cut may leave files without their
-    content, which a resumed download would trust.
+    After a reboot, the download starts again from nothing. A power cut may leave files without
+    their content, and a resumed download would treat these files as complete.
     """
     if os.path.exists(given["mark"]):
         return
@@ -96,12 +99,12 @@ def begin(given: Dict[str, Any]) -> None:
             os.chown(each, account.pw_uid, account.pw_gid, dir_fd=folder, follow_symlinks=False)
         os.fchown(folder, account.pw_uid, account.pw_gid)
     elif owner != account.pw_uid:
-        # Root's: all had come when the placing began.
+        # Root owns the folder, so the download was complete when the interrupted `place` began.
         place(given)
 
 
 def place(given: Dict[str, Any]) -> None:
-    """Move the download into place, and mark it complete."""
+    """Move the download to its final path, and mark it as complete."""
     if os.path.exists(given["mark"]):
         return
     parent, name = _parent(given["directory"])
@@ -110,21 +113,23 @@ def place(given: Dict[str, Any]) -> None:
     os.fchmod(folder, 0o700)
     files = os.open("files", _FOLDER, dir_fd=folder)
     _seal(files, given["directory"])
-    # What the Hub's client notes of a download.
+    # The Hub's client stores the state of a download in this folder.
     _remove(given["directory"], PREFIX + name + "/files/.cache")
     _remove(given["directory"], PREFIX + name + "/home")
     if given["files"] is not None:
         try:
             hold_to_lock(files, given["directory"], given["files"])
         except RefusedError:
-            # A download that goes on from them would end here again.
+            # If the download were resumed with these files, it would fail here again.
             _remove(given["directory"], PREFIX + name)
             raise
     _finish(given, parent, folder, files)
 
 
 def copy(given: Dict[str, Any]) -> None:
-    """Copy an adapter's two files into place. Raises `RefusedError` for a wrong hash."""
+    """
+    Copy an adapter's two files to their final path. Raises `RefusedError` if the hash is wrong.
+    """
     if os.path.exists(given["mark"]):
         return
     parent, name = _parent(given["directory"])
@@ -160,7 +165,7 @@ def _copy_file(source: int, target: int, name: str, shown: str) -> None:
         ) from None
     if not stat.S_ISREG(os.fstat(given).st_mode):
         os.close(given)
-        raise RefusedError("%s/%s is no file" % (shown, name))
+        raise RefusedError("%s/%s is not a file" % (shown, name))
     new = os.open(name, _NEW, 0o644, dir_fd=target)
     os.fchmod(new, 0o644)
     with os.fdopen(given, "rb") as file, os.fdopen(new, "wb") as copied:
@@ -168,12 +173,13 @@ def _copy_file(source: int, target: int, name: str, shown: str) -> None:
 
 
 def _finish(given: Dict[str, Any], parent: int, folder: int, files: int) -> None:
-    """Sync files to disk, mark them complete, and move them into place."""
+    """Sync files to disk, mark them as complete, and move them to their final path."""
     name = os.path.basename(given["directory"])
     _sync(files)
     os.close(os.open(os.path.basename(given["mark"]), _NEW, 0o644, dir_fd=files))
     _sync(files)
-    # What older releases downloaded straight to there, and did not finish.
+    # Older releases of gpufleet downloaded directly to the final path. Remove such an unfinished
+    # download.
     _remove(given["directory"], GONE + name)
     with contextlib.suppress(FileNotFoundError):
         os.rename(name, GONE + name, src_dir_fd=parent, dst_dir_fd=parent)
@@ -185,9 +191,9 @@ def _finish(given: Dict[str, Any], parent: int, folder: int, files: int) -> None
 
 def chown_models(given: Dict[str, Any]) -> None:
     """
-    Make root the owner of the models' folder and its content; readable files stay readable.
+    Make root the owner of the models' folder and its content. Readable files stay readable.
 
-    The folder's group is changed last, which marks the completion.
+    The group of the folder itself is changed last, so it shows that the change is complete.
     """
     above, name = os.path.split(given["directory"])
     state = open_folder(above)
@@ -208,22 +214,22 @@ def _seal(folder: int, shown: str) -> None:
 
 def _seal_entry(folder: int, name: str, status: os.stat_result, shown: str) -> None:
     if not stat.S_ISREG(status.st_mode):
-        raise RefusedError("%s: the download contains it, and it is not a file (a link?)" % shown)
+        raise RefusedError("%s in the download is not a file (is it a link?)" % shown)
     file = os.open(name, _FILE, dir_fd=folder)
     try:
         found = os.fstat(file)
         if not stat.S_ISREG(found.st_mode) or found.st_nlink != 1:
-            raise RefusedError("%s: the download contains it, and it has other hard links" % shown)
+            raise RefusedError("%s in the download has more than one hard link" % shown)
         os.fchown(file, os.geteuid(), os.getegid())
         os.fchmod(file, 0o644)
         try:
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_RDLCK)
             fcntl.fcntl(file, fcntl.F_SETLEASE, fcntl.F_UNLCK)
         except OSError as error:
-            # Others: a file system without leases.
+            # Any other error means that the file system has no leases.
             if error.errno == errno.EAGAIN:
                 raise RefusedError(
-                    "%s: a program is still writing it: wait, and deploy again" % shown
+                    "%s: a program is still writing this file: wait, then deploy again" % shown
                 ) from None
     finally:
         os.close(file)
@@ -233,7 +239,7 @@ def _take(folder: int, name: str, status: os.stat_result, _shown: str) -> None:
     if not stat.S_ISREG(status.st_mode):
         os.chown(name, os.geteuid(), os.getegid(), dir_fd=folder, follow_symlinks=False)
         return
-    with contextlib.suppress(OSError):  # it has just gone
+    with contextlib.suppress(OSError):  # the entry was just removed
         file = os.open(name, _FILE, dir_fd=folder)
         try:
             if os.fstat(file).st_uid != 0:
@@ -244,7 +250,7 @@ def _take(folder: int, name: str, status: os.stat_result, _shown: str) -> None:
 
 
 def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, str], None]) -> None:
-    """Make root the owner of every directory below an open one, and visit all other entries."""
+    """Make root the owner of every directory below an open directory. Visit all other entries."""
     for name in sorted(os.listdir(folder)):
         status = os.stat(name, dir_fd=folder, follow_symlinks=False)
         path = "%s/%s" % (shown, name)
@@ -261,7 +267,11 @@ def _walk(folder: int, shown: str, visit: Callable[[int, str, os.stat_result, st
 
 
 def _parent(directory: str) -> Tuple[int, str]:
-    """Return a descriptor of a model's parent folder, created if missing, and the model's name."""
+    """
+    Return a descriptor of a model's parent folder, and the model's name.
+
+    If the parent folder does not exist, it is created.
+    """
     path, name = os.path.split(directory)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path)
@@ -309,9 +319,10 @@ def _note(name: str, folder: int, content: bytes) -> None:
 
 def _remove(directory: str, name: str) -> None:
     """
-    Remove an entry beside a model, with its content, if it exists.
+    Remove an entry in the model's parent folder, with its content, if the entry exists.
 
-    This is safe because all folders above it are root's, and shutil descends by file descriptors.
+    This is safe because root owns all folders above the entry, and shutil uses file descriptors to
+    enter folders.
     """
     path = os.path.join(os.path.dirname(directory), name)
     with contextlib.suppress(FileNotFoundError):

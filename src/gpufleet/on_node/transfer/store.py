@@ -1,12 +1,15 @@
-"""RUNS ON THE NODE: assemble a tree from pieces, beside its final path.
+"""RUNS ON THE NODE: assemble a tree from pieces in a folder next to its final path.
 
-    <parent>/.gpufleet-coming-<name>/     0700, of the running user; on the same file system
-      tree/...                            the files, written in place as pieces come
-      have                                numbers of pieces that were written: a hint, no proof
+    <parent>/.gpufleet-coming-<name>/     mode 0700, owner is the running user; it is on the same
+                                          file system as the final path
+      tree/...                            the files, to which pieces are written as they arrive
+      have                                numbers of the pieces that were written; this is a hint
+                                          and not a proof
 
-A piece counts after its SHA-256 is verified. Pieces of an interrupted run are read and verified
-again. At the end everything is synced to disk, renamed into place, and only then marked complete.
-Everything is opened relative to the directory's descriptor, without following links.
+A piece counts only after its SHA-256 was verified. Pieces of an interrupted run are read and
+verified again. At the end, everything is synced to disk, then renamed to its final path, and only
+then marked as complete. Everything is opened relative to the directory's descriptor, and links are
+not followed.
 """
 
 from __future__ import annotations
@@ -23,16 +26,16 @@ from gpufleet.on_node.transfer.manifest import Entry, Part, RefusedError, Tree, 
 from gpufleet.on_node.transfer.model_hashes import hold_to_lock
 
 PREFIX = ".gpufleet-coming-"
-# What has to stay free on a file system besides what is brought: 1 GiB, as logs and locks need.
+# Space that must stay free on a file system after the copy. Logs and locks need 1 GiB.
 SPARE_BYTES = 1 << 30
-# `sync -f` of what was written in minutes, on a disk that others write to as well.
+# Deadline of `sync -f`. It writes the data of some minutes to a disk that other programs use too.
 SYNC_SECONDS = 1800
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
 _FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 class Files:
-    """The files of a tree, read by pieces from an open directory."""
+    """The files of a tree in an open directory, which are read in pieces."""
 
     def __init__(self, tree: Tree, folder: int) -> None:
         self.tree = tree
@@ -59,7 +62,7 @@ class Files:
 
 
 def open_folder(directory: str) -> int:
-    """Return a descriptor of a directory. Raises `OSError` for a link."""
+    """Return a descriptor of a directory. Raises `OSError` if the path is a link."""
     return os.open(directory, _FOLDER)
 
 
@@ -67,10 +70,14 @@ class IncomingTree:
     """A directory in which a tree is assembled, by one process at a time."""
 
     def __init__(self, directory: str, mark: str) -> None:
-        """Lock the folder. Raises `RefusedError` if it is locked or not gpufleet's."""
+        """
+        Lock the folder.
+
+        Raises `RefusedError` if the folder is locked or was not made by gpufleet.
+        """
         self.directory, self.mark = directory, mark
         parent, self.name = os.path.split(directory)
-        # The folder of a model's revisions is missing before the first of them comes.
+        # The folder of a model's revisions does not exist before the first revision is copied.
         with contextlib.suppress(FileExistsError):
             os.mkdir(parent)
             os.chmod(parent, 0o755)
@@ -83,7 +90,7 @@ class IncomingTree:
             raise RefusedError(
                 "%s/%s%s was not made by gpufleet: remove it" % (parent, PREFIX, self.name)
             )
-        refusal = "another copy of %s is in progress here: wait for it" % directory
+        refusal = "%s is already being copied to this node: wait until that copy ends" % directory
         file_lock.lock(self.folder, 0, lambda: RefusedError(refusal))
         with contextlib.suppress(FileExistsError):
             os.mkdir("tree", 0o700, dir_fd=self.folder)
@@ -93,7 +100,9 @@ class IncomingTree:
         )
 
     def prepare(self, tree: Tree) -> None:
-        """Create the tree's directories; remove leftovers of earlier runs outside this tree."""
+        """
+        Create the tree's directories. Remove entries of earlier runs that are not in this tree.
+        """
         self.tree = tree
         self.files = Files(tree, self.root)
         wanted = {each.path: each for each in tree.entries}
@@ -106,14 +115,14 @@ class IncomingTree:
                 os.close(os.open(each.path, _NEW, 0o600, dir_fd=self.root))
 
     def find_kept_pieces(self, found: Callable[[int], None]) -> None:
-        """Report the number of each complete piece of an earlier run."""
+        """Call `found` with the number of each complete piece of an earlier run."""
         noted = {int(each) for each in os.pread(self._have, 1 << 26, 0).split() if each.isdigit()}
         for number in sorted(noted):
             if number < len(self.tree.pieces) and self.files.holds(number):
                 found(number)
 
     def require_space(self, have: Set[int]) -> None:
-        """Raise `RefusedError` if the file system lacks room for the missing pieces."""
+        """Raise `RefusedError` if the file system has no space for the missing pieces."""
         missing = sum(
             self.tree.size(number) for number in range(len(self.tree.pieces)) if number not in have
         )
@@ -139,9 +148,10 @@ class IncomingTree:
 
     def finish(self, remove: List[str], files: Optional[Dict[str, List[str]]] = None) -> None:
         """
-        Sync the whole tree to disk, move it into place, mark it, and remove leftovers.
+        Sync the whole tree to disk, move it to its final path, mark it as complete, and remove
+        leftovers.
 
-        Raises `RefusedError` for a model that has links or differs from the `files` of its lock.
+        Raises `RefusedError` if a model has links or differs from the `files` of its lock.
         """
         for each in self.tree.entries:
             if each.kind == "f":
@@ -194,7 +204,8 @@ class IncomingTree:
             os.close(folder)
 
     def _sync(self) -> None:
-        # Sync the whole file system: tens of thousands of files one by one would take minutes.
+        # Sync the whole file system, because syncing tens of thousands of single files would take
+        # minutes.
         subprocess.run(
             ["sync", "-f", "/proc/self/fd/%d" % self.root],
             pass_fds=[self.root],
@@ -204,7 +215,11 @@ class IncomingTree:
         )
 
     def _clear(self, below: str, folder: int, wanted: Dict[str, Entry]) -> None:
-        """Remove entries of a kind other than the tree's; links are always recreated."""
+        """
+        Remove the entries whose kind differs from the kind in the tree.
+
+        Links are always removed and created again.
+        """
         with os.scandir(folder) as found:
             there = [(each.name, each.is_dir(follow_symlinks=False)) for each in found]
         for name, is_folder in there:
@@ -213,7 +228,7 @@ class IncomingTree:
             if not is_folder and kind != "f":
                 os.unlink(name, dir_fd=folder)
             elif not is_folder:
-                with contextlib.suppress(OSError):  # a link: opening fails, and it goes
+                with contextlib.suppress(OSError):  # opening a link fails, so the link is removed
                     os.close(os.open(name, os.O_RDONLY | os.O_NOFOLLOW, dir_fd=folder))
                     continue
                 os.unlink(name, dir_fd=folder)

@@ -1,38 +1,43 @@
 """RUNS ON THE NODE: serve a finished directory tree to other nodes, or download it from them.
 
 Takes (`PARAMETERS`) an `action`:
-  look      report whether the tree is complete here, and the kind of this node
-  describe  read the tree, keep its manifest here, and report its name, a SHA-256
+  look      report whether the tree is complete on this node, and the kind of this node
+  describe  read the tree, store its manifest on this node, and report the tree's name, which is a
+            SHA-256
   serve     serve the tree until all expected nodes have it
-  fetch     download the tree, serve its pieces meanwhile, move it into place, and serve it until
-            the end
+  fetch     download the tree and serve its pieces at the same time; then move the tree to its final
+            path, and continue to serve it until the end
 and
   directory, mark      the tree, and the file in it that marks it as complete
-  manifests            a directory for the manifests of trees; of `look`: "": none
-  leave_out            names at the tree's top that are this node's own, and no part of it
-  python               of `look` and `describe`: the interpreter that a tree of this kind is made
-                       for; "": any
-  lock                 a file that is held so that no build or removal runs meanwhile; "": none
+  manifests            directory of the trees' manifests; for `look`, "" means no directory
+  leave_out            names at the top of the tree that belong only to this node and are not part
+                       of the tree
+  python               for `look` and `describe`: the interpreter for which such a tree is made; "":
+                       the tree does not depend on an interpreter
+  lock                 a lock file that is held so that no build or removal runs at the same time;
+                       "": no lock
   own, token           this node's name, and the secret that all nodes of this run know
-  address, port        to listen on
-  rate_mbit            limit of everything that is sent from here; null: without limit
-  expected             which node gets which half from here: "gpu-02/1"
-  digest               of `serve` and `fetch`: the manifest's name
-  halves               of `fetch`: for pieces of even and of odd number, [name, host, port] of its
-                       sources, best first
-  remove               of `fetch`: files to remove once the tree is complete
-  files                of `fetch`: the hashes that a model's files must have; null: any
-  seconds              after which it ends, whatever is missing
+  address, port        where this node listens
+  rate_mbit            limit of the rate at which this node sends, in Mbit/s; null: no limit
+  expected             which node gets which half from this node, for example "gpu-02/1"
+  digest               for `serve` and `fetch`: the manifest's name
+  halves               for `fetch`: [name, host, port] of the sources of pieces with even numbers,
+                       and of pieces with odd numbers, with the best source first
+  remove               for `fetch`: files to remove when the tree is complete
+  files                for `fetch`: the hashes that a model's files must have; null: the hashes are
+                       not checked
+  seconds              time after which the program ends, even if pieces are missing
 Prints one JSON document:
   schema    1
-  error     why it failed; "": it did not
-  look:     whole, kind (what must be alike for one tree to work on two nodes), digest ("": the tree
-            was not read since it was completed)
+  error     the reason of a failure; "" if there was none
+  look:     whole, kind (equal on two nodes if the same tree works on both), digest ("" if the tree
+            was not read after it was completed)
   describe: digest, bytes, files, kind
   serve:    sent
-  fetch:    bytes, found (here from an earlier run), sent, seconds, port (where it listened; 0: not
-            at all), remarks, from {name: bytes}
-While it works it prints `<bytes> <of bytes>` on standard error; without a reader it ends.
+  fetch:    bytes, found (bytes that an earlier run had left here), sent, seconds, port (where this
+            node listened; 0 if it did not), remarks, from {name: bytes}
+While the program works, it prints `<bytes> <of bytes>` on standard error. It ends if nobody reads
+this.
 """
 
 from __future__ import annotations
@@ -62,18 +67,18 @@ from gpufleet.on_node.transfer.manifest import (
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 TELL_SECONDS = 2.0
-# A build or a removal that is under way when a copy is to begin.
+# Time to wait for a build or a removal that is running when a copy begins.
 LOCK_SECONDS = 60.0
-# All nodes of a run are told within a second or two to begin.
+# All nodes of a run are started within one or two seconds.
 PATIENT_SECONDS = 3.0
-# It was of no use before; if it is dead, no peer waits.
+# The source was already unusable. The time is short, so that no peer waits if the source is dead.
 RELEASE_SECONDS = 1.0
 # Deadline for the interpreter to print its version.
 PYTHON_SECONDS = 10.0
 
 
 def main() -> None:
-    """Run the requested action within its deadline, and print the answer."""
+    """Run the requested action within its deadline, then print the answer."""
     given = PARAMETERS
     seconds = float(given["seconds"])
     late = threading.Timer(seconds, _late, (seconds,))
@@ -100,7 +105,7 @@ def _late(seconds: float) -> None:
 
 
 def look(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Return whether the tree is complete, its last digest, and this node's kind."""
+    """Return whether the tree is complete, the digest of its last reading, and this node's kind."""
     whole = os.path.exists(given["mark"])
     found = kept_manifest(given) if whole and given["manifests"] else None
     digest = hashlib.sha256(found).hexdigest() if found else ""
@@ -108,7 +113,7 @@ def look(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def kind(python: str) -> List[str]:
-    """Return the platform of an installation's files: system, machine and interpreter."""
+    """Return the platform that an installation's files need: system, machine and interpreter."""
     if not python:
         return []
     said: Dict[str, str] = {}
@@ -130,7 +135,11 @@ def kind(python: str) -> List[str]:
 
 
 def describe(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Read the tree and return its description, or a description since its completion."""
+    """
+    Return the tree's description.
+
+    The tree is read, unless there is a description that was made after the tree was completed.
+    """
     directory, tell = given["directory"], Progress()
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
@@ -149,7 +158,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
     with hold_lock(given["lock"], fcntl.LOCK_SH):
         found = kept_manifest(given)
         if found is None:
-            raise RefusedError("%s has changed since it was read" % given["directory"])
+            raise RefusedError("%s has changed after it was read" % given["directory"])
         made = parse_manifest(found, given["digest"], given["leave_out"])
         files = store.Files(made, store.open_folder(given["directory"]))
         holding = peers.HeldPieces(made, pack(found), files, whole=True)
@@ -161,7 +170,7 @@ def serve(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def start_server(given: Dict[str, Any], holding: peers.HeldPieces) -> peers.Server:
-    """Return a server on the given port. Raises `RefusedError` if the port is taken."""
+    """Return a server on the given port. Raises `RefusedError` if the port is in use."""
     try:
         return peers.Server(
             holding, given["token"], given["address"], given["port"], given["rate_mbit"]
@@ -171,7 +180,7 @@ def start_server(given: Dict[str, Any], holding: peers.HeldPieces) -> peers.Serv
 
 
 def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
-    """Download the tree and move it into place."""
+    """Download the tree and move it to its final path."""
     began = time.monotonic()
     if os.path.exists(given["mark"]):
         return {"bytes": 0, "found": 0, "sent": 0, "seconds": 0.0, "port": 0, "from": {}}
@@ -187,7 +196,7 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
         try:
             server = start_server(given, holding)
             port = server.port
-        except RefusedError as error:  # those who were to have it from here go elsewhere
+        except RefusedError as error:  # the clients of this node use other sources
             fetching.remarks.append(str(error))
         coming.find_kept_pieces(holding.add)
         kept = holding.bytes
@@ -212,7 +221,9 @@ def fetch(given: Dict[str, Any]) -> Dict[str, Any]:
 
 
 class Fetching:
-    """Downloads pieces, each half over its own connection, from the best source that answers."""
+    """
+    A download of pieces. Each half has its own connection to the best source that answers.
+    """
 
     def __init__(self, given: Dict[str, Any]) -> None:
         self.name, self.token = given["own"], given["token"]
@@ -223,8 +234,9 @@ class Fetching:
         self._lock = threading.Lock()
 
     def manifest(self) -> bytes:
-        """Return the packed manifest from a peer; sources may start later than this node."""
-        # At first the best one only, which comes up as we do: else all would ask the same node.
+        """Return the packed manifest of a peer. Sources may start later than this node."""
+        # At first, query only the best source, which may start at the same time as this node.
+        # Otherwise all nodes would query the same node.
         patient = time.monotonic() + PATIENT_SECONDS
         at = 0
         while True:
@@ -238,7 +250,11 @@ class Fetching:
             time.sleep(0.1)
 
     def run(self, holding: peers.HeldPieces, coming: store.IncomingTree) -> None:
-        """Download all missing pieces. Raises `RefusedError` if no peer sends more for long."""
+        """
+        Download all missing pieces.
+
+        Raises `RefusedError` if no peer sends a new piece for a long time.
+        """
         self._last = time.monotonic()
         threads = [
             threading.Thread(target=self._half, args=(half, holding, coming), daemon=True)
@@ -288,7 +304,7 @@ class Fetching:
                 time.sleep(0.5)
 
     def _release(self, source: peers.Source, half: int) -> None:
-        """Tell the waiting source that another node has sent this half."""
+        """Tell a source that it need not wait, because a different node has sent this half."""
         reached = peers.connected(source, self.name, self.token, seconds=RELEASE_SECONDS)
         with contextlib.suppress(OSError, peers.LostError), reached as lines:
             lines.write(b"D %d\n" % half)
@@ -308,7 +324,9 @@ class Fetching:
 
     def _give_up(self, why: str) -> None:
         """
-        Record why a source was unusable. Raises `RefusedError` if nothing arrives for too long.
+        Record why a source could not be used.
+
+        Raises `RefusedError` if no piece has arrived for too long.
         """
         with self._lock:
             if why not in self.remarks:
@@ -319,18 +337,18 @@ class Fetching:
 
 
 class Progress:
-    """Prints progress to standard error, and ends the program if its reader has gone."""
+    """Progress on standard error. If nobody reads it any more, the program ends."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()
 
     def report(self, done: int, total: int) -> None:
-        """Print the progress if enough time has passed."""
+        """Print the progress if enough time has passed since the last line."""
         if time.monotonic() - self._told >= TELL_SECONDS:
             self._tell(done, total)
 
     def follow(self, read: Any) -> None:
-        """Print the result of `read` every `TELL_SECONDS` from a thread."""
+        """Start a thread that prints the result of `read` every `TELL_SECONDS`."""
 
         def tell() -> None:
             while True:
@@ -344,22 +362,24 @@ class Progress:
         try:
             os.write(2, b"%d %d\n" % (done, total))
         except OSError:
-            os._exit(3)  # the controller is gone, so the run cannot continue
+            os._exit(3)  # the controller has ended, so the run cannot continue
 
 
 @contextlib.contextmanager
 def hold_lock(path: str, how: int) -> Iterator[None]:
-    """Hold a lock file. Raises `RefusedError` if another process holds it for long."""
+    """
+    Hold a lock file. Raises `RefusedError` if a different process holds it for a long time.
+    """
     if not path:
         yield
         return
-    refusal = "%s is locked: a release is being built or removed here" % path
+    refusal = "%s is locked, because a release is being built or removed on this node" % path
     with file_lock.hold(path, LOCK_SECONDS, lambda: RefusedError(refusal), how, 0o644):
         yield
 
 
 def kept_manifest(given: Dict[str, Any]) -> Any:
-    """Return a tree's manifest if it was read since the tree's completion, or None."""
+    """Return the stored manifest of a tree if it was made after the tree's completion, or None."""
     try:
         with open(_place(given), "rb") as file:
             made, _, data = file.read().partition(b"\n")
@@ -385,7 +405,7 @@ def _place(given: Dict[str, Any]) -> str:
 
 
 def making_id(mark: str) -> bytes:
-    """Return the identity of one build of a tree: its mark's inode and time."""
+    """Return what identifies one build of a tree: the inode and the time of its mark."""
     status = os.stat(mark)
     return b"%d %d" % (status.st_ino, status.st_mtime_ns)
 
