@@ -1,1 +1,1 @@
-"""Changes of a node while the fleet serves."""
+"""Programs that change a node while the fleet serves."""

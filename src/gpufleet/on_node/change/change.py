@@ -1,22 +1,22 @@
-"""RUNS ON THE NODE, as root: everything that a change of the fleet under load does on a node.
+"""RUNS ON THE NODE, as root: do one action of a change that is made while the fleet serves.
 
-Takes (`PARAMETERS`): `do`, and its own parameters (`upgrade/run/node_questions.py` lists them):
-  look                     report the state that concerns a change; change nothing
-  lock, unlock             reserve this node for one upgrade: compare and set
-  cordon, uncordon         mark the node: no new replica is placed here
-  drain, undrain           mark replicas as removed from the load balancers
-  quiet                    wait until servers have no request
+Takes (`PARAMETERS`) `sysroot`, the prefix of every path ("" on the real machine), and `do`, the
+action. Each action has its own parameters (`upgrade/run/node_questions.py` lists them):
+  look                     report the state that matters for a change; change nothing
+  lock, unlock             reserve this node for one upgrade, or end the reservation
+  cordon, uncordon         set or remove the mark that no new replica is placed on this node
+  drain, undrain           set or remove the marks that load balancers must not use replicas
+  quiet                    wait until servers have no requests
   stop                     stop units
-  switch                   units run what `next/` says; their previous state is kept
-  restore                  units run their previous state again
+  switch                   let units run with the files in `next/`; store their previous state
+  restore                  let units run with their previous state again
   ready                    wait until servers complete a prompt
-  collect                  remove releases that nothing needs
-  sysroot                  prefix of every path: "" is the real machine
+  collect                  remove releases that are not needed
 Prints one JSON document {"schema": 1, "problem": null or a sentence, ...}.
 
-Contract: every action is idempotent; after a kill at any instruction the next call resumes; every
-wait has a deadline. An action that has begun continues after its controller ends. `change_files.py`
-describes the files. Python 3.8, standard library.
+Every action is idempotent. If an action is killed at any point, the next call resumes it. Every
+wait has a deadline. An action that has begun continues after its controller ended.
+`change_files.py` describes the files. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -41,7 +41,11 @@ PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 
 
 def look(_: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the node's state for a change; `problem` names the facts that could not be read."""
+    """
+    Return the node's state that matters for a change.
+
+    `problem` lists the facts that could not be read.
+    """
     found: Dict[str, Any] = {"clock": round(time.time(), 3)}
     problems = []
     for name, function in LOOKS.items():
@@ -53,7 +57,9 @@ def look(_: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def next_manifest() -> Any:
-    """Return the plan, units and removals in the manifest of `next/`, or None if there is none."""
+    """
+    Return the plan, units and removals in the manifest of `next/`, or None without a manifest.
+    """
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     return manifest and {key: manifest[key] for key in ("plan", "units", "remove")}
 
@@ -116,8 +122,8 @@ def answer(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def main() -> None:
-    """Print the document, ignoring hangups and SIGTERM."""
-    # A connection that ends must not leave units stopped: what was begun is brought to its end.
+    """Print the document. Hangups and SIGTERM are ignored."""
+    # If the connection ends, units must not stay stopped. So an action that has begun is completed.
     for each in (signal.SIGHUP, signal.SIGPIPE, signal.SIGTERM):
         signal.signal(each, signal.SIG_IGN)
     found = json.dumps(answer(PARAMETERS), separators=(",", ":"))

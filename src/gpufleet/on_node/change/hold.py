@@ -1,17 +1,23 @@
-"""RUNS ON THE NODE, as root: lock the node for a deploy while its connection lives.
+"""RUNS ON THE NODE, as root: lock the node for a deploy for as long as the deploy is connected.
 
 Takes (`PARAMETERS`):
-  id, owner, origin, what, process   of the deploy: its run, person, directory, files, process there
+  id, owner, origin, what, process   the deploy's run, its operator, its directory, its files, and
+            its process on the operator's machine
   upgrade   the id of the upgrade that runs this deploy, or null
-  pid       the deploy's own process if it runs on this machine; null: it came by SSH
-  look      do not lock; report who holds the node
-  sysroot   prefix of every path here: "" is the real machine
-Prints one JSON document {"schema": 1, "problem": null or a sentence, "held": bool, "lock": the
-conflicting lock of an upgrade, or null, "deploy": the record of the deploy that holds the node, or
-null, "why": why a free node could not be locked, or null}.
+  pid       the deploy's own process if the deploy runs on this machine; null if it came by SSH
+  look      do not lock the node, but report what holds it
+  sysroot   prefix of every path on the node; "" on the real machine
+Prints one JSON document:
+  schema    1
+  problem   null or a sentence
+  held      whether this deploy holds the node
+  lock      the conflicting lock of an upgrade, or null
+  deploy    the record of the deploy that holds the node, or null
+  why       the reason why a free node could not be locked, or null
 
-Locking again by the same run changes nothing. There is no unlock: `common/deploy_mark.py` describes
-how the end of a deploy is detected. Python 3.8, standard library.
+If the same run locks the node again, nothing changes. A node is not unlocked explicitly:
+`common/deploy_mark.py` describes how the end of a deploy is detected. The program needs only Python
+3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -29,22 +35,23 @@ NO_PROCESS = "the process that serves this connection is not sshd"
 
 
 def hold(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Lock the node for a deploy, or return its holder."""
+    """Lock the node for a deploy. If the node is not free, return what holds it."""
     deploy_mark.await_end(asked["id"])
     if asked.get("look"):
         return look(asked)
-    # The same turn as the upgrade's lock: what is seen free is free until it is taken.
+    # The upgrade's lock uses the same turn. So a node that is seen as free stays free until it is
+    # locked here.
     with change_files.exclusive_lock(change_files.MARKS_TURN):
         found = look(asked)
         if found["lock"] or found["deploy"]:
             return found
         if change_files.document(change_files.LOCK) is not None:
-            return {**found, "held": True}  # by the upgrade that runs this deploy
+            return {**found, "held": True}  # the upgrade that runs this deploy holds the node
         return {**found, **record(asked)}
 
 
 def look(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Return the lock or deploy that holds the node."""
+    """Return the upgrade's lock or the deploy that holds the node."""
     lock, living = change_files.document(change_files.LOCK), deploy_mark.living_deploy()
     way = deploy_mark.deploy_obstacle(asked["id"], asked.get("upgrade"), lock, living)
     return {

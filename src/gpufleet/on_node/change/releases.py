@@ -1,7 +1,8 @@
 """RUNS ON THE NODE: find the releases in use, and remove the others.
 
-A release is used by any unit file that names it, by units of `next/`, by kept units, and by a
-process that has mapped one of its files, because it may outlive a change of its unit.
+A release is in use if its name is in a unit's file, in a unit of `next/` or in a stored unit. It is
+also in use if a process has mapped one of its files, because a process may continue to run after
+its unit was changed.
 """
 
 from __future__ import annotations
@@ -17,10 +18,10 @@ from gpufleet.on_node.common import change_files, linux_facts, stages
 
 RELEASES = "/opt/vllm/releases"
 LOCKS = "/opt/vllm/locks"
-# Held while a release is built: release.py, build_script.
+# Lock file that is held while a release is built (build_script in release.py).
 BUILDING = "/opt/vllm/.building"
-# uv's, whose files releases share by links (release.py): with one that stays there, nothing of a
-# removed release would be free. The next build unpacks its wheels again.
+# uv's cache. Its files are hard links to files of releases (release.py). If a file stayed in the
+# cache, the removal of a release would free no space. The next build unpacks its wheels again.
 CACHE = "/var/cache/gpufleet/uv"
 COMPLETE = ".complete"
 NAMED = re.compile(rb"/opt/vllm/releases/([A-Za-z0-9][A-Za-z0-9._+-]*)")
@@ -33,12 +34,14 @@ class Release(NamedTuple):
     id: str
     whole: bool
     built: Optional[float]
-    """Time of its completion; an incomplete release has its directory's last change."""
+    """
+    Time when the release was completed. For an incomplete release: the last change of its folder.
+    """
     users: List[str]
 
 
 class KeptUnits(NamedTuple):
-    """The previous units that an upgrade has kept, and the releases that they use."""
+    """The previous units that an upgrade has stored, and the releases that they use."""
 
     id: str
     at: float
@@ -46,7 +49,7 @@ class KeptUnits(NamedTuple):
 
 
 def releases() -> List[Release]:
-    """Return the releases on disk, sorted by name, with their users."""
+    """Return the releases on disk, sorted by name, with what uses them."""
     used = release_users()
     return [
         release(name, sorted(used.get(name, ()))) for name in change_files.directory_names(RELEASES)
@@ -54,7 +57,7 @@ def releases() -> List[Release]:
 
 
 def release(name: str, used: List[str]) -> Release:
-    """Return one release with its completion state."""
+    """Return one release, with whether it is complete."""
     folder = "%s%s/%s" % (linux_facts.ROOT, RELEASES, name)
     try:
         return Release(name, True, os.stat(folder + "/" + COMPLETE).st_mtime, used)
@@ -65,7 +68,11 @@ def release(name: str, used: List[str]) -> Release:
 
 
 def release_users() -> Dict[str, Set[str]]:
-    """Return the users of each release: units, `next/UNIT`, `kept/ID/UNIT`, `process PID`."""
+    """
+    Return {release: what uses it}.
+
+    A release is used by units, `next/UNIT`, `kept/ID/UNIT` or `process PID`.
+    """
     found: Dict[str, Set[str]] = {}
     for label, path in texts():
         for name in NAMED.findall(change_files.read(path) or b""):
@@ -77,7 +84,7 @@ def release_users() -> Dict[str, Set[str]]:
 
 
 def texts() -> Iterator["tuple[str, str]"]:
-    """Yield (label, path) of every file that may name a release."""
+    """Yield (label, path) of every file that may contain a release's name."""
     for unit in services(stages.UNITS):
         yield unit, stages.UNITS + "/" + unit
     for unit in services(change_files.NEXT):
@@ -93,11 +100,11 @@ def services(folder: str) -> List[str]:
 
 
 def processes() -> Iterator["tuple[int, Set[str]]"]:
-    """Yield (pid, names of releases with mapped files)."""
+    """Yield (PID, names of the releases whose files the process has mapped) for each process."""
     for name in change_files.directory_names("/proc"):
         if not name.isdigit():
             continue
-        with contextlib.suppress(OSError):  # it ended, or is the kernel's
+        with contextlib.suppress(OSError):  # the process has ended, or it is the kernel's
             with open("%s/proc/%s/maps" % (linux_facts.ROOT, name), "rb") as file:
                 found = {each.decode("ascii") for each in NAMED.findall(file.read())}
             if found:
@@ -105,12 +112,12 @@ def processes() -> Iterator["tuple[int, Set[str]]"]:
 
 
 def kept_sets() -> List[KeptUnits]:
-    """Return the kept units of upgrades, oldest first."""
+    """Return the units that upgrades have stored, oldest first."""
     found = []
     for upgrade in change_files.directory_names(change_files.KEPT):
         folder = change_files.KEPT + "/" + upgrade
         about = change_files.document(folder + "/" + change_files.MANIFEST)
-        # Without one, its keeping was interrupted before anything was changed.
+        # Without a manifest, storing the units was interrupted before anything was changed.
         at = float(about["at"]) if about else 0.0
         names = {
             each.decode("ascii")
@@ -125,10 +132,10 @@ def stale_sets(
     sets: List[KeptUnits], keep: int, days: float, now: float, locked: Optional[str]
 ) -> List[str]:
     """
-    Return the ids of kept sets to remove. Pure.
+    Return the ids of the stored sets that can be removed. Pure.
 
-    The newest `keep` sets, sets younger than `days`, and the set of the upgrade that holds the lock
-    are kept.
+    The `keep` newest sets, the sets that are younger than `days`, and the set of the upgrade that
+    holds the lock must stay.
     """
     newest = {each.id for each in sets[-keep:]} if keep else set()
     return [
@@ -140,10 +147,10 @@ def stale_sets(
 
 def kept_releases(found: List[Release], keep: int, days: float, now: float) -> Dict[str, str]:
     """
-    Return the releases to keep, each with the reason. Pure.
+    Return the releases that must stay, each with the reason. Pure.
 
-    Used releases, the `keep` newest complete unused releases, and releases younger than `days` are
-    kept.
+    These are the releases in use, the `keep` newest of the complete releases that are not in use,
+    and the releases that are younger than `days`.
     """
     unused = [each for each in found if each.whole and not each.users]
     unused.sort(key=lambda each: (each.built or 0.0, each.id), reverse=True)
@@ -161,7 +168,7 @@ def kept_releases(found: List[Release], keep: int, days: float, now: float) -> D
 
 
 def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Remove unused releases and old kept units."""
+    """Remove releases that are not in use, and old stored units."""
     keep, days = int(asked["keep"]), float(asked["days"])
     with change_files.exclusive_lock(change_files.UNITS_TURN), hold_build_lock() as free:
         now = time.time()
@@ -189,7 +196,9 @@ def collect(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 @contextlib.contextmanager
 def hold_build_lock() -> Iterator[bool]:
-    """Hold the lock against release builds; yield False if a build already holds it."""
+    """
+    Hold the lock that prevents builds of releases. Yield False if a build already holds it.
+    """
     path = linux_facts.ROOT + BUILDING
     if not os.path.isdir(os.path.dirname(path)):
         yield True
@@ -207,7 +216,11 @@ def hold_build_lock() -> Iterator[bool]:
 
 
 def size(path: str) -> int:
-    """Return the bytes of a release's files that no other release shares; uv's cache is ignored."""
+    """
+    Return the size in bytes of a release's files that no other release shares.
+
+    Links to these files in uv's cache do not count as sharing.
+    """
     total = 0
     for folder, _, names in os.walk(linux_facts.ROOT + path):
         for name in names:

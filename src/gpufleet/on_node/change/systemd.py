@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: gpufleet's units on disk and in systemd, and systemctl with a deadline.
+"""RUNS ON THE NODE: read gpufleet's units on disk and in systemd; run systemctl with a deadline.
 
-A unit is gpufleet's if its file records its fingerprint (`desired.started_line`); an operator's
-vllm-router.service is not.
+A unit belongs to gpufleet if its file records its fingerprint (`desired.started_line`). An
+operator's vllm-router.service, for example, does not.
 """
 
 from __future__ import annotations
@@ -31,18 +31,18 @@ PROPERTIES = (
     "ActiveEnterTimestampMonotonic",
     "StateChangeTimestampMonotonic",
 )
-# diff.py's, for the same commands.
+# The same deadline as in diff.py, for the same commands.
 SHOW_SECONDS = 20
 SHORT_SECONDS = 60
 RELOAD_SECONDS = 120
-# systemd's own deadline of a start, DefaultTimeoutStartSec=, and its job queue.
+# Longer than systemd's own deadline of a start (DefaultTimeoutStartSec=) and its job queue.
 START_SECONDS = 120
 UNIT_MARGIN_SECONDS = 30
 GONE = ("inactive", "failed")
 
 
 def unit_names() -> List[str]:
-    """Return the names of gpufleet's units with a file here."""
+    """Return the names of gpufleet's units that have a file on this node."""
     return [
         name
         for name in change_files.directory_names(stages.UNITS)
@@ -51,13 +51,13 @@ def unit_names() -> List[str]:
 
 
 def text(unit: str) -> str:
-    """Return the text of a unit's file, or "" if there is none."""
+    """Return the text of a unit's file, or "" if there is no file."""
     content = change_files.read(stages.UNITS + "/" + change_files.must_be_name(unit))
     return "" if content is None else content.decode("utf-8", "replace")
 
 
 def fingerprint(content: str) -> Optional[str]:
-    """Return the fingerprint in a unit's file, or None if it has none."""
+    """Return the fingerprint in a unit's file, or None if the file has no fingerprint."""
     found = FINGERPRINT.search(content)
     return found.group(1) if found else None
 
@@ -69,7 +69,7 @@ def started_fingerprint(unit: str) -> Optional[str]:
 
 
 def states(units: Iterable[str]) -> Dict[str, Dict[str, str]]:
-    """Return systemd's properties of units, by name. Raises `CannotRead`."""
+    """Return {unit: systemd's properties}. Raises `CannotRead` if systemd does not answer."""
     names = sorted(units)
     if not names:
         return {}
@@ -101,12 +101,13 @@ def active_since(state: Dict[str, str]) -> Optional[float]:
     at = int(state.get(name) or 0)
     if not at:
         return None
-    # By the node's clock as it is now: a clock that was set since does not move the past.
+    # The time is computed with the node's clock as it is now, so the result is right even if the
+    # clock was set after the unit's start.
     return round(time.time() - time.clock_gettime(time.CLOCK_MONOTONIC) + at / 1e6, 3)
 
 
 def systemctl(*words: str, seconds: float) -> None:
-    """Run a systemctl command. Raises `RefusedError` with its error text."""
+    """Run a systemctl command. Raises `RefusedError` with the command's error text."""
     try:
         output = run("systemctl", *words, seconds=seconds)
     except CannotRead as error:
@@ -124,7 +125,7 @@ def systemctl(*words: str, seconds: float) -> None:
 
 
 def look(unit: str, state: Dict[str, str]) -> Dict[str, Any]:
-    """Return one unit's state for a change, in the form of `node_answers.UnitLook`."""
+    """Return the state of a unit that matters for a change, in the form of `UnitLook`."""
     content = text(unit)
     release = stages.RELEASE.search(content)
     return {

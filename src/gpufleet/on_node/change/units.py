@@ -1,13 +1,13 @@
-"""RUNS ON THE NODE: switch units to a new configuration, and back.
+"""RUNS ON THE NODE: switch units to a new configuration, and back to the previous one.
 
-A unit's files change on disk first, systemd reloads them, and only then the process is stopped and
-started, with nothing in between. After a kill the next call resumes: correct units stay unchanged,
-and running units are judged by their fingerprint, not by the writer of their file
-(docs/decisions/0002).
+First the files of a unit change on disk, and systemd reloads them. Only then the process is stopped
+and started, without any step in between. If a switch is killed, the next call resumes it. Units
+that are already correct stay unchanged. A running unit is judged by its fingerprint, and not by who
+wrote its file (docs/decisions/0002).
 
-Other files that units read at start (keys, the launcher, the ranks' program) are shared by all
-units of the node. A switch replaces them, and the first rollback of a unit restores them, so that a
-process that starts then reads the same files as before.
+All units of the node share the other files that units read at start (keys, the launcher, the ranks'
+program). A switch replaces these files, and the first rollback of a unit restores them. So a
+process that is started then reads the same files as before.
 """
 
 from __future__ import annotations
@@ -25,15 +25,16 @@ from gpufleet.on_node.common.change_files import RefusedError
 from gpufleet.on_node.common.stage_units import stage_of
 from gpufleet.on_node.serving import endpoints
 
-# Lines of a unit that did not start: the last ones name a refused flag or a missing file.
+# Number of log lines of a unit that did not start. The last lines show a refused flag or a missing
+# file.
 LINES = 40
-# TimeoutStopSec= of a stage is its drain and half a minute (units.stop_seconds): what stops sooner
-# is not killed.
+# TimeoutStopSec= of a stage is the time of its drain and half a minute (units.stop_seconds). A unit
+# that stops sooner is not killed.
 CUT_SECONDS = 30
 
 
 class StartFile(NamedTuple):
-    """A file that units read when they start."""
+    """A file, other than the unit's file, that units read when they start."""
 
     content: bytes
     mode: int
@@ -41,14 +42,16 @@ class StartFile(NamedTuple):
 
 
 class Target(NamedTuple):
-    """A node's desired state: units by name (None for a unit to remove), and files by path."""
+    """
+    The desired state of a node: {name: unit file, or None for a unit to remove}, {path: file}.
+    """
 
     units: Dict[str, Optional[bytes]]
     beside: Dict[str, StartFile]
 
 
 class Due(NamedTuple):
-    """The units to restart, to remove and to leave unchanged."""
+    """The units to restart, to remove, and to leave unchanged."""
 
     restart: List[str]
     remove: List[str]
@@ -62,9 +65,9 @@ def judge_units(
     states: Dict[str, Dict[str, str]],
 ) -> Due:
     """
-    Return the units to restart, to remove and to leave.
+    Return which units must be restarted, which must be removed, and which stay unchanged. Pure.
 
-    `present` has the units' files, and `started` the fingerprints of their processes. Pure.
+    `present` has the units' files, and `started` the fingerprints of their processes.
 
     A desired unit is correct if it runs and its process was started with the desired file's
     fingerprint. A unit to remove is correct if it has no file and is stopped.
@@ -84,7 +87,7 @@ def judge_units(
 
 
 def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Switch units to `next/`, and keep their previous state."""
+    """Switch units to the files in `next/`, and store their previous state."""
     found = Progress()
     with units_lock(asked):
         try:
@@ -97,7 +100,7 @@ def switch(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Switch units back to their kept state."""
+    """Switch units back to their stored previous state."""
     found = Progress()
     with units_lock(asked):
         try:
@@ -110,7 +113,7 @@ def restore(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Stop units, all at once, and return the steps."""
+    """Stop all units at the same time, and return the steps."""
     found = Progress()
     with units_lock(asked):
         try:
@@ -127,10 +130,10 @@ def stop(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 def units_lock(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None]":
     """
-    Wait for the lock of changes of units on this node, and hold it.
+    Wait for this node's lock for changes of units, and hold the lock.
 
-    Its holder may be another replica's change of the same wave, or a program that lost its
-    controller while it stops a unit, and that completes the stop.
+    The current holder may be the change of a different replica in the same wave. It may also be a
+    program that lost its controller while it stops a unit, and that completes the stop.
     """
     return change_files.exclusive_lock(
         change_files.UNITS_TURN, asked["seconds"] + systemd.UNIT_MARGIN_SECONDS
@@ -138,7 +141,7 @@ def units_lock(asked: Dict[str, Any]) -> "contextlib.AbstractContextManager[None
 
 
 class Progress:
-    """The completed steps, for the answer."""
+    """The steps that have been completed, for the answer."""
 
     def __init__(self) -> None:
         self.changed: List[str] = []
@@ -169,19 +172,19 @@ def sentence(error: Exception) -> str:
     return str(error)
 
 
-# --- what is wanted: of next/, or of what is kept
+# --- the target, from next/ or from the stored units
 
 
 def read_next(units: Optional[Sequence[str]]) -> Target:
-    """Return the target in `next/`. Raises `RefusedError` if it is incomplete."""
+    """Return the target in `next/`. Raises `RefusedError` if `next/` is incomplete."""
     manifest = change_files.document(change_files.NEXT + "/" + change_files.MANIFEST)
     if manifest is None:
-        raise RefusedError("nothing is prepared here: run deploys/prepare.py")
+        raise RefusedError("nothing is prepared on this node: run deploys/prepare.py")
     known = {**manifest["units"], **dict.fromkeys(manifest["remove"])}
     chosen = sorted(known) if units is None else [change_files.must_be_name(unit) for unit in units]
     if strange := [unit for unit in chosen if unit not in known]:
         raise RefusedError(
-            "%s is prepared here, not %s: run deploys/prepare.py"
+            "%s is prepared on this node, not %s: run deploys/prepare.py"
             % (", ".join(sorted(known)) or "no unit", ", ".join(strange))
         )
     target = Target({}, {})
@@ -199,7 +202,11 @@ def read_next(units: Optional[Sequence[str]]) -> Target:
 
 
 def pending_file(name: str, sha256: Optional[str]) -> bytes:
-    """Return a file's content from `next/`, verified against its hash; secrets have no hash."""
+    """
+    Return the content of a file in `next/`.
+
+    The content is verified against its hash. Secrets have no hash.
+    """
     content = change_files.read("%s/%s" % (change_files.NEXT, name))
     if content is None or (sha256 and hashlib.sha256(content).hexdigest() != sha256):
         raise RefusedError(repair_hint(name))
@@ -207,15 +214,15 @@ def pending_file(name: str, sha256: Optional[str]) -> bytes:
 
 
 def repair_hint(name: str) -> str:
-    """Return the remedy for a file of `next/` that differs from its manifest."""
+    """Return what to do if a file of `next/` differs from its manifest."""
     return (
-        "%s/%s differs from its manifest, as after an interrupted run: nothing was changed; run "
-        "deploys/prepare.py again" % (change_files.NEXT, name)
+        "%s/%s differs from its manifest, for example because a run was interrupted. Nothing was "
+        "changed. Run deploys/prepare.py again" % (change_files.NEXT, name)
     )
 
 
 def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, List[str]]":
-    """Return the units kept for an upgrade, and the requested units that were not kept."""
+    """Return the units stored for an upgrade, and the requested units that were not stored."""
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST) or {
         "units": {},
@@ -245,11 +252,11 @@ def kept_units(upgrade: str, units: Optional[Sequence[str]]) -> "tuple[Target, L
 
 def keep(upgrade: str, target: Target) -> None:
     """
-    Keep the target's current units and their files, unless they are already kept.
+    Store the current units of the target and their files, unless they are already stored.
 
-    The manifest is written last, but before any change, so that after repeated calls it still
-    describes the state before this upgrade's first switch. A rollback does not remove added files,
-    which are harmless.
+    The manifest is written after the files, but before any change. So even after repeated calls it
+    describes the state before this upgrade's first switch. A rollback does not remove files that
+    were added, because they are harmless.
     """
     folder = change_files.KEPT + "/" + upgrade
     manifest = change_files.document(folder + "/" + change_files.MANIFEST)
@@ -267,14 +274,14 @@ def keep(upgrade: str, target: Target) -> None:
             now["units"][unit] = None
             if content is not None:
                 change_files.write(folder + "/" + unit, content, 0o644)
-                # A unit that is not ours has none: "" records that it existed.
+                # A unit that is not gpufleet's has no fingerprint. Its "" records that it existed.
                 found = systemd.fingerprint(content.decode("utf-8", "replace"))
                 now["units"][unit] = found or ""
         change_files.write_document(folder + "/" + change_files.MANIFEST, now)
 
 
 def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
-    """Keep the files beside units, and return their entries in the manifest."""
+    """Store the other files that units read at start; return their entries in the manifest."""
     found = {}
     for number, path in enumerate(sorted(wanted)):
         content = change_files.read(path)
@@ -290,12 +297,12 @@ def keep_files(folder: str, wanted: Dict[str, StartFile]) -> Dict[str, Any]:
     return found
 
 
-# --- doing
+# --- changes
 
 
 def carry_out(target: Target, seconds: float, found: Progress, metrics: Sequence[str]) -> None:
     """
-    Install files, and converge units to them.
+    Install the target's files, and make the units run with them.
 
     `metrics` has the names of the gauges that count requests (wait.py).
     """
@@ -304,14 +311,15 @@ def carry_out(target: Target, seconds: float, found: Progress, metrics: Sequence
     place(target, states)
     states = systemd.states(names)
     present = {unit: systemd.text(unit) for unit in names}
-    # Asked here and not before: a rank comes back by itself when its group's others are restarted,
-    # with its new file once systemd has read that, and another start would end the new group.
+    # The fingerprints are read only here. When the other ranks of its group are restarted, a rank
+    # restarts by itself, with its new file if systemd has read the file. A second restart would end
+    # the new group.
     started = {unit: systemd.started_fingerprint(unit) for unit in names}
     found_due = judge_units(target.units, present, started, states)
     found.unchanged += found_due.unchanged
     moving = found_due.restart + found_due.remove
     up = [unit for unit in moving if not systemd.is_gone(states[unit])]
-    # Before the stop, for nothing is to lie between that and the start.
+    # This is done before the stop, so that no step is between the stop and the start.
     forget_failures(found_due.restart)
     stop_units(up, seconds, found, idle=[unit for unit in up if is_idle(unit, metrics)])
     if found_due.restart:
@@ -322,7 +330,7 @@ def carry_out(target: Target, seconds: float, found: Progress, metrics: Sequence
 
 
 def place(target: Target, states: Dict[str, Dict[str, str]]) -> None:
-    """Write differing files, reload systemd, and enable units."""
+    """Write the files that differ, let systemd reload its units, and enable units."""
     for path, wanted in sorted(target.beside.items()):
         if change_files.read(path) != wanted.content:
             folder = os.path.dirname(path)
@@ -359,31 +367,32 @@ def is_idle(unit: str, metrics: Sequence[str]) -> bool:
         left = list(wait.requests([unit], metrics).values())
     except (CannotRead, OSError, ValueError):
         return False
-    # A rank without a server has requests that another node knows of.
+    # The requests of a rank without a server are known only on a different node.
     return bool(left) and all(count == 0 for count in left)
 
 
 def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence[str] = ()) -> None:
     """
-    Stop units, all at once, and verify that they are stopped.
+    Stop all units at the same time, and verify that they are stopped.
 
-    An `idle` server is killed: vLLM takes 5 to 15 s to stop by itself (measured), which would
-    lengthen the outage, and it has no requests to finish. This frees GPU memory and its own
-    /dev/shm.
+    An `idle` server is killed, because it has no requests to finish. If vLLM stops by itself, it
+    takes 5 to 15 s (measured), which would lengthen the outage. A kill also frees the server's GPU
+    memory and its own /dev/shm.
     """
     if not units:
         return
     found.stopped_at = round(time.time(), 3)
     limit = seconds + systemd.UNIT_MARGIN_SECONDS
     if idle:
-        # The stop first: what is killed before it is started again (Restart=always).
+        # The stop must be requested first. A unit that is killed before it would be started again
+        # (Restart=always).
         with contextlib.suppress(RefusedError):
             systemd.systemctl("stop", "--no-block", "--", *idle, seconds=systemd.SHORT_SECONDS)
             systemd.systemctl("kill", "--signal=KILL", "--", *idle, seconds=systemd.SHORT_SECONDS)
     systemd.systemctl("stop", "--", *units, seconds=limit)
     found.down_at = round(time.time(), 3)
     if found.down_at - found.stopped_at < CUT_SECONDS:
-        return  # without another question: what stopped is to start
+        return  # do not query again, because the stopped units must start soon
     states = systemd.states(units)
     found.cut = [unit for unit in units if states[unit].get("Result") == "timeout"]
     if still := [unit for unit in units if not systemd.is_gone(states[unit])]:
@@ -391,7 +400,11 @@ def stop_units(units: List[str], seconds: float, found: Progress, idle: Sequence
 
 
 def start(units: List[str], found: Progress) -> None:
-    """Start units, all at once; on failure, note their last log lines in `found` and raise."""
+    """
+    Start all units at the same time.
+
+    If this fails, add their last log lines to `found` and raise the error.
+    """
     try:
         systemd.systemctl("start", "--", *units, seconds=systemd.START_SECONDS)
     except RefusedError:
@@ -403,10 +416,10 @@ def start(units: List[str], found: Progress) -> None:
 
 def forget_failures(units: List[str]) -> None:
     """
-    Reset the failures and start counters of units.
+    Reset the failures and the start counters of units.
 
-    A unit that failed too often refuses to start, and each start counts (StartLimitBurst= in
-    systemd.unit(5)). systemctl reports an unknown unit and still handles the others.
+    If a unit was started too often, systemd refuses to start it (StartLimitBurst= in
+    systemd.unit(5)). systemctl reports a unit that does not exist, and still handles the others.
     """
     if units:
         with contextlib.suppress(RefusedError):
@@ -422,15 +435,15 @@ def last_lines(unit: str) -> List[str]:
 
 def remove(units: List[str]) -> None:
     """
-    Remove stopped units, as a deploy would.
+    Remove stopped units in the same way as a deploy.
 
-    Other drop-ins are kept: they may be an operator's, and a rollback needs them.
+    Drop-ins of other programs stay. They may be an operator's, and a rollback needs them.
     """
     if not units:
         return
     systemd.systemctl("--quiet", "disable", "--", *units, seconds=systemd.SHORT_SECONDS)
     for unit in units:
-        # The file last: while it is there, a second call removes the rest.
+        # The unit's file is removed last. While it exists, a second call removes the rest.
         change_files.remove(systemd.STARTED + "/" + unit)
         change_files.remove(stages.UNITS + "/" + unit)
     systemd.systemctl("daemon-reload", seconds=systemd.RELOAD_SECONDS)

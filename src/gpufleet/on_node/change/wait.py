@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: wait until servers have no request, or until they answer one.
+"""RUNS ON THE NODE: wait until servers have no requests, or until they answer a request.
 
-A server's address is in its unit's file. Each wait has its own process, so that a frozen server
-delays no other server, and no wait exceeds its deadline.
+A server's address is in its unit's file. Each wait runs in its own process, so that a frozen server
+does not delay the waits for other servers, and no wait exceeds its deadline.
 """
 
 from __future__ import annotations
@@ -21,9 +21,11 @@ from gpufleet.on_node.serving import endpoints, status, unit_command
 METRICS_SECONDS = 5
 METRICS_BYTES = 16 << 20
 POLL_SECONDS = 1.0
-# Looks in a row that find nothing: between two a balancer may hand over what it had in its hands.
+# Number of consecutive checks that must find no requests. Between two checks, a load balancer may
+# still pass on a request that it had accepted.
 QUIET_LOOKS = 2
-# How often a starting server is looked at; a look at one that is not up yet costs some 30 ms.
+# Interval between two checks of a starting server. A check takes about 30 ms if the server is not
+# up yet.
 READY_POLL_SECONDS = 0.5
 
 
@@ -51,14 +53,14 @@ class Server:
         self.fingerprint = systemd.fingerprint(self.text)
 
 
-# --- no request is left
+# --- wait until no request is left
 
 
 def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
     """
-    Wait until servers have no running or waiting request, and return the remaining requests.
+    Wait until servers have no running or waiting requests, and return the requests that remain.
 
-    `metrics` has the names of all engines' gauges that count requests.
+    `metrics` has the names of the gauges that count requests, for all engines.
     """
     began = time.monotonic()
     left: Dict[str, Optional[int]] = {}
@@ -73,7 +75,7 @@ def wait_idle(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def requests(units: Iterable[str], metrics: Iterable[str]) -> Dict[str, Optional[int]]:
-    """Return the number of requests of each running server by URL, or None where unknown."""
+    """Return {URL of a running server: number of its requests, or None if unknown}."""
     urls = running_urls(units)
     names = list(metrics)
     watch = Watch()
@@ -85,7 +87,7 @@ def requests(units: Iterable[str], metrics: Iterable[str]) -> Dict[str, Optional
 
 
 def running_urls(units: Iterable[str]) -> List[str]:
-    """Return the addresses of running units' servers; a stopped server has no request."""
+    """Return the URLs of the servers of running units. A stopped server has no requests."""
     states = systemd.states(units)
     return [
         url
@@ -96,7 +98,11 @@ def running_urls(units: Iterable[str]) -> List[str]:
 
 
 def count(url: str, names: Iterable[str]) -> Optional[int]:
-    """Return one server's number of requests, 0 if it does not listen, or None if unknown."""
+    """
+    Return the number of a server's requests, or None if it is unknown.
+
+    If the server does not listen, the number is 0.
+    """
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
         with opener.open(url + "/metrics", timeout=METRICS_SECONDS) as answer:
@@ -109,7 +115,9 @@ def count(url: str, names: Iterable[str]) -> Optional[int]:
 
 
 def parse_requests(page: str, names: Iterable[str]) -> Optional[int]:
-    """Return the sum of a server's gauges of these names, or None if its page has none of them."""
+    """
+    Return the sum of the gauges with these names, or None if the page has none of them.
+    """
     gauges = r"^(?:%s)(?:\{[^}]*\})?\s+(\S+)" % "|".join(map(re.escape, names))
     found = re.findall(gauges, page, re.MULTILINE)
     try:
@@ -118,7 +126,7 @@ def parse_requests(page: str, names: Iterable[str]) -> Optional[int]:
         return None
 
 
-# --- they answer
+# --- wait until the servers answer
 
 
 def wait_ready(asked: Dict[str, Any]) -> Dict[str, Any]:
@@ -149,7 +157,7 @@ def wait_ready(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
-    """Wait until one unit is ready or has ended, at most until the deadline."""
+    """Wait until a unit is ready or has ended, but not longer than the deadline."""
     began = time.monotonic()
     server = Server(unit)
     endpoints.PARAMETERS["journal"] = 0
@@ -181,7 +189,7 @@ def wait_for_unit(unit: str, seconds: float, lines: int) -> Dict[str, Any]:
 
 
 def look(server: Server) -> Dict[str, Any]:
-    """Return the state of a unit and its server, in the form of on_node/serving/endpoints.py."""
+    """Return the state of a unit and its server in the form of on_node/serving/endpoints.py."""
     if server.url is None:
         properties = endpoints.unit_state(server.unit)
         started = systemd.started_fingerprint(server.unit)
@@ -200,7 +208,9 @@ def look(server: Server) -> Dict[str, Any]:
 
 
 def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
-    """Return whether a unit runs with its file's configuration and has answered a request."""
+    """
+    Return whether a unit runs with the configuration in its file and has answered a request.
+    """
     if seen["unit"].get("ActiveState") not in ("active", "reloading"):
         return False
     if seen.get("started") != server.fingerprint:
@@ -215,7 +225,7 @@ def is_ready(server: Server, seen: Dict[str, Any]) -> bool:
 
 
 def has_died(properties: Dict[str, str], restarts: int) -> bool:
-    """Return whether a unit ended since the wait began, or does not exist."""
+    """Return whether a unit has ended after the wait began, or does not exist."""
     if properties.get("ActiveState") in systemd.GONE:
         return True
     again = int(properties.get("NRestarts") or 0) > restarts
@@ -223,7 +233,7 @@ def has_died(properties: Dict[str, str], restarts: int) -> bool:
 
 
 def redacted_answer(server: Server, seen: Dict[str, Any], lines: int) -> Dict[str, Any]:
-    """Return the observation with the journal's last lines, secrets redacted."""
+    """Return the observation and the journal's last lines, without secrets."""
     life = seen["unit"].get("InvocationID")
     hide: Callable[[str], str] = unit_journal.secret_redactor(unit_journal.secrets(server.text))
 

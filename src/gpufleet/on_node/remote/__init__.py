@@ -1,1 +1,1 @@
-"""Program that runs all short programs of a run in one Python process."""
+"""The program that runs all short programs of a gpufleet run in one Python process on the node."""

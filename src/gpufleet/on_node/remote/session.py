@@ -1,14 +1,15 @@
-"""RUNS ON THE NODE: run programs in turn in one Python process, until it is idle.
+"""RUNS ON THE NODE: run programs one after the other in one Python process.
 
-A separate program for each query would cost a node some 60 ms of CPU: sshd's fork, a shell, Python
-and the standard library. Here each program runs in a fork of a process that has already loaded
-Python and the library. This is for short queries. Programs that run long, or must outlive the
-connection, are started separately.
+If each query started its own program, it would cost the node about 60 ms of CPU time for sshd's
+fork, a shell, Python and the standard library. Here, each program runs in a fork of a process that
+has already loaded Python and the library. This is only for short queries. Programs that run for a
+long time, or that must continue without the connection, are started separately.
 
-A request is a line `LENGTH SECONDS` and LENGTH bytes of program; the answer is a line of JSON,
-`{"status": N, "out": BYTES, "error": BYTES}`, and both outputs. A status of null means that the
-program was killed at its deadline, or because it printed more than `MOST` bytes. A line with
-`READY` precedes the first answer, because a login may print text.
+A request is a line `LENGTH SECONDS`, followed by LENGTH bytes with the program. The answer is a
+line of JSON, `{"status": N, "out": BYTES, "error": BYTES}`, followed by the bytes of both outputs.
+If the status is null, the program was killed at its deadline, or because it printed more than
+`MOST` bytes. Before the first answer there is a line with `READY`, because a login may print text before
+it. The process ends when the connection closes or when it is idle for a long time.
 """
 
 from __future__ import annotations
@@ -25,9 +26,10 @@ import time
 from typing import Any, Dict, List, Optional
 
 READY = "gpufleet: ready"
-# What is asked once more after so long is asked in the ordinary way.
+# The process ends after this time without a request. A later query starts its own program.
 IDLE_SECONDS = 3600
-# Somewhat more than the controller takes (query.MOST_MIB), so that it is the one who says so.
+# Slightly more than the controller accepts (query.MOST_MIB), so that the controller reports the
+# error.
 MOST = 9 << 20
 _CHUNK = 1 << 16
 _PATIENCE = 100  # milliseconds
@@ -35,7 +37,9 @@ _COMMON = ("hashlib", "socket", "subprocess")
 
 
 def run(text: bytes) -> None:
-    """Run the program in this process, with its streams in place. Does not return."""
+    """
+    Run a program in this process, whose streams are already connected. Does not return.
+    """
     status = 0
     try:
         exec(compile(text, "<stdin>", "exec"), {"__name__": "__main__"})
@@ -44,7 +48,7 @@ def run(text: bytes) -> None:
         if error.code is not None and not isinstance(error.code, int):
             print(error.code, file=sys.stderr)
     except BaseException:
-        import traceback  # 4 ms that no program costs which ends well
+        import traceback  # imported only here, because it takes 4 ms
 
         status = 1
         traceback.print_exc()
@@ -57,7 +61,7 @@ def run(text: bytes) -> None:
 
 
 def fork_program(text: bytes) -> Any:
-    """Fork a process that runs a program; return its id and the descriptors of its outputs."""
+    """Fork a process that runs a program. Return its PID and the descriptors of its outputs."""
     out, error = os.pipe(), os.pipe()
     child = os.fork()
     if child == 0:
@@ -76,7 +80,9 @@ def fork_program(text: bytes) -> Any:
 
 
 def answer(text: bytes, seconds: float, asker: int) -> Optional[Dict[str, Any]]:
-    """Run a program; return its status and outputs, or None if the connection closed meanwhile."""
+    """
+    Run a program. Return its status and outputs, or None if the connection closed before its end.
+    """
     child, out, error = fork_program(text)
     printed: Dict[int, List[bytes]] = {out: [], error: []}
     reading = select.poll()
@@ -97,16 +103,17 @@ def read_output(
     reading: Any, printed: Dict[int, List[bytes]], child: int, until: float, asker: int
 ) -> Optional[int]:
     """
-    Read a program's outputs until it ends; return its status, or None if it was too slow.
+    Read a program's outputs until the program ends. Return its status.
 
-    The result is also None if the program prints too much. Raises `EOFError` if the connection
-    closes.
+    If the program was too slow or printed too much, the result is None. Raises `EOFError` if the
+    connection closes.
     """
     total, opened, status = 0, len(printed), None
     while total <= MOST and time.monotonic() < until:
-        # Its end is no event here: it is looked for when both outputs are closed, and now and then,
-        # for it may have left them to a process that is stuck. That one is not waited for. Looked
-        # for before its outputs are: what it printed last is there when its end is.
+        # The selector does not report the program's end. So the end is checked when both outputs
+        # are closed, and also at intervals, because a stuck process may keep the outputs open. Such
+        # a process is not waited for. The end is checked before the outputs are read, so that
+        # everything that the program printed is read.
         if status is None:
             number, code = os.waitpid(child, os.WNOHANG)
             if number:
@@ -131,7 +138,9 @@ def read_output(
 
 def kill_group(child: int) -> None:
     """
-    Kill a program's process group; after a second, give up a process that is stuck in the kernel.
+    Kill a program's process group.
+
+    If a process is stuck in the kernel, stop waiting for it after one second.
     """
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(child, signal.SIGKILL)
@@ -144,14 +153,15 @@ def kill_group(child: int) -> None:
 
 def main() -> None:
     """Answer requests until the connection closes."""
-    # In no fork either: who looks for garbage writes to each object, and copies what a fork shares.
-    # It took 8 to 13 of a probe's 129 ms; programs as short as these may keep what they make.
+    # The garbage collector is also off in the forks. It writes to each object, so it would copy the
+    # memory that a fork shares. It took 8 to 13 of the 129 ms of a probe. Short programs do not
+    # need it.
     gc.disable()
     asked, told = sys.stdin.buffer, sys.stdout.buffer
     told.write(("\n%s\n" % READY).encode())
     told.flush()
     while True:
-        # A connection whose other end has lost power may look open for hours.
+        # If the controller lost power, the connection may look open for hours.
         signal.alarm(IDLE_SECONDS)
         words = asked.readline().split()
         signal.alarm(0)
@@ -165,7 +175,7 @@ def main() -> None:
         about = {"status": found["status"], "out": len(out), "error": len(error)}
         told.write(json.dumps(about).encode() + b"\n" + out + error)
         told.flush()
-        # While idle: what most programs load, so that those to come have it.
+        # While the process is idle, load the modules that most programs need.
         for name in _COMMON:
             with contextlib.suppress(ImportError):
                 importlib.import_module(name)

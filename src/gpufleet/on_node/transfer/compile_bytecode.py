@@ -18,8 +18,8 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from typing import List
 
-# Number of files that a process gets at once. Compiling a file takes about 5 ms, and passing it to a
-# process takes much less.
+# Number of files that a process gets at once. Compiling a file takes about 5 ms, and passing it to
+# a process takes much less.
 AT_ONCE = 32
 
 
