@@ -8,8 +8,8 @@ long time, or that must continue without the connection, are started separately.
 A request is a line `LENGTH SECONDS`, followed by LENGTH bytes with the program. The answer is a
 line of JSON, `{"status": N, "out": BYTES, "error": BYTES}`, followed by the bytes of both outputs.
 If the status is null, the program was killed at its deadline, or because it printed more than
-`MOST` bytes. Before the first answer there is a line with `READY`, because a login may print text before
-it. The process ends when the connection closes or when it is idle for a long time.
+`MOST` bytes. A line with `READY` comes before the first answer, because a login may print text. The
+process ends when the connection closes or when it is idle for a long time.
 """
 
 from __future__ import annotations
