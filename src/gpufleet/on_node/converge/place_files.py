@@ -1,19 +1,23 @@
-"""RUNS ON THE NODE, as root: put files, directories, links and lines in place.
+"""RUNS ON THE NODE, as root: write files, directories, links and lines.
 
 Takes (`PARAMETERS`):
-  entries   in the order of work, each {"kind", "path", ...}:
-            directory: user, group, mode; file: user, group, mode, content (base64);
-            link: target; absent; line: line
-Prints one JSON document {"schema": 1, "placed": N}; on a problem it prints one sentence on stderr
-and exits with status 1; the entries before that one are in place.
+  entries   a list in the order of work. Each entry is {"kind", "path", ...}, and has more keys for
+            these kinds:
+            directory  user, group, mode
+            file       user, group, mode, content (base64)
+            link       target
+            line       line
+            The kind `absent` has no more keys
+Prints one JSON document {"schema": 1, "placed": N}. On a problem, it prints one sentence on stderr
+and exits with status 1. The entries before the entry with the problem have been written.
 
-Promises:
-  * a file appears under its name complete, with its final owner and mode, and is on disk when the
-    program ends; its content is never readable by more users than its mode allows;
-  * nothing is left behind: temporary files are listed in a journal before the first is made, and
-    the next run removes those of a killed run;
-  * a lock admits one run at a time on a node; the kernel releases it if the process is killed.
-Python 3.8, standard library.
+The program guarantees:
+  * A file appears under its name only when it is complete and has its final owner and mode. It is
+    on disk when the program ends. At no time can more users read its content than its mode allows.
+  * No temporary files remain. They are listed in a journal before the first one is created, and the
+    next run removes the temporary files of a run that was killed.
+  * A lock allows only one run at a time on a node. The kernel releases it if the process is killed.
+It needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -36,13 +40,13 @@ PARAMETERS = globals().get("PARAMETERS") or {}
 HOME = "/var/lib/gpufleet"
 JOURNAL = HOME + "/placing"
 LOCK = HOME + "/lock"
-# Another run holds the lock for milliseconds; if it holds the lock longer, it is stuck.
+# A different run holds the lock for milliseconds. If it holds the lock longer, it is stuck.
 LOCK_SECONDS = 30
 TEMPORARY = ".gpufleet-"
 
 
 class RefusedError(Exception):
-    """One sentence for the operator."""
+    """Raised to refuse an entry. Its text is one sentence for the operator."""
 
 
 def place(entries: list[dict[str, Any]]) -> None:
@@ -54,7 +58,7 @@ def place(entries: list[dict[str, Any]]) -> None:
     remove_leftovers()
     for entry in entries:
         if entry["kind"] == "line":
-            # A file may be reached through a link (/etc/resolv.conf): the link stays.
+            # The path may be a link to the file (/etc/resolv.conf). The link stays.
             entry["path"] = os.path.realpath(entry["path"])
     write_journal([temporary(entry["path"]) for entry in entries])
     for entry in entries:
@@ -68,21 +72,23 @@ def place(entries: list[dict[str, Any]]) -> None:
 
 
 def refusal() -> RefusedError:
-    """Return the error for another run that does not end."""
+    """Return the error to raise if a different run does not end."""
     return RefusedError(
-        "another run has been placing files on this node for over %d s: wait for it, or end it, "
-        "then run again" % LOCK_SECONDS
+        "another run has been placing files on this node for more than %d s: wait until that run "
+        "ends, or end it, then run again" % LOCK_SECONDS
     )
 
 
 def temporary(path: str) -> str:
-    """Return a hidden temporary path beside a path, with a name of constant length."""
+    """
+    Return a hidden temporary path in the folder of a path. Its name always has the same length.
+    """
     directory, name = os.path.split(path)
     return os.path.join(directory, TEMPORARY + hashlib.sha256(os.fsencode(name)).hexdigest()[:16])
 
 
 def remove_leftovers() -> None:
-    """Remove a killed run's temporary files, and its journal."""
+    """Remove the temporary files and the journal of a run that was killed."""
     try:
         with open(JOURNAL) as file:
             paths = file.read().splitlines()
@@ -101,7 +107,7 @@ def remove(path: str) -> None:
 
 
 def write_journal(paths: list[str]) -> None:
-    """Write the paths of temporary files to the journal before they are created."""
+    """Write the paths of temporary files to the journal, before the files are created."""
     descriptor = os.open(JOURNAL, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     with open(descriptor, "w") as file:
         file.write("".join(path + "\n" for path in paths))
@@ -125,7 +131,7 @@ def place_directory(entry: dict[str, Any]) -> None:
     make_parents(path)
     with contextlib.suppress(FileExistsError):
         os.mkdir(path, 0o700)
-    # O_NOFOLLOW: a link in this place would have us change what it points to.
+    # O_NOFOLLOW is needed because otherwise, if the path is a link, its target would be changed.
     descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
     try:
         os.fchown(descriptor, *owner(entry))
@@ -137,7 +143,7 @@ def place_directory(entry: dict[str, Any]) -> None:
 
 
 def make_parents(path: str) -> None:
-    """Make the missing directories above a path, with mode 0755 and owned by root."""
+    """Create the missing directories above a path, with mode 0755 and owner root."""
     directory = os.path.dirname(path)
     if not os.path.isdir(directory):
         make_parents(directory)
@@ -146,7 +152,7 @@ def make_parents(path: str) -> None:
 
 
 def owner(entry: dict[str, Any]) -> tuple[int, int]:
-    """Return the numeric user and group of an entry."""
+    """Return the numeric user id and group id of an entry."""
     try:
         user = pwd.getpwnam(entry["user"]).pw_uid
     except KeyError:
@@ -160,7 +166,7 @@ def owner(entry: dict[str, Any]) -> tuple[int, int]:
 
 
 def place_file(entry: dict[str, Any]) -> None:
-    """Write a new file and rename it into place, regardless of the old one's state."""
+    """Write a new file and rename it to its final path, whatever state the old file has."""
     make_parents(entry["path"])
     replace(entry["path"], base64.b64decode(entry["content"]), owner(entry), entry["mode"])
 
@@ -175,7 +181,7 @@ def replace(path: str, content: bytes, owners: tuple[int, int], mode: int) -> No
     with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        # In this order: a change of owner takes set-user-ID bits away.
+        # The mode must be set after the owner, because a change of owner removes set-user-ID bits.
         os.fchown(file.fileno(), *owners)
         os.fchmod(file.fileno(), mode)
         os.fsync(file.fileno())
@@ -184,7 +190,7 @@ def replace(path: str, content: bytes, owners: tuple[int, int], mode: int) -> No
 
 
 def place_link(entry: dict[str, Any]) -> None:
-    """Make a symbolic link, replacing an existing file or link."""
+    """Create a symbolic link. It replaces an existing file or link."""
     path, new = entry["path"], temporary(entry["path"])
     if os.path.isdir(path) and not os.path.islink(path):
         raise RefusedError("a directory is in its place: move it away")
@@ -203,7 +209,9 @@ def place_absent(entry: dict[str, Any]) -> None:
 
 
 def place_line(entry: dict[str, Any]) -> None:
-    """Append a line to a file that lacks it; the owner, mode and other lines do not change."""
+    """
+    Append a line to a file that does not have it. The owner, mode and other lines do not change.
+    """
     path = entry["path"]
     line = entry["line"].encode("utf-8", "surrogateescape")
     try:
@@ -232,7 +240,7 @@ KINDS = {
 
 
 def main() -> None:
-    """Place all entries; report a problem in one sentence."""
+    """Place all entries. Report a problem as one sentence."""
     entries = PARAMETERS.get("entries", [])
     try:
         place(entries)
@@ -244,7 +252,7 @@ def main() -> None:
 
 
 def reason(error: BaseException) -> str:
-    """Return the error's text without the path, which the message already has."""
+    """Return the error's text without the path, because the message already has the path."""
     return getattr(error, "strerror", None) or str(error) or type(error).__name__
 
 

@@ -3,8 +3,11 @@
     PARAMETERS = {"paths": ["/etc/vllm/x.conf"], "most": 262144}
     {"schema": 1, "files": {"/etc/vllm/x.conf": {"content": "<base64>"}}}
 
-Instead of `content` an entry may have `bytes` (size of a file larger than `most` bytes), `hidden`
-(not world-readable) or `error`. It is null if the path is no regular file.
+Instead of `content`, an entry may have one of these keys:
+  bytes   the size of a file that is larger than `most` bytes
+  hidden  if not every user can read the file
+  error   the reason why the file could not be read
+An entry is null if the path is not a regular file.
 """
 
 from __future__ import annotations
@@ -20,9 +23,9 @@ PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 def content(path: str, most: int) -> Optional[Dict[str, Any]]:
     """
-    Return a file's entry (content, size, `hidden` or error), or None if it is no regular file.
+    Return a file's entry (content, size, `hidden` or error), or None if it is not a regular file.
 
-    O_NONBLOCK: a named pipe at that path must not block.
+    O_NONBLOCK is needed because a named pipe at the path would block.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)

@@ -1,16 +1,17 @@
 """RUNS ON THE NODE: check whether a server has loaded its configuration on disk, or reload it.
 
 Takes (`PARAMETERS`):
-  action   look; reload: reload the unit, and wait until the server has loaded its configuration
+  action   look: only check; reload: reload the unit, and wait until the server has loaded its
+           configuration
   unit     the server's unit
-  url      of its metrics
-  server   prefix of its metrics: prometheus, alertmanager
-  watched  patterns of the files and directories of its configuration
-  seconds  how long to wait for its answer, and for the reload
-Prints one JSON document {"error": null or a sentence, "active": bool, "in_force": bool}; the last
-is true if the last successful load is not older than the files.
+  url      URL of the server's metrics
+  server   prefix of the server's metrics: prometheus or alertmanager
+  watched  patterns of the files and directories of the server's configuration
+  seconds  the most time to wait for the server's answer, and for the reload
+Prints one JSON document {"error": null or a sentence, "active": bool, "in_force": bool}.
+`in_force` is true if the last successful load of the configuration is not older than its files.
 
-Python 3.8, standard library.
+The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -59,14 +60,16 @@ def command(*argv: str) -> Any:
 
 
 def check_loaded() -> "dict[str, Any]":
-    """Return whether the server has loaded the files on disk, retrying until the deadline."""
+    """
+    Return whether the server has loaded the files on disk. Try again until the deadline.
+    """
     deadline = time.monotonic() + PARAMETERS["seconds"]
     while True:
         try:
             read_at = metrics()["%s_config_last_reload_success_timestamp_seconds"]
         except (OSError, ValueError, KeyError) as problem:
             if time.monotonic() > deadline:
-                return {"error": "%s does not tell: %s" % (PARAMETERS["url"], problem)}
+                return {"error": "%s cannot be read: %s" % (PARAMETERS["url"], problem)}
             time.sleep(0.2)
             continue
         return {"in_force": read_at >= config_changed_at(), "error": None}
@@ -93,7 +96,10 @@ def reload() -> "dict[str, Any]":
 
 
 def metrics() -> "dict[str, float]":
-    """Return the server's config reload metrics by name, with `%s` for the server's name."""
+    """
+    Return the server's metrics about reloads, by name. In the names, `%s` replaces the server's
+    name.
+    """
     with urllib.request.urlopen(PARAMETERS["url"], timeout=5) as answer:
         text = answer.read(16 << 20).decode("utf-8", "replace")
     wanted = PARAMETERS["server"] + "_config_last_reload_"
@@ -102,7 +108,7 @@ def metrics() -> "dict[str, float]":
 
 
 def config_changed_at() -> float:
-    """Return the time of the configuration's last change."""
+    """Return when the configuration was last changed."""
     found = [path for pattern in PARAMETERS["watched"] for path in glob.glob(pattern)]
     return max((os.stat(path).st_mtime for path in found), default=0.0)
 

@@ -1,19 +1,19 @@
 """RUNS ON THE NODE: remove units, packages, tables, files and accounts, or list them.
 
 Takes (`PARAMETERS`):
-  action    "look": change nothing; "remove"
-  marks     shell patterns of paths: if no path matches, nothing is listed or removed
-  units     shell patterns of unit names; their files in /etc/systemd/system go too
+  action    "look" (change nothing) or "remove"
+  marks     shell patterns of paths; if no path matches them, nothing is listed or removed
+  units     shell patterns of unit names; the units' files in /etc/systemd/system are removed too
   packages  shell patterns of package names
-  tables    tables of nftables: "inet gpufleet"
-  paths     shell patterns of files, links and folders; folders with all that they contain
-  empty     folders to remove if they are empty
-  keep      paths that stay, with the folders above them
-  accounts  users to remove, with the group of the same name
-  purge     False: the packages' settings and data stay
+  tables    tables of nftables, for example "inet gpufleet"
+  paths     shell patterns of files, links and folders; folders are removed with their content
+  empty     folders that are removed if they are empty
+  keep      paths that stay; the folders above them stay too
+  accounts  users that are removed, with the group of the same name
+  purge     false: the packages' settings and data stay
 Prints one JSON document {"schema": 1, "error": "", "found": {"units": [...], "packages": [...],
-"tables": [...], "paths": [...], "accounts": [...]}}: what exists, after a removal what is left.
-Python 3.8, standard library.
+"tables": [...], "paths": [...], "accounts": [...]}}. `found` has what exists, or after a removal,
+what is left. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from gpufleet.on_node.common import deploy_mark
 PARAMETERS: Dict[str, Any] = globals().get("PARAMETERS") or {}
 
 UNITS = "/etc/systemd/system"
-# Stages drain before they stop; apt may wait for another run of it.
+# Stages drain before they stop, and apt may wait for a different run of apt.
 STOP_SECONDS = 3700
 PACKAGES_SECONDS = 900
 LOCK_SECONDS = 300
@@ -43,7 +43,7 @@ Found = Dict[str, List[str]]
 
 
 def run(*command: str, seconds: float = 60) -> str:
-    """Run a program; return its output, or "" if it does not exist or failed."""
+    """Run a program. Return its output, or "" if the program does not exist or has failed."""
     try:
         done = subprocess.run(
             command,
@@ -60,7 +60,7 @@ def run(*command: str, seconds: float = 60) -> str:
 
 
 def units(patterns: List[str]) -> List[str]:
-    """Return the matching units that have a file here or are loaded from one."""
+    """Return the matching units that have a file on this node, or were loaded from such a file."""
     names = {os.path.basename(path) for each in patterns for path in glob.glob(UNITS + "/" + each)}
     listed = run("systemctl", "list-units", "--all", "--plain", "--no-legend", "--no-pager")
     for line in listed.splitlines():
@@ -88,7 +88,9 @@ def tables(wanted: List[str]) -> List[str]:
 
 
 def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
-    """Return the paths to remove, without paths inside folders that are removed completely."""
+    """
+    Return the paths to remove. Paths in folders that are removed completely are left out.
+    """
     found = {path for each in patterns for path in glob.glob(each)}
     found = {
         below
@@ -101,7 +103,11 @@ def paths(patterns: List[str], empty: List[str], keep: List[str]) -> List[str]:
 
 
 def removable_paths(path: str, keep: List[str]) -> List[str]:
-    """Return a path, or everything to remove in a folder that has kept content."""
+    """
+    Return the paths to remove at or below a path.
+
+    This is the path itself, or if some of its content must stay, everything else in it.
+    """
     if not any(is_inside(each, path) for each in keep):
         return [path]
     there = [os.path.join(path, name) for name in os.listdir(path)]
@@ -114,7 +120,7 @@ def removable_paths(path: str, keep: List[str]) -> List[str]:
 
 
 def has_removable(path: str, keep: List[str]) -> bool:
-    """Return whether a path has anything to remove besides kept paths and this run's own mark."""
+    """Return whether a path has content to remove, other than kept paths and this run's mark."""
     if any(is_inside(path, each) for each in keep):
         return False
     if os.path.islink(path) or not os.path.isdir(path):
@@ -126,7 +132,7 @@ def has_removable(path: str, keep: List[str]) -> bool:
 
 
 def is_inside(path: str, folder: str) -> bool:
-    """Return whether a path is a folder or is inside it."""
+    """Return whether a path is this folder or is inside it."""
     return path == folder or path.startswith(folder + "/")
 
 
@@ -148,7 +154,7 @@ def accounts(names: List[str]) -> List[str]:
 
 
 def look(wanted: Dict[str, Any]) -> Found:
-    """Return the existing parts, or none if no mark exists."""
+    """Return the parts that exist. If no mark exists, return no parts."""
     marks = wanted["marks"]
     if marks and not any(glob.glob(each) for each in marks):
         return {"units": [], "packages": [], "tables": [], "paths": [], "accounts": []}
@@ -162,7 +168,7 @@ def look(wanted: Dict[str, Any]) -> Found:
 
 
 def remove(wanted: Dict[str, Any]) -> None:
-    """Remove what exists: running units first, marks last."""
+    """Remove all parts that exist. Running units are removed first, marks last."""
     found = look(wanted)
     if found["units"]:
         run("systemctl", "disable", "--now", "--", *found["units"], seconds=STOP_SECONDS)
@@ -174,11 +180,11 @@ def remove(wanted: Dict[str, Any]) -> None:
     for name in found["accounts"]:
         run("userdel", "--", name)
         run("groupdel", "--", name)
-    # After what may be interrupted: these are marks, too.
+    # The units' files are marks too. So they are removed after the steps that may be interrupted.
     for name in found["units"]:
         with contextlib.suppress(OSError):
             os.unlink(UNITS + "/" + name)
-    for _ in range(2):  # folders that are empty now
+    for _ in range(2):  # folders that have become empty
         for path in paths(wanted["paths"], wanted["empty"], wanted["keep"]):
             remove_path(path)
     run("systemctl", "daemon-reload")
@@ -186,7 +192,9 @@ def remove(wanted: Dict[str, Any]) -> None:
 
 
 def remove_packages(names: List[str], purge: bool) -> None:
-    """Remove packages, with `purge` also their settings and data; dependencies stay."""
+    """
+    Remove packages, and with `purge` also their settings and data. Their dependencies stay.
+    """
     if shutil.which("apt-get"):
         wait = "DPkg::Lock::Timeout=%d" % LOCK_SECONDS
         allowed = ["--allow-change-held-packages", "--no-auto-remove"]
@@ -206,7 +214,7 @@ def remove_path(path: str) -> None:
 
 
 def main() -> None:
-    """Remove the parts on request, and print the existing or remaining parts."""
+    """Remove the parts if requested. Print the parts that exist or are left."""
     if PARAMETERS["action"] == "remove":
         remove(PARAMETERS)
     print(json.dumps({"schema": 1, "error": "", "found": look(PARAMETERS)}))

@@ -1,18 +1,19 @@
 """RUNS ON THE NODE, as root: download the public key of a vendor's repository.
 
 Takes (`PARAMETERS`):
-  url          of a keyring package (.deb), or of the key's own file
-  sha256       of that file; null: only the fingerprint decides
-  fingerprint  of the key, 40 hexadecimal digits; null: only the hash decides
-  key          path for the key, for the configuration of apt or dnf
-  kept         path for the downloaded file; if it and `key` exist, all of this was done
-  setting      the settings' key with these values, for messages
-  sysroot      "" on a real machine
-Prints one JSON document {"schema": 1, "fingerprint": of the key at `key`}; on a problem it prints
-one sentence on stderr, exits with status 1, and leaves the previous key in place.
+  url          URL of a keyring package (.deb), or of the key's own file
+  sha256       SHA-256 of that file; null: only the fingerprint is checked
+  fingerprint  fingerprint of the key, 40 hexadecimal digits; null: only the hash is checked
+  key          path of the installed key, for the configuration of apt or dnf
+  kept         path of the downloaded file; if this file and `key` exist, nothing is done
+  setting      key of the setting that has these values, for messages
+  sysroot      prefix of all paths; "" on a real machine
+Prints one JSON document {"schema": 1, "fingerprint": the fingerprint of the key in `key`}. On a
+problem, it prints one sentence on stderr and exits with status 1. The previous key stays.
 
-A keyring package is never installed: it would add the vendor's repository with a pin above the
-distribution's packages. Only the key is extracted. Python 3.8, standard library.
+A keyring package is never installed, because it would add the vendor's repository with a higher pin
+than the distribution's packages. Only the key is extracted. The program needs only Python 3.8 and
+the standard library.
 """
 
 from __future__ import annotations
@@ -35,25 +36,25 @@ from typing import Any, Iterator, Tuple
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# A keyring package is 4 KB.
+# Size limit of the download. A keyring package has 4 KB.
 MOST_BYTES = 1 << 20
 ANSWER_SECONDS = 20
 ALL_SECONDS = 120
 
 
 class RefusedError(Exception):
-    """One sentence for the operator."""
+    """Raised to refuse a key. Its text is one sentence for the operator."""
 
 
 def main(asked: dict[str, Any]) -> str:
-    """Fetch, verify and install the key; return its fingerprint."""
+    """Fetch, verify and install the key, and return its fingerprint."""
     signal.alarm(ALL_SECONDS)
     root = asked["sysroot"]
     fetched = fetch(asked["url"])
     if asked["sha256"] and hashlib.sha256(fetched).hexdigest() != asked["sha256"]:
         raise RefusedError(
-            "%s does not have the hash that %s names (it has %s); nothing was changed. Compare it "
-            "with the vendor's, then correct the setting"
+            "%s does not have the hash in %s (it has %s); nothing was changed. Compare the file's "
+            "hash with the vendor's, then correct the setting"
             % (asked["url"], asked["setting"], hashlib.sha256(fetched).hexdigest())
         )
     is_package = fetched.startswith(b"!<arch>\n")
@@ -61,8 +62,8 @@ def main(asked: dict[str, Any]) -> str:
     found = fingerprints(key)
     if not found or (asked["fingerprint"] and found != [asked["fingerprint"]]):
         raise RefusedError(
-            "%s has %s instead of the key %s that %s names; nothing was changed. Compare the key "
-            "with the vendor's, then correct the setting"
+            "%s has %s instead of the key %s in %s; nothing was changed. Compare the key with the "
+            "vendor's, then correct the setting"
             % (
                 asked["url"],
                 "the key " + " and ".join(found) if found else "no public key",
@@ -76,7 +77,7 @@ def main(asked: dict[str, Any]) -> str:
 
 
 def fetch(url: str) -> bytes:
-    """Return the content at a URL."""
+    """Return the content of a URL."""
     try:
         with urllib.request.urlopen(url, timeout=ANSWER_SECONDS) as answer:
             found: bytes = answer.read(MOST_BYTES + 1)
@@ -87,22 +88,22 @@ def fetch(url: str) -> bytes:
             "that the node can reach" % (url, reason)
         ) from error
     if len(found) > MOST_BYTES:
-        raise RefusedError("%s is larger than any key: correct cuda.repository" % url)
+        raise RefusedError("%s is too large to be a key: correct cuda.repository" % url)
     return found
 
 
 def from_package(url: str, package: bytes) -> bytes:
-    """Return the only key that a keyring package would install."""
+    """Return the key that a keyring package would install. It must have exactly one key."""
     if not shutil.which("dpkg-deb"):
         raise RefusedError(
-            "%s is a package for Debian and Ubuntu, which this node cannot read: name the "
-            "repository's key file by cuda.repository.keyring" % url
+            "%s is a package for Debian and Ubuntu, which this node cannot read: set "
+            "cuda.repository.keyring to the name of the repository's key file" % url
         )
     with tempfile.TemporaryDirectory(prefix="gpufleet-key-") as folder:
         path = os.path.join(folder, "keyring.deb")
         with open(path, "wb") as file:
             file.write(package)
-        # dpkg-deb knows every compression that its distribution's packages have.
+        # dpkg-deb can read every compression that packages of its distribution use.
         said = subprocess.run(
             ["dpkg-deb", "--fsys-tarfile", path], capture_output=True, check=False,
             timeout=ANSWER_SECONDS,
@@ -119,8 +120,8 @@ def from_package(url: str, package: bytes) -> bytes:
         ]
         if len(keys) != 1:
             raise RefusedError(
-                "%s contains %d keys, but one is expected: name another file by "
-                "cuda.repository.keyring" % (url, len(keys))
+                "%s contains %d keys, but one key is expected: set cuda.repository.keyring to a "
+                "different file" % (url, len(keys))
             )
         file_of_key = files.extractfile(keys[0])
         assert file_of_key is not None
@@ -128,10 +129,11 @@ def from_package(url: str, package: bytes) -> bytes:
 
 
 def fingerprints(key: bytes) -> list[str]:
-    """Return the fingerprints of the primary keys in a file, binary or armoured."""
+    """Return the fingerprints of the primary keys in a file, which is binary or armoured."""
     try:
         return [
-            # RFC 4880, 12.2: of a version 4 key; tag 6 is a public key, subkeys are 14.
+            # The fingerprint of a version 4 key (RFC 4880, 12.2). Tag 6 is a public key, tag 14 a
+            # subkey.
             hashlib.sha1(b"\x99" + len(body).to_bytes(2, "big") + body).hexdigest().upper()
             for tag, body in packets(dearmor(key))
             if tag == 6 and body[:1] == b"\x04"
@@ -152,7 +154,11 @@ def dearmor(key: bytes) -> bytes:
 
 
 def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
-    """Yield each packet's tag and body (RFC 4880, 4.2). Raises if `data` has no packets."""
+    """
+    Yield each packet's tag and body (RFC 4880, 4.2).
+
+    Raises `ValueError` or `IndexError` if `data` does not consist of packets.
+    """
     at = 0
     while at < len(data):
         first = data[at]
@@ -162,7 +168,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
             tag, (size, head) = first & 0x3F, new_format_length(data, at + 1)
         else:
             width = 1 << (first & 3)
-            if width == 8:  # until the end
+            if width == 8:  # the packet extends until the end of the data
                 raise ValueError("a packet without length")
             tag, size, head = (
                 first >> 2 & 0xF,
@@ -189,7 +195,9 @@ def new_format_length(data: bytes, at: int) -> Tuple[int, int]:
 
 
 def write_key(path: str, content: bytes) -> None:
-    """Write a world-readable file atomically: apt reads keys as its own user."""
+    """
+    Write a file atomically. Every user can read it, because apt reads keys as its own user.
+    """
     os.makedirs(os.path.dirname(path), mode=0o755, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=".gpufleet-", dir=os.path.dirname(path))
     try:

@@ -1,13 +1,13 @@
 """RUNS ON THE NODE: read all state that `gpufleet.converge.diff` compares.
 
 Takes (`PARAMETERS`):
-  asked   [[kind, argument, ...], ...]: file PATH; secret PATH SHA256; line PATH LINE; user NAME;
-          group NAME; package NAME; packages like PATTERN; stream MODULE; unit NAME;
-          units like PATTERN; files like PATTERN; listing PATH
-Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.converge.snapshot. null
-means that it does not exist, {"error": reason} that it could not be read.
+  asked   [[kind, argument, ...], ...], with these kinds and arguments: file PATH; secret PATH
+          SHA256; line PATH LINE; user NAME; group NAME; package NAME; packages like PATTERN;
+          stream MODULE; unit NAME; units like PATTERN; files like PATTERN; listing PATH
+Prints one JSON document {"schema": 1, "files": {...}, ...}, for gpufleet.converge.snapshot. If a
+thing does not exist, its value is null. If it could not be read, its value is {"error": reason}.
 
-Read-only. Python 3.8, standard library.
+The program changes nothing. It needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -31,18 +31,20 @@ from gpufleet.on_node.packages import installed
 PARAMETERS = globals().get("PARAMETERS") or {}
 
 Properties = Dict[str, str]
-"""systemd's state of a unit."""
+"""A unit's properties in systemd."""
 
 UNIT_DIRECTORY = "/etc/systemd/system"
 STARTED_DIRECTORY = "/run/gpufleet/started"
-# In every unit file or drop-in that records what its unit is started with: desired.started_line.
+# This text is in every unit file or drop-in that records with what its unit was started
+# (desired.started_line).
 STARTED_MARKER = "/run/gpufleet/started/%n"
-# A template (`x@.service`) has no state, and systemctl refuses to show it.
+# Names of units that are not templates. A template (`x@.service`) has no state, and systemctl
+# refuses to show it.
 UNIT_NAME = re.compile(r"(?!.*@\.)[A-Za-z0-9:_.\\@-]+$")
-# Written by on_node/converge/place_files.py before it makes its first temporary file.
+# on_node/converge/place_files.py writes this file before it creates its first temporary file.
 JOURNAL = "/var/lib/gpufleet/placing"
-# Half the controller's deadline for the whole snapshot: systemctl and dpkg-query take well under
-# a second, and a node where they hang must still answer the rest.
+# Half of the controller's deadline for the whole snapshot. systemctl and dpkg-query take much less
+# than a second. If they hang on a node, the node must still answer the other questions.
 COMMAND_SECONDS = 25
 UNIT_PROPERTIES = {
     "LoadState": "load",
@@ -74,7 +76,7 @@ def run(*argv: str) -> str:
             env={**os.environ, "LC_ALL": "C", "SYSTEMD_COLORS": "0"},
         )
     except subprocess.TimeoutExpired:
-        raise OSError("%s gave no answer in %d s" % (argv[0], COMMAND_SECONDS)) from None
+        raise OSError("%s did not answer within %d s" % (argv[0], COMMAND_SECONDS)) from None
     text = done.stdout.decode("utf-8", "replace")
     if done.returncode != 0 and not text:
         words = done.stderr.decode("utf-8", "replace").strip()
@@ -94,7 +96,7 @@ def read_each(arguments: Iterable[str], read: Callable[[str], Any]) -> dict[str,
 
 
 def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
-    """Return the name of a user or group number, or the number itself if it has none."""
+    """Return the name of a user or group id. If the id has no name, return the id as text."""
     try:
         return str(getattr(database(number), attribute))
     except KeyError:
@@ -102,7 +104,11 @@ def name_of(number: int, database: Callable[[int], Any], attribute: str) -> str:
 
 
 def file_state(path: str, secrets: set[str] | None) -> dict[str, Any] | None:
-    """Return the state of a path; for a secret, its hash's index in the sorted requested hashes."""
+    """
+    Return the state of a path.
+
+    For a secret, the state has no hash, but the index of its hash in the sorted requested hashes.
+    """
     try:
         status = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
@@ -171,7 +177,7 @@ def group_state(name: str) -> int | None:
 
 
 def units_on_disk() -> list[str]:
-    """Return the names of units with a file or a drop-in in gpufleet's unit directory."""
+    """Return the names of units that have a file or a drop-in in gpufleet's directory of units."""
     there = os.listdir(UNIT_DIRECTORY) if os.path.isdir(UNIT_DIRECTORY) else []
     return [name[:-2] if name.endswith(".d") else name for name in there]
 
@@ -183,17 +189,20 @@ def is_like(name: str, pattern: str) -> bool:
 
 def is_ours(name: str) -> bool:
     """
-    Return whether gpufleet wrote a unit or one of its drop-ins. Raises `OSError` if unreadable.
+    Return whether gpufleet wrote a unit or one of its drop-ins.
+
+    Raises `OSError` if the files cannot be read.
     """
     path = os.path.join(UNIT_DIRECTORY, name)
     if any(has_marker(part) for part in [path, *sorted(drop_ins(os.path.join(path + ".d", "")))]):
         return True
-    # Running though its file is gone. Beside a file of others, the record is an earlier unit's.
+    # The unit may still run although its file was removed. If there is a file of a different
+    # program, the record is from an earlier unit of this name.
     return not os.path.lexists(path) and os.path.lexists(os.path.join(STARTED_DIRECTORY, name))
 
 
 def has_marker(path: str) -> bool:
-    """Return whether a regular file has gpufleet's start marker; links are foreign."""
+    """Return whether a regular file has gpufleet's start marker. A link is not gpufleet's."""
     try:
         if not stat.S_ISREG(os.lstat(path).st_mode):
             return False
@@ -205,9 +214,10 @@ def has_marker(path: str) -> bool:
 
 def units(asked: Iterable[str], patterns: Iterable[str]) -> tuple[dict[str, Any], dict[str, Any]]:
     """
-    Return {name: state}, and {pattern: gpufleet's matching units, on disk or known to systemd}.
+    Return {name: state}, and {pattern: gpufleet's units that match it}.
 
-    One call of systemctl reads all units. Units that match a pattern also get a state.
+    A matching unit may be on disk or only known to systemd, and it gets a state too. One call of
+    systemctl reads all units.
     """
     patterns = sorted(set(patterns))
     try:
@@ -232,9 +242,10 @@ def shown_units(
     names: list[str], patterns: list[str]
 ) -> tuple[dict[str, Properties], dict[str, Properties]]:
     """
-    Return systemd's properties of the named units, and of loaded units that match patterns.
+    Return systemd's properties of the given units, and of loaded units that match the patterns.
 
-    systemctl answers in the requested order, possibly under other names, and patterns last.
+    systemctl answers in the requested order and patterns come last. It may show a unit under a
+    different name.
     """
     if not names and not patterns:
         return {}, {}
@@ -242,27 +253,28 @@ def shown_units(
     text = run("systemctl", "show", "-p", wanted, "--", *names, *patterns)
     shown = show_each(text)
     if len(shown) < len(names):
-        raise OSError("systemctl showed %d units of %d" % (len(shown), len(names)))
+        raise OSError("systemctl showed only %d of %d units" % (len(shown), len(names)))
     for name, about in zip(names, shown):  # Python 3.8
         if name not in {about.get("Id"), *about.get("Names", "").split()}:
-            raise OSError("systemctl showed %s in place of %s" % (about.get("Id"), name))
+            raise OSError("systemctl showed %s instead of %s" % (about.get("Id"), name))
     more = {
         about["Id"]: about
         for about in shown[len(names) :]
-        # One that is only named by another unit.
+        # Leave out units that do not exist and that are only mentioned in other units.
         if (about["LoadState"], about["ActiveState"]) != ("not-found", "inactive")
     }
     return dict(zip(names, shown)), more  # Python 3.8
 
 
 def unit_state(name: str, about: Properties) -> dict[str, Any]:
-    """Return one unit's state from systemd's answer and from disk."""
+    """Return one unit's state, from systemd's answer and from the files on disk."""
     found: dict[str, Any] = {
         key: about[name] for name, key in UNIT_PROPERTIES.items() if name in about
     }
     directory = os.path.join(UNIT_DIRECTORY, name + ".d", "")
     loaded = {path for path in found.pop("drop_ins", "").split() if path.startswith(directory)}
-    # systemd itself misses the first drop-in of a unit, whose directory is new to it (252).
+    # systemd 252 itself does not notice the first drop-in of a unit, because the drop-in's
+    # directory is new.
     stale = found.get("load") == "loaded" and loaded != drop_ins(directory)
     found["needs_reload"] = stale or found.get("needs_reload") == "yes"
     found["restarts"] = int(found.get("restarts") or 0)
@@ -298,7 +310,7 @@ def files_like(pattern: str) -> list[str]:
 
 
 def listing(path: str) -> list[str] | None:
-    """Return the names in a directory, or None if it does not exist."""
+    """Return the names in a directory, or None if the directory does not exist."""
     try:
         return sorted(os.listdir(path))
     except (FileNotFoundError, NotADirectoryError):
@@ -306,7 +318,7 @@ def listing(path: str) -> list[str] | None:
 
 
 def leftovers() -> Any:
-    """Return the temporary files of an interrupted on_node/converge/place_files.py."""
+    """Return the temporary files of an interrupted run of on_node/converge/place_files.py."""
     try:
         with open(JOURNAL) as file:
             return sorted({line.rstrip("\n") for line in file} | {JOURNAL})

@@ -1,15 +1,17 @@
-"""RUNS ON THE NODE: read or set sysctl values, and find the files that set them last at boot.
+"""RUNS ON THE NODE: read or set sysctl settings, and find the file that sets each one last at boot.
 
 Takes (`PARAMETERS`):
-  wanted    {name: [value, least]}: least: whether a larger value is as good
-  file      gpufleet's file that sets them at boot
-  apply     true: set what differs, as root
-  sysroot   prefix of every path: "" is the real machine
-Prints one JSON document {"schema": 1, "applied": bool, "settings": {name: ...}}, of each setting
-  {"value": N, "later": {"file", "value"} or null}   later: a file that is read after `file` sets it
-  {"absent": true}                                   this kernel has no setting of that name
-  {"error": reason}                                  it could not be read or set
-Python 3.8, standard library.
+  wanted    {name: [value, least]}; if `least` is true, a larger value is accepted too
+  file      gpufleet's file that sets these settings at boot
+  apply     true: set the settings that differ, as root
+  sysroot   prefix of every path; "" on the real machine
+Prints one JSON document {"schema": 1, "applied": bool, "settings": {name: ...}}. A setting is one
+of:
+  {"value": N, "later": {"file", "value"} or null}   `later` is a file that is read after `file` and
+                                                     sets this setting again
+  {"absent": true}                                   this kernel has no setting with this name
+  {"error": reason}                                  the setting could not be read or set
+The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -20,7 +22,8 @@ from typing import Any
 
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
-# sysctl.d(5): of files of one name the first directory's counts; then by name, whatever directory.
+# sysctl.d(5): if several directories have a file with the same name, the file in the first
+# directory counts. Files are read in the order of their names, whatever their directory.
 DIRECTORIES = ("/etc/sysctl.d", "/run/sysctl.d", "/usr/local/lib/sysctl.d", "/usr/lib/sysctl.d")
 
 
@@ -42,7 +45,11 @@ def read_setting(name: str, file: str, root: str) -> dict[str, Any]:
 
 
 def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
-    """Return the last file after gpufleet's that sets a name, with its value, or None."""
+    """
+    Return the last file that is read after gpufleet's file and sets `name`, with its value.
+
+    If there is no such file, return None.
+    """
     found = None
     for path in read_after(file, root):
         for key, value in pairs(root + path):
@@ -52,7 +59,7 @@ def later_override(name: str, file: str, root: str) -> dict[str, Any] | None:
 
 
 def read_after(file: str, root: str) -> list[str]:
-    """Return the files that are read after gpufleet's, in order."""
+    """Return the files that are read after gpufleet's file, in the order of reading."""
     by_name: dict[str, str] = {}
     for directory in DIRECTORIES:
         try:
@@ -66,7 +73,7 @@ def read_after(file: str, root: str) -> list[str]:
 
 
 def pairs(path: str) -> list[tuple[str, int]]:
-    """Return the settings of a file that have integer values; other lines are ignored."""
+    """Return the settings in a file that have integer values. Other lines are ignored."""
     try:
         with open(path, errors="replace") as file:
             lines = file.read().splitlines()
@@ -86,7 +93,7 @@ def pairs(path: str) -> list[tuple[str, int]]:
 
 
 def apply(name: str, value: int, root: str) -> str:
-    """Set one value; return the error, or "" on success."""
+    """Set one value. Return the error, or "" on success."""
     try:
         with open(path_of(name, root), "w") as kernel:
             kernel.write(str(value))
@@ -96,7 +103,7 @@ def apply(name: str, value: int, root: str) -> str:
 
 
 def main() -> None:
-    """Set values on request, and print the current values."""
+    """Set the values if requested, then print the current values."""
     root, file = PARAMETERS.get("sysroot", ""), PARAMETERS["file"]
     found = {name: read_setting(name, file, root) for name in PARAMETERS["wanted"]}
     for name, (value, least) in PARAMETERS["wanted"].items():

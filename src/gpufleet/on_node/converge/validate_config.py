@@ -1,14 +1,15 @@
 """RUNS ON THE NODE: validate a configuration with its server's program before it is installed.
 
 Takes (`PARAMETERS`):
-  files    {path below the configuration's directory: its content in base64}
-  argv     the program that checks, and its arguments; it runs in that directory
+  files    {path below the configuration's directory: content in base64}
+  argv     the program that checks the configuration, and its arguments; the program runs in that
+           directory
   hidden   secrets in base64, which are removed from the output
-  seconds  how long the check may take
+  seconds  the most time that the check may take
 Prints one JSON document {"error": null, or the program's output}.
 
-The files are in a root-only directory in memory, and are removed afterwards. Python 3.8, standard
-library.
+The files are written to a directory in memory that only root can read. They are removed after the
+check. The program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from typing import Any
 
 PARAMETERS: "dict[str, Any]" = globals().get("PARAMETERS") or {}
 CHARACTERS = 2000
-# What a program may print in another way than it stands in a file.
+# Characters that a program may print in a different form than they have in the file.
 ESCAPED = re.compile(r"[^\x21-\x7e]+|[\"'\\\\%&<>]")
-# Shorter parts of a secret are not hidden: they may be a word of the message.
+# Shorter parts of a secret are not hidden, because they may be a word of the message.
 SHORTEST = 4
 
 
@@ -64,7 +65,7 @@ def config_error() -> "str | None":
 
 
 def hide_secrets(said: str) -> str:
-    """Return a text with secrets hidden, including secrets with escaped characters."""
+    """Return a text without secrets. Secrets with escaped characters are removed too."""
     for secret in PARAMETERS["hidden"]:
         text = base64.b64decode(secret).decode("utf-8", "replace")
         for part in sorted(ESCAPED.split(text), key=len, reverse=True):

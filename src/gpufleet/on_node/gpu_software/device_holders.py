@@ -1,7 +1,7 @@
 """RUNS ON THE NODE, as root: list the processes that have NVIDIA's device files open or mapped.
 
-A mapping outlives its file descriptor (mmap(2)), so both are checked. The host's /proc also has the
-processes in other PID namespaces (containers).
+A mapping continues to exist when its file descriptor is closed (mmap(2)), so both are checked. The
+host's /proc also has the processes in other PID namespaces (containers).
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from gpufleet.on_node.common.linux_facts import line
 from gpufleet.on_node.common.processes import unit
 
 DEVICE = re.compile(r"/dev/nvidia[\w./-]*")
-# /proc/PID/maps of a process with CUDA has some thousand lines.
+# Size limit of /proc/PID/maps. For a process that uses CUDA, the file has some thousand lines.
 MAPS_BYTES = 16 << 20
 
 
 def holders() -> list[dict[str, Any]]:
     """
-    Return {"pid", "name", "unit", "devices"} of each process by PID; `unit` is null outside units.
+    Return {"pid", "name", "unit", "devices"} of each process, sorted by PID.
+
+    `unit` is null if the process belongs to no unit.
     """
     found = []
     for pid in sorted(int(name) for name in linux_facts.directory_names("/proc") if name.isdigit()):
@@ -44,7 +46,7 @@ def holders() -> list[dict[str, Any]]:
 def open_devices(pid: int) -> Iterator[str]:
     """Yield NVIDIA's device files among a process' descriptors."""
     at = linux_facts.ROOT + "/proc/%d/fd" % pid
-    with contextlib.suppress(OSError):  # it ended, or is a kernel thread
+    with contextlib.suppress(OSError):  # the process has ended, or it is a kernel thread
         for number in os.listdir(at):
             with contextlib.suppress(OSError):
                 found = DEVICE.match(os.readlink(at + "/" + number))

@@ -2,34 +2,36 @@
 
 Takes (`PARAMETERS`):
   action        look, mark, fail, reload, start, reboot or clear
-  reason        of mark and fail: why the node is unchecked
-  version       of reload: the version of the module that must be loaded afterwards
-  order         unload: the modules, each before those that it uses; services: the driver's own
-                units, in the order in which they are stopped
-  load          of reload: the modules to load, in order
-  stop_seconds  how long the slowest stage may take to stop
-  sysroot       prefix of every path: "" is the real machine
-Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
-  look    `driver`, `system`, `kernel` and `boot_id` as the probe has them, and
+  reason        for `mark` and `fail`: why the node is unchecked
+  version       for `reload`: the version of the module that must be loaded at the end
+  order         {"unload": the modules, each before the modules that it uses; "services": the
+                driver's own units, in the order in which they are stopped}
+  load          for `reload`: the modules to load, in order
+  stop_seconds  time limit for stopping the slowest stage
+  sysroot       prefix of every path; "" on the real machine
+Prints one JSON document {"schema": 1, "error": sentence or "", ...}. The actions are:
+  look    report `driver`, `system`, `kernel` and `boot_id` in the form of the probe, and:
           holders  processes that have the device files open
           used_by  modules that use the module nvidia
-          active   units that a reload would stop: gpufleet's stages, and the driver's own
-          kept     {"units", "modules"} that an earlier run stopped and that were not started again
+          active   units that a reload would stop: gpufleet's stages and the driver's own units
+          kept     {"units", "modules"} that an earlier run stopped and nobody has started again
           barred   stages that systemd did not start because of the mark, at boot or after a crash
-          mark     the mark's text, null if there is none
-  mark    writes the mark to disk; an existing mark keeps its text. Records which of the driver's
+          mark     the mark's text; null if there is no mark
+  mark    write the mark to disk; an existing mark keeps its text. Also record which of the driver's
           own units run
-  fail    replaces the mark's text by the reason
-  reload  stops, unloads, loads, starts; `loaded`, `started`. If it fails, `held`: the processes
-          that use the driver, or `busy`: the kernel itself holds the module
-  start   loads the modules and starts the driver's own units that a reload has left; `started`
-  reboot  records the running units, stops the stages, and has systemd reboot
-  clear   removes the mark, then starts every unit that was stopped or barred; `started`
-Running units are recorded before the first is stopped, and removed from the record when they run
-again, so that the next run can continue after a kill at any point. If the driver cannot be
-unloaded, the driver's own units are started again; stages wait for the node's check. The program
-survives the end of its connection. A lock admits one program at a time on a node. Python 3.8,
-standard library.
+  fail    replace the mark's text with the reason
+  reload  stop the units, unload and load the modules, start the units; report `loaded` and
+          `started`. On failure, report `held` (the processes that use the driver) or `busy` (the
+          kernel itself uses the module)
+  start   load the modules, and start the driver's own units, that an interrupted reload has left;
+          report `started`
+  reboot  record the running units, stop the stages, and make systemd reboot
+  clear   remove the mark, then start every unit that was stopped or barred; report `started`
+Running units are recorded before the first unit is stopped. A unit is removed from the record when
+it runs again. So if the program is killed at any point, the next run can continue. If the driver
+cannot be unloaded, the driver's own units are started again, but the stages wait for the node's
+check. The program continues if its connection ends. A lock allows only one such program at a time
+on a node. It needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -69,16 +71,19 @@ STATE = "/var/lib/gpufleet"
 MARK = STATE + "/unchecked"
 SERVICES: List[str] = PARAMETERS["order"]["services"] if PARAMETERS else []
 LOCK = STATE + "/driver-reload.lock"
-# Another run's reload: its stages drain first, which `stop_seconds` covers.
+# Time to wait for the reload of a different run, without the time in which its stages drain. That
+# time is in `stop_seconds`.
 LOCK_SECONDS = 60
-# A module of 100 MB is read, checked and initialises 8 GPUs: seconds; on a stuck GPU never.
+# Loading a module of 100 MB takes seconds: it is read and checked, and it initialises 8 GPUs. If a
+# GPU is stuck, loading never ends.
 MODULE_SECONDS = 180
-# A process that was killed closes its files when the kernel has freed its GPU memory: seconds.
+# A process that was killed closes its files when the kernel has freed its GPU memory. This takes
+# seconds.
 RELEASE_SECONDS = 20
 PUT_BACK = "the driver's own services were started again"
 
 
-# What is
+# The state
 
 
 def look() -> dict[str, Any]:
@@ -116,16 +121,16 @@ def used_by() -> list[str]:
     return [] if is_missing(found) else list(found)
 
 
-# What is done
+# The actions
 
 
 def mark_unchecked(reason: str) -> dict[str, Any]:
     """
-    Mark the node as unchecked, and reload systemd so that the mark keeps stages from starting.
+    Mark the node as unchecked, and reload systemd, so that the mark prevents stages from starting.
     """
     if text_of(MARK) is None:
         write(MARK, reason)
-    # Packages stop their services while they are exchanged, and not all start them again.
+    # Packages stop their services while they are replaced, and not all packages start them again.
     keep([unit for unit in active(SERVICES) if unit in SERVICES], [])
     run_program("systemctl", "daemon-reload", seconds=SERVICE_SECONDS)
     return {}
@@ -138,7 +143,7 @@ def record_failed_check(reason: str) -> dict[str, Any]:
 
 
 def reload_driver() -> dict[str, Any]:
-    """Load the module on disk; stop nothing while another program uses the driver."""
+    """Load the module on disk. If another program uses the driver, stop nothing."""
     running = active(SERVICES)
     refuse_others(holders(), running, "nothing was stopped")
     loaded = loaded_modules()
@@ -160,7 +165,8 @@ def reload_driver() -> dict[str, Any]:
         raise
     for module in PARAMETERS["load"]:
         run_program("modprobe", module, seconds=MODULE_SECONDS)
-    # A service without privileges cannot make them, and ours have none.
+    # Create the device files here. Services without privileges cannot create them, and gpufleet's
+    # services have none.
     with contextlib.suppress(FailedError):
         run_program("nvidia-modprobe", "-c0", "-u")
     version = text_of("/sys/module/nvidia/version")
@@ -173,14 +179,16 @@ def reload_driver() -> dict[str, Any]:
     forget_units(own)
     if failed:
         raise FailedError(
-            "driver %s is loaded, and these do not start with it: %s" % (version, "; ".join(failed))
+            "driver %s is loaded, but these units do not start: %s" % (version, "; ".join(failed))
         )
     return {"loaded": version, "started": started}
 
 
 def refuse_others(found: list[dict[str, Any]], ours: Sequence[str], so: str) -> None:
     """
-    Raise `FailedError` that names processes outside the units in `ours`, and the consequence `so`.
+    Raise `FailedError` if processes outside the units in `ours` use the driver.
+
+    The error lists the processes and has `so`, the consequence.
     """
     others = [each for each in found if each["unit"] not in ours]
     if others:
@@ -199,7 +207,9 @@ def loaded_modules() -> list[str]:
 
 def wait_for_release(ours: Sequence[str]) -> None:
     """
-    Wait until no process has the devices open. Raises `FailedError` with the remaining processes.
+    Wait until no process has the devices open.
+
+    If processes remain, raises `FailedError` with these processes.
     """
     deadline = time.monotonic() + RELEASE_SECONDS
     while True:
@@ -209,7 +219,7 @@ def wait_for_release(ours: Sequence[str]) -> None:
         if time.monotonic() > deadline:
             refuse_others(left, ours, PUT_BACK)
             raise FailedError(
-                "%s was stopped, and its process %d %s still holds %s after %d s: a process in "
+                "%s was stopped, but its process %d %s still has %s open after %d s: a process in "
                 "state D ends only with a reboot"
                 % (left[0]["unit"], left[0]["pid"], left[0]["name"], left[0]["devices"][0],
                    RELEASE_SECONDS),
@@ -220,18 +230,18 @@ def wait_for_release(ours: Sequence[str]) -> None:
 
 def refuse_busy(loaded: Sequence[str]) -> None:
     """
-    Raise `FailedError` if a module has users other than the modules that are unloaded before.
+    Raise `FailedError` if a module has users other than the modules that are unloaded before it.
 
-    This is checked before the first unload, because new modules on disk would not match the loaded
-    modules that stay.
+    This is checked before the first module is unloaded. Otherwise, modules that stay loaded would
+    not match the new modules on disk.
     """
     for module in loaded:
         count = text_of("/sys/module/%s/refcnt" % module)
         users = read(directory_names, "/sys/module/%s/holders" % module)
         if count and not is_missing(users) and int(count) > len(users):
             raise FailedError(
-                "module %s is used %d times beside the %d modules above it, and by no process: a "
-                "console's frame buffer, or what is stuck in the kernel"
+                "module %s has %d users besides the %d modules that use it, but no process uses "
+                "it: the user is a console's frame buffer, or something that is stuck in the kernel"
                 % (module, int(count) - len(users), len(users)),
                 busy=True,
             )
@@ -239,32 +249,34 @@ def refuse_busy(loaded: Sequence[str]) -> None:
 
 def unload(module: str) -> None:
     """
-    Unload a module; the error has `busy` if it is in use without a process that could be stopped.
+    Unload a module.
+
+    If the module is in use but no process that could be stopped uses it, the error has `busy`.
     """
     try:
         run_program("rmmod", module, seconds=MODULE_SECONDS)
     except FailedError as error:
         if module not in loaded_modules():
-            return  # gone with another, or by another
+            return  # the module was unloaded with a different module, or by a different program
         refuse_others(holders(), (), PUT_BACK)
         raise FailedError(
-            "%s, and no process has its devices open: the kernel itself uses it (a console's frame "
-            "buffer, another module)" % error,
+            "%s, but no process has its devices open: the kernel itself uses the module (a "
+            "console's frame buffer, or another module)" % error,
             busy=True,
         ) from None
 
 
 def start_again(units: Sequence[str]) -> dict[str, Any]:
-    """Start stopped units, and remove them from the record once they run."""
+    """Start the stopped units. Remove each unit from the record when it runs."""
     started, failed = start(units)
     if failed:
-        raise FailedError("these do not start: %s" % "; ".join(failed), started=started)
+        raise FailedError("these units do not start: %s" % "; ".join(failed), started=started)
     forget_units(units)
     return {"started": started}
 
 
 def start_services() -> dict[str, Any]:
-    """Load the modules and start the units that a killed reload left."""
+    """Load the modules, and start the units, that a killed reload has left."""
     loaded = loaded_modules()
     for module in reversed(PARAMETERS["order"]["unload"]):
         if module in stopped_units()["modules"] and module not in loaded:
@@ -276,19 +288,20 @@ def reboot() -> dict[str, Any]:
     """
     Record running units, stop the stages, and reboot.
 
-    The stages are stopped first, because a shutdown would wait less long for them.
+    The stages are stopped before the reboot, because a shutdown would not wait long enough for
+    them.
     """
     running = active(SERVICES)
     keep(running, [])
     stages_up = [unit for unit in running if unit not in SERVICES]
     stop(stages_up, SERVICES, PARAMETERS["stop_seconds"])
-    # In a moment, so that our answer still arrives.
+    # Reboot after a moment, so that this program's answer still arrives.
     run_program("systemd-run", "--quiet", "--on-active=2", "systemctl", "--no-block", "reboot")
     return {}
 
 
 def clear_unchecked() -> dict[str, Any]:
-    """Remove the mark, and start the waiting units."""
+    """Remove the mark, then start the units that wait for this."""
     stages_down = blocked_stages()
     keep(stages_down, [])
     remove(MARK)
@@ -313,7 +326,7 @@ def hold_lock() -> Iterator[None]:
     at = linux_facts.ROOT + LOCK
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     seconds = LOCK_SECONDS + PARAMETERS["stop_seconds"]
-    refusal = "another run has been changing this node's driver for too long"
+    refusal = "a different run has been changing this node's driver for too long"
     with file_lock.hold(at, seconds, lambda: FailedError(refusal)):
         yield
 
@@ -324,7 +337,7 @@ def main() -> None:
     linux_facts.ANSWERS = PARAMETERS.get("answers", {})
     action = PARAMETERS["action"]
     if action != "look":
-        # Half a reload is worse than one without a waiting caller.
+        # If the caller has gone, complete the reload, because half a reload is worse.
         signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
         with contextlib.nullcontext() if action == "look" else hold_lock():

@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE, as root: units that use the driver, stopped and started in order.
+"""RUNS ON THE NODE, as root: stop and start the units that use the driver, in order.
 
-gpufleet's units are the stages that a plan placed here, and the driver's services. Units to stop
-are recorded on disk (`KEPT`) before the first stop, and removed from the record when they run
-again.
+These units are gpufleet's stages that a plan placed on this node, and the driver's services. Units
+that will be stopped are recorded on disk (`KEPT`) before the first one is stopped. A unit is
+removed from the record when it runs again.
 """
 
 from __future__ import annotations
@@ -25,12 +25,15 @@ UNITS = "/etc/systemd/system"
 OURS = "/run/gpufleet/started/"  # in each gpufleet unit: desired.started_line
 
 SHORT_SECONDS = 60
-# systemd's default for a stop and a start (DefaultTimeoutStopSec=), and the kill after it.
+# Longer than systemd's default time for a stop or a start (DefaultTimeoutStopSec=), and for the
+# kill after it.
 SERVICE_SECONDS = 180
 
 
 class FailedError(Exception):
-    """A failure; `str` is a sentence for the operator, with facts for the document."""
+    """
+    Raised on a failure. Its text is a sentence for the operator. It also has facts for the answer.
+    """
 
     def __init__(self, sentence: str, **more: Any) -> None:
         super().__init__(sentence)
@@ -54,7 +57,7 @@ def run_program(name: str, *arguments: str, seconds: float = SHORT_SECONDS) -> s
         words = " ".join((name, *arguments))
         raise FailedError("`%s` did not end within %d s" % (words, seconds)) from None
     except CannotRead:
-        raise FailedError("the node has no program %s" % name) from None
+        raise FailedError("the program %s is not installed on this node" % name) from None
     if done.returncode:
         said = " ".join(done.stderr.decode("utf-8", "replace").split())[:400]
         raise FailedError("`%s`: %s" % (" ".join((name, *arguments)), said or done.returncode))
@@ -67,12 +70,14 @@ def active(services: Sequence[str]) -> list[str]:
 
 
 def is_up(about: dict[str, str]) -> bool:
-    """Return whether a unit runs or is starting, including a stage that waits for its restart."""
+    """
+    Return whether a unit runs or is starting. A stage that waits for its restart counts as well.
+    """
     return about.get("ActiveState") in {"active", "activating", "reloading"}
 
 
 def blocked_stages() -> list[str]:
-    """Return the enabled stages that the unchecked mark keeps from starting."""
+    """Return the enabled stages that do not start because the node is marked as unchecked."""
     return [
         unit
         for unit, about in unit_properties(stages()).items()
@@ -83,7 +88,7 @@ def blocked_stages() -> list[str]:
 
 
 def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return systemd's properties of units by name, without unknown units."""
+    """Return {unit: systemd's properties}, without units that systemd does not know."""
     if not units:
         return {}
     wanted = "Id,LoadState,ActiveState,ConditionResult,UnitFileState"
@@ -93,7 +98,7 @@ def unit_properties(units: Sequence[str]) -> dict[str, dict[str, str]]:
 
 
 def stages() -> list[str]:
-    """Return the units of gpufleet's stages, without others such as vllm-router.service."""
+    """Return the units of gpufleet's stages. Other units, as vllm-router.service, are left out."""
     found = read(directory_names, UNITS)
     if is_missing(found):
         return []
@@ -105,7 +110,9 @@ def stages() -> list[str]:
 
 
 def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
-    """Stop stages, all at once, within `seconds`, then services, one after the other."""
+    """
+    Stop all stages at the same time, within `seconds`. Then stop the services one after the other.
+    """
     ours = [unit for unit in units if unit not in services]
     if ours:
         run_program("systemctl", "stop", "--", *ours, seconds=seconds + SHORT_SECONDS)
@@ -115,14 +122,16 @@ def stop(units: Sequence[str], services: Sequence[str], seconds: float) -> None:
 
 
 def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Start existing inactive units in order; return the started units and the failures."""
+    """
+    Start the units that exist and do not run, in order. Return the started units and the failures.
+    """
     known = unit_properties(units)
     started, failed = [], []
     for unit in units:
         if unit not in known or is_up(known[unit]):  # a later plan may have removed a stage
             continue
         try:
-            with contextlib.suppress(FailedError):  # too many failures while there was no driver
+            with contextlib.suppress(FailedError):  # it may have failed too often
                 run_program("systemctl", "reset-failed", "--", unit)
             run_program("systemctl", "start", "--", unit, seconds=SERVICE_SECONDS)
             started.append(unit)
@@ -131,17 +140,25 @@ def start(units: Sequence[str]) -> tuple[list[str], list[str]]:
     return started, failed
 
 
-# What is written down
+# The record on disk
 
 
 def stopped_units() -> dict[str, list[str]]:
-    """Return the stopped units and modules to start again. Raises for a damaged file."""
+    """
+    Return the stopped units and modules that must be started again.
+
+    Raises `FailedError` if the file is damaged.
+    """
     text = text_of(KEPT)
     return {"units": [], "modules": []} if text is None else dict(json.loads(text))
 
 
 def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
-    """Add units and modules to the record of what to start again; it is on disk on return."""
+    """
+    Add units and modules to the record of what must be started again.
+
+    The record is on disk when this function returns.
+    """
     before = stopped_units()
     now = {
         "units": sorted({*before["units"], *units}),
@@ -153,13 +170,13 @@ def keep(units: Sequence[str], modules: Sequence[str]) -> dict[str, list[str]]:
 
 
 def services_kept(services: Sequence[str]) -> list[str]:
-    """Return the services to start again, in the order of their start."""
+    """Return the services that must be started again, in the order of their start."""
     units = stopped_units()["units"]
     return [unit for unit in reversed(services) if unit in units]
 
 
 def forget_units(units: Sequence[str]) -> None:
-    """Remove units, and all modules, from the record of what to start again."""
+    """Remove these units and all modules from the record of what must be started again."""
     left = [unit for unit in stopped_units()["units"] if unit not in units]
     if left:
         write(KEPT, json.dumps({"units": left, "modules": []}))
@@ -176,7 +193,7 @@ def text_of(path: str) -> str | None:
 
 
 def write(path: str, text: str) -> None:
-    """Write a complete file, which is on disk on return."""
+    """Write a file completely. The file is on disk when this function returns."""
     at = linux_facts.ROOT + path
     os.makedirs(os.path.dirname(at), mode=0o755, exist_ok=True)
     new = at + ".new"

@@ -1,17 +1,18 @@
-"""RUNS ON THE NODE, as root: list the kernels with NVIDIA's module; build it for the others.
+"""RUNS ON THE NODE, as root: list the kernels that have NVIDIA's module, and build it for others.
 
 Takes (`PARAMETERS`):
   action   look or build
-  kernels  of build: kernel releases, as `uname -r` prints them
-  version  of build: the driver's version or branch; its newest sources are built
-  sysroot  "" on a real machine
+  kernels  for `build`: kernel releases, as `uname -r` prints them
+  version  for `build`: the driver's version or branch; its newest sources are built
+  sysroot  prefix of all paths; "" on a real machine
 Prints one JSON document {"schema": 1, "error": sentence or "", ...}:
-  kernels      [{"kernel", "running", "newest", "nvidia": version, "signer"}], of every kernel
-  secure_boot  whether firmware lets only signed modules load
-  enrolled     whether the key that DKMS signs with is enrolled in the firmware
-  said         of build: {kernel: the last lines of DKMS}, of kernels for which it failed
-A package's maintainer script may succeed although DKMS has built nothing (no headers), and fail
-although all modules exist. So only the modules on disk count. Python 3.8, standard library.
+  kernels      [{"kernel", "running", "newest", "nvidia": version, "signer"}] for every kernel
+  secure_boot  whether the firmware allows only signed modules
+  enrolled     whether the firmware trusts the key with which DKMS signs modules
+  said         for `build`: {kernel: the last lines of DKMS} for the kernels whose build failed
+A package's maintainer script may succeed although DKMS has built nothing (because headers are
+missing). It may also fail although all modules exist. So only the modules on disk count. The
+program needs only Python 3.8 and the standard library.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ from gpufleet.on_node.common.linux_facts import directory_names, line
 PARAMETERS: dict[str, Any] = globals().get("PARAMETERS") or {}
 
 SOURCES = "/usr/src"
-# One kernel's modules: 1 to 5 minutes on a server; a busy node gets more.
+# Building the modules of one kernel takes 1 to 5 minutes on a server. A busy node needs more time.
 BUILD_SECONDS = 1800
-LINES = 8  # of what DKMS said, and of its log
-# The public halves of the keys that DKMS signs with: Debian's and Red Hat's, then Ubuntu's.
+LINES = 8  # the lines that are returned of DKMS's output, and of its log
+# The public keys for the keys with which DKMS signs: first Debian's and Red Hat's, then Ubuntu's.
 KEYS = ("/var/lib/dkms/mok.pub", "/var/lib/shim-signed/mok/MOK.der")
 MOKUTIL_SECONDS = 10
 
 
 def look() -> dict[str, Any]:
-    """Return the module of every kernel, and the state of secure boot and DKMS's key."""
+    """Return the module of every kernel, the state of secure boot, and the state of DKMS's key."""
     found = read(driver_files.kernels)
     return {
         "kernels": found if is_missing(found) else found["kernels"],
@@ -47,20 +48,24 @@ def look() -> dict[str, Any]:
 
 
 def enrolled() -> bool:
-    """Return whether the firmware trusts DKMS's key. Raises without a key or an answer."""
+    """
+    Return whether the firmware trusts DKMS's key.
+
+    Raises `CannotRead` if there is no key, or if mokutil does not answer.
+    """
     for key in KEYS:
         if is_missing(read(line, key)):
             continue
-        # mokutil(1): its status is no help, it has changed between releases.
+        # The status of mokutil(1) is not used, because its meaning has changed between releases.
         said = run("mokutil", "--test-key", linux_facts.ROOT + key, seconds=MOKUTIL_SECONDS).out
         if "not enrolled" not in said and "already enrolled" not in said:
             raise CannotRead("refused", detail=said.strip()[-200:])
         return "already enrolled" in said
-    raise CannotRead("absent", detail="DKMS has made no key yet")
+    raise CannotRead("absent", detail="DKMS has not made a key yet")
 
 
 def build(kernels: list[str], version: str) -> dict[str, Any]:
-    """Build the newest sources of a version for kernels, and return the kernels' new state."""
+    """Build the newest sources of a version for these kernels. Return the kernels' new state."""
     source = newest_source(version)
     said = {}
     for kernel in kernels:
@@ -76,7 +81,9 @@ def build(kernels: list[str], version: str) -> dict[str, Any]:
 
 
 def dkms(*words: str) -> str:
-    """Return "" if DKMS has installed a module, or else the end of its output and of its log."""
+    """
+    Return "" if DKMS has installed a module, or else the last lines of its output and its log.
+    """
     output = run("dkms", "install", *words, seconds=BUILD_SECONDS)
     if not output.status:
         return ""
@@ -111,7 +118,7 @@ def main() -> dict[str, Any]:
             return {"error": "", **build(PARAMETERS["kernels"], PARAMETERS["version"])}
         return {"error": "", **look()}
     except Exception as error:
-        return {"error": "the kernels' modules could not be looked at: %s" % error}
+        return {"error": "the kernels' modules could not be read: %s" % error}
 
 
 if __name__ == "__main__":

@@ -143,7 +143,7 @@ def test_a_file_that_is_not_the_named_one_leaves_the_key_that_was_there(
     done = fetched(tmp_path, f"{address}/keyring.deb", "0" * 64)
 
     assert done.returncode == 1
-    assert "does not have the hash that cuda.repository.keyring_sha256 names" in done.stderr
+    assert "does not have the hash in cuda.repository.keyring_sha256" in done.stderr
     assert "nothing was changed" in done.stderr
     assert (tmp_path / KEY[1:]).read_bytes() == b"former"
     assert tree(tmp_path) == {KEY[1:]}
