@@ -315,7 +315,7 @@ def test_a_python_that_does_not_exist_is_refused(source):
             "def make_arg_parser(parser): return 1 / 0\n",
             "no parser could be read.*division by zero",
         ),
-        ("def make_arg_parser(parser)\n", "openai/cli_args.py: this Python cannot read it"),
+        ("def make_arg_parser(parser)\n", "openai/cli_args.py: this Python cannot parse it"),
         ("", "no parser could be read"),
     ],
     ids=["endless import", "endless call", "exit", "raise", "syntax", "gone"],

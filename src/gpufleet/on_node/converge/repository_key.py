@@ -157,7 +157,7 @@ def packets(data: bytes) -> Iterator[Tuple[int, bytes]]:
     """
     Yield each packet's tag and body (RFC 4880, 4.2).
 
-    Raises `ValueError` or `IndexError` if `data` does not consist of packets.
+    Raises an exception if `data` does not consist of packets.
     """
     at = 0
     while at < len(data):

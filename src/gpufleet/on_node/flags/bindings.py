@@ -11,10 +11,10 @@ _COMPOUND = (ast.For, ast.While, ast.With, ast.If, ast.Try, ast.ExceptHandler)
 
 class Bindings:
     """
-    The statements of one module that bind names, in order.
+    The statements of one module that bind names, in the order of the module.
 
     `at_run_time` has the statements by name, without statements under `if TYPE_CHECKING`. `stars`
-    has the star imports. `postponed` is whether the module's annotations are not evaluated.
+    has the imports with a star. `postponed` is true if the module's annotations are not evaluated.
     """
 
     def __init__(self, tree: ast.Module) -> None:
@@ -28,7 +28,11 @@ class Bindings:
         self._add(tree.body, self.at_run_time)
 
     def binding(self, name: str) -> List[ast.stmt]:
-        """Return the statements that bind `name`, or else its statements for type checkers."""
+        """
+        Return the statements that bind `name`.
+
+        If there are none, return the statements under `if TYPE_CHECKING` that bind it.
+        """
         return self.at_run_time.get(name) or self._for_type_checkers.get(name) or []
 
     def _add(self, body: List[ast.stmt], to: Dict[str, List[ast.stmt]]) -> None:
@@ -46,9 +50,9 @@ class Bindings:
 
 def bound_names(statement: ast.AST) -> Iterator[str]:
     """
-    Yield the names that a statement binds or fills.
+    Yield the names that a statement binds or modifies.
 
-    `X.y = ...` and `X[y] = ...` modify X, so they are part of X's definition.
+    `X.y = ...` and `X[y] = ...` modify X, so these statements are part of X's definition.
     """
     if isinstance(statement, _DEFINITIONS):
         yield statement.name

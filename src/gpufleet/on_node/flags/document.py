@@ -1,7 +1,7 @@
 """RUNS ON THE NODE: convert vLLM's argument parser to plain JSON values (docs/configure/flags.md).
 
-Other values are an object with one key: {"$object": CLASS}, {"$factory": true}, {"$runtime": NAME},
-{"$suppress": true}, {"$unset": true}.
+A value that JSON does not have becomes an object with one key: {"$object": CLASS},
+{"$factory": true}, {"$runtime": NAME}, {"$suppress": true} or {"$unset": true}.
 """
 
 # ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
@@ -27,7 +27,7 @@ _DEPRECATED = re.compile(
 
 
 def document_flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Dict[str, Any]]:
-    """Return every flag of `parser` and its positional argument, in the order of its help."""
+    """Return all flags of `parser` and its positional argument, in the order of the help text."""
     groups = {
         id(action): group.title
         for group in parser._action_groups
@@ -36,7 +36,7 @@ def document_flags(parser: argparse.ArgumentParser, help_texts: bool) -> List[Di
     accepted: Dict[int, List[str]] = {}
     for option, action in parser._option_string_actions.items():
         accepted.setdefault(id(action), []).append(option)
-    # Before Python 3.13 vLLM keeps the list itself.
+    # Before Python 3.13, vLLM itself stores the list of deprecated flags.
     deprecated = {id(action) for action in getattr(parser, "_deprecated", ())}
     found = []
     for action in parser._actions:
@@ -73,7 +73,7 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
         "type": type_name(action.type),
         "choices": None if action.choices is None else to_json_types(list(action.choices)),
         "suggested": _suggested(action),
-        "nargs": action.nargs or None,  # 0: takes none, which its kind says already
+        "nargs": action.nargs or None,  # 0 means no value, which `kind` already says
         "const": to_json_types(action.const) if kind in ("_StoreAction", "StoreBoolean") else None,
         "deprecated": bool(
             deprecated
@@ -87,20 +87,26 @@ def _flag(action: argparse.Action, accepted: List[str], deprecated: bool) -> Dic
 
 
 def _other_kind(action: argparse.Action) -> str:
-    """Return the kind of a flag with an action class of the engine: a switch takes no value."""
+    """
+    Return the kind of a flag whose action is a class of the engine.
+
+    If the action takes no value, the flag is a switch.
+    """
     return "store_true" if action.nargs == 0 else "value"
 
 
 def _negations(action: argparse.Action, accepted: List[str]) -> "set[str]":
     """
-    Return the options that negate a flag: vLLM 0.33 lists them, argparse uses the prefix `--no-`.
+    Return the options that negate a flag.
+
+    vLLM 0.33 has a list of them. argparse uses the prefix `--no-`.
     """
     known = getattr(action, "negative_option_strings", None)
     return set(known) if known is not None else {one for one in accepted if one.startswith("--no-")}
 
 
 def _suggested(action: argparse.Action) -> List[Any]:
-    """Return the values that help shows and the parser does not enforce (Literal | str)."""
+    """Return the values that the help shows but the parser does not enforce (Literal | str)."""
     shown = action.metavar
     if action.choices is not None or shown is None:
         return []
@@ -112,9 +118,9 @@ def _suggested(action: argparse.Action) -> List[Any]:
 
 def type_name(convert: Any) -> Optional[str]:
     """
-    Return the schema's name for an argument's type function.
+    Return the schema's name for the type function of an argument.
 
-    vLLM's functions are known by name, and wrappers by the function that they wrap.
+    vLLM's functions are recognised by their names, and a wrapper by the function that it wraps.
     """
     if convert is None:
         return None
@@ -145,7 +151,7 @@ def _enclosed(function: Any) -> List[Any]:
 
 def _lowers(convert: Any) -> bool:
     """
-    Return whether a function accepts `Flash-Attn` for `flash_attn`, like vLLM's backend types.
+    Return whether a function accepts `Flash-Attn` for `flash_attn`, as vLLM's types of backends do.
     """
     try:
         return bool(convert("Aa-Bb_c") == "aa_bb_c")
@@ -154,7 +160,7 @@ def _lowers(convert: Any) -> bool:
 
 
 def to_json_types(value: Any) -> Any:
-    """Return `value` in JSON types; any other value becomes an object with one key."""
+    """Return `value` as JSON types. A value that JSON lacks becomes an object with one key."""
     if value is argparse.SUPPRESS:
         return {"$suppress": True}
     if value is NOT_SET or value is dataclasses.MISSING:
@@ -177,7 +183,11 @@ def to_json_types(value: Any) -> Any:
 
 
 def fields(cls: Any) -> Dict[str, Any]:
-    """Return the fields of a dataclass that JSON fills: type, default, bounds, `init`."""
+    """
+    Return the fields of a dataclass that is filled from JSON.
+
+    Each field has its type, default, bounds and `init`.
+    """
     found = {}
     for field in dataclasses.fields(cls):
         if field.name.startswith("_"):
@@ -191,7 +201,7 @@ def fields(cls: Any) -> Dict[str, Any]:
         elif field.default_factory is not dataclasses.MISSING:
             try:
                 default = to_json_types(field.default_factory())
-            except Exception:  # it looks at the machine
+            except Exception:  # the default depends on the machine
                 default = {"$factory": True}
         entry: Dict[str, Any] = {
             "type": annotation_text(field.type),
@@ -206,7 +216,7 @@ def fields(cls: Any) -> Dict[str, Any]:
 
 
 def inner_types(hint: Any) -> Iterator[type]:
-    """Yield the classes that an annotation mentions, at any depth."""
+    """Yield the classes in an annotation, at any depth."""
     if isinstance(hint, type) and not typing.get_args(hint):
         yield hint
     for argument in typing.get_args(hint):
@@ -214,7 +224,7 @@ def inner_types(hint: Any) -> Iterator[type]:
 
 
 def annotation_text(hint: Any) -> str:
-    """Return an annotation as Python writes it: `Literal['a', 'b'] | None`."""
+    """Return an annotation as Python code, for example `Literal['a', 'b'] | None`."""
     if isinstance(hint, str):
         return hint
     if hint is type(None):

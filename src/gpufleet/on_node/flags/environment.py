@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: the environment variables of one release, with types and defaults.
+"""RUNS ON THE NODE: list the environment variables of one release, with types and defaults.
 
-vLLM keeps a table of functions, one per variable. Its source shows which variables each function
-reads; running the function shows the default, the choices and the accepted texts.
+vLLM has a table of functions, with one function for each variable. The table's source shows which
+variables each function reads. Running a function shows its default, choices and accepted texts.
 """
 
 from __future__ import annotations
@@ -17,19 +17,20 @@ from gpufleet.on_node.flags.placeholder import TruthTests
 
 _TABLES = ("environment_variables", "env_variables")
 _VARIABLE = re.compile(r"[A-Z][A-Z0-9_]{3,}")
-# The user who runs vLLM has another home; paths are given for this one, so that they are the same
-# on every machine.
+# Defaults that are paths are computed with this home directory, so that they are the same on every
+# machine. The user that runs vLLM has a different home directory.
 _BARE = {"HOME": "/root"}
 
 
 def variables(modules: Modules) -> Dict[str, Dict[str, Any]]:
     """
-    Return every variable of the release's table.
+    Return every variable of the release's table, with these keys:
 
-    Each variable has `type` and `declared` (the default) from the table's annotations, and
-    `default`, the function's result in an empty environment. `choices` and `ignore_case` are
-    optional. `form` ("integer" or "number") means that other texts stop vLLM. `also` has the other
-    variables that the function reads.
+      type, declared  type and default in the table's annotations
+      default         the function's result in an empty environment
+      choices, ignore_case  optional
+      form            "integer" or "number", if any other text stops vLLM
+      also            the other variables that the function reads
     """
     module = modules.get("vllm.envs")
     if module is None:
@@ -96,7 +97,7 @@ def _variable(
 
 
 def _looked_at(source: ast.expr) -> Iterator[str]:
-    """Yield the variables that an expression reads: in a call, or as `NAME in os.environ`."""
+    """Yield the variables that an expression reads in a call or as `NAME in os.environ`."""
     for node in ast.walk(source):
         asked: List[Any] = []
         if isinstance(node, ast.Call):
@@ -111,7 +112,11 @@ def _looked_at(source: ast.expr) -> Iterator[str]:
 
 
 def _default(read: Optional[Callable[[], Any]], declared: Optional[str]) -> Any:
-    """Return the function's default, or {"$runtime": ...} if it varies or needs other packages."""
+    """
+    Return the default of a function.
+
+    If the default varies or needs other packages, return {"$runtime": ...}.
+    """
     before = TruthTests.count
     first, second = (document.to_json_types(_with(read, {})) for _ in range(2))
     made = isinstance(first, dict) and "$runtime" in first
@@ -146,15 +151,17 @@ def _validated(read: Optional[Callable[[], Any]]) -> Dict[str, Any]:
         return {
             "choices": [str(choice) for choice in choices],
             "ignore_case": not exact,
-            "form": None,  # the choices say more
+            "form": None,  # `choices` is more precise
         }
-    except Exception:  # a list that only a package knows
+    except Exception:  # the list of choices is in a package
         return {}
 
 
 def _form(name: str, read: Optional[Callable[[], Any]]) -> Optional[str]:
     """
-    Find by trial which values a function accepts: any (None), JSON, numbers, or only integers.
+    Return which values a function accepts, found by trial.
+
+    The values may be any text (None), JSON, numbers, or only integers.
     """
 
     def takes(text: str) -> bool:

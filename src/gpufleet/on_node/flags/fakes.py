@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: fake packages for vLLM's code that defines flags.
+"""RUNS ON THE NODE: provide fake packages for vLLM's code that defines flags.
 
-The fake `Field` and `dataclass` of pydantic keep only fields, types, defaults and bounds, which the
-argument parser reads. Nothing is validated, and `__post_init__` does not run, because configs
-inspect the machine there. The platform is always CUDA, so that a release has one schema on every
+The fake `Field` and `dataclass` of pydantic keep only what the argument parser reads (fields,
+types, defaults and bounds). They validate nothing. They do not run `__post_init__`, because configs inspect
+the machine there. The platform is always CUDA, so that a release has the same schema on every
 machine.
 """
 
@@ -27,7 +27,7 @@ BOUNDS = ("ge", "gt", "le", "lt", "multiple_of")
 
 
 class FieldInfo:
-    """The result of pydantic's `Field(...)`: a field's default or factory, and its bounds."""
+    """The result of pydantic's `Field(...)`: a field's default or its factory, and its bounds."""
 
     def __init__(
         self,
@@ -44,7 +44,11 @@ class FieldInfo:
         self.metadata: "list[Any]" = []
 
     def value(self) -> Any:
-        """Return the default, created if necessary, or None if the field is required."""
+        """
+        Return the default value, or None if the field is required.
+
+        If the field has a factory, the factory creates the value.
+        """
         if self.default_factory is not None:
             return self.default_factory()
         return None if self.default is NOT_SET else self.default
@@ -52,10 +56,10 @@ class FieldInfo:
 
 def pydantic_dataclass(cls: Any = None, **options: Any) -> Any:
     """
-    Act as pydantic's decorator: a dataclass whose fields may have a `FieldInfo` as default.
+    Act as pydantic's decorator. Return a dataclass whose fields may have a `FieldInfo` as default.
 
-    `dataclasses.fields` shows the `FieldInfo`. The class attribute is the plain default, and an
-    instance has that default or the factory's result.
+    `dataclasses.fields` shows the `FieldInfo`. The attribute of the class is the plain default. An
+    instance has this default or the factory's result.
     """
     if cls is None:
         return lambda decorated: pydantic_dataclass(decorated, **options)
@@ -96,7 +100,9 @@ def is_checked(cls: Any) -> bool:
 
 
 def plain_dataclass(cls: Any = None, **options: Any) -> Any:
-    """Act as `dataclasses.dataclass`, for a class whose creation must not inspect the machine."""
+    """
+    Act as `dataclasses.dataclass` for a class. Creating an instance does not inspect the machine.
+    """
     if cls is None:
         return lambda decorated: plain_dataclass(decorated, **options)
     if "__post_init__" in cls.__dict__:
@@ -105,14 +111,14 @@ def plain_dataclass(cls: Any = None, **options: Any) -> Any:
 
 
 def _decorator(*args: Any, **options: Any) -> Any:
-    """Act as a decorator without effect, with or without arguments."""
+    """Act as a decorator that has no effect. It may be used with or without arguments."""
     if len(args) == 1 and not options and callable(args[0]):
         return args[0]
     return lambda decorated: decorated
 
 
 class _Itself:
-    """A generic without effect: SkipValidation[X] is X."""
+    """A generic type that has no effect: SkipValidation[X] is X."""
 
     def __class_getitem__(cls, item: Any) -> Any:
         return item
@@ -145,7 +151,7 @@ PYDANTIC: "dict[str, Any]" = {
 
 
 def _type_variable(name: str, *bounds: Any, **options: Any) -> Any:
-    """Make a TypeVar without a default, because Python supports defaults only since 3.13."""
+    """Return a TypeVar without a default, because Python supports defaults only since 3.13."""
     options.pop("default", None)
     return typing.TypeVar(name, *bounds, **options)
 
@@ -160,7 +166,7 @@ EXTENSIONS: "dict[str, Any]" = {
 
 
 class Namespace:
-    """A module with the given `names`; other names are placeholders."""
+    """A module that has the given `names`. All other names are placeholders."""
 
     def __init__(self, name: str, names: Mapping[str, Any]) -> None:
         self.__dict__.update(names)
@@ -187,23 +193,23 @@ class _CudaPlatform:
         return make_placeholder("platform." + name)
 
 
-# Names of vLLM that get another value here.
+# Names of vLLM that get a different value here.
 REPLACED: "dict[tuple[str, str], Any]" = {
     ("vllm.platforms", "current_platform"): _CudaPlatform(),
-    # They look for other packages' entry points, and import those.
+    # These functions search for entry points of other packages and import them.
     ("vllm.plugins", "load_general_plugins"): _nothing,
     ("vllm.plugins", "load_plugins_by_group"): lambda *args, **options: {},
-    # Help texts are asked for, without an --help on the command line that would change the flags.
+    # Help texts are wanted, but `--help` on the command line would change the flags.
     ("vllm.engine.arg_utils", "NEEDS_HELP"): True,
 }
 
 
 def module_for_import(name: str, import_module: Callable[[str], Any]) -> Any:
     """
-    Return the module for an import of `name`, a module outside vLLM, by vLLM's code.
+    Return the module that vLLM's code gets when it imports `name`, a module outside vLLM.
 
-    The standard library is real, except its import functions, which `import_module` replaces.
-    Packages are the fakes above or placeholders.
+    Modules of the standard library are real, except for the import functions, which `import_module`
+    replaces. Other packages are the fakes above or placeholders.
     """
     top = name.partition(".")[0]
     if top in ("pydantic", "pydantic_core"):
@@ -212,7 +218,7 @@ def module_for_import(name: str, import_module: Callable[[str], Any]) -> Any:
         return Namespace(name, EXTENSIONS)
     if name == "torch":
         return Namespace(name, {"version": Namespace("torch.version", {"hip": None})})  # for CUDA
-    if top == "regex":  # a faster `re`, and vLLM's patterns are plain ones
+    if top == "regex":  # vLLM's patterns also work with `re`
         return re
     if name == "dataclasses":
         return Namespace(name, {**vars(dataclasses), "dataclass": plain_dataclass})
@@ -229,13 +235,15 @@ def module_for_import(name: str, import_module: Callable[[str], Any]) -> Any:
         return make_placeholder(name)
     try:
         return importlib.import_module(name)
-    except ImportError:  # a part that this Python was built without
+    except ImportError:  # this Python was built without the module
         return make_placeholder(name)
 
 
 def _no_packages() -> Namespace:
     """
-    Return an `importlib.util` that finds nothing: installed packages must not change a schema.
+    Return an `importlib.util` that finds no packages.
+
+    Otherwise, the packages that are installed would change a schema.
     """
     return Namespace(
         "importlib.util", {**vars(importlib.util), "find_spec": lambda name, package=None: None}
@@ -246,9 +254,9 @@ def order_literals() -> None:
     """
     Give Literal types a hash that is the same in every process.
 
-    Their own hash depends on addresses, and vLLM 0.8.5 takes a flag's choices from the first of two
-    in a set, so that its real parser's choices vary between runs. This hash puts the longer of the
-    two first.
+    Their own hash depends on memory addresses. vLLM 0.8.5 takes a flag's choices from the first of
+    two Literal types in a set, so the choices of its real parser vary between runs. With this hash,
+    the longer of the two types is first.
     """
     alias: Any = type(typing.Literal["a", "b"])
     alias.__hash__ = lambda literal: 64 - len(literal.__args__)

@@ -1,9 +1,10 @@
 """RUNS ON THE NODE: find the limits of flags that vLLM checks at start but not in the parser.
 
-The engine's arguments create config classes whose fields pydantic checks: `CacheConfig(block_size=
-self.block_size)`. If a flag's value reaches a field unchanged, the field's bounds and names apply
-to the flag. The limits are read from the calls and classes themselves. A value that may change
-before it reaches the field is omitted.
+The engine's arguments create config classes, and pydantic checks the fields of these classes. An
+example is `CacheConfig(block_size=self.block_size)`. If a flag's value reaches a field unchanged,
+the field's bounds and allowed names apply to the flag too. The limits are read from the source of
+the calls and of the classes. If a value may change before it reaches the field, its flag gets no
+limits.
 """
 
 from __future__ import annotations
@@ -20,12 +21,14 @@ from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
 _ARGUMENTS = "vllm.engine.arg_utils"
 _CLASS = "EngineArgs"
 _NAMES = re.compile(r"Literal\[[^\]]*\]( \| None)?")
-# Validators that may give a field another value than they got.
+# Modes of validators that may change the value of a field.
 _CHANGING = {"before", "wrap", "plain"}
 
 
 class _Use(NamedTuple):
-    """One keyword of a call that creates a config, and the switch that enables the call."""
+    """
+    One keyword argument of a call that creates a config, and the switch that enables the call.
+    """
 
     cls: str
     field: str
@@ -57,7 +60,7 @@ def add_limits(modules: Modules, flags: List[Dict[str, Any]]) -> None:
 
 
 def _limits(modules: Modules, cls: Any, use: _Use, listed: bool) -> Dict[str, Any]:
-    """Return a field's bounds and allowed names, or {} for a class without validation."""
+    """Return a field's bounds and allowed names, or {} if its class validates nothing."""
     if cls is UNBOUND or not is_checked(cls):
         return {}
     field = next((one for one in dataclasses.fields(cls) if one.name == use.field), None)
@@ -102,7 +105,7 @@ def _name(node: ast.AST) -> str:
 
 
 def _assigned(statement: ast.ClassDef) -> Iterator[str]:
-    """Yield the attributes whose command line values the class may change."""
+    """Yield the attributes whose values from the command line the class may change."""
     for function in statement.body:
         copies: Dict[str, str] = {}
         for node in ast.walk(function):
@@ -132,7 +135,7 @@ def _overwritten(node: ast.AST, copies: Dict[str, str], unset: FrozenSet[str]) -
 
 def _known_unset(test: ast.expr, copies: Dict[str, str]) -> Iterator[str]:
     """
-    Yield the attributes that are None if `test` holds; `copies` maps local names to attributes.
+    Yield the attributes that are None if `test` is true. `copies` maps local names to attributes.
     """
     if isinstance(test, ast.BoolOp) and isinstance(test.op, ast.And):
         for part in test.values:
@@ -156,7 +159,9 @@ def _own(node: Any) -> bool:
 
 def _uses(node: ast.AST, needs: "tuple[str, ...]" = ()) -> Iterator["tuple[str, _Use]"]:
     """
-    Yield each attribute that a call passes to a config unchanged, with "?" for other conditions.
+    Yield each attribute that a call passes to a config unchanged, with the use.
+
+    If the call depends on any other condition than one switch, the use has "?" as the switch.
     """
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and len(needs) < 2:
         for keyword in node.keywords:

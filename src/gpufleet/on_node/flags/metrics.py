@@ -1,6 +1,6 @@
-"""RUNS ON THE NODE: the Prometheus metrics that one release's code names.
+"""RUNS ON THE NODE: find the Prometheus metrics in the code of one release.
 
-A metric is found by the call of its class with a name, which is a literal or a variable with a
+A metric is found by a call of its class with a name. The name is a literal or a variable with a
 literal value. Names that the code builds at run time (for some KV connectors) are not found.
 """
 
@@ -13,17 +13,17 @@ from gpufleet.on_node.flags.source import Release
 
 PREFIX = "vllm:"
 _KINDS = ("counter", "gauge", "histogram", "summary", "info")
-# These files name metrics that they read from another server.
+# The metrics in these files are read from a different server.
 _READERS = ("vllm/benchmarks/", "vllm/v1/metrics/reader.py")
 
 
 def release_metrics(release: Release) -> Dict[str, Dict[str, Any]]:
     """
-    Return every metric as /metrics shows it: `type`, `help`, `file`, `deprecated`, `hidden`.
+    Return every metric as /metrics shows it, with `type`, `help`, `file`, `deprecated`, `hidden`.
 
-    A counter's name ends in _total, which the client library adds. `hidden`: shown only with
-    --show-hidden-metrics-for-version. If a name is registered twice, the visible metric is
-    returned.
+    A counter's name ends in _total, because the client library adds this ending. A metric with
+    `hidden` is shown only with --show-hidden-metrics-for-version. If a name is registered twice,
+    the visible metric is returned.
     """
     found: Dict[str, Dict[str, Any]] = {}
     for path in release.names():
@@ -53,7 +53,7 @@ def _calls(tree: ast.AST, hidden: bool) -> Iterator[Tuple[ast.Call, bool]]:
 
 
 def _variables(tree: ast.AST) -> Iterator[Tuple[str, str]]:
-    """Yield each variable that holds a metric's name, with that name."""
+    """Yield each variable whose value is a metric's name, with this name."""
     for node in ast.walk(tree):
         if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
             value = _text(node.value)
@@ -83,7 +83,9 @@ def _metric(
 
 def _kind(call: ast.Call, named: Dict[Any, ast.expr]) -> Optional[str]:
     """
-    Return a metric's kind from the callee (`Counter(...)`, `self._counter_cls(...)`) or a keyword.
+    Return a metric's kind.
+
+    It is known from the called class (`Counter(...)`, `self._counter_cls(...)`) or from a keyword.
     """
     words: List[ast.AST] = [call.func, *filter(None, (named.get("metric_type"), *call.args[2:3]))]
     for word in words:
@@ -95,7 +97,7 @@ def _kind(call: ast.Call, named: Dict[Any, ast.expr]) -> Optional[str]:
 
 def _text(node: Optional[ast.expr]) -> Optional[str]:
     """
-    Return a constant string, including a concatenation of constants, or None for anything else.
+    Return the value of a constant string or of a concatenation of constants, or None otherwise.
     """
     try:
         value = None if node is None else ast.literal_eval(node)

@@ -1,7 +1,8 @@
-"""RUNS ON THE NODE: one release's supported model classes, with their tasks.
+"""RUNS ON THE NODE: list the model classes that one release supports, with their tasks.
 
-A release lists them by task (vllm/model_executor/models/registry.py). Only these lists are read,
-and the classes' files to find classes that transcribe. The models' code does not run.
+A release lists the classes by task (vllm/model_executor/models/registry.py). These lists are read,
+and also the files of the classes, to find classes that transcribe speech. The models' code does not
+run.
 """
 
 from __future__ import annotations
@@ -27,8 +28,8 @@ LISTS = {
 }
 """The task of the models in each of a release's lists.
 
-`token` means a vector or a label for each token. `backend` means that the class serves any model of
-the package transformers.
+With the task `token`, a model returns a vector or a label for each token. With `backend`, the class
+can serve any model of the package transformers.
 """
 _SPEECH = "SupportsTranscription"
 _ONLY = "supports_transcription_only"
@@ -36,9 +37,10 @@ _ONLY = "supports_transcription_only"
 
 def model_classes(modules: Modules) -> Dict[str, List[str]]:
     """
-    Return each class' sorted tasks; speech classes also, or only, have `transcribe`.
+    Return {class: its sorted tasks}.
 
-    The result is empty for a release without such lists.
+    Classes for speech have the task `transcribe`, alone or with other tasks. The result is empty if
+    the release has no such lists.
     """
     found: Dict[str, Set[str]] = {}
     speech: Dict[str, Dict[str, bool]] = {}
@@ -58,7 +60,7 @@ def model_classes(modules: Modules) -> Dict[str, List[str]]:
 
 
 def _entries(listed: Any) -> Iterator[Tuple[str, Tuple[str, str]]]:
-    """Yield a list's classes, each with the module and the class that implement it."""
+    """Yield the classes in a list. Each has the module and the class that implement it."""
     if listed is UNBOUND or not isinstance(listed, dict):
         return
     for label, place in listed.items():
@@ -67,14 +69,16 @@ def _entries(listed: Any) -> Iterator[Tuple[str, Tuple[str, str]]]:
 
 
 def _file(module: str) -> str:
-    """Return the file of a module; a name without `vllm.` is in the registry's folder."""
+    """Return the file of a module. A name without `vllm.` is a module in the registry's folder."""
     if module.startswith("vllm."):
         return module.replace(".", "/") + ".py"
     return _FOLDER + module.replace(".", "/") + ".py"
 
 
 def _speech(text: str) -> Iterator[Tuple[str, bool]]:
-    """Yield a file's classes that transcribe, and whether transcription is their only task."""
+    """
+    Yield the classes in a file that transcribe speech, and whether this is their only task.
+    """
     if _SPEECH not in text:
         return
     for statement in ast.parse(text).body:

@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: the argument parser of `vllm serve`, built by the release's own code."""
+"""RUNS ON THE NODE: build the argument parser of `vllm serve` with the release's own code."""
 
 # ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
 from __future__ import annotations
@@ -13,24 +13,24 @@ from typing import Any, Dict, Iterator, Optional
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules, Scope
 from gpufleet.on_node.flags.placeholder import is_absent
 
-# Where `vllm serve` itself is, newest first: 0.8 and newer; 0.5.5 to 0.7.
+# Modules that have `vllm serve`: first of 0.8 and newer, then of 0.5.5 to 0.7.
 _COMMANDS = ("vllm.entrypoints.cli.serve", "vllm.scripts")
-# Where `make_arg_parser` has been, for releases without `vllm serve` (until 0.5.4).
+# Modules that have had `make_arg_parser`, for releases without `vllm serve` (until 0.5.4).
 _PARSERS = ("vllm.entrypoints.openai.cli_args", "vllm.entrypoints.openai.api_server")
-# Where the parser class has been.
+# Modules that have had the class of the parser.
 _PARSER_CLASSES = ("vllm.engine.arg_utils", "vllm.utils.argparse_utils", "vllm.utils")
 # Packages that register parsers of tool calls and of reasoning when they are imported.
 _REGISTRIES = ("vllm.tool_parsers", "vllm.reasoning", "vllm.entrypoints.openai.tool_parsers")
-# Where the function that collects the help texts of fields has been.
+# Modules that have had the function that collects the help texts of fields.
 _DOCUMENTED = ("vllm.config.utils", "vllm.config", "vllm.engine.arg_utils")
 
 
 class ParserError(Exception):
-    """The release's code returned no parser; the text names the failed step."""
+    """Raised if the release's code returned no parser. The text says which step failed."""
 
 
 class _CapturedError(Exception):
-    """Raised to get the parser out of a program that is about to parse."""
+    """Raised in a program that begins to parse, to get its parser."""
 
     def __init__(self, parser: argparse.ArgumentParser) -> None:
         super().__init__()
@@ -41,9 +41,10 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
     """
     Return the real argparse parser of the release's `vllm serve`.
 
-    For a release without that command it is the parser of the API server. Raises `ParserError`.
+    If the release does not have this command, return the parser of its API server. Raises
+    `ParserError` if there is no parser.
     """
-    sys.argv = ["vllm", "serve"]  # releases look whether --help is in it, and then hide --model
+    sys.argv = ["vllm", "serve"]  # if --help is in it, some releases hide --model
     for name in _DOCUMENTED:
         modules.replaced[name, "get_attr_docs"] = partial(attribute_docs, modules)
     for name in _REGISTRIES:
@@ -64,7 +65,7 @@ def serve_parser(modules: Modules) -> argparse.ArgumentParser:
 
 
 def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.ArgumentParser]:
-    """Return the parser from the subcommand's class, which also adds its own flags."""
+    """Return the parser that the subcommand's class builds. The class also adds its own flags."""
     subcommand = command.lookup("ServeSubcommand")
     if subcommand is UNBOUND or is_absent(subcommand):
         return None
@@ -77,7 +78,7 @@ def _of_subcommand(modules: Modules, command: Scope) -> Optional[argparse.Argume
 
 
 def _of_program(modules: Modules, command: Scope) -> Optional[argparse.ArgumentParser]:
-    """Run `main` of the old command until it parses, and return its subparser `serve`."""
+    """Run `main` of the old command until it begins to parse. Return its subparser `serve`."""
     main = command.lookup("main")
     own = parser_class(modules, command)
     if main is UNBOUND or own is argparse.ArgumentParser:
@@ -101,7 +102,9 @@ def _of_program(modules: Modules, command: Scope) -> Optional[argparse.ArgumentP
 
 
 def _of_function(modules: Modules, command: Optional[Scope]) -> Optional[argparse.ArgumentParser]:
-    """Return the parser of `make_arg_parser`, which fills a given parser in newer releases."""
+    """
+    Return the parser that `make_arg_parser` makes, or in newer releases, adds its arguments to.
+    """
     for name in (*_imported(command, "make_arg_parser"), *_PARSERS):
         module = modules.get(name)
         make = UNBOUND if module is None else module.lookup("make_arg_parser")
@@ -122,7 +125,7 @@ def _imported(module: Optional[Scope], name: str) -> Iterator[str]:
 
 
 def parser_class(modules: Modules, near: Optional[Scope] = None) -> Any:
-    """Return the release's own parser class, or argparse's for old releases without one."""
+    """Return the release's own parser class. Old releases without one use argparse's class."""
     for module in (near, *map(modules.get, _PARSER_CLASSES)):
         if module is not None:
             found = module.lookup("FlexibleArgumentParser")
@@ -138,7 +141,7 @@ class _Docs(Dict[str, str]):
 
 def attribute_docs(modules: Modules, cls: type, *_: Any) -> Dict[str, str]:
     """
-    Return the docstring below each field of a vLLM dataclass, by field name.
+    Return {field: the docstring below it} for a dataclass of vLLM.
 
     This replaces vLLM's own function, which needs the source of imported classes.
     """

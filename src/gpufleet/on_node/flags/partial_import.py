@@ -1,12 +1,12 @@
 """RUNS ON THE NODE: import names of an engine by running only the statements that they need.
 
-Importing vLLM's or SGLang's argument parser imports torch and most of the engine. But one name
-needs only a few top-level statements: the ones that bind it, and the ones that bind the names used
-there. Every module is a scope that runs these statements at a name's first use. So the release's
-own code builds the parser, and no other code of the release runs.
+An import of vLLM's or SGLang's argument parser also imports torch and most of the engine. But one
+name needs only a few top-level statements: those that bind it, and those that bind the names used
+there. Each module becomes a scope that runs these statements when a name is used for the first
+time. So the release's own code builds the parser, and no other code of the release runs.
 
-This module also handles the imports of that code: the engine's modules are lazy, the standard
-library is real, and all other packages are fakes or placeholders (`fakes`).
+This module also handles the imports in that code. The engine's modules are lazy, the modules of the
+standard library are real, and all other packages are fakes or placeholders (`fakes`).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from gpufleet.on_node.flags.fakes import REPLACED, module_for_import
 from gpufleet.on_node.flags.placeholder import make_placeholder
 from gpufleet.on_node.flags.source import Release
 
-# What `from __future__ import annotations` does to a file's statements.
+# The compiler's flag for `from __future__ import annotations`.
 _POSTPONED = __future__.annotations.compiler_flag
 
 
@@ -36,16 +36,16 @@ class _Unbound:
 
 
 UNBOUND: Any = _Unbound()
-"""Value of a name that no statement binds."""
+"""The value of a name that no statement binds."""
 
 
 class Modules:
     """
     All modules of one release, by name.
 
-    `unresolved` has the statements that could not be run, as "module:line name: reason"; their
-    names are placeholders. `replaced` maps names to values that replace their statements.
-    `packages` has replacements of packages, in addition to the fakes for all engines.
+    `unresolved` has the statements that could not be run, as "module:line name: reason". The names
+    that they bind are placeholders. `replaced` maps names to values that are used instead of their
+    statements. `packages` has replacements of packages, in addition to the fakes for all engines.
     """
 
     def __init__(
@@ -75,11 +75,11 @@ class Modules:
                 continue
             try:
                 scope = Scope(self, name, path, text)
-            except SyntaxError as error:  # of a Python newer than this one
-                self.unresolved.append("%s: this Python cannot read it: %s" % (path, error.msg))
+            except SyntaxError as error:  # the file needs a newer Python than this one
+                self.unresolved.append("%s: this Python cannot parse it: %s" % (path, error.msg))
                 return None
             loaded: Dict[str, Any] = sys.modules
-            loaded[name] = scope.module  # typing and dataclasses look there
+            loaded[name] = scope.module  # typing and dataclasses search there
             return scope
         return None
 
@@ -89,17 +89,17 @@ class Modules:
         return UNBOUND if scope is None else scope.lookup(name)
 
     def class_statement(self, cls: type) -> Optional[ast.ClassDef]:
-        """Return the statement that defines a class of the release, or None for other classes."""
+        """Return the statement that defines a class, or None if it is not the release's."""
         scope = self._scopes.get(cls.__module__)
         statements = () if scope is None else scope.bindings.at_run_time.get(cls.__name__, ())
         return next((one for one in statements if isinstance(one, ast.ClassDef)), None)
 
     def is_own(self, name: str) -> bool:
-        """Return whether a module is the release's own."""
+        """Return whether a module belongs to the release."""
         return name.partition(".")[0] == self.release.package
 
     def import_module(self, name: str, package: Optional[str] = None) -> Any:
-        """Return the result of `import name`: a lazy module, a real one, or a placeholder."""
+        """Return the result of `import name`: a lazy module, a real module, or a placeholder."""
         name = importlib.util.resolve_name(name, package)
         if self.is_own(name):
             scope = self.get(name)
@@ -111,14 +111,14 @@ class Modules:
     def _import(
         self, name: str, scope: Any = None, _local: Any = None, wanted: Any = (), level: int = 0
     ) -> Any:
-        """Replace the built-in `__import__` for import statements."""
+        """Import as the built-in `__import__` does. Import statements use this function instead."""
         if level:
             name = importlib.util.resolve_name("." * level + name, scope["__package__"])
         return self.import_module(name if wanted else name.partition(".")[0])
 
 
 class _Names(Dict[str, Any]):
-    """A module's globals that define a name at its first use."""
+    """The globals of a module. A name is defined when it is used for the first time."""
 
     def __init__(self, scope: Scope) -> None:
         super().__init__()
@@ -127,12 +127,12 @@ class _Names(Dict[str, Any]):
     def __missing__(self, name: str) -> Any:
         value = self._scope.resolve(name)
         if value is UNBOUND:
-            raise KeyError(name)  # a built-in one, or a NameError
+            raise KeyError(name)  # then Python searches its built-in names
         return value
 
 
 class Module:
-    """A module for the release's code; its attributes are exactly its scope's names."""
+    """A module for the release's code. Its attributes are exactly the names of its scope."""
 
     __slots__ = ("__file__", "__name__", "_scope")
 
@@ -154,7 +154,7 @@ class Module:
 
 
 class Scope:
-    """One module of the release: its binding statements, and the names that are defined so far."""
+    """One module of the release: the statements that bind names, and the names defined so far."""
 
     def __init__(self, modules: Modules, name: str, path: str, text: str) -> None:
         self.name = name
@@ -176,7 +176,7 @@ class Scope:
         )
 
     def lookup(self, name: str) -> Any:
-        """Return `module.name` as external code gets it, including through `__getattr__`."""
+        """Return `module.name` as code outside the module gets it, also through `__getattr__`."""
         bindings = self.bindings.at_run_time
         made = name in bindings or self._has(name) or (self.name, name) in self._modules.replaced
         if not made and "__getattr__" in bindings:
@@ -185,7 +185,7 @@ class Scope:
                 self._busy.add(busy)
                 try:
                     return self.names["__getattr__"](name)
-                except Exception:  # then the module's __getattr__ does not make it
+                except Exception:  # the module's __getattr__ does not provide the name
                     pass
                 finally:
                     self._busy.discard(busy)
@@ -193,13 +193,15 @@ class Scope:
 
     def resolve(self, name: str) -> Any:
         """
-        Return the value of `name` in this scope, running the statements that bind it, or UNBOUND.
+        Run the statements that bind `name` in this scope, and return its value.
+
+        If no statement binds it, return UNBOUND.
         """
         if (self.name, name) in self._modules.replaced:
             return self._modules.replaced[self.name, name]
         if self._has(name):
             return self.names[name]
-        if name in self._busy:  # modules that import each other
+        if name in self._busy:  # two modules import each other
             return make_placeholder(self.name + "." + name)
         self._busy.add(name)
         try:
@@ -213,7 +215,7 @@ class Scope:
             self._busy.discard(name)
 
     def run_all(self) -> None:
-        """Run the module as an import does: every name, and its top-level calls."""
+        """Run the whole module as an import does: define every name, and run top-level calls."""
         for name in list(self.bindings.at_run_time):
             self.resolve(name)
         for statement in self.tree.body:
@@ -234,7 +236,9 @@ class Scope:
         return importlib.util.resolve_name(name, self._package)
 
     def _from_elsewhere(self, name: str) -> Any:
-        """Return `name` from a module imported with a star, or else the submodule of that name."""
+        """
+        Return `name` from a module that is imported with a star, or else the submodule `name`.
+        """
         for statement in self.bindings.stars:
             source = self._source(statement)
             scope = self._modules.get(source) if self._modules.is_own(source) else None
@@ -246,7 +250,7 @@ class Scope:
         return UNBOUND if submodule is None else submodule.module
 
     def _run(self, statement: ast.stmt, name: str) -> None:
-        """Run the part of `statement` that binds `name`; for an `if`, run the taken branch."""
+        """Run the part of `statement` that binds `name`. For an `if`, run the branch that holds."""
         if isinstance(statement, ast.If):
             taken = statement.body if self._holds(statement.test) else statement.orelse
             self._run_those(taken, name)
@@ -254,7 +258,7 @@ class Scope:
             self._run_try(statement, name)
         elif isinstance(statement, (ast.Import, ast.ImportFrom)):
             self._run_import(statement, name)
-        elif statement not in self._ran:  # it may bind several names
+        elif statement not in self._ran:  # a statement may bind several names
             self._ran.add(statement)
             self._execute(statement, name)
 
@@ -265,7 +269,7 @@ class Scope:
         if len(unresolved) > before:
             for handler in statement.handlers:
                 self._run_those(handler.body, name)
-            if self._has(name):  # as the code's author meant it
+            if self._has(name):  # the first of these parts that binds the name counts
                 del unresolved[before:]
         self._run_those(statement.orelse + statement.finalbody, name)
 
@@ -279,17 +283,17 @@ class Scope:
         try:
             code = compile(ast.Expression(test), self.path, "eval", dont_inherit=True)
             return bool(eval(code, self.names))
-        except Exception:  # it asks what an absent package would answer
+        except Exception:  # the test needs a package that is absent
             return False
 
     def _run_import(self, statement: Any, name: str) -> None:
-        """Import one name of the statement, without the other names."""
+        """Import one name of the statement, but not its other names."""
         kind = type(statement)
         alone = kind(**dict(ast.iter_fields(statement)))
         alone.names = [one for one in statement.names if name in bound_names(kind(names=[one]))]
         try:
             self._exec(ast.copy_location(alone, statement))
-        except ImportError:  # a release that asks for a newer Python, or a file that a build makes
+        except ImportError:  # it needs a newer Python, or a file that only a build creates
             self.names[name] = make_placeholder("%s.%s" % (getattr(statement, "module", ""), name))
 
     def _execute(self, statement: ast.stmt, name: str) -> None:
@@ -315,10 +319,10 @@ class Scope:
 
 def _class_names(code: types.CodeType) -> Iterator[str]:
     """
-    Yield the global names that class bodies in `code` use.
+    Yield the global names that are used in class bodies in `code`.
 
-    A function defines a global when it looks it up. A class body reads the namespace directly
-    (LOAD_NAME), so its names must be defined before.
+    When a function looks up a global, the global is defined then. But a class body reads the
+    namespace directly (LOAD_NAME), so its names must be defined before it runs.
     """
     for inner in code.co_consts:
         if isinstance(inner, types.CodeType):

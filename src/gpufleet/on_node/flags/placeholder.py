@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: placeholders for packages that are not imported.
+"""RUNS ON THE NODE: provide placeholders for packages that are not imported.
 
-Code that is run for one value still uses torch, transformers and other packages as base classes, in
-annotations, as decorators and in defaults. A placeholder accepts every such use and returns another
-placeholder, so that the surrounding code runs. A placeholder in the result shows that the value
+Code that is run only for one value still uses torch, transformers and other packages as base
+classes, in annotations, as decorators and in defaults. A placeholder accepts every such use and
+returns a placeholder, so that the surrounding code runs. If a result has a placeholder, the value
 needs the package.
 """
 
@@ -14,16 +14,20 @@ from typing import Any
 
 
 class TruthTests:
-    """Counter of truth tests of placeholders, after which code may have taken a wrong branch."""
+    """
+    A counter of truth tests of placeholders. After such a test, code may take a wrong branch.
+    """
 
     count = 0
 
 
 class AbsentType(abc.ABCMeta):
-    """The type of placeholders, which are classes, so that they can be bases and annotations."""
+    """
+    The type of placeholders. Placeholders are classes, so that they can be bases and annotations.
+    """
 
     def __new__(mcls, name: str, bases: Any, space: Any, **_options: Any) -> Any:
-        return super().__new__(mcls, name, bases, space)  # msgspec.Struct takes options, say
+        return super().__new__(mcls, name, bases, space)  # for example msgspec.Struct takes options
 
     def __init__(cls, name: str, bases: Any, space: Any, **_options: Any) -> None:
         super().__init__(name, bases, space)
@@ -34,7 +38,7 @@ class AbsentType(abc.ABCMeta):
         return make_placeholder(cls.__qualname__ + "." + name)
 
     def __call__(cls, *args: Any, **kwargs: Any) -> Any:
-        if not is_absent(cls):  # a class of the code that is read, with an absent base
+        if not is_absent(cls):  # a class of the release whose base is a placeholder
             return super().__call__(*args, **kwargs)
         decorates = (
             len(args) == 1 and not kwargs and isinstance(args[0], (type, types.FunctionType))
@@ -88,7 +92,7 @@ class AbsentType(abc.ABCMeta):
 
 
 def make_placeholder(name: str) -> Any:
-    """Return a placeholder for `name`, a dotted path."""
+    """Return a placeholder for `name`, which is a path with dots."""
     return AbsentType(
         name.rpartition(".")[2] or "absent",
         (),

@@ -1,12 +1,15 @@
 """RUNS ON THE NODE or the controller: print the flags of one release's server as one document.
 
-Takes PARAMETERS: `source` (a path, or "installed" for the release of the Python that runs this),
-`engine` ("vllm" or "sglang"), `seconds` (the deadline), `helps`, `metrics` and `models` (whether to
-add these parts; the last two only for vLLM). Prints the document {"schema": 1, ...} that
-docs/configure/flags.md describes, or {"refused": SENTENCE} with status 1.
+Takes PARAMETERS:
+  source   a path, or "installed" for the release in the Python that runs this program
+  engine   "vllm" or "sglang"
+  seconds  the deadline
+  helps, metrics, models  whether to add these parts; `metrics` and `models` are only for vLLM
+Prints the document {"schema": 1, ...} that docs/configure/flags.md describes, or
+{"refused": SENTENCE} with status 1.
 
-Run it with a Python that can read the release's syntax: 3.10 or newer. It runs parts of the
-release's code (partial_import.py), imports no package, and writes nothing.
+Run the program with Python 3.10 or newer, which can parse the release's syntax. It runs parts of
+the release's code (partial_import.py), imports no package, and writes nothing.
 """
 
 from __future__ import annotations
@@ -40,16 +43,17 @@ from gpufleet.on_node.flags.structs import MSGSPEC
 FORMAT = 1
 _SECONDS = 60.0
 _PYTHON = (3, 10)
-# Statements that bind names call each other some hundred deep, and each takes several frames.
+# Limit of recursion. Statements that bind names call each other to a depth of some hundred, and
+# each of them needs several frames.
 _DEPTH = 20_000
 
 
 class _NoPackages:
-    """Blocks imports of all packages by the release's code."""
+    """A finder that prevents the release's code from importing packages."""
 
     @staticmethod
     def find_spec(name: str, _path: Any = None, _target: Any = None) -> None:
-        """Refuse imports from outside the standard library and this program."""
+        """Refuse an import of a module that is not in the standard library or this program."""
         if name.partition(".")[0] not in {*sys.stdlib_module_names, "gpufleet"}:
             raise ImportError("%s is not imported here" % name)
 
@@ -86,7 +90,9 @@ def sglang_document(source: str, *, helps: bool = False) -> Dict[str, Any]:
     """Return the document of one SGLang release. Raises `SourceError` or `ParserError`."""
     modules = Modules(release(source, sglang_parser.SGLANG), replaced={}, packages=MSGSPEC)
     _isolate("sglang", "SGL")
-    environment_of = sglang_environment.variables(modules)  # before the parser reads some of them
+    environment_of = sglang_environment.variables(
+        modules
+    )  # before the parser reads some of the variables
     return {
         "schema": FORMAT,
         "sglang": modules.release.version,
@@ -101,8 +107,8 @@ def sglang_document(source: str, *, helps: bool = False) -> Dict[str, Any]:
 
 
 def _isolate(package: str, variables: str) -> None:
-    """Isolate the release's code from installed packages and the environment."""
-    sys.modules[package] = types.ModuleType(package)  # nothing may find the installed one
+    """Isolate the release's code from installed packages and from the environment."""
+    sys.modules[package] = types.ModuleType(package)  # hides an installed package
     sys.meta_path.insert(0, _NoPackages)
     sys.setrecursionlimit(_DEPTH)
     order_literals()
@@ -111,7 +117,7 @@ def _isolate(package: str, variables: str) -> None:
 
 
 def _end_in_time(source: str, seconds: float) -> None:
-    """Print a refusal at the deadline, even while the release's code runs."""
+    """At the deadline, print a refusal and end, even while the release's code runs."""
 
     def refuse(_number: int, _frame: Any) -> None:
         refused = {"refused": "%s was not read within %g s" % (source, seconds)}
@@ -147,7 +153,7 @@ def _answer(
 
 def main(parameters: Dict[str, Any]) -> int:
     """Print the document, and return the exit status."""
-    said = io.StringIO()  # the release's code may print and warn; neither is an answer
+    said = io.StringIO()  # the release's own output is no answer
     with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
         answer = _answer(**parameters)
     print(json.dumps(answer))

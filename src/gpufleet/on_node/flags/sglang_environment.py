@@ -1,7 +1,8 @@
-"""RUNS ON THE NODE: the environment variables of one release of SGLang, with types and defaults.
+"""RUNS ON THE NODE: list the environment variables of an SGLang release, with types and defaults.
 
-SGLang declares them as attributes of one class, `SGLANG_X = EnvBool(False)`. An invalid value makes
-SGLang warn and use the default (`EnvField.get`). No text stops SGLang, so variables have no `form`.
+SGLang declares the variables as attributes of one class, for example `SGLANG_X = EnvBool(False)`.
+If a value is invalid, SGLang prints a warning and uses the default (`EnvField.get`). Because no
+text stops SGLang, variables have no `form`.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
 from gpufleet.on_node.flags.placeholder import TruthTests, is_absent
 
 _MODULE = "sglang.srt.environ"
-# What the classes of declarations read.
+# {class of a declaration: the type of value that it reads}
 _TYPES = {
     "EnvBool": "bool",
     "EnvInt": "int",
@@ -23,14 +24,14 @@ _TYPES = {
     "EnvTuple": "tuple",
     "EnvJSON": "json",
 }
-_HOME = "/root"  # as for vLLM's variables: paths are to be the same on every machine
+_HOME = "/root"  # as for vLLM, so that paths are the same on every machine
 
 
 def variables(modules: Modules) -> Dict[str, Dict[str, Any]]:
-    """Return every declared variable with `type`, `default`, and `also`, its older names."""
+    """Return every declared variable with `type`, `default`, and `also` (its older names)."""
     field = modules.value(_MODULE, "EnvField")
     if field is not UNBOUND and not is_absent(field):
-        # SGLang clears it behind the class whose fields it names.
+        # SGLang sets this to False after the class has been created.
         field._allow_set_name = True  # noqa: SLF001
     declared = modules.value(_MODULE, "Envs")
     if declared is UNBOUND or is_absent(declared):
@@ -57,7 +58,11 @@ def _variable(field: Any) -> Dict[str, Any]:
 
 
 def _default(field: Any) -> Any:
-    """Return a variable's default, or {"$runtime": ...} if the machine or a package decides it."""
+    """
+    Return a variable's default.
+
+    If the default depends on the machine or on a package, return {"$runtime": ...}.
+    """
     before = TruthTests.count
     try:
         value = field.default() if callable(field.default) else field.default

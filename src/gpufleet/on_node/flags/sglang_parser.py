@@ -1,8 +1,8 @@
-"""RUNS ON THE NODE: the argument parser of `sglang serve`, built by the release's own code.
+"""RUNS ON THE NODE: build the argument parser of `sglang serve` with the release's own code.
 
-`ServerArgs.add_cli_args` fills a plain argparse parser, like in the release's
-`prepare_server_args`. This module adds `--model-type`, which `sglang serve` itself handles before
-(cli/serve.py).
+`ServerArgs.add_cli_args` adds the arguments to a plain argparse parser, as in the release's
+`prepare_server_args`. This module adds `--model-type`, because `sglang serve` handles this flag
+before it parses (cli/serve.py).
 """
 
 # ruff: noqa: SLF001 - argparse has no public way to ask a parser what it accepts
@@ -29,16 +29,17 @@ SGLANG = Package(
 )
 
 _ARGUMENTS = "sglang.srt.server_args"
-# The program `sglang`; releases without it start with `python -m sglang.launch_server` alone.
+# The module of the command `sglang`. Releases without it can only be started with
+# `python -m sglang.launch_server`.
 _SERVE = "sglang.cli.serve"
-# Where 0.5.10 and newer take a leading word for the model.
+# The function with which SGLang 0.5.10 and newer accept the model as the first word.
 _LEADING_MODEL = "_normalize_positional_model_path"
-# SGLang's own reading of numbers: 1K is none there, and 1M is 1000 times 1000.
+# Types with SGLang's own reading of numbers: 1K is not a number, and 1M is 1000 times 1000.
 _TYPES = {"human_readable_int": "si_int", "json_list_type": "json"}
 
 
 def serve_parser(modules: Modules) -> argparse.ArgumentParser:
-    """Return the release's real argparse parser. Raises `ParserError`."""
+    """Return the release's real argparse parser. Raises `ParserError` if there is none."""
     arguments = modules.value(_ARGUMENTS, "ServerArgs")
     if arguments is UNBOUND or is_absent(arguments):
         raise _unreadable(modules, "there is no ServerArgs")
@@ -75,7 +76,9 @@ def flags(modules: Modules, helps: bool) -> List[Dict[str, Any]]:
 
 
 def syntax(modules: Modules) -> Dict[str, Any]:
-    """Return how the release rewrites arguments before parsing: only a leading model."""
+    """
+    Return how the release rewrites arguments before parsing. It only rewrites a leading model.
+    """
     serve = modules.get(_SERVE)
     leading = serve is not None and serve.lookup(_LEADING_MODEL) is not UNBOUND
     return {"underscores": False, "leading_model": "--model-path" if leading else None}

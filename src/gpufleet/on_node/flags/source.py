@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: the Python files of one release of an engine: tree, archive or installation.
+"""RUNS ON THE NODE: read the Python files of one release of an engine.
 
 A release is a source tree, a source distribution (.tar.gz), a wheel, or an installation in the
-Python that runs this. The release is not imported.
+Python that runs this program. The release is not imported.
 """
 
 from __future__ import annotations
@@ -16,21 +16,21 @@ from typing import Callable, NamedTuple, Optional
 
 INSTALLED = "installed"
 
-# The largest source file of 0.33.0 has 0.6 MB. A bigger one is not Python that an operator wrote.
+# The largest source file of 0.33.0 has 0.6 MB. A file above this limit is not Python source.
 _FILE_LIMIT = 16 * 1024 * 1024
 
 
 class SourceError(Exception):
-    """There is no such release at that path; the text is a message for the operator."""
+    """Raised if there is no release at a path. Its text is a message for the operator."""
 
 
 class Package(NamedTuple):
     """
     The package of one engine.
 
-    `name` is the import name, `title` the name in messages. `landmark` is a file that every release
-    has. `versions` has the files to which a build writes the version, each with a pattern whose
-    group is the version.
+    `name` is the import name, and `title` the name in messages. `landmark` is a file that every
+    release has. `versions` has the files to which a build writes the version. Each has a pattern
+    with a group that matches the version.
     """
 
     name: str
@@ -54,11 +54,11 @@ VLLM = Package(
 
 class Release(NamedTuple):
     """
-    One release's files.
+    The files of one release.
 
-    `package` is its import name. `read` returns the text of a path such as `vllm/envs.py`, or None
-    if there is no such file. `names` returns the paths of all Python files. `version` is None if
-    the sources do not contain it.
+    `package` is the import name. `read` returns the text of a file such as `vllm/envs.py`, or None
+    if the file does not exist. `names` returns the paths of all Python files. `version` is None if
+    the sources do not contain the version.
     """
 
     package: str
@@ -69,7 +69,11 @@ class Release(NamedTuple):
 
 
 def release(place: str, package: Package = VLLM) -> Release:
-    """Return the release at `place`: a path, or "installed". Raises `SourceError` with a reason."""
+    """
+    Return the release at `place`, which is a path or "installed".
+
+    Raises `SourceError` with a reason if there is no release.
+    """
     if place == INSTALLED:
         return _tree(_installed(package), package)
     if os.path.isdir(place):
@@ -87,7 +91,7 @@ def release(place: str, package: Package = VLLM) -> Release:
 
 
 def _installed(package: Package) -> str:
-    """Return the folder of the installed package; find_spec imports nothing."""
+    """Return the folder of the installed package. It is found without importing the package."""
     try:
         spec = importlib.util.find_spec(package.name)
     except (ImportError, ValueError):
@@ -150,7 +154,11 @@ def _unzipped(place: str, package: Package) -> "dict[str, str]":
 
 
 def _untarred(place: str, package: Package) -> "dict[str, str]":
-    """Read the archive once from front to end, because seeking back in a compressed one is slow."""
+    """
+    Read the archive once from its beginning to its end.
+
+    Seeking back in a compressed archive would be slow.
+    """
     texts = {}
     with tarfile.open(place, "r|*") as archive:
         for entry in archive:

@@ -1,7 +1,7 @@
-"""RUNS ON THE NODE: a fake `msgspec`, with which SGLang declares its arguments.
+"""RUNS ON THE NODE: provide a fake `msgspec`, because SGLang declares its arguments with msgspec.
 
-The fake `Struct` keeps fields, types and defaults, which the argument parser reads. It validates
-nothing.
+The fake `Struct` keeps the fields, types and defaults, which the argument parser reads. It
+validates nothing.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Struct:
 def _declared(name: str, hint: Any, default: Any) -> FieldInfo:
     if isinstance(default, _Field):
         return FieldInfo(name, hint, default.default, default.default_factory)
-    if isinstance(default, (list, dict, set)):  # each struct gets one of its own
+    if isinstance(default, (list, dict, set)):  # each struct gets its own copy
         return FieldInfo(name, hint, NODEFAULT, type(default))
     return FieldInfo(name, hint, default, NODEFAULT, default is NODEFAULT)
 
@@ -80,7 +80,9 @@ def defstruct(
     **_options: Any,
 ) -> Any:
     """
-    Make a struct class from fields: a name, a (name, type) pair, or a triple with the default.
+    Return a struct class with these fields.
+
+    A field is a name, a pair (name, type), or a triple (name, type, default).
     """
     space = dict(namespace or {})
     hints: Dict[str, Any] = {}

@@ -1,8 +1,8 @@
 """RUNS ON THE NODE: determine by trial how one release rewrites arguments before argparse.
 
-vLLM's parser turns underscores into dashes, gathers `--config.key value` into JSON and moves the
-model. Each of these began with a different release, so this module runs the release's own rewriting
-on short command lines.
+vLLM's parser replaces underscores with dashes, combines `--config.key value` into JSON, and moves
+the model to a different position. Each of these began with a different release. So this module runs
+the release's own rewriting with short command lines.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any, Dict, List, Optional
 
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
 
-# An option that every release with dotted options could have; rewriting does not look it up.
+# An option for the trials with dotted options. It need not exist, because the rewriting does not
+# check that.
 _OPTION = "--compilation-config"
 
-# What -O3 has been turned into.
+# {what releases have replaced -O3 with: the option}
 _OPTIMIZATION: Dict[Any, str] = {
     ("M", "--optimization-level", "3"): "--optimization-level",
     ("M", "-O", '{"level": 3}'): "-O.level",
@@ -23,7 +24,7 @@ _OPTIMIZATION: Dict[Any, str] = {
 
 
 class _Rewritten(BaseException):
-    """Carries the rewritten arguments out of the parser."""
+    """Raised in the parser to get the rewritten arguments."""
 
     def __init__(self, arguments: List[str]) -> None:
         super().__init__()
@@ -32,18 +33,22 @@ class _Rewritten(BaseException):
 
 def syntax(modules: Modules, parser_class: Any) -> Dict[str, Any]:
     """
-    Return how the release's parser rewrites arguments before parsing.
+    Return how the release's parser rewrites arguments before parsing:
 
-    `underscores`: underscores in options count as dashes. `dotted`: `--x.key v` is JSON for `--x`,
-    also with a short option (`dotted_short`), `--x.key+ a,b` is a list (`dotted_lists`), and 1k is
-    a number there (`dotted_suffixes`), or within complete JSON (`json_suffixes`). `model` and
-    `model_equals`: `--model X` and `--model=X` are "moved" to the front, "refused", or "plain"
-    flags. `model_first`: --served-model-name is refused without it. `optimization`: the option that
-    -O3 stands for.
+      underscores      underscores in options count as dashes
+      dotted           `--x.key v` is JSON for `--x`
+      dotted_short     this also works with a short option
+      dotted_lists     `--x.key+ a,b` is a list
+      dotted_suffixes  1k is a number in dotted options
+      json_suffixes    1k is a number in complete JSON
+      model, model_equals  `--model X` and `--model=X` are "moved" to the front, "refused", or
+                       "plain" flags
+      model_first      --served-model-name is refused if the model does not come first
+      optimization     the option that -O3 stands for
     """
 
     def rewritten(*arguments: str) -> Optional[List[str]]:
-        """Return the rewritten arguments, or None if the parser refuses them at once."""
+        """Return the rewritten arguments, or None if the parser refuses them while rewriting."""
         try:
             parser_class().parse_args(["serve", *arguments])
         except _Rewritten as done:

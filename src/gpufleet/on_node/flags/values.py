@@ -1,4 +1,4 @@
-"""RUNS ON THE NODE: read the values that vLLM checks after parsing: JSON fields, lists of names."""
+"""RUNS ON THE NODE: read which values vLLM checks after parsing: JSON fields and lists of names."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from gpufleet.on_node.flags import document
 from gpufleet.on_node.flags.partial_import import UNBOUND, Modules
 from gpufleet.on_node.flags.placeholder import is_absent
 
-# Lists of names that no parser enforces, and where releases have kept them, newest place first.
+# Lists of names that the argument parser does not enforce, and the places where releases have had
+# them. The newest place is first.
 _LISTS: Dict[str, Tuple[Tuple[str, str], ...]] = {
     "quantization": (
         ("vllm.model_executor.layers.quantization", "QUANTIZATION_METHODS"),
@@ -39,12 +40,12 @@ _LISTS: Dict[str, Tuple[Tuple[str, str], ...]] = {
     ),
     "reasoning_parser": (("vllm.reasoning", "ReasoningParserManager"),),
 }
-# Where managers of parsers keep the names, in releases without `list_registered`.
+# Attributes in which managers of parsers store the names, in releases without `list_registered`.
 _REGISTERED = ("tool_parsers", "reasoning_parsers")
 
 
 def lists(modules: Modules) -> Dict[str, List[str]]:
-    """Return the lists of names that the release has, each sorted."""
+    """Return the lists of names in the release. Each list is sorted."""
     found = {}
     for key, places in _LISTS.items():
         for module_name, name in places:
@@ -75,16 +76,17 @@ def _strings(holder: Any) -> List[str]:
 
 def classes(modules: Modules, flags: List[Dict[str, Any]]) -> Tuple[Dict[str, Any], Dict[str, Any]]:
     """
-    Return the fields of every dataclass behind a JSON flag, and the enums of those fields.
+    Return the fields of each dataclass that a JSON flag fills, and the enums of these fields.
 
-    Both are by class, with fields in the form of `document.fields` and enums as {member: value}.
-    Classes of nested fields are included. A class that is no dataclass in this release has None.
+    Both results are {class: ...}. Fields have the form of `document.fields`, and enums are
+    {member: value}. Classes of nested fields are included. If a class is not a dataclass in this
+    release, its value is None.
     """
     words = [re.match(r"(?:optional\[)?json:(\w+)", flag.get("type", "")) for flag in flags]
     names = [word.group(1) for word in words if word]
     found: Dict[str, Any] = {}
     enums: Dict[str, Any] = {}
-    # Its flag takes any JSON, and what comes of that is put into this class.
+    # The flag of SpeculativeConfig accepts any JSON, which is later put into this class.
     for name in dict.fromkeys([*names, "SpeculativeConfig"]):
         _add(_class(modules, name), name, found, enums)
     return found, enums

@@ -147,7 +147,7 @@ def stopped_units() -> dict[str, list[str]]:
     """
     Return the stopped units and modules that must be started again.
 
-    Raises `FailedError` if the file is damaged.
+    Raises `ValueError` if the file is damaged.
     """
     text = text_of(KEPT)
     return {"units": [], "modules": []} if text is None else dict(json.loads(text))
