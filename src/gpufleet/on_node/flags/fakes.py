@@ -1,9 +1,9 @@
 """RUNS ON THE NODE: provide fake packages for vLLM's code that defines flags.
 
 The fake `Field` and `dataclass` of pydantic keep only what the argument parser reads (fields,
-types, defaults and bounds). They validate nothing. They do not run `__post_init__`, because configs inspect
-the machine there. The platform is always CUDA, so that a release has the same schema on every
-machine.
+types, defaults and bounds). They validate nothing. They do not run `__post_init__`, because configs
+inspect the machine there. The platform is always CUDA, so that a release has the same schema on
+every machine.
 """
 
 # ruff: noqa: ARG001, ARG005 - they stand for functions that take anything
