@@ -1,3 +1,4 @@
 """
-Releases, model files and program archives: names, paths, scripts, and which node copies from which.
+Names, paths and scripts of releases, model files and program archives, and the plan of copies
+between nodes.
 """

@@ -1,8 +1,8 @@
 """
-Record the builds of releases on this machine. Border: it reads and writes the record.
+Record on this machine which releases were built. Border: the module reads and writes the record.
 
-The record is beside the release's lock: `<lock>.built.json`. A node copies a release only if its
-files match a recorded build, whatever the source claims.
+The record is `<lock>.built.json`, in the folder of the release's lock. A node copies a release only
+if the release's files match a recorded build, whatever the source reports.
 
     {"schema": 1, "built": [{"lock": "<the lock's SHA-256>", "system": "ubuntu 24.04",
       "machine": "x86_64", "interpreter": "CPython 3.12.3", "tree": "<the manifest's SHA-256>",
@@ -30,16 +30,16 @@ _DIGEST = re.compile(r"[0-9a-f]{64}")
 
 def note_path(wanted: Release) -> Path:
     """
-    Return the path of a release's record; the path is relative to the project, like the lock's.
+    Return the path of a release's record. Like the lock's path, it is relative to the project.
     """
     return Path(f"{wanted.source.lock}.built.json")
 
 
 def read_note(wanted: Release) -> dict[Kind, frozenset[str]]:
     """
-    Return the digests of recorded builds, by kind of node.
+    Return {kind of node: digests of the recorded builds}.
 
-    Raises `FleetError` for a record that cannot be read.
+    Raises `FleetError` if the record cannot be read.
     """
     lock = hashlib.sha256(wanted.lock).hexdigest()
     found: dict[Kind, frozenset[str]] = {}

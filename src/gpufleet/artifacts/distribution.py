@@ -1,15 +1,16 @@
 """
 Decide which node builds or downloads an artifact, and from which nodes the others copy it. Pure.
 
-A release works on nodes of one kind: system, machine and interpreter (hardware changes no wheels).
-One node of the kind has or builds the release, and the others copy it from that node. A model is
-distributed in the same way, to nodes of any kind.
+A release works on nodes of one kind. The kind is the system, the machine and the interpreter; other
+hardware does not change which wheels fit. One node of the kind has or builds the release, and the
+others copy it from that node. A model is distributed in the same way, but to nodes of any kind.
 
-Copies follow two trees (`sources`). In each tree a node passes its pieces to two others; an inner
-node of the first tree is a leaf of the second. Even pieces go down the first tree, odd ones the
-second. So no link, not even the source's, carries more than one copy in either direction, and the
-path to the last of N nodes is log2 N nodes long. (With a single tree each node would send two
-copies, which takes twice as long; a chain would take one copy's time, but be N nodes long.)
+Copies follow two trees of nodes (`sources`). In each tree, a node sends its pieces to two other
+nodes. A node that sends in the first tree only receives in the second. Pieces with even numbers use
+the first tree, pieces with odd numbers the second. So no node's network link, not even the
+source's, has to send or receive more than one copy, and the path to the last of N nodes is log2 N
+nodes long. (In a single tree, each node would send two copies, which takes twice as long. A chain
+would take the time of one copy, but it would be N nodes long.)
 """
 
 from __future__ import annotations
@@ -20,14 +21,14 @@ from typing import Any, TypeAlias
 
 Kind: TypeAlias = tuple[str, ...]
 """
-A kind of node; nodes of equal kinds can share a release.
+A kind of node. Nodes of equal kinds can share a release.
 
 The kind of a release is, for example, ("ubuntu 24.04", "x86_64", "CPython 3.12.3"). The kind of a
 model is ().
 """
 
 HALVES = 2
-"""The number of halves, equal to the constant in on_node/transfer/peers.py."""
+"""The number of halves. The constant in on_node/transfer/peers.py must be equal."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,8 @@ class TreeState:
     Attributes:
         whole: whether the tree exists and is complete.
         kind: the node's kind.
-        digest: the digest of the tree's files; "" if they were not read since it was completed.
+        digest: the digest of the tree's files; "" if they were not read after the tree was
+            completed.
     """
 
     whole: bool
@@ -52,7 +54,7 @@ class Share:
     Nodes of one kind, and the node from which they copy.
 
     Attributes:
-        source: the node that has the artifact, or will make it.
+        source: the node that has the artifact or will make it.
         there: whether the source already has the artifact.
         others: the nodes that copy from the source, in order.
     """
@@ -65,12 +67,12 @@ class Share:
 @dataclass(frozen=True)
 class DistributionPlan:
     """
-    The source of every artifact on every node.
+    From where each node gets an artifact.
 
     Attributes:
-        shares: the nodes that make the artifact, with the nodes that copy from each.
-        alone: the nodes that make their own, with the reason.
-        unknown: nodes whose files match no accepted digest.
+        shares: the nodes that make or have the artifact, each with the nodes that copy from it.
+        alone: {node that makes the artifact only for itself: the reason}.
+        unknown: the nodes whose files match no accepted digest.
     """
 
     shares: tuple[Share, ...]
@@ -87,7 +89,7 @@ class DistributionPlan:
 
 
 def parse_look(answer: dict[str, Any] | str) -> TreeState | str:
-    """Return a node's parsed answer, or the reason why it is unusable."""
+    """Return the parsed answer of a node, or the reason why the answer cannot be used."""
     if isinstance(answer, str):
         return answer
     if answer.get("error"):
@@ -104,14 +106,15 @@ def plan_distribution(
     right: Mapping[Kind, Collection[str]] | None = None,
 ) -> DistributionPlan:
     """
-    Plan which nodes make an artifact and which copy it.
+    Plan which nodes make an artifact and which nodes copy it.
 
-    `wanting` are the nodes of this run that need the artifact and share it, in the inventory's
-    order. `looks` are the reports of these nodes and of other nodes that may already have it. The
-    source is the first node of `wanting` that has the artifact, else the first other node that has
-    it. If no node has it, the first of `wanting` makes it. `right` are the accepted digests by kind
-    of node; None accepts any. A node with a different digest keeps its files and is no source for
-    other nodes.
+    `wanting` are the nodes of this run that need the artifact and may share it, in the inventory's
+    order. `looks` are the reports of these nodes, and of other nodes that may already have the
+    artifact. The source is the first node of `wanting` that has the artifact, or else the first
+    other node that has it. If no node has it, the first node of `wanting` makes it.
+
+    `right` has the accepted digests by kind of node. If it is None, every digest is accepted. A
+    node with a digest that is not accepted keeps its files, but other nodes do not copy from it.
     """
     alone = {
         node: said if isinstance(said := looks.get(node), str) else "the node was not queried"
@@ -143,15 +146,16 @@ def plan_distribution(
 
 def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ...], ...]]:
     """
-    Return the sources of each of `others`, by half: best first, `source` last.
+    Return for each node of `others` the sources of each half. The best is first, `source` is last.
 
-    After the parent node come its ancestors: nodes nearer to the source have more pieces.
+    After the parent node come the parent's ancestors, because nodes nearer to the source have more
+    pieces.
 
     >>> sources("a", ["b", "c", "d"])["d"]
     (('b', 'a'), ('a',))
     """
     found: dict[str, list[tuple[str, ...]]] = {node: [] for node in others}
-    # In a heap the first half of the nodes are parents; in reverse order the other half are.
+    # In a heap, the first half of the nodes are parents. In reverse order, the other half are.
     for order in (list(others), list(reversed(others))):
         for place, node in enumerate(order):
             above, at = [], place
@@ -164,7 +168,7 @@ def sources(source: str, others: Sequence[str]) -> dict[str, tuple[tuple[str, ..
 
 def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str, tuple[str, ...]]:
     """
-    Return each node's clients with the half that they request, as `<node>/<half>`.
+    Return for each node the clients that copy from it, as `<client>/<half that it requests>`.
 
     >>> expected_halves(sources("a", ["b", "c"]))["a"]
     ('b/0', 'c/1')
@@ -178,7 +182,7 @@ def expected_halves(ways: Mapping[str, tuple[tuple[str, ...], ...]]) -> dict[str
 
 def describe_action(what: str, verb: str, share: Share, node: str) -> str:
     """
-    Describe a node's part in the distribution.
+    Return as text what a node does in the distribution.
 
     >>> describe_action("release 1", "build", Share("gpu-01", False, ("gpu-02",)), "gpu-01")
     'build release 1, once for gpu-01, gpu-02'
@@ -207,8 +211,9 @@ def format_bytes(count: float) -> str:
 
 def describe_sources(answer: Mapping[str, Any]) -> str:
     """
-    Return the bytes copied from each node as text, largest first. `answer` is
-    `on_node/transfer/transfer.py`'s report on a copy.
+    Return as text how many bytes were copied from each node, with the largest number first.
+
+    `answer` is the report of `on_node/transfer/transfer.py` on a copy.
 
     >>> describe_sources({"from": {"a": 3 << 30, "b": 1 << 30}, "found": 0})
     '3.0 GiB from a, 1.0 GiB from b'

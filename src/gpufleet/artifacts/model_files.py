@@ -1,7 +1,7 @@
-"""Compute the path of a model's files on a node, and the download script.  Pure.
+"""Compute the path of a model's files on a node, and the download script. Pure.
 
-Files are staged before a unit is touched, so that a restart costs only the load time, and no
-service needs the hub or its token to start.
+Files are downloaded before a unit is changed. So a restart takes only the time for loading, and a
+service needs neither the Hub nor its token to start.
 """
 
 from __future__ import annotations
@@ -19,22 +19,24 @@ TOKEN = f"{node_paths.VLLM_CREDENTIALS}/hf-token"
 MODELS = node_paths.MODELS
 ADAPTER_COPIES = f"{MODELS}/adapters"
 """
-Directory of pinned copies of adapters from paths on the node. Each is in a folder named by its
-SHA-256.
+Directory of pinned copies of adapters that are at a path of the node. The name of each copy's
+folder is the adapter's SHA-256.
 """
 DOWNLOADING = ".gpufleet-download-"
-"""Prefix of download folders, equal to the constant in on_node/transfer/place_model.py."""
+"""
+Prefix of folders for downloads. The constant in on_node/transfer/place_model.py must be equal.
+"""
 # The default endpoint of the Hub's client.
 HUB = "https://huggingface.co"
-# 700 GB at 1 Gbit/s: the largest open checkpoints on a slow line.
+# Enough for 700 GB at 1 Gbit/s. These are the largest open checkpoints over a slow connection.
 DOWNLOAD_SECONDS = 6 * 3600
-# Additional seconds after the download: renames, and writing the last data to disk.
+# Additional seconds after the download, for renaming and for writing the last data to disk.
 PLACE_SECONDS = 3600
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """The required files of one model on a node."""
+    """The files of one model that a node must have."""
 
     repository: str
     revision: str
@@ -42,13 +44,13 @@ class Checkpoint:
 
     @property
     def download(self) -> str:
-        """Return the service user's download directory (on_node/transfer/place_model.py)."""
+        """Return the directory to which the service user downloads (transfer/place_model.py)."""
         parent, _, name = self.directory.rpartition("/")
         return f"{parent}/{DOWNLOADING}{name}"
 
     @property
     def mark(self) -> str:
-        """Return the file that marks a complete model."""
+        """Return the file that marks the model as complete."""
         return f"{self.directory}/.complete"
 
 
@@ -62,7 +64,7 @@ class AdapterCopy:
 
     @property
     def mark(self) -> str:
-        """Return the file that marks a complete copy."""
+        """Return the file that marks the copy as complete."""
         return f"{self.directory}/.complete"
 
 
@@ -70,13 +72,16 @@ def model_directory(model: Served) -> str:
     """
     Return the directory of the model's files on the node.
 
-    A Hub model's is `/var/lib/vllm/models/<org>--<name>/<revision>`; a path is returned unchanged.
+    For a model of the Hub, it is `/var/lib/vllm/models/<org>--<name>/<revision>`. If the setting is
+    already a path, it is returned unchanged.
     """
     return model.model if model.is_path else _hub_directory(model.model, str(model.revision))
 
 
 def adapter_directory(adapter: Adapter) -> str:
-    """Return an adapter's path for servers. The path of a pinned copy contains its hash."""
+    """
+    Return the path from which servers load an adapter. The path of a pinned copy has its hash.
+    """
     if not adapter.is_path:
         return _hub_directory(adapter.source, str(adapter.revision))
     return f"{ADAPTER_COPIES}/{adapter.sha256}" if adapter.sha256 else adapter.source
@@ -90,7 +95,11 @@ def checkpoint(model: Served) -> Checkpoint | None:
 
 
 def checkpoints(model: Served) -> tuple[Checkpoint, ...]:
-    """Return an entry's downloads: its model and adapters, except those at a path of the node."""
+    """
+    Return what must be downloaded for an entry: its model and its adapters.
+
+    Those that are at a path of the node are left out.
+    """
     return tuple(
         Checkpoint(repository, revision, _hub_directory(repository, revision))
         for repository, revision in model.hub_sources
@@ -111,7 +120,7 @@ def _hub_directory(repository: str, revision: str) -> str:
 
 
 def listing_url(wanted: Checkpoint, servers: EngineSettings) -> str:
-    """Return the URL of the Hub's list of a model's files with their sizes."""
+    """Return the URL at which the Hub lists a model's files with their sizes."""
     hub = (servers.hf_endpoint or HUB).rstrip("/")
     return f"{hub}/api/models/{wanted.repository}/tree/{wanted.revision}?recursive=true"
 
@@ -122,12 +131,12 @@ def download_script(wanted: Checkpoint, servers: EngineSettings, release_directo
 
     `on_node/transfer/place_model.py` creates the folder before the script runs, and moves the files
     to their final path afterwards. The download runs as the service user in a transient unit that
-    can write only to that folder. The unit passes the token as a credential, so no argument list
-    and no readable environment has it.
+    can write only to that folder. The unit gets the token as a credential, so the token is in no
+    argument list and in no environment that others can read.
 
-    The unit outlives an interrupted deploy, and its Hub client locks the files, so the next
-    download would wait for it. Therefore the unit is named after the folder, and the next download
-    stops it first.
+    If a deploy is interrupted, its unit continues and its Hub client keeps the files locked. The
+    next download would wait for this client. So the unit has the name of the folder, and the next
+    download stops it first.
     """
     token = servers.hf_token_file is not None
     folder = wanted.download

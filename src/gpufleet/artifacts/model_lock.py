@@ -1,11 +1,12 @@
 """
-Read and write the lock file with the Hub's hashes of models' files. Border: it accesses the file.
+Read and write the lock file with the Hub's hashes of models' files. Border: it uses the file.
 
     {"schema": 1, "models": {"org/name": {"<revision>": {
       "model.safetensors": ["sha256", "..."], "config.json": ["git", "..."]}}}}
 
-`sha256` is the SHA-256 of the content, the Hub's hash of large files. `git` is the SHA-1 over git's
-header and the content, the Hub's hash of small files. `gpufleet lock INVENTORY --models` writes it.
+`sha256` is the SHA-256 of the content, which the Hub uses for large files. `git` is the SHA-1 of
+git's header and the content, which the Hub uses for small files. `gpufleet lock INVENTORY --models`
+writes the lock file.
 """
 
 from __future__ import annotations
@@ -34,9 +35,9 @@ Models: TypeAlias = Mapping[tuple[str, str], Files]
 
 def read_lock(path: Path) -> dict[tuple[str, str], Files]:
     """
-    Return the models of a lock; empty if the file does not exist.
+    Return the models in a lock. If the file does not exist, the result is empty.
 
-    Raises `FleetError` for an unreadable lock.
+    Raises `FleetError` if the lock cannot be read.
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
@@ -86,10 +87,10 @@ def locked_files(wanted: Checkpoint, servers: EngineSettings) -> Files | None:
 
 def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
     """
-    Return the remark on models without locked hashes, if there are any.
+    Return a remark if there are models without locked hashes, or else nothing.
 
-    `settings` are the nodes' settings with the flags of their presets. Raises `FleetError` for an
-    unlocked model with `trust-remote-code`, unless its entry sets `allow_unlocked_code`.
+    `settings` are the nodes' settings with the flags of their presets. Raises `FleetError` if a
+    model with `trust-remote-code` is not locked, unless its entry sets `allow_unlocked_code`.
     """
     unlocked = {
         (model, repository): served for model, repository, served in _unlocked(settings.values())
@@ -112,7 +113,7 @@ def judge_models(settings: Mapping[str, NodeSettings]) -> tuple[str, ...]:
 
 
 def _unlocked(settings: Iterable[NodeSettings]) -> Iterator[tuple[str, str, Served]]:
-    """Yield (entry, repository, settings) of each download that no lock covers."""
+    """Yield (entry, repository, settings) of each download whose hashes are in no lock."""
     locks: dict[str, Models] = {}
     for each in settings:
         if each.servers is None:

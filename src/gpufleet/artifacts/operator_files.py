@@ -1,4 +1,4 @@
-"""Read the files of this machine that group_vars name: locks, keys, tokens. Border."""
+"""Read the files of this machine whose paths are in group_vars: locks, keys, tokens. Border."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from gpufleet.settings.serving_settings import EngineSettings
 
 def read(path: str) -> bytes:
     """
-    Return the content of a file named in the settings.
+    Return the content of a file whose path is in the settings.
 
-    The inventory's loader has resolved its path. Raises `FleetError` with the file, the directory
-    that was searched, and the setting that names the file.
+    The inventory's loader has already resolved the path. Raises `FleetError` if the file cannot be
+    read. The error has the file, the directory that was searched, and the setting with the path.
     """
     try:
         return Path(path).read_bytes()
@@ -28,6 +28,8 @@ def read(path: str) -> bytes:
 
 
 def release_of(engine: EngineSettings) -> Release:
-    """Return the release that the settings declare. Raises `FleetError` for unreadable locks."""
+    """
+    Return the release that the settings declare. Raises `FleetError` if a lock cannot be read.
+    """
     program = release.PROGRAMS[engine.engine]
     return release.release(engine, read(engine.lock), read(engine.uv_lock), program)

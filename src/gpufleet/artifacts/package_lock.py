@@ -1,8 +1,9 @@
-"""Package locks with wheels only, and their SBOM. Pure.
+"""Write package locks that have only wheels, and their SBOMs. Pure.
 
 uv resolves the packages and lists their files (PEP 751, `pylock.toml`). The lock has only the
-wheels' hashes, because nodes build nothing. The SBOM beside it is CycloneDX 1.5
-(cyclonedx.org/docs/1.5/json): name, version, package URL and files of each package.
+hashes of wheels, because nodes build nothing from source. The SBOM next to the lock has the format
+CycloneDX 1.5 (cyclonedx.org/docs/1.5/json). It has the name, version, package URL and files of each
+package.
 """
 
 from __future__ import annotations
@@ -20,8 +21,8 @@ from gpufleet.artifacts.release import pinned
 from gpufleet.errors import FleetError
 
 SBOM_SUFFIX = ".cdx.json"
-# The namespace of serial numbers: the same lock gives the same number, so the file changes only
-# with the lock.
+# The namespace of serial numbers. The same lock always gives the same number, so the SBOM changes
+# only if the lock changes.
 _NAMESPACE = uuid.UUID("6f0f2a63-3c3f-5c52-9d0c-7c1d2c0f5a11")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re.MULTILINE)
@@ -30,13 +31,13 @@ _PIN = re.compile(r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?\s*(?:==|@)", re
 @dataclass(frozen=True)
 class Program:
     """
-    A program with a lock, and the target nodes of the lock.
+    A program that has a lock, and the nodes for which the lock is made.
 
     Attributes:
-        file: the lock's name, with a placeholder for the version.
-        python: the target Python version; if `platform` is None, newer versions also match.
-        platform: uv's name of the oldest system; None for any.
-        extra: the package's extra to install.
+        file: the name of the lock's file, with a placeholder for the version.
+        python: the Python version of the nodes; if `platform` is None, also any newer version.
+        platform: uv's name of the oldest system on which the wheels run; None for any system.
+        extra: the extra of the package that is installed.
     """
 
     file: str
@@ -46,7 +47,7 @@ class Program:
 
 
 PROGRAMS: Mapping[str, Program] = {
-    # The oldest C library of the supported distributions: glibc 2.34, RHEL 9.
+    # glibc 2.34 (RHEL 9) is the oldest C library of the supported distributions.
     "vllm": Program("vllm-{version}.txt", "3.12", "x86_64-manylinux_2_34"),
     "sglang": Program("sglang-{version}.txt", "3.12", "x86_64-manylinux_2_34"),
     "litellm": Program("litellm-{version}.txt", "3.11", extra="proxy"),
@@ -56,7 +57,7 @@ PROGRAMS: Mapping[str, Program] = {
 
 @dataclass(frozen=True)
 class Package:
-    """A package of a lock: `wheels` are hashes by file name, `marker` is its environment marker."""
+    """A package in a lock. `wheels` is {file name: hash}; `marker` is the environment marker."""
 
     name: str
     version: str
@@ -124,7 +125,7 @@ def lock_text(found: Iterable[Package]) -> str:
 
 
 def sbom_text(found: Iterable[Package], name: str, version: str) -> str:
-    """Return the CycloneDX document of a program's lock; the same lock gives the same text."""
+    """Return the CycloneDX document of a program's lock. The same lock gives the same text."""
     found = tuple(found)
     document = {
         "bomFormat": "CycloneDX",
@@ -167,9 +168,9 @@ def _component(each: Package) -> dict[str, Any]:
 
 def sbom_differences(lock: str, sbom: str) -> tuple[str, ...]:
     """
-    Return sentences on differences between a lock and its SBOM, and on files that are no wheels.
+    Return a sentence for each difference between a lock and its SBOM.
 
-    Raises `FleetError` for an unreadable SBOM.
+    A file that is not a wheel also gets a sentence. Raises `FleetError` if the SBOM cannot be read.
     """
     try:
         components = json.loads(sbom)["components"]
@@ -204,7 +205,7 @@ def constraints(lock: str, program: str) -> str:
 
 def pins_of(lock: str) -> Iterator[tuple[str, str]]:
     """
-    Yield each package of a lock with its version; "" for a URL without a version.
+    Yield each package of a lock with its version. If a URL has no version, the version is "".
 
     >>> [*pins_of("torch==2.9.0+cu130 --hash=sha256:...")]
     [('torch', '2.9.0+cu130')]

@@ -1,9 +1,9 @@
 """
-Compute the path of a program from its publisher's .tar.gz, and its download script. Pure.
+Compute the path of a program that comes as its publisher's .tar.gz, and its download script. Pure.
 
-Each archive has one directory: /opt/gpufleet/<name>/<the sha256's first 12 digits>. The directory
-gets this name only once it is complete, so an existing one is correct and nothing is downloaded
-twice. The running version is kept until another version runs.
+Each archive has its own directory: /opt/gpufleet/<name>/<first 12 digits of the sha256>. The
+directory gets this name only when it is complete. So if the directory exists, it is correct, and
+nothing is downloaded again. The version that runs is kept until a different version runs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from gpufleet import node_paths
 from gpufleet.settings.monitoring_settings import PublishedProgram
 
 DIRECTORY = node_paths.ARCHIVES
-# Some 100 MB (Prometheus) over a slow line.
+# Enough for about 100 MB (Prometheus) over a slow connection.
 DOWNLOAD_SECONDS = 1800
-# A download continues after its controller is gone; the next download waits for it.
+# A download continues after its controller has ended. The next download waits for it.
 WAIT_SECONDS = 600
 # Programs that the script needs on a node.
 PACKAGES = ("ca-certificates", "curl")
@@ -28,8 +28,8 @@ class ProgramArchive:
     """
     A program on a node.
 
-    `name` is the name of its directory. `programs` are files that the archive must have in its
-    single top folder.
+    `name` is the name of the program's directory. `programs` are files that the archive must have
+    in its only top folder.
     """
 
     name: str
@@ -48,15 +48,15 @@ class ProgramArchive:
 
     @property
     def directory(self) -> str:
-        """The directory of this version; it exists only when complete."""
+        """The directory of this version. It exists only if the version is complete."""
         return f"{self.all_versions}/{self.version}"
 
     def program(self, name: str) -> str:
-        """Return the path of the archive's program of this name."""
+        """Return the path of the program with this name in the archive."""
         return f"{self.directory}/{name}"
 
     def other_versions(self, names: frozenset[str]) -> tuple[str, ...]:
-        """Return the names in `all_versions` that are other versions, sorted."""
+        """Return which of `names`, the names in `all_versions`, are other versions, sorted."""
         return tuple(
             sorted(name for name in names if name != self.version and not name.startswith("."))
         )
@@ -64,10 +64,11 @@ class ProgramArchive:
 
 def install_script(wanted: ProgramArchive) -> str:
     """
-    Return the idempotent shell script that downloads the program.
+    Return the shell script that downloads the program. The script is idempotent.
 
-    The archive's hash is verified before it is unpacked. An archive has a single top folder, like
-    the archives of all Prometheus programs. Its file owners and setuid bits are dropped.
+    The archive's hash is verified before the archive is unpacked. An archive must have only one top
+    folder, like the archives of all Prometheus programs. The owners and setuid bits of its files
+    are not used.
     """
     url, there = wanted.archive.url, wanted.directory
     new = f"{wanted.all_versions}/.{wanted.version}.new"

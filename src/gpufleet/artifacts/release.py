@@ -1,9 +1,9 @@
 """Define a release on a node: name, directory and build script. Pure.
 
-A release is one immutable virtual environment under `/opt/vllm/releases/` (or LiteLLM's, under
-`/opt/litellm/`), built by uv from a lock in which every package has a hash. A unit names one
-release, so a rollback renders the unit again and installs nothing. A release without its
-`.complete` mark is rebuilt.
+A release is one immutable virtual environment under `/opt/vllm/releases/` (for LiteLLM, under
+`/opt/litellm/`). uv builds it from a lock in which every package has a hash. A unit contains the
+path of one release. So a rollback only writes the unit again and installs nothing. A release
+without its `.complete` mark is built again.
 """
 
 from __future__ import annotations
@@ -23,22 +23,23 @@ from gpufleet.remote import payload, sandbox
 
 RELEASES = node_paths.RELEASES
 CACHE = node_paths.UV_CACHE
-# A cold build of vLLM's CUDA wheels is some 5 GB to download and unpack; an hour is a slow mirror.
+# A build without any cached wheels downloads and unpacks about 5 GB of wheels for vLLM with CUDA.
+# From a slow mirror this takes an hour.
 BUILD_SECONDS = 3600
-# Importing torch and vLLM takes 20 s on a cold disk; a slow one gets a margin.
+# Importing torch and vLLM takes 20 s if no file is in the page cache. A slow disk needs more time.
 IMPORT_SECONDS = 600
-# vLLM's 40,000 files take six minutes of one core (uv's own: 1,513 files in 5 m 39 s at a load of
-# 20).
+# Compiling vLLM's 40,000 files takes six minutes on one core. uv's own compilation needed 5 m 39 s
+# for 1,513 files on a machine with a load of 20.
 COMPILE_SECONDS = 1800
-# A build continues after its controller is gone; the next build waits for it.
+# A build continues after its controller has ended. The next build waits for it.
 WAIT_SECONDS = 1800
-# Characters of uv's output that an error shows: its reasons are at the end.
+# Lines of uv's output that an error shows. The reasons are at the end of the output.
 _SAID_LINES = 40
 
-# The packages with CUDA's runtime, whose first two numbers are CUDA's: the one without a suffix
-# since 13, those with one until then.
+# The packages with CUDA's runtime. The first two numbers of their version are CUDA's. Since CUDA 13
+# the package has no suffix, and before it had one.
 _RUNTIMES = ("nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12", "nvidia-cuda-runtime-cu11")
-# A line that begins a requirement, as uv and pip write locks: `name[extras]==version` or
+# The first line of a requirement in a lock of uv or pip: `name[extras]==version` or
 # `name[extras] @ url`.
 _REQUIREMENT = re.compile(
     r"^(?P<name>[A-Za-z0-9][\w.-]*)(?:\[[^\]]*\])?"
@@ -53,11 +54,12 @@ class Program:
     A program that is installed as releases.
 
     Attributes:
-        package: its name in a lock, and its section in the settings (`vllm.version`).
-        home: the directory with its releases, their locks and uv.
-        cache: uv's cache of unpacked wheels. One per program: two programs may build at once.
-        imports: the modules that a complete release can import.
-        prefix: what the ids of its releases begin with, if another program has the same home.
+        package: the program's name in a lock, and its section in the settings (`vllm.version`).
+        home: the directory with the program's releases, their locks and uv.
+        cache: uv's cache of unpacked wheels. Each program has its own, because two programs may be
+            built at the same time.
+        imports: the modules that can be imported from a complete release.
+        prefix: the beginning of the releases' ids, if a different program has the same home.
     """
 
     package: str
@@ -73,15 +75,15 @@ class Program:
 
 
 VLLM = Program("vllm", node_paths.VLLM, CACHE, ("torch", "vllm"))
-# Beside vLLM's releases: what collects, counts and copies releases finds them there, and files that
-# both have, such as torch's, are on the disk once.
+# SGLang's releases are in the same directory as vLLM's. So the code that removes, counts and copies
+# releases finds them too, and files that both have, such as torch's, are on the disk only once.
 SGLANG = Program("sglang", node_paths.VLLM, CACHE, ("torch", "sglang"), prefix="sglang-")
 PROGRAMS = {each.package: each for each in (VLLM, SGLANG)}
 """The programs of the engines, by the engine's name."""
 
 
 class Source(Protocol):
-    """A release as the settings declare it: its version and the source of its packages."""
+    """A release in the settings: its version, and the source of its packages."""
 
     @property
     def version(self) -> str: ...
@@ -101,7 +103,7 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Release:
-    """The required state of one release on a node."""
+    """The state that one release must have on a node."""
 
     id: str
     lock: bytes
@@ -116,7 +118,7 @@ class Release:
 
     @property
     def mark(self) -> str:
-        """The file that marks a complete release."""
+        """The file that marks the release as complete."""
         return f"{self.directory}/.complete"
 
     @property
@@ -139,8 +141,9 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
     """
     Return the release that settings and the locks' contents define.
 
-    Its id has the version, for people, and a hash over everything that determines the installed
-    files. Raises FleetError for a lock without hashes, or for another version of the program.
+    The release's id has the version, so that people recognise it, and a hash of everything that
+    determines the installed files. Raises `FleetError` if the lock has no hashes, or if it has a
+    different version of the program.
     """
     problems = []
     for name, text in ((source.lock, lock), (source.uv_lock, uv_lock)):
@@ -167,7 +170,7 @@ def release(source: Source, lock: bytes, uv_lock: bytes, program: Program = VLLM
 
 def engine_version(release_id: str) -> tuple[str, str]:
     """
-    Return the name of the engine and the version in a release's id; the version "" if unknown.
+    Return the engine's name and the version in a release's id. The version is "" if unknown.
 
     >>> engine_version("0.32.0-1f2e3d4c5b"), engine_version("sglang-0.5.23-1f2e3d4c5b")
     (('vllm', '0.32.0'), ('sglang', '0.5.23'))
@@ -186,10 +189,10 @@ def _pins(lock: bytes) -> dict[str, None]:
 
 def pinned(lock: bytes, package: str) -> str | None:
     """
-    Return a package's version in a lock, by any spelling of its name; None if the lock lacks it.
+    Return a package's version in a lock, or None if the lock does not have the package.
 
-    The version of a package from a URL is in the URL's file name. A URL without a version (a git
-    URL) gives "".
+    The package's name may have any spelling. If a package comes from a URL, its version is in the
+    URL's file name. If the URL has no version (a git URL), the result is "".
 
     >>> pinned(b"ray[default]==2.60.0 --hash=sha256:...", "ray")
     '2.60.0'
@@ -210,7 +213,7 @@ def pinned(lock: bytes, package: str) -> str | None:
 
 def cuda_release(lock: bytes) -> tuple[int, int] | None:
     """
-    Return the CUDA release of the runtime in a lock's wheels; None if they contain no runtime.
+    Return the CUDA release of the runtime in a lock's wheels, or None if they have no runtime.
 
     >>> cuda_release(b"nvidia-cuda-runtime==13.0.96 --hash=sha256:...")
     (13, 0)
@@ -224,35 +227,35 @@ def cuda_release(lock: bytes) -> tuple[int, int] | None:
 
 @dataclass(frozen=True)
 class Wheels:
-    """Driver requirements of a release's wheels; `source` is the path of their lock."""
+    """What a release's wheels require of the driver. `source` is the path of their lock."""
 
     cuda: tuple[int, int] | None
     source: str
 
 
 def wheels(lock: bytes, source: str) -> Wheels:
-    """Return the driver requirements of a lock's wheels."""
+    """Return what the wheels in a lock require of the driver."""
     return Wheels(cuda_release(lock), source)
 
 
 def build_script(wanted: Release) -> str:
     """
-    Return the shell script that builds the release on the node. It can be rerun at any point.
+    Return the shell script that builds the release on the node. It can be run again at any time.
 
-    A killed build's leftovers are deleted, not completed: uv trusts a package's metadata without
-    checking its files. Unpacked wheels are kept in uv's cache, so that a rebuild costs seconds.
-    After a reboot the cache is deleted too, because a power cut may have left empty files in it. A
-    release is complete when all locked packages are installed, they are compatible with each other
-    and with this Python, and the program can be imported.
+    If a build was killed, its files are deleted and not completed, because uv trusts a package's
+    metadata without checking the package's files. Unpacked wheels stay in uv's cache, so that the
+    next build takes only seconds. After a reboot the cache is deleted too, because a power cut may
+    have left empty files in it. A release is complete when all locked packages are installed, when
+    they are compatible with each other and with this Python, and when the program can be imported.
 
-    Nothing is built from source: a lock's hash covers a source distribution, but not its build
-    requirements. An index could choose these, and root would run them.
+    Nothing is built from source. A lock has the hash of a source distribution, but not the hashes
+    of its build requirements. A package index could choose these, and root would run them.
 
-    No code of a wheel runs as root: as root uv only unpacks wheels; an unprivileged user checks
-    their requirements, and imports them. Bytecode is compiled by the interpreter without the
-    wheels' start-up hooks (on_node/transfer/compile_bytecode.py), in a unit that can write only to
-    the release. The service cannot write to its release, and would otherwise compile it at every
-    start (14 s of each, measured on two cores).
+    No code of a wheel runs as root. As root, uv only unpacks wheels. An unprivileged user checks
+    their requirements and imports them. The bytecode is compiled without the wheels' start-up hooks
+    (on_node/transfer/compile_bytecode.py), in a unit that can write only to the release. The
+    service cannot write to its release, so without bytecode it would compile it at every start.
+    This would take 14 s each time (measured on two cores).
     """
     program, interpreter = wanted.program, quote(wanted.source.python)
     home, cache = program.home, program.cache
@@ -262,8 +265,8 @@ def build_script(wanted: Release) -> str:
     pip += ["--require-hashes", "--only-binary", ":all:"]
     unprivileged = sandbox.sandbox_prefix(IMPORT_SECONDS)
     compiler = sandbox.writing_to(wanted.directory, COMPILE_SECONDS)
-    # A build outlives a deploy that was interrupted, and an index that sends a byte now and then
-    # would keep it for days.
+    # If a deploy is interrupted, its build continues. An index that sends only a byte now and then
+    # would let it run for days.
     bound = f"timeout -k 30 {BUILD_SECONDS}"
     return f"""set -eu
 umask 022
@@ -322,8 +325,8 @@ def _sources(source: Source) -> Sequence[str]:
         sources.append("--no-index")
     elif source.index_url:
         sources.append(f"--index-url={source.index_url}")
-    # Plain http is refused by pip unless its host is named. It may carry wheels: each is held to
-    # the lock's hash, and nothing else that an index sends is run.
+    # pip refuses plain http unless its host is given. Wheels may come over http, because each is
+    # checked against its hash in the lock, and nothing else that an index sends is run.
     sources += [
         f"--trusted-host={url.split('/')[2]}"
         for url in (*source.find_links, source.index_url or "")

@@ -1,1 +1,1 @@
-"""Tables with their sources: GPUs, driver branches, checks, presets, limits of vLLM."""
+"""Tables of GPUs, driver branches, checks, presets and limits of vLLM, each with its sources."""

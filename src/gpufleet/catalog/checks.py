@@ -1,6 +1,7 @@
-"""Node checks by name. This module imports nothing from gpufleet: settings take the names from it.
+"""Define the node checks, by name.
 
-Every check has a runbook page, docs/checks/<id>.md.
+This module imports nothing from gpufleet, because the settings import the names from it. Every
+check has a runbook page, docs/checks/<id>.md.
 """
 
 from __future__ import annotations
@@ -10,7 +11,9 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Check:
-    """One check, its question, and the data that only root can read (`root`)."""
+    """
+    One check and the question that it answers. `root` is the data that only root can read for it.
+    """
 
     id: str
     question: str

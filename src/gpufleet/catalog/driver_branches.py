@@ -1,7 +1,8 @@
-"""NVIDIA's driver branches: support periods, CUDA releases and kernel modules.  Pure data.
+"""List NVIDIA's driver branches: support periods, CUDA releases and kernel modules. Pure data.
 
-A branch that is missing here is reported as `unknown` and not refused: NVIDIA publishes branches
-more often than gpufleet releases. Unknown values are None, and no check uses them.
+If a branch is not in this table, it is reported as `unknown` and not refused, because NVIDIA
+publishes branches more often than gpufleet is released. Unknown values are None, and no check uses
+them.
 """
 
 from __future__ import annotations
@@ -20,10 +21,10 @@ class Branch:
     """
     One branch of the driver, for example "580".
 
-    `end_of_life` is the last day of the month that NVIDIA names; for branches without a month it is
-    the date of NVIDIA's edition that no longer lists them. None if unknown. `cuda` is the CUDA
-    release that came with the branch, the newest whose PTX it compiles. `flavours` are the kernel
-    modules in the branch's packages.
+    `end_of_life` is the last day of the month in NVIDIA's list. For a branch without a month, it is
+    the date of the edition of the list that no longer has the branch. It is None if unknown. `cuda`
+    is the CUDA release that came with the branch. This is the newest CUDA whose PTX the branch can
+    compile. `flavours` are the kernel modules in the branch's packages.
     """
 
     name: str
@@ -33,10 +34,12 @@ class Branch:
     flavours: tuple[Flavour, ...] = ("open", "proprietary")
 
 
-# Designation and end of life: NVIDIA's "Supported Drivers and CUDA Toolkit Versions", its editions
-# of 4 August 2025 (R570; those that it left out had ended by then) and of 2026 (R535 to R610). R590
-# is in none of them. CUDA: the driver that each toolkit's runfile brought. Flavours: the release
-# notes of 615.71.09.
+# Sources:
+# - Designation and end of life: NVIDIA's "Supported Drivers and CUDA Toolkit Versions", in the
+#   editions of 4 August 2025 (R570; branches that are not in it had ended by then) and of 2026
+#   (R535 to R610). R590 is in neither edition.
+# - CUDA: the driver in the runfile of each CUDA toolkit.
+# - Flavours: the release notes of 615.71.09.
 _BRANCHES = (
     Branch("535", "long term support", (12, 2), dt.date(2026, 6, 30)),
     Branch("550", "production", (12, 4), dt.date(2025, 8, 4)),
@@ -55,15 +58,15 @@ BRANCHES: Mapping[str, Branch] = {each.name: each for each in _BRANCHES}
 # The first branch whose packages have no proprietary modules (release notes of 615.71.09).
 OPEN_ONLY_SINCE = 615
 
-# CUDA's majors, and the oldest driver on which the wheels of any of their minors run: "minor
+# {CUDA's major version: the oldest driver that runs wheels of all its minor versions}. See "minor
 # version compatibility" in NVIDIA's CUDA compatibility guide.
 OLDEST_DRIVER: Mapping[int, str] = {12: "525.60.13", 13: "580.65.06"}
 
-# The last branch that runs GPUs older than Turing, with its proprietary modules alone: the open
-# ones begin with Turing (driver installation guide, "NVIDIA Kernel Modules").
+# The last branch that runs GPUs older than Turing. Only its proprietary modules run them, because
+# the open modules need Turing or newer (driver installation guide, "NVIDIA Kernel Modules").
 LAST_BEFORE_TURING = 580
 
-# The first CUDA that compiles for a GPU generation, by compute capability (CUDA's release notes).
+# {compute capability: the first CUDA release that compiles for it} (CUDA's release notes).
 FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
     (10, 0): (12, 8),
     (10, 3): (12, 9),
@@ -74,13 +77,13 @@ FIRST_CUDA: Mapping[tuple[int, int], tuple[int, int]] = {
 
 
 def branch(name: str) -> Branch | None:
-    """Return the table's entry of a branch, or None if it is missing."""
+    """Return the entry of a branch, or None if the table does not have the branch."""
     return BRANCHES.get(name)
 
 
 def flavours(name: str) -> tuple[Flavour, ...]:
     """
-    Return the kernel modules in a branch's packages; an unknown branch is judged by its number.
+    Return the kernel modules in a branch's packages. An unknown branch is judged by its number.
 
     >>> flavours("620")
     ('open',)
@@ -91,7 +94,7 @@ def flavours(name: str) -> tuple[Flavour, ...]:
 
 
 def cuda_major(name: str) -> int | None:
-    """Return the CUDA major version that a branch runs, or None if unknown."""
+    """Return the CUDA major version that came with a branch, or None if it is unknown."""
     if known := branch(name):
         return known.cuda[0]
     newer = [each for each in _BRANCHES if int(each.name) < int(name)]

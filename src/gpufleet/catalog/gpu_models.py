@@ -1,8 +1,9 @@
-"""GPUs by name: the memory that CUDA reports, and the compute capability.
+"""Return the memory that CUDA reports for a GPU, and its compute capability, by the GPU's name.
 
-vLLM's budget is a share of the total that CUDA reports. This is neither the number on the box (80
-GB) nor NVML's total (79.65 GiB), because the driver keeps a part. `data/gpus.json` has measured
-totals, each with its source. An unknown name is refused, never replaced by a similar one.
+vLLM's memory budget is a share of the total memory that CUDA reports. This total is less than the
+memory in the product's name (80 GB) and less than NVML's total (79.65 GiB), because the driver
+reserves a part. `data/gpus.json` has measured totals, each with its source. An unknown name is
+refused. It is never replaced with a similar name.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ from gpufleet.errors import FleetError
 _DATA = Path(__file__).with_name("data") / "gpus.json"
 
 LOWEST_SHARE = 0.97
-"""The lowest ratio of CUDA's total to NVML's in the catalogue: 14.56 of 15.00 GiB, a T4."""
+"""
+The lowest ratio of CUDA's total to NVML's total in the catalogue. A T4 has 14.56 of 15.00 GiB.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,7 +38,7 @@ class Card:
     products: tuple[str, ...]
     """NVML's names of the GPU."""
     source: str
-    """The source of the total."""
+    """The source of the total memory."""
     aliases: tuple[str, ...] = ()
     """Other names that `--gpu` accepts."""
     shares_name: bool = False
@@ -51,15 +54,16 @@ _OTHER_MAKER = re.compile(
     r"|inferentia|trainium)",
     re.IGNORECASE,
 )
-"""Matches names of accelerators from other vendors than NVIDIA."""
+"""Matches names of accelerators from vendors other than NVIDIA."""
 
 
 def card(name: str) -> Card:
     """
-    Return the GPU of this name: the catalogue's or NVML's, in any case and with any separators.
+    Return the GPU with this name. The name is the catalogue's or NVML's, in any case and with any
+    separators.
 
-    Raises `FleetError` for an unknown name, with similar names, and for a name that cards with
-    different memory share.
+    Raises `FleetError` with similar names if the name is unknown. Also raises `FleetError` if cards
+    with different memory have this name.
     """
     found = _by_key().get(_key(name))
     if found and found.shares_name and _key(name) in map(_key, found.products):
@@ -92,7 +96,7 @@ def card(name: str) -> Card:
 
 def namesakes(name: str) -> tuple[str, ...]:
     """
-    Return the cards with other memory sizes that a short name may also mean.
+    Return the cards with different memory that may also be meant by a short name.
 
     >>> namesakes("A100"), namesakes("A100-80GB"), namesakes("H100")
     (('A100-40GB',), (), ())
@@ -109,11 +113,11 @@ def namesakes(name: str) -> tuple[str, ...]:
 
 def cuda_total_gib(product: str, nvml_bytes: int) -> float:
     """
-    Return the total that CUDA reports for a GPU of a node, in GiB, or a slightly lower value.
+    Return the total memory in GiB that CUDA reports for a GPU of a node, or a slightly lower value.
 
-    `product` and `nvml_bytes` are NVML's name and total memory. For a product outside the
-    catalogue, and for a card or partition with less memory than the catalogue's, the result is
-    NVML's total times `LOWEST_SHARE`: at most CUDA's total.
+    `product` and `nvml_bytes` are NVML's name and NVML's total memory. If the catalogue does not
+    have the product, or if the card or partition has less memory than in the catalogue, the result
+    is NVML's total times `LOWEST_SHARE`. This is not more than CUDA's total.
     """
     found = product_card(product)
     if found and nvml_bytes / 2**30 >= found.memory_gib:

@@ -1,4 +1,4 @@
-"""GPUs that are sold only with NVLink: if one shows no NVLink, its links are down."""
+"""List the GPUs that are sold only with NVLink. If such a GPU has no NVLink, its links are down."""
 
 from __future__ import annotations
 
@@ -16,15 +16,20 @@ LINKS_OF_BOARD = {
 """
 Number of NVLinks of a GPU, by NVML's exact name.
 
-It is the data sheet's NVLink bandwidth divided by the bandwidth of a link: A100 600 / 50 GB/s, A800
-and H800 400 / 50, H100, H200 and H20 900 / 50, B200 and GB200 1800 / 100.
+The number is the NVLink bandwidth in the data sheet divided by the bandwidth of one link, in GB/s:
+
+- A100: 600 / 50
+- A800 and H800: 400 / 50
+- H100, H200 and H20: 900 / 50
+- B200 and GB200: 1800 / 100
 """
 
 
 def is_always_wired(model: str) -> bool:
     """
-    Return whether a GPU of this name is sold only with NVLink: behind NVSwitches or wired to
-    others.
+    Return whether a GPU with this name is sold only with NVLink.
+
+    Such a GPU is connected to NVSwitches or directly to other GPUs.
 
     >>> is_always_wired("Tesla V100-SXM2-32GB"), is_always_wired("NVIDIA H100 PCIe")
     (True, False)

@@ -1,8 +1,8 @@
 """
-Presets: flags for serving situations.
+Load presets, which are flags for serving situations.
 
-A preset is a file of `data/presets/`: a situation, and for each flag the values with their releases
-and reasons. Pure, except that it reads its own data.
+A preset is a file of `data/presets/`. It has a situation, and for each flag the possible values
+with their releases and reasons. Pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -26,16 +26,20 @@ DATA = Path(__file__).parent / "data"
 
 @dataclass(frozen=True)
 class Subject:
-    """Inputs of a preset's choices. A None field is unknown; choices that need it do not apply."""
+    """
+    The facts that determine a preset's choices.
+
+    None means that a fact is unknown. A choice that needs an unknown fact does not apply.
+    """
 
     model: str
     """The model's name or path."""
     vllm: tuple[int, ...]
     architecture: str | None = None
     caches: frozenset[str] | None = None
-    """Cache types of the model's layers: full, window, chunk, latent, state."""
+    """Types of KV cache in the model's layers: full, window, chunk, latent, state."""
     capability: tuple[int, int] | None = None
-    """The lowest compute capability of the GPUs that may serve it."""
+    """The lowest compute capability of the GPUs that may serve the model."""
 
 
 class _Entry(BaseModel):
@@ -49,13 +53,13 @@ class Choice(_Entry):
     because: str
     since: str | None = None
     table: Literal["families"] | None = None
-    """The table in which the value is looked up, by the name in `value`."""
+    """The table that has the real value. The name in `value` is the key."""
     without: tuple[str, ...] = ()
-    """Does not apply to models with one of these cache types."""
+    """The choice does not apply to models with one of these cache types."""
     capability: float | None = None
     """The minimum compute capability of the GPUs."""
     architectures: tuple[str, ...] = ()
-    """Applies only to these architectures; empty: to all."""
+    """The choice applies only to these architectures. If empty, it applies to all."""
 
 
 class Need(_Entry):
@@ -73,7 +77,8 @@ class Preset(_Entry):
     needs: tuple[Need, ...] = ()
     flags: dict[str, tuple[Choice, ...]]
     """
-    The first applicable choice is used; if none applies, the flag keeps the release's default.
+    The choices of each flag. The first choice that applies is used. If none applies, the flag keeps
+    the release's default.
     """
 
 
@@ -86,13 +91,13 @@ class Family(BaseModel):
     tool_call_parser: str | None = Field(None, alias="tool-call-parser")
     reasoning_parser: str | None = Field(None, alias="reasoning-parser")
     also: tuple[str, ...] = ()
-    """Further parsers that a prompt template can request from its models."""
+    """Other parsers that the prompt templates of the family's models can request."""
     since: str = "0.18.0"
 
 
 @cache
 def names() -> tuple[str, ...]:
-    """Return the presets' names, sorted."""
+    """Return the names of all presets, sorted."""
     return tuple(sorted(path.stem for path in (DATA / "presets").glob("*.yml")))
 
 
@@ -109,14 +114,14 @@ def load(name: str) -> Preset:
 
 @cache
 def families() -> tuple[Family, ...]:
-    """Return the families in search order."""
+    """Return the families in the order in which they are searched."""
     return tuple(
         Family.model_validate(entry) for entry in safe_load((DATA / "families.yml").read_text())
     )
 
 
 def presets_setting(flag: str) -> tuple[str, ...]:
-    """Return the presets that set a flag, given as `--max-num-seqs`."""
+    """Return the presets that set a flag. The flag has the form `--max-num-seqs`."""
     return tuple(name for name in names() if flag.removeprefix("--") in load(name).flags)
 
 
@@ -172,5 +177,5 @@ def _of_family(preset: str, parser: str, subject: Subject) -> str:
 
 
 def cache_kinds(caches: Iterable[object]) -> frozenset[str]:
-    """Return the cache types by class name: `LatentCache` is "latent"."""
+    """Return the cache types from the names of classes. For example, `LatentCache` is "latent"."""
     return frozenset(type(each).__name__.removesuffix("Cache").lower() for each in caches)

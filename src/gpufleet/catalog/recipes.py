@@ -1,8 +1,8 @@
 """
-Published recipes: arguments and variables for serving a model, by GPU.
+Find published recipes: arguments and variables for serving a model, by GPU.
 
-`data/recipes.json` has facts from vLLM's recipes, `data/documented_recipes.json` from vLLM's
-documentation, each with its source file. Pure, except that it reads its own data.
+`data/recipes.json` has facts from vLLM's recipes. `data/documented_recipes.json` has facts from
+vLLM's documentation. Each recipe has its source file. Pure, except that it reads its own data.
 """
 
 from __future__ import annotations
@@ -19,7 +19,9 @@ from gpufleet.formatting import join_names
 
 DATA = Path(__file__).parent / "data" / "recipes.json"
 DOCUMENTED = DATA.with_name("documented_recipes.json")
-"""Recipes of models that do not complete text. They take precedence over vLLM's recipes."""
+"""
+Recipes of models that do not complete text. They have priority over vLLM's recipes.
+"""
 
 
 class _Entry(BaseModel):
@@ -27,7 +29,7 @@ class _Entry(BaseModel):
 
 
 class Addition(_Entry):
-    """Arguments after `vllm serve MODEL`, and variables of the process."""
+    """Arguments after `vllm serve MODEL`, and environment variables of the process."""
 
     arguments: tuple[str, ...] = ()
     environment: dict[str, str] = Field(default_factory=dict)
@@ -49,20 +51,20 @@ class Recipe(Addition):
     since: str
     """The first release of vLLM that serves it."""
     source: str
-    """The source file, relative to its origin in `recipe_origins()`."""
+    """Path of the source file, relative to its origin in `recipe_origins()`."""
     verified_on: tuple[str, ...] = ()
-    """GPUs, by the catalogue's names."""
+    """GPUs on which the recipe was verified, by their names in the catalogue."""
     kind: str | None = None
-    """The value for `serving.<model>.kind`; None if the model's files determine it."""
+    """The value for `serving.<model>.kind`, or None if the model's files show the kind."""
     extra: str | None = None
-    """vLLM's extra with required packages, for example `audio`; None if not needed."""
+    """vLLM's extra with the required packages, for example `audio`. None if no extra is needed."""
     installs_more: bool = False
     """Whether the recipe needs packages that no release of vLLM installs."""
     features: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     optional: dict[str, tuple[str, ...]] = Field(default_factory=dict)
     """Features that are off by default."""
     on: dict[str, Addition] = Field(default_factory=dict)
-    """Additions for a GPU or a generation: `nvidia`, `hopper`, `blackwell`."""
+    """Additions for a GPU or a generation, for example `nvidia`, `hopper` or `blackwell`."""
     variants: tuple[Variant, ...]
 
 
@@ -78,7 +80,7 @@ def _tables() -> tuple[_Table, ...]:
 
 
 def recipe_origins() -> tuple[str, ...]:
-    """Return the recipes' origins, with their date or release."""
+    """Return the origins of the recipes, each with its date or release."""
     return tuple(each.about for each in _tables())
 
 
@@ -88,14 +90,14 @@ def source_project(recipe: Recipe) -> str:
 
 
 def all_recipes() -> tuple[Recipe, ...]:
-    """Return all recipes, by the names of their models."""
+    """Return all recipes, sorted by the names of their models."""
     found = {recipe.model: recipe for table in _tables() for recipe in table.recipes}
     return tuple(sorted(found.values(), key=lambda one: one.model.lower()))
 
 
 def find(model: str) -> Recipe:
     """
-    Return the recipe of a model; `model` may be the name of any variant, in any case.
+    Return the recipe of a model. `model` may be the name of any variant, in any case.
 
     Raises `FleetError` with similar names if there is no recipe.
     """
@@ -121,10 +123,10 @@ def addition(
     features: tuple[str, ...] = (),
 ) -> Addition:
     """
-    Return a variant's arguments and variables for a GPU, with optional features by name.
+    Return the arguments and variables of a variant for a GPU, with the given optional features.
 
-    More specific entries come later and take precedence. Without a GPU, the result has the
-    arguments for all NVIDIA GPUs. Raises `FleetError` for an unknown feature.
+    More specific entries come later and have priority. If no GPU is given, the result has the
+    arguments for all NVIDIA GPUs. Raises `FleetError` if a feature is unknown.
     """
     if unknown := [name for name in features if name not in recipe.optional]:
         known = join_names(recipe.optional) or "none"
@@ -151,5 +153,5 @@ def _generation(capability: tuple[int, int]) -> str | None:
 
 
 def as_json(recipe: Recipe) -> dict[str, Any]:
-    """Return a recipe's facts as plain values."""
+    """Return the facts of a recipe as plain values for JSON."""
     return recipe.model_dump(mode="json")

@@ -1,9 +1,9 @@
 """
-Recorded probes of healthy hardware, by the names for `--as`.
+Return recorded probes of healthy hardware, by the names that `--as` accepts.
 
-`data/nodes/*.json` are probe documents from the lab's machines. The machines' profiles
+`data/nodes/*.json` are probe documents from the lab's machines. The profiles of these machines
 (`lab/profiles/*.conf`) state which hardware facts are documented and which are assumed. `python -m
-tests.support.record_node` rewrites the files.
+tests.support.record_node` writes the files again.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ def names() -> tuple[str, ...]:
 
 def document(name: str) -> dict[str, Any]:
     """
-    Return the probe document of one type of node; the caller may change it.
+    Return the probe document of one type of node. The caller may change the document.
 
-    Raises `FleetError` for an unknown name, with the known ones.
+    Raises `FleetError` with the known names if the name is unknown.
     """
     if name not in names():
         raise FleetError(

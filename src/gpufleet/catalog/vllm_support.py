@@ -1,9 +1,9 @@
 """
-Architectures and quantizations that each vLLM release serves, and on which GPUs. Pure.
+Return which architectures and quantizations each vLLM release serves, and on which GPUs. Pure.
 
-Contract: tests/data/release_limits.py reads `data/vllm_support.json` from the sources of the
-releases that the file names. For a release between two known ones, a fact is known if both agree,
-and unknown if they differ. A newer release is treated as the newest known one.
+tests/data/release_limits.py makes `data/vllm_support.json` from the sources of the releases in this
+file. For a release between two known releases, a fact is known if both agree on it, and unknown if
+they differ. A release that is newer than all known releases is treated as the newest known one.
 """
 
 from __future__ import annotations
@@ -23,10 +23,12 @@ Version: TypeAlias = tuple[int, ...]
 
 @dataclass(frozen=True)
 class QuantizationNeeds:
-    """Requirements of a release for a quantization method."""
+    """What a release requires for a quantization method."""
 
     capability: int
-    """The minimum compute capability, 80 for 8.0 (`get_min_capability` of the method's class)."""
+    """
+    The minimum compute capability. 80 means 8.0 (`get_min_capability` of the method's class).
+    """
     dtypes: tuple[str, ...]
     """The model dtypes that the method supports (`get_supported_act_dtypes`)."""
 
@@ -37,32 +39,41 @@ def releases() -> tuple[Version, ...]:
 
 
 def supports_architecture(architecture: str, vllm: Version) -> bool | None:
-    """Return whether a release serves an architecture, or None if unknown."""
+    """Return whether a release serves an architecture, or None if this is unknown."""
     return _held(_spans(architecture, "served"), vllm)
 
 
 def supports_pipeline(architecture: str, vllm: Version) -> bool | None:
     """
-    Return whether the architecture's class supports pipeline stages (`SupportsPP`); None if
-    unknown.
+    Return whether the architecture's class supports pipeline stages (`SupportsPP`).
+
+    If this is unknown, return None.
     """
     return _held(_spans(architecture, "pipeline"), vllm)
 
 
 def supports_lora(architecture: str, vllm: Version) -> bool | None:
     """
-    Return whether the architecture's class supports LoRA (`SupportsLoRA`), or None if unknown.
+    Return whether the architecture's class supports LoRA (`SupportsLoRA`).
+
+    If this is unknown, return None.
     """
     return _held(_spans(architecture, "lora"), vllm)
 
 
 def limits_by_experts(architecture: str, vllm: Version) -> bool | None:
-    """Return whether the class refuses more tensor-parallel ranks than experts; None if unknown."""
+    """
+    Return whether the architecture's class refuses more tensor-parallel ranks than experts.
+
+    If this is unknown, return None.
+    """
     return _held(_spans(architecture, "expert_limit"), vllm)
 
 
 def refuses_float16(architecture: str, vllm: Version) -> bool | None:
-    """Return whether a release refuses float16 for an architecture's models; None if unknown."""
+    """
+    Return whether a release refuses float16 for models of an architecture, or None if unknown.
+    """
     return _held(_spans(architecture, "no_float16"), vllm)
 
 
@@ -76,12 +87,14 @@ def nearest_serving(architecture: str, vllm: Version) -> Version | None:
 
 
 def is_known_method(method: str) -> bool:
-    """Return whether any known release has the quantization method."""
+    """Return whether at least one known release has the quantization method."""
     return method in _document()["quantization"]
 
 
 def quantization_needs(method: str, vllm: Version) -> QuantizationNeeds | None:
-    """Return a release's requirements for a quantization method; None if it lacks the method."""
+    """
+    Return what a release requires for a quantization method, or None if it lacks the method.
+    """
     found = None
     for row in _document()["quantization"].get(method, ()):
         if _version(row["since"]) <= vllm:
@@ -108,7 +121,8 @@ def _held(spans: Sequence[tuple[Version, Version | None]] | None, vllm: Version)
     """
     Return whether a release is in one of the spans.
 
-    None if there are no spans, or if the nearest known releases before and after it differ.
+    The result is None if there are no spans, or if the nearest known releases before and after the
+    release differ.
     """
     if spans is None:
         return None
