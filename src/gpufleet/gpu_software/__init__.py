@@ -1,1 +1,1 @@
-"""Driver, CUDA, DCGM and fabric manager: versions, packages and activation."""
+"""Versions, packages and activation of the driver, CUDA, DCGM and the fabric manager."""

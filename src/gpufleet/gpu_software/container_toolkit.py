@@ -1,9 +1,9 @@
 """Define NVIDIA's container toolkit: its packages, and the links that keep containers' GPUs. Pure.
 
-A container engine with systemd cgroups grants a container's devices without systemd's knowledge,
-unless they have links in /dev/char. When systemd reloads its units (`systemctl daemon-reload`, part
-of any deploy) it restores its own device list: containers without those links lose their GPUs, and
-NVML says "Unknown Error" in them.
+A container engine with systemd cgroups gives devices to a container. systemd does not know these
+devices unless they have links in /dev/char. Each deploy makes systemd reload its units
+(`systemctl daemon-reload`), and then systemd restores its own list of devices. So containers whose
+devices have no links lose their GPUs, and NVML reports "Unknown Error" in them.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from gpufleet.settings.gpu_settings import ContainerToolkit
 SOURCE = "nvidia-container-toolkit"
 KEYS = node_paths.KEYS
 RULE = "/etc/udev/rules.d/71-gpufleet-nvidia-dev-char.rules"
-# All four must have one version; apt does not change packages that are not named.
+# All four packages must have the same version, and apt does not change packages that are not in its
+# command.
 PACKAGES = (
     "nvidia-container-toolkit",
     "nvidia-container-toolkit-base",
@@ -38,9 +39,11 @@ RUN+="/usr/bin/nvidia-ctk system create-dev-char-symlinks --create-all"
 
 
 def desired_toolkit(setting: ContainerToolkit, key: bytes) -> DesiredState:
-    """Return the held packages and the repository that the public key `key` signs."""
+    """
+    Return the packages, which are held, and their repository, which is signed by `key`.
+    """
     armoured = key.lstrip().startswith(b"-----BEGIN PGP PUBLIC KEY BLOCK-----")
-    # apt distinguishes the two forms of a key by the file's name (sources.list(5), Signed-By).
+    # apt distinguishes armoured and binary keys by the file's name (sources.list(5), Signed-By).
     path = f"{KEYS}/{SOURCE}.{'asc' if armoured else 'gpg'}"
     return DesiredState(
         File(path, key),

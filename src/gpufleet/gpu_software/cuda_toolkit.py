@@ -8,20 +8,21 @@ from gpufleet.converge.desired import Package
 from gpufleet.settings.cuda_settings import Cuda
 from gpufleet.settings.node_settings import NodeSettings
 
-# Packages for compiling kernels at run time: headers of CUDA and of the libraries that FlashInfer
-# and torch's extensions include. nvcc depends on the compiler's other parts in its own version.
+# Packages for compiling kernels at run time: the headers of CUDA and of libraries that FlashInfer
+# and torch's extensions include. The package of nvcc depends on the other parts of the compiler in
+# the same version.
 JIT = ("cuda-cudart-dev", "cuda-cccl", "libcublas-dev", "libcurand-dev")
 
 Profile = Literal["none", "jit", "full"]
 
 
 def toolkit_profile(settings: NodeSettings) -> Profile:
-    """Return the toolkit profile of a node's lock, or "full" without a lock."""
+    """Return the profile of the toolkit in a node's lock, or "full" if the node has no lock."""
     return settings.gpu_lock.toolkit.profile if settings.gpu_lock else "full"
 
 
 def toolkit_packages(wanted: Cuda, profile: Profile = "full") -> tuple[Package, ...]:
-    """Return the toolkit's packages with exact versions, held against other upgrades."""
+    """Return the toolkit's packages with exact versions. They are held against other upgrades."""
     branch = wanted.toolkit
     if branch is None or profile == "none":
         return ()

@@ -1,9 +1,10 @@
 """Decide whether the driver on a node's disk is active, and how to activate it. Pure.
 
-Three versions must match: the loaded kernel module, the module on disk for the running kernel, and
-the libraries. NVML requires this (its error 18), and the fabric manager accepts only its own
-version. Package changes affect the last two at once; the first one changes by a reload or a reboot.
-This module chooses between reload and reboot, and finds the blocking processes.
+Three versions must match: the version of the loaded kernel module, of the module on disk for the
+running kernel, and of the libraries. NVML requires this (its error 18), and the fabric manager
+accepts only its own version. A change of packages changes the module on disk and the libraries at
+once. The loaded module changes only by a reload or a reboot. This module chooses between reload and
+reboot, and finds the processes that prevent a reload.
 docs/gpu-nodes/driver-activation.md has the table.
 """
 
@@ -21,16 +22,19 @@ STOP_ORDER = (
     "nvidia-fabricmanager.service",
     "nvidia-persistenced.service",
 )
-"""The driver's services, without stages, in the order of stopping; they start in reverse order."""
+"""
+The driver's services, without stages, in the order of stopping. They start in reverse order.
+"""
 UNLOAD_ORDER = ("nvidia_peermem", "nvidia_uvm", "nvidia_drm", "nvidia_modeset", "nvidia")
 """
-Modules in the order of unloading, each before its dependencies (modinfo's `depends`).
-
-They load in reverse order.
+Modules in the order of unloading. Each is before the modules that it depends on (`depends` in
+modinfo). They are loaded in reverse order.
 """
 ALWAYS_LOADED = ("nvidia", "nvidia_uvm")
-"""Modules that must be loaded; CUDA loads nvidia_uvm by a setuid program that units forbid."""
-NAMED = 4  # how many holders a message names; the rest is counted
+"""
+Modules that must be loaded. CUDA would load nvidia_uvm with a setuid program, which units forbid.
+"""
+NAMED = 4  # the most holders that a message lists; it only counts the others
 
 
 @dataclass(frozen=True)
@@ -39,10 +43,10 @@ class Holder:
     A process that prevents unloading the driver.
 
     Attributes:
-        pid: on the node.
-        name: of its program.
-        unit: its systemd unit; "": none.
-        devices: its open devices, e.g. /dev/nvidia0.
+        pid: the process id on the node.
+        name: the name of the process' program.
+        unit: the process' systemd unit; "" if it has none.
+        devices: the devices that the process has open, for example /dev/nvidia0.
     """
 
     pid: int
@@ -58,7 +62,11 @@ class Holder:
 
 @dataclass(frozen=True)
 class Active:
-    """Module, libraries and disk have `version`; `remarks` has changes by the next reboot."""
+    """
+    The loaded module, the libraries and the module on disk have `version`.
+
+    `remarks` lists what the next reboot will change.
+    """
 
     version: str
     remarks: tuple[str, ...] = ()
@@ -67,14 +75,15 @@ class Active:
 @dataclass(frozen=True)
 class NeedsReload:
     """
-    Only units that gpufleet stops hold the driver, so it is reloaded without a reboot.
+    Only units that gpufleet can stop use the driver, so the driver is reloaded without a reboot.
 
     Attributes:
         reason: which versions differ.
         version: the version after the reload.
-        stop: active units in stop order.
-        unload, load: modules, each in its order.
-        start: units in start order, without stages, which wait for the node's check.
+        stop: the active units, in the order of stopping.
+        unload, load: the modules, in the order of unloading and of loading.
+        start: the units to start, in order. Stages are not among them, because they wait for the
+            node's check.
     """
 
     reason: str
@@ -95,7 +104,7 @@ class NeedsReboot:
 
 @dataclass(frozen=True)
 class InUse:
-    """Another program uses the driver; only the operator may stop it."""
+    """Another program uses the driver, and only the operator may stop this program."""
 
     reason: str
     by: tuple[Holder, ...]
@@ -113,7 +122,7 @@ class InUse:
 
 @dataclass(frozen=True)
 class Blocked:
-    """Neither a reload nor a reboot would help, because packages must change first."""
+    """Neither a reload nor a reboot would help, because packages must be changed first."""
 
     reasons: tuple[str, ...]
 
@@ -134,11 +143,11 @@ def driver_state(
     """
     Return the driver's state on a node.
 
-    `document` is a probe's, or that of `on_node/gpu_software/driver_reload.py`, which adds the
-    processes that hold the driver (`holders`), active units (`active`) and loaded modules
-    (`loaded`). `wanted` is the lock's driver, an exact version or a branch ("580"); None means the
-    version on disk. `flavour` is the lock's `modules`, "open" or "proprietary"; None accepts
-    either. Both flavours have the same versions.
+    `document` is the document of a probe or of `on_node/gpu_software/driver_reload.py`. The latter
+    also has the processes that use the driver (`holders`), the active units (`active`) and the
+    loaded modules (`loaded`). `wanted` is the driver in the lock, an exact version or a branch
+    ("580"). None means the version on disk. `flavour` is `modules` in the lock, "open" or
+    "proprietary". None accepts both. Both flavours have the same versions.
     """
     driver = document["driver"]
     asked = {"the loaded module": "module", "the module on disk": "disk"}
@@ -172,7 +181,7 @@ def driver_state(
 
 def matches_lock(version: str, wanted: str | None) -> bool:
     """
-    Return whether an installed version matches a lock's.
+    Return whether an installed version matches the version in a lock.
 
     >>> [matches_lock("580.95.05", each) for each in ("580", "580.9", None)]
     [True, False, True]
@@ -181,7 +190,7 @@ def matches_lock(version: str, wanted: str | None) -> bool:
 
 
 def services_first_to_stop(active: tuple[str, ...]) -> tuple[str, ...]:
-    """Return units in the order of stopping: stages, then the driver's own services."""
+    """Return units in the order of stopping: first stages, then the driver's own services."""
     stages = tuple(unit for unit in active if unit not in STOP_ORDER)
     return (*sorted(stages), *(unit for unit in STOP_ORDER if unit in active))
 
@@ -189,7 +198,11 @@ def services_first_to_stop(active: tuple[str, ...]) -> tuple[str, ...]:
 def _without_module(
     document: Mapping[str, Any], loaded: str | None, wanted: str | None
 ) -> DriverState:
-    """Return the state if the running kernel has no module on disk; another kernel may have one."""
+    """
+    Return the state of a node whose running kernel has no module on disk.
+
+    A different kernel may have one.
+    """
     running = _known(document.get("kernel"), "the running kernel")
     if (
         loaded is not None
@@ -220,7 +233,7 @@ def _without_module(
 
 
 def _unfit(driver: Mapping[str, Any], on_disk: str, wanted: str | None) -> Iterator[str]:
-    """Yield the package problems to correct before any module is loaded."""
+    """Yield the problems of packages that must be corrected before a module is loaded."""
     if not matches_lock(on_disk, wanted):
         yield (
             f"the module on disk is {on_disk}, but gpu_lock.driver is {wanted}, and the packages "
@@ -268,7 +281,7 @@ def _to_be_loaded(
 
 
 def _remarks(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield remarks on changes at the next boot, which are no reason to reboot."""
+    """Yield remarks about changes at the next boot. They are not a reason to reboot."""
     boots = next((each for each in _kernels(document) if each["newest"]), None)
     if boots and not boots["running"]:
         kernel, module = boots["kernel"], boots["nvidia"]
@@ -294,7 +307,9 @@ def _holders(document: Mapping[str, Any]) -> tuple[Holder, ...]:
 
 def _library(driver: Mapping[str, Any]) -> str | None:
     """
-    Return the libraries' version from the file's name or NVML's own ("13.580.95.05"), or None.
+    Return the libraries' version, or None.
+
+    It is read from the file's name or from the version that NVML returns ("13.580.95.05").
     """
     file = driver.get("library")
     version = None if _missing(file) else (file or {}).get("version")
@@ -306,7 +321,7 @@ def _library(driver: Mapping[str, Any]) -> str | None:
 
 
 def _flavour(driver: Mapping[str, Any]) -> str | None:
-    """Return the loaded modules' flavour from the kernel's file, or None if not stated."""
+    """Return the flavour of the loaded modules, or None if the kernel's file does not state it."""
     told = driver.get("proc")
     if not isinstance(told, str):
         return None
@@ -326,7 +341,7 @@ def _known(value: Any, otherwise: Any) -> Any:
     return otherwise if value is None or _missing(value) else value
 
 
-# Decisions
+# The decision
 
 Policy: TypeAlias = Literal["never", "when_needed", "ask"]
 Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]
@@ -334,7 +349,7 @@ Way: TypeAlias = Literal["nothing", "reload", "reboot", "ask", "fail"]
 
 @dataclass(frozen=True)
 class Decision:
-    """The action on a node, with the sentence that explains it."""
+    """What is done on a node, with a sentence that explains it."""
 
     way: Way
     said: str
@@ -342,7 +357,9 @@ class Decision:
 
 def decide(state: DriverState, policy: Policy, *, terminal: bool) -> Decision:
     """
-    Return the decision for a state and `gpu.reboot`; `terminal` is whether a prompt is possible.
+    Return the decision for a state and `gpu.reboot`.
+
+    `terminal` is true if the operator can be asked.
     """
     match state:
         case Active():

@@ -14,7 +14,7 @@ LOADED_AT_BOOT = "/etc/modules-load.d/gpufleet-nvidia.conf"
 
 UNATTENDED = "/etc/apt/apt.conf.d/52gpufleet-unattended-upgrades"
 
-# The MODPROBE with which every initramfs was built; nouveau is loaded from an initramfs.
+# The modprobe settings with which every initramfs was built. nouveau is loaded from an initramfs.
 INITRAMFS = node_paths.INITRAMFS
 
 
@@ -25,7 +25,7 @@ def desired_driver(node: BareNode) -> DesiredState:
 
 
 def driver_files(node: BareNode) -> tuple[Value, ...]:
-    """Return the configuration files of the driver's modules and of unattended upgrades."""
+    """Return the configuration files for the driver's modules and for unattended upgrades."""
     modprobe = (
         "# Written by gpufleet: gpu.module_options in group_vars.\n"
         "# The kernel's own driver; NVIDIA's cannot have a GPU beside it.\n"
@@ -37,12 +37,12 @@ def driver_files(node: BareNode) -> tuple[Value, ...]:
     if options:
         words = " ".join(f"{name}={value}" for name, value in sorted(options.items()))
         modprobe += f"options nvidia {words}\n"
-    # nvidia-uvm: CUDA loads it with a setuid program, which gpufleet's units forbid.
+    # CUDA would load nvidia-uvm with a setuid program, which gpufleet's units forbid.
     loaded = "# Written by gpufleet.\nnvidia\nnvidia-uvm\n"
     return (
         File(MODPROBE, modprobe.encode()),
         File(LOADED_AT_BOOT, loaded.encode()),
-        # dnf-automatic heeds the version locks that hold the packages.
+        # dnf-automatic obeys the version locks that hold the packages.
         Absent(UNATTENDED)
         if node.system.is_red_hat
         else File(UNATTENDED, unattended_upgrades_file(node).encode()),
@@ -51,9 +51,9 @@ def driver_files(node: BareNode) -> tuple[Value, ...]:
 
 def unattended_upgrades_file(node: BareNode) -> str:
     """
-    Return unattended-upgrades' blacklist, in addition to apt's holds.
+    Return the blacklist of unattended-upgrades. It is needed in addition to apt's holds.
 
-    A manual upgrade removes a hold but not this file.
+    An upgrade by hand may remove a hold, but it does not remove this file.
     """
     patterns = ["nvidia-", "libnv", "libcuda1", "nvlsm", "datacenter-gpu-manager", "cuda-"]
     if node.lock.kernel == "held":

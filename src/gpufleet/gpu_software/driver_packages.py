@@ -1,9 +1,9 @@
 """Choose the packages of a node's driver by its system, its lock and the machine. Pure.
 
-The packages are compute-only, without display server and OpenGL. `gpu_software/package_names.py`
-has their names. All packages with the driver's version are declared by name and held, so that the
-resolver never chooses. Their dependencies follow in lockstep. Remains of another branch, flavour or
-packaging are removed in the same transaction.
+The packages are only for computing, without display server and OpenGL. Their names are in
+`gpu_software/package_names.py`. All packages that have the driver's version are declared by name
+and held, so that the package manager's resolver has no choice. Their dependencies get the same
+version. Packages of a different branch, flavour or packaging are removed in the same transaction.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from gpufleet.gpu_software.repository import vendor_repository
 from gpufleet.node.machine import Machine, System
 from gpufleet.settings.gpu_lock import GpuLock
 
-# DCGM's package for CUDA 13 has no kernels for these (NVIDIA/DCGM, issue 254).
+# GPU generations for which DCGM's package for CUDA 13 has no kernels (NVIDIA/DCGM, issue 254).
 _WITHOUT_CUDA_13 = frozenset({"maxwell", "pascal", "volta"})
 
 
 @dataclass(frozen=True)
 class DriverPackages:
-    """The packages of the driver, as `wanted` values, with a sentence for each decision."""
+    """The packages of the driver as desired values, and a sentence for each decision (`why`)."""
 
     wanted: tuple[Value, ...]
     why: tuple[str, ...]
@@ -36,8 +36,7 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
     """
     Return the packages of the locked driver, and the packages that conflict with it.
 
-    Raises `FleetError` for a system that is not in the table of
-    docs/gpu-nodes/supported-systems.md.
+    Raises `FleetError` if the system is not in the table of docs/gpu-nodes/supported-systems.md.
     """
     found = package_names(system, lock)
     version = f"{lock.exact}-*" if lock.exact else f"{lock.branch}.*"
@@ -56,11 +55,13 @@ def driver_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPa
 
 
 def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[str, str]]:
-    """Yield the packages of the machine's fabric in the driver's version, with reasons."""
+    """
+    Yield the packages of the machine's fabric that must have the driver's version, with reasons.
+    """
     if machine.nvswitch:
         yield fabric_name("nvidia-fabricmanager", system, lock), "the node has NVSwitches"
         yield fabric_name("libnvidia-nscq", system, lock), "DCGM needs it for NVSwitches"
-    if machine.nvlink5 and system.arch == "x86_64":  # there is none for Arm
+    if machine.nvlink5 and system.arch == "x86_64":  # NVIDIA has no libnvsdm for Arm
         yield "libnvsdm", "DCGM needs it for NVLink 5 switches"
     if machine.imex:
         reason = "the node's GPUs share memory with other nodes of the rack"
@@ -68,7 +69,11 @@ def _fabric(system: System, lock: GpuLock, machine: Machine) -> Iterator[tuple[s
 
 
 def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Package]:
-    """Yield the build dependencies of modules and, if kernels are held, the installed kernels."""
+    """
+    Yield the packages that are needed to build modules.
+
+    If kernels are held, also yield the packages of the installed kernels.
+    """
     held = {name: Package(name, hold=True) for name in machine.kernel_packages}
     if lock.kernel == "follow":
         held = {}
@@ -80,13 +85,13 @@ def _kernels(system: System, lock: GpuLock, machine: Machine) -> Iterator[Packag
 
 def kernel_headers(system: System, machine: Machine) -> tuple[str, ...]:
     """
-    Return the header packages with which DKMS builds, one for each installed kernel.
+    Return the packages of headers that DKMS needs, one for each installed kernel.
 
-    On Debian and Ubuntu the headers' metapackage of a flavour is added if its kernel metapackage is
-    installed, because without it a kernel from an upgrade gets no module.
+    On Debian and Ubuntu, if the metapackage of a kernel's flavour is installed, the metapackage of
+    its headers is added. Otherwise, a kernel that an upgrade installs would get no module.
     """
     if system.is_red_hat:
-        # Several versions of one package are installed side by side, named with their version.
+        # Several versions of one package may be installed, so its version is part of the name.
         releases = (kernel.release.removesuffix(f".{system.arch}") for kernel in machine.kernels)
         return tuple(f"kernel-devel-{release}" for release in releases)
     flavours = (re.fullmatch(r"linux-image-(?!unsigned-)([a-z].*)", name)
@@ -119,9 +124,10 @@ def _reasons(
 
 def dcgm_packages(system: System, lock: GpuLock, machine: Machine) -> DriverPackages:
     """
-    Return DCGM's packages, all of one version, or none if the lock has no DCGM.
+    Return DCGM's packages, which all have the same version. If the lock has no DCGM, return none.
 
-    Raises `FleetError` if NVIDIA publishes none, or the driver's CUDA is unknown.
+    Raises `FleetError` if NVIDIA publishes no DCGM for the system, or if the driver's CUDA version
+    is unknown.
     """
     if lock.dcgm is None:
         return DriverPackages((), ("no DCGM: gpu_lock.dcgm is not set",))

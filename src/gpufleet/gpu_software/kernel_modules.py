@@ -1,8 +1,8 @@
 """Check that every kernel has the locked driver's module on disk and would load it. Pure.
 
-The source is the document of `on_node/gpu_software/kernel_modules.py`. The files on disk are
-judged, never a package manager's exit status, because a maintainer script may succeed without
-having built a module.
+The source is the document of `on_node/gpu_software/kernel_modules.py`. Only the files on disk
+count. The exit status of a package manager does not, because a maintainer script may succeed
+although it has not built a module.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ SecureBoot = Literal["refuse", "enrolled"]
 
 
 def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
-    """Return why no module may be built for a node, or None if building is allowed."""
+    """Return why modules must not be built for a node, or None if they may be built."""
     if policy == "enrolled" or machine.secure_boot is False:
         return None
     state = "is on" if machine.secure_boot else "could not be read"
@@ -30,7 +30,9 @@ def build_refusal(machine: Machine, policy: SecureBoot) -> str | None:
 
 
 def kernels_without_module(document: Mapping[str, Any], driver: str) -> tuple[str, ...]:
-    """Return the kernels without a module of the driver, which is a version or a branch."""
+    """
+    Return the kernels that have no module of the driver. `driver` is a version or a branch.
+    """
     return tuple(
         row["kernel"]
         for row in _rows(document)
@@ -68,7 +70,10 @@ def _unbuilt(document: Mapping[str, Any], driver: str) -> Iterator[str]:
 
 
 def _unsigned(document: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the problems of unsigned or untrusted modules, which Secure Boot would not load."""
+    """
+    Yield a problem for modules that Secure Boot would refuse, because their signature is missing or
+    not trusted.
+    """
     if document["secure_boot"] is not True:
         return
     bare = [

@@ -1,7 +1,7 @@
 """Define the kernel settings of a GPU node, and the unit that makes its device files. Pure.
 
-Each setting must agree in the running kernel and in the file that sets it at boot. An operator's
-file that is read after gpufleet's takes precedence at boot, and is reported.
+Each setting must have the same value in the running kernel and in the file that sets it at boot. If
+an operator's file is read after gpufleet's file, it has priority at boot, and gpufleet reports it.
 
 Limits of processes are in each stage's unit, because systemd services do not read limits.conf. Each
 stage has its own `/dev/shm` (`templates/vllm/vllm.service.j2`).
@@ -24,8 +24,8 @@ from gpufleet.converge.desired import (
 )
 from gpufleet.settings.gpu_settings import Gpu
 
-# sysctl.d(5): files are read in the order of their names. 99: after the distribution's files; only
-# files that an operator added on purpose come later.
+# Files are read in the order of their names (sysctl.d(5)). With 99, this file is read after the
+# distribution's files. Only files that an operator added on purpose are read later.
 SYSCTL = "/etc/sysctl.d/99-gpufleet.conf"
 DEVICES = "gpufleet-gpu-devices.service"
 # A drop-in for the prefix applies to every stage's unit (systemd.unit(5), "foo-.service.d/").
@@ -38,10 +38,10 @@ class KernelSetting:
     One sysctl.
 
     Attributes:
-        name: as in "vm.swappiness".
+        name: the name, for example "vm.swappiness".
         value: the required value.
-        why: for readers of the file on the node.
-        least: True: a larger value is also accepted, and kept.
+        why: the reason, for readers of the file on the node.
+        least: whether a larger value is accepted too, and stays.
     """
 
     name: str
@@ -70,8 +70,9 @@ ALWAYS = (
     ),
     KernelSetting(
         "vm.max_map_count",
-        # 16 times the kernel's default of 65530 (Documentation/admin-guide/sysctl/vm.rst), which
-        # processes that map hundreds of weight files and pinned buffers on 8 GPUs can reach.
+        # 16 times the kernel's default of 65530 (Documentation/admin-guide/sysctl/vm.rst). A
+        # process that maps hundreds of weight files, and pinned buffers for 8 GPUs, can reach the
+        # default.
         1_048_576,
         "Mappings of one process: weights, and memory that is pinned for 8 GPUs.",
         least=True,
@@ -92,7 +93,7 @@ ALWAYS = (
 
 
 def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
-    """Return the desired kernel settings, or none without tuning."""
+    """Return the desired kernel settings. Without tuning, there are none."""
     if not gpu.tuning:
         return ()
     if gpu.huge_pages is None:
@@ -106,10 +107,10 @@ def kernel_settings(gpu: Gpu) -> tuple[KernelSetting, ...]:
 
 def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
     """
-    Return the files and the unit of a node, by its number of GPUs.
+    Return the files and the unit of a node with this number of GPUs.
 
-    Without tuning, the files of an earlier run are removed, and the kernel keeps its values until
-    the next boot.
+    Without tuning, the files of an earlier run are removed, and the running kernel keeps its values
+    until the next boot.
     """
     if not gpu.tuning:
         return DesiredState(Absent(SYSCTL), Absent(STAGES), UnitGone(DEVICES))
@@ -118,7 +119,7 @@ def desired_tuning(gpu: Gpu, gpus: int) -> DesiredState:
         values += [
             File(f"{UNIT_DIRECTORY}/{DEVICES}", devices_unit(gpus).encode()),
             File(STAGES, _STAGES.encode()),
-            # A oneshot unit does not keep running: stages start it, and so does each boot.
+            # A oneshot unit does not stay active. Stages start it, and each boot starts it.
             Unit(DEVICES, running=None),
         ]
     return DesiredState(*values)
@@ -128,7 +129,7 @@ def sysctl_file(settings: Iterable[KernelSetting]) -> str:
     """Return the file that sets the kernel at boot."""
     lines = ["# Written by gpufleet; the next deploy overwrites what is changed here."]
     for each in settings:
-        # "-": a kernel without the setting is no error (sysctl.d(5)).
+        # With "-", it is not an error if the kernel does not have the setting (sysctl.d(5)).
         lines += [f"# {each.why}", f"-{each}"]
     return "\n".join(lines) + "\n"
 
@@ -137,9 +138,9 @@ def devices_unit(gpus: int) -> str:
     """
     Return the unit that creates the device files of a number of GPUs.
 
-    For an unprivileged program CUDA calls the setuid nvidia-modprobe, which a stage's
-    NoNewPrivileges= forbids. The stage would find no GPU after a boot unless a privileged program
-    ran first.
+    If a program is unprivileged, CUDA calls the setuid program nvidia-modprobe, which
+    NoNewPrivileges= of a stage forbids. So after a boot, a stage would find no GPU unless a
+    privileged program had used the GPUs before.
     """
     files = " ".join(f"-c {number}" for number in range(gpus))
     return f"""\
@@ -200,7 +201,7 @@ def problems(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tupl
 
 
 def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return foreign files that undo a setting at the next boot, as sentences."""
+    """Return a sentence for each file of others that changes a setting again at the next boot."""
     return tuple(
         f"{found['later']['file']} has {each.name} = {found['later']['value']}, but {SYSCTL} has "
         f"{each.value}. At boot, {found['later']['file']} is read last and therefore applies: "
@@ -213,7 +214,7 @@ def remarks(settings: Iterable[KernelSetting], seen: Mapping[str, Any]) -> tuple
 def _readable(
     settings: Iterable[KernelSetting], seen: Mapping[str, Any]
 ) -> Iterator[tuple[KernelSetting, Mapping[str, Any]]]:
-    """Yield the settings that the node's kernel has, with the node's answer for each."""
+    """Yield each setting that the node's kernel has, with the node's answer for it."""
     for each in settings:
         found = seen["settings"][each.name]
         if "value" in found:

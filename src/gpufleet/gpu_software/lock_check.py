@@ -1,7 +1,7 @@
 """Check every node's lock against its release, the date, and the node's hardware.
 
-Border: reads the vLLM locks that settings name. `gpu_software/lock_rules.py` finds the problems of
-a lock, and this module adds their key and file.
+Border: the module reads the vLLM locks whose paths are in the settings.
+`gpu_software/lock_rules.py` finds the problems of a lock, and this module adds their key and file.
 """
 
 from __future__ import annotations
@@ -27,15 +27,19 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class LockProblems:
-    """Problems that stop a run, and remarks, as sentences with file and line."""
+    """The problems that stop a run, and remarks. Both are sentences with file and line."""
 
     problems: tuple[str, ...]
     remarks: tuple[str, ...]
 
 
 def check_locks(nodes: Mapping[str, NodeVars], today: dt.date) -> LockProblems:
-    """Check the locks of all nodes; problems inherited from one place are reported once."""
-    wheels = cache(_wheels)  # one release for many nodes
+    """
+    Check the locks of all nodes.
+
+    If several nodes inherit a problem from one place, the problem is reported once.
+    """
+    wheels = cache(_wheels)  # many nodes have the same release
     said: dict[str, bool] = {}
     for node in nodes.values():
         for each in _objections(node.settings, today, wheels):
@@ -50,12 +54,12 @@ def check_node_lock(
     node: NodeVars, system: System, machine: Machine, python: str | None = None
 ) -> LockProblems:
     """
-    Check one node's lock against its hardware and system, once known.
+    Check one node's lock against the node's hardware and system, when these are known.
 
     `python` is the version of the node's own interpreter, or None if unknown.
 
-    This does not repeat `check_locks`. `read_provisioning`, which chooses packages, reports parts
-    that NVIDIA does not publish for the node's system.
+    The checks of `check_locks` are not repeated. Parts that NVIDIA does not publish for the node's
+    system are reported by `read_provisioning`, which chooses the packages.
     """
     lock = node.settings.gpu_lock
     if lock is None:
@@ -78,7 +82,11 @@ def check_node_lock(
 
 
 def _place(node: NodeVars, objection: Objection) -> str:
-    """Return the place of the key to change; for a default value, the place of the key above."""
+    """
+    Return the file and line of the key to change.
+
+    If the value is a default, return the place of the key above it.
+    """
     at = node.origins.get(str(objection.at[0]))
     return str(at.place_of(*objection.at[1:])) if at else ".".join(map(str, objection.at))
 
@@ -97,7 +105,7 @@ def _objections(
 
 
 def _wheels(path: str) -> Wheels | None:
-    """Return the requirements of a release's wheels, or None if its lock cannot be read."""
+    """Return what a release's wheels require, or None if the release's lock cannot be read."""
     try:
         return release.wheels(Path(path).read_bytes(), path)
     except OSError:

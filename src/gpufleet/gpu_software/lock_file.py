@@ -1,7 +1,7 @@
-"""`group_vars/<group>.lock.yml`: the file with a group's `gpu_lock` that `gpufleet lock` writes.
+"""Read and write `group_vars/<group>.lock.yml`, the file with the `gpu_lock` of a group.
 
-The file has only that key, so that a program can overwrite it without changing hand-written
-settings.
+`gpufleet lock` writes this file. It has only this key, so that a program can overwrite the file
+without changing settings that a person has written.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def lock_path(group_vars: Path, group: str) -> Path:
 
 def group_name(file: Path) -> str:
     """
-    Return the group or host whose variables a file has, from the file's name.
+    Return the group or host whose variables are in a file. The file's name shows it.
 
     >>> group_name(Path("gpu_h100.lock.yml")), group_name(Path("gpu_h100.yml"))
     ('gpu_h100', 'gpu_h100')
@@ -40,11 +40,11 @@ def overlay(
     written: Variables, directories: Iterable[Path], group: str, root: Path | None = None
 ) -> Variables:
     """
-    Return a group's variables, overridden by its lock from each `group_vars` directory.
+    Return a group's variables, with the group's lock from each `group_vars` directory added.
 
-    `written` has the group's variables from other files. Raises `FleetError` for a lock in both
-    places, one of which would have no effect, and for other keys in a lock's file, which the next
-    lock would delete.
+    `written` has the group's variables from other files. Raises `FleetError` if these also have a
+    lock, because one of the two would have no effect. Also raises `FleetError` if a lock's file has
+    other keys, because the next `gpufleet lock` would delete them.
     """
     problems = []
     locked: Variables = {}
@@ -75,8 +75,8 @@ def overlay(
     return variables.merge(written, locked)
 
 
-# Comments on the meaning of values, for readers of the file; the reason for a value, if known,
-# stands above it.
+# Comments that explain the keys to readers of the file. If the reason for a value is known, it is
+# above this comment.
 _MEANING = {
     "driver": "fabric manager, NSCQ, IMEX and the persistence daemon are of the same version",
     "modules": "flavour of the kernel modules",
@@ -91,9 +91,9 @@ _MEANING = {
 
 def lock_text(lock: GpuLock, source: str, why: Mapping[str, str]) -> str:
     """
-    Return the file's text; `source` is the versions' origin, `why` has reasons by key.
+    Return the text of the file. `source` says where the versions are from; `why` is {key: reason}.
 
-    Open values of a lock (null) are omitted, because `cuda`, `dcgm` and `vllm` then have them.
+    Values of the lock that are null are left out, because `cuda`, `dcgm` and `vllm` have them then.
     """
     lines = [
         f"# {source}",
@@ -121,7 +121,7 @@ def _lines(key: str, value: Any) -> Iterator[str]:
 
 def _branch(name: str) -> str:
     """
-    Return a branch's description from the table.
+    Return the description of a branch, from the table of branches.
 
     >>> _branch("580")
     'R580: long term support branch, until June 2028'

@@ -1,8 +1,8 @@
 """Build a lock from the versions in the probes of a group's nodes. Pure.
 
-A lock is only built from nodes that agree. A node with mixed versions, or one that differs from the
-others, is reported with the difference, and no lock is built. An unreadable value is reported as
-such, never as "none".
+A lock is built only if all nodes have the same versions. If a node has mixed versions or differs
+from the other nodes, the difference is reported and no lock is built. A value that cannot be read
+is reported as unreadable, never as "none".
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ def build_lock(
     documents: Mapping[str, Mapping[str, Any]], settings: Mapping[str, NodeSettings]
 ) -> GpuLock:
     """
-    Return the lock with the versions of all nodes.
+    Return the lock with the versions that all nodes have.
 
-    Raises `FleetError` with all obstacles, and every key in which nodes differ.
+    Otherwise, raises `FleetError` with all problems and with every key in which nodes differ.
     """
     problems: list[str] = []
     read: dict[str, dict[str, Any]] = {}
@@ -44,13 +44,13 @@ def build_lock(
     if problems:
         raise FleetError(*problems)
     values = next(iter(read.values()))
-    # Nodes without NVLink 5 switches neither have nor need nvlsm.
+    # Nodes without NVLink 5 switches do not have nvlsm and do not need it.
     values["nvlsm"] = next((each["nvlsm"] for each in read.values() if each["nvlsm"]), None)
     return GpuLock.model_validate(values)
 
 
 def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[str]:
-    """Yield why a node's versions cannot be read."""
+    """Yield the reasons why a node's versions cannot be read."""
     driver, system = document["driver"], document["system"]
     for what in ("packages", "units"):
         if value_or(system[what]) is None:
@@ -87,7 +87,7 @@ def _problems(document: Mapping[str, Any], settings: NodeSettings) -> Iterator[s
 
 
 def installed_versions(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, Any]:
-    """Return a node's lock as plain data in `GpuLock`'s form."""
+    """Return the versions on a node as plain data, in the form of `GpuLock`."""
     packages = document["system"]["packages"]
     return {
         "driver": document["driver"]["module"],
@@ -141,7 +141,7 @@ def _toolkits(packages: Mapping[str, Any], settings: NodeSettings) -> list[tuple
     """
     Return (profile, package without its branch, branch) of the toolkits that are installed.
 
-    Of several, only the declared one, if it is among them.
+    If there are several and one of them is declared, return only this one.
     """
     declared = settings.cuda and settings.cuda.toolkit
     for profile, name in _TOOLKITS:
@@ -183,9 +183,10 @@ def _persistence(document: Mapping[str, Any]) -> bool:
 
 def _vllm(document: Mapping[str, Any], settings: NodeSettings) -> dict[str, str] | None:
     """
-    Return the declared release, or None if there is none or its Python is unknown.
+    Return the declared release of vLLM.
 
-    The running release is not used, because the next deploy changes it.
+    The result is None if no release is declared, or if its Python is unknown. The running release
+    is not used, because the next deploy changes it.
     """
     vllm = settings.vllm
     if vllm is None:

@@ -1,7 +1,8 @@
-"""Refuse locks that cannot work, before any node is probed and again with each node's facts. Pure.
+"""Refuse locks that cannot work. Pure.
 
-A refused lock would leave a node without a driver, or vLLM without a suitable one. Remarks on locks
-that work have `refused` False.
+Locks are checked before any node is probed, and again with the facts of each node. With a lock that
+is refused, a node would have no driver, or no driver that is suitable for vLLM. For a remark on a
+lock that works, `refused` is False.
 """
 
 from __future__ import annotations
@@ -25,13 +26,13 @@ if TYPE_CHECKING:  # settings, which a release is made of, asks this module
     from gpufleet.artifacts.release import Wheels
 
 OWN_PYTHON = "/usr/bin/python3"
-"""The distribution's Python interpreter, in which the probe runs."""
+"""The distribution's Python interpreter. The probe runs in it."""
 
 _BEFORE_TURING = frozenset({"maxwell", "pascal", "volta"})
-# The first branch that runs each generation's boards (CUDA's release notes: the first release that
-# compiles for them, and the branch that was released with it).
+# {generation: the first branch that runs its boards}. From CUDA's release notes: the first release
+# that compiles for the boards, and the branch that was released with it.
 _FIRST_BRANCH = {"blackwell": 570}
-# B300 and GB300 (by their PCI device ids) came later, with CUDA 12.9.
+# B300 and GB300 (by their PCI device ids) need a later branch, because they came with CUDA 12.9.
 _BLACKWELL_ULTRA, _FIRST_OF_ULTRA = range(0x3180, 0x3200), 575
 
 
@@ -42,7 +43,11 @@ def objections(
     wheels: Wheels | None,
     today: dt.date,
 ) -> tuple[Objection, ...]:
-    """Return all objections to a lock on one node; `wheels` has its release's wheels, if any."""
+    """
+    Return all objections to the lock of one node.
+
+    `wheels` has the wheels of the node's release, or None if it has none.
+    """
     return (
         *lock_objections(lock),
         *(release_objections(lock, wheels) if wheels else ()),
@@ -59,12 +64,12 @@ def refusals(
     wheels: Wheels | None,
     today: dt.date,
 ) -> list[Objection]:
-    """Return the objections that stop a run."""
+    """Return only the objections that stop a run."""
     return [each for each in objections(lock, system, machine, wheels, today) if each.refused]
 
 
 def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
-    """Yield why vLLM's wheels do not run with the locked driver."""
+    """Yield the reasons why vLLM's wheels do not run with the locked driver."""
     if wheels.cuda is None:
         return
     major, minor = wheels.cuda
@@ -85,7 +90,7 @@ def release_objections(lock: GpuLock, wheels: Wheels) -> Iterator[Objection]:
 
 
 def calendar_objections(lock: GpuLock, today: dt.date) -> Iterator[Objection]:
-    """Yield notes about a branch's end of support; none of them stops a run."""
+    """Yield remarks about the end of a branch's support. They do not stop a run."""
     at = ("gpu_lock", "driver")
     known = branch(lock.branch)
     if known is None:
@@ -107,7 +112,7 @@ def system_objections(lock: GpuLock, system: System) -> Iterator[Objection]:
     """
     Yield the parts of a lock that NVIDIA does not publish for a system.
 
-    Raises `FleetError` for a system without NVIDIA packages.
+    Raises `FleetError` if NVIDIA has no packages for the system.
     """
     if lock.dcgm is None:
         return
@@ -129,8 +134,8 @@ def python_objections(lock: GpuLock, interpreter: str, python: str) -> Iterator[
     """
     Yield an objection if the node's Python differs from the locked one.
 
-    `interpreter` is `vllm.python`, and `python` the version of the node's own interpreter, for
-    example "3.12.3". The version of another interpreter is in its path, or unknown.
+    `interpreter` is `vllm.python`. `python` is the version of the node's own interpreter, for
+    example "3.12.3". The version of any other interpreter is in its path, or it is unknown.
     """
     own = ".".join(python.split(".")[:2])
     if lock.vllm and interpreter == OWN_PYTHON and own != lock.vllm.python:
@@ -205,7 +210,8 @@ def _ids(devices: Iterable[int]) -> str:
 
 def _supported(today: dt.date) -> str:
     """
-    Return the branches with security updates on a day, the longest supported first.
+    Return the branches that have security updates on a day. The branch with the longest support is
+    first.
 
     >>> _supported(dt.date(2026, 11, 22))
     'R580 (until June 2028) or R595 (until March 2027)'
@@ -217,7 +223,7 @@ def _supported(today: dt.date) -> str:
 
 def _reaches(lock: GpuLock, oldest: str) -> bool:
     """
-    Return whether the locked driver is at least `oldest`; a branch counts as its newest version.
+    Return whether the locked driver is `oldest` or newer. A branch counts as its newest version.
     """
     if lock.exact:
         return version_numbers(lock.exact) >= version_numbers(oldest)

@@ -1,9 +1,15 @@
-"""Define the driver's package names in NVIDIA's repositories, in a table per packaging. Pure.
+"""Define the names of the driver's packages in NVIDIA's repositories. Pure.
 
-There are four packagings: Debian's names; Ubuntu's with the branch in them (up to R580); Ubuntu's
-without the branch (from R590); Red Hat's. Sources: NVIDIA's driver installation guide, chapters on
-compute-only installations, version locking and "Ubuntu 590 and later packages"; package lists of
-machines that run 580, 590, 595 and 615.
+There is a table for each of the four packagings:
+
+- Debian
+- Ubuntu with the branch in the names (up to R580)
+- Ubuntu without the branch in the names (from R590 on)
+- Red Hat
+
+The sources are NVIDIA's driver installation guide (the chapters on compute-only installations, on
+version locking, and on "Ubuntu 590 and later packages") and lists of packages of machines that run
+580, 590, 595 and 615.
 """
 
 from __future__ import annotations
@@ -25,15 +31,15 @@ FABRIC_UNBRANCHED_SINCE = 580
 @dataclass(frozen=True)
 class PackageNames:
     """
-    One packaging's names for one lock.
+    The names of one packaging for one lock.
 
     Attributes:
-        packaging: in words, for a report.
-        parts: packages of the driver's version that every node gets.
+        packaging: a description of the packaging, for a report.
+        parts: the packages with the driver's version that every node gets.
         persistence: the package of the persistence daemon.
-        others: patterns of packages of another branch, flavour or packaging, which are removed.
+        others: patterns of packages of a different branch, flavour or packaging, which are removed.
         kept: patterns of packages that match `others` but may stay.
-        stream: of the dnf module nvidia-driver; None: there is no such module.
+        stream: the stream of the dnf module nvidia-driver; None if there is no such module.
     """
 
     packaging: str
@@ -45,7 +51,11 @@ class PackageNames:
 
 
 def package_names(system: System, lock: GpuLock) -> PackageNames:
-    """Return the package names for a system. Raises `FleetError` for an unsupported system."""
+    """
+    Return the names of the packages for a system.
+
+    Raises `FleetError` if the system is not supported.
+    """
     packaging = _PACKAGINGS.get((system.id, system.major))
     if packaging is None:
         known = ", ".join(f"{name} {version}" for name, version in _PACKAGINGS)
@@ -58,7 +68,7 @@ def package_names(system: System, lock: GpuLock) -> PackageNames:
 
 def fabric_name(name: str, system: System, lock: GpuLock) -> str:
     """
-    Return the package name of fabric manager, NSCQ or IMEX in a branch.
+    Return the name of the package of the fabric manager, NSCQ or IMEX in the branch of a lock.
 
     >>> lock = GpuLock(driver="570.124.06")
     >>> fabric_name("nvidia-imex", System("ubuntu", "24.04", "x86_64"), lock)
@@ -71,14 +81,17 @@ def fabric_name(name: str, system: System, lock: GpuLock) -> str:
     return f"{name}-{lock.branch}"
 
 
-# NVIDIA's packages that pin a version would contradict gpufleet's holds.
+# NVIDIA's packages that pin a version. They would conflict with gpufleet's holds.
 _PINS = "nvidia-driver-pinning-*"
-# Fabric parts of branches before 580 carry the branch; a later branch's have to replace them.
+# Before branch 580, the names of the fabric's packages have the branch. The packages of a later
+# branch must replace them.
 _BRANCHED_FABRIC = ("nvidia-fabricmanager-???", "libnvidia-nscq-???", "nvidia-imex-???")
 
 
 def _fabric_of_others(lock: GpuLock) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return the patterns of all branches' fabric packages, and the patterns of this branch's."""
+    """
+    Return the patterns of the fabric's packages of all branches, and the patterns of this branch.
+    """
     own = tuple(pattern.replace("???", lock.branch) for pattern in _BRANCHED_FABRIC)
     return _BRANCHED_FABRIC, ("nvidia-fabricmanager-dev", *own)
 
@@ -102,20 +115,20 @@ def _debian(lock: GpuLock) -> PackageNames:
     )
 
 
-# Parts of Ubuntu's packaging that a compute node gets, and those that others may have put there:
-# of a branch the name goes on with it ("libnvidia-compute-580").
+# Parts of Ubuntu's packaging that a compute node gets, and parts that others may have installed. In
+# packages of a branch, the branch follows the name ("libnvidia-compute-580").
 _UBUNTU = ("libnvidia-compute", "libnvidia-cfg1", "libnvidia-gpucomp", "nvidia-kernel-common",
            "nvidia-firmware")  # fmt: skip
 _UBUNTU_BRANCHED = (*_UBUNTU, "nvidia-compute-utils", "nvidia-utils")
 _UBUNTU_DISPLAY = ("libnvidia-common", "libnvidia-decode", "libnvidia-encode", "libnvidia-extra",
                    "libnvidia-fbc1", "libnvidia-gl", "xserver-xorg-video-nvidia")  # fmt: skip
-# Packages that Ubuntu builds: modules signed by Canonical for one kernel each, in step with the
-# archive's libraries, not with NVIDIA's.
+# Packages that Ubuntu builds. Each has modules for one kernel, signed by Canonical. Their version
+# matches the libraries in Ubuntu's archive, but not NVIDIA's libraries.
 _UBUNTU_PREBUILT = ("linux-modules-nvidia-*", "linux-objects-nvidia-*", "linux-signatures-nvidia-*")
 
 
 def _of_a_branch(*names: str) -> tuple[str, ...]:
-    """Return patterns of package names followed by a branch, and possibly a kind."""
+    """Return patterns for package names that are followed by a branch, and possibly by a kind."""
     return tuple(f"{name}-???{rest}" for name in names for rest in ("", "-*"))
 
 
@@ -126,8 +139,9 @@ def _ubuntu(lock: GpuLock) -> PackageNames:
 
 def _ubuntu_branched(lock: GpuLock) -> PackageNames:
     branch, suffix = lock.branch, {"open": "-open", "proprietary": ""}[lock.modules]
-    # Older branches' firmware had the version in its name, and no libnvidia-gpucomp: what they
-    # depend on follows. Their persistence daemon is one of the compute utilities.
+    # In older branches, the firmware's package has the version in its name, and there is no
+    # libnvidia-gpucomp. Such packages are installed as dependencies. The persistence daemon of
+    # these branches is one of the compute utilities.
     old = int(branch) < FABRIC_UNBRANCHED_SINCE
     left_out = {"libnvidia-gpucomp", "nvidia-firmware"} if old else set()
     modules = tuple(f"{name}-{branch}{suffix}" for name in ("nvidia-dkms", "nvidia-kernel-source"))
@@ -191,7 +205,7 @@ def _red_hat(lock: GpuLock) -> PackageNames:
         persistence="nvidia-persistenced",
         others=(
             *(name for key, name in kernel.items() if key != lock.modules),
-            # Modules that were built for one kernel.
+            # Packages with modules that were built for one kernel.
             *("kmod-nvidia-open-prebuilt", "kmod-nvidia-???.*", "kmod-nvidia-branch-*"),
             *_of_a_branch("libnvidia-nscq", "nvidia-imex"),
             *(("nvidia-fabric-manager",) if int(lock.branch) >= FABRIC_UNBRANCHED_SINCE else ()),
@@ -202,9 +216,9 @@ def _red_hat(lock: GpuLock) -> PackageNames:
 
 def _red_hat_9(lock: GpuLock) -> PackageNames:
     """
-    Return Red Hat 9's names, where each branch is a stream of a dnf module.
+    Return the names for Red Hat 9, where each branch is a stream of a dnf module.
 
-    The module hides other branches' packages.
+    The module hides the packages of other branches.
     """
     found = _red_hat(lock)
     kind = {"open": "open", "proprietary": "dkms"}[lock.modules]

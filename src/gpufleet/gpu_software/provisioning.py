@@ -1,7 +1,8 @@
-"""Judge nodes before a deploy provisions them, and refuse unsuitable ones. Pure.
+"""Judge nodes before a deploy provisions them, and refuse nodes that are not suitable. Pure.
 
-All problems of all nodes are found before any node is changed, from one probe of each. Nodes
-without a driver are valid. `gpu_software/lock_rules.py` decides whether a lock suits a machine.
+All problems of all nodes are found before any node is changed, from one probe of each node. A node
+without a driver is not a problem. `gpu_software/lock_rules.py` decides whether a lock is suitable
+for a machine.
 """
 
 from __future__ import annotations
@@ -32,8 +33,8 @@ class BareNode:
     A node with a `gpu_lock`, with or without a driver.
 
     Attributes:
-        document: what the probe printed.
-        origins: where each of its variables was set.
+        document: the document that the probe printed.
+        origins: the place where each of the node's variables was set.
     """
 
     name: str
@@ -69,7 +70,11 @@ class Provisioning:
 def read_provisioning(
     answers: Mapping[str, Mapping[str, Any] | str], declared: Mapping[str, NodeVars]
 ) -> Provisioning:
-    """Judge nodes by their probes; an answer is a document or the reason for a missing one."""
+    """
+    Judge nodes by the answers of their probes.
+
+    An answer is a document, or the reason if there is no document.
+    """
     nodes: dict[str, BareNode] = {}
     refused: list[str] = []
     locked = [name for name in answers if declared[name].settings.gpu_lock is not None]
@@ -101,7 +106,7 @@ def _bare(name: str, document: Mapping[str, Any], declared: NodeVars) -> BareNod
 
 
 def _refusals(node: BareNode) -> Iterator[str]:
-    """Yield why this node cannot be provisioned to its settings."""
+    """Yield the reasons why this node cannot be provisioned as its settings require."""
     lock = node.lock
     if not node.machine.gpus:
         yield (

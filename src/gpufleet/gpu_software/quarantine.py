@@ -1,8 +1,8 @@
-"""Mark a node as unchecked from a driver change until a check passes. Pure.
+"""Mark a node as unchecked from a change of its driver until a check passes. Pure.
 
-The mark is a file with the reason as its text. It is set before the driver is changed and removed
-by a check that passes, so that it outlives an interrupted run and a reboot. While the mark exists,
-systemd starts no stage, neither at boot nor after a crash nor by a deploy.
+The mark is a file whose text is the reason. It is created before the driver is changed, and removed
+when a check passes. So the mark remains if a run is interrupted or the node reboots. While the mark
+exists, systemd starts no stage: not at boot, not after a crash, and not for a deploy.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ MARK = f"{STATE}/unchecked"
 # (systemd.unit(5), since 239). systemd does not check ConditionPathExists= of a running unit again.
 GUARD = f"{UNIT_DIRECTORY}/vllm-.service.d/gpufleet-unchecked.conf"
 
-# Findings while a GPU registers with the NVLink fabric, which takes a minute after the driver is
-# loaded.
+# Findings that are normal while a GPU registers with the NVLink fabric. This takes a minute after
+# the driver was loaded.
 SETTLING = {"fabric-state", "fabric-manager"}
 
 
 def stage_guard() -> DesiredState:
-    """Return the unit condition that keeps a marked node's stages from starting."""
+    """Return the unit condition that prevents stages on a marked node from starting."""
     content = f"# Written by gpufleet.\n[Unit]\nConditionPathExists=!{MARK}\n"
     return DesiredState(Directory(STATE), File(GUARD, content.encode()))
 
@@ -37,10 +37,10 @@ def problems(
     report: Report, node: str, settings: NodeSettings, standing: DriverState | None
 ) -> tuple[str, ...]:
     """
-    Return why a node must not serve yet, including unreadable facts.
+    Return the reasons why a node must not serve yet. Facts that could not be read are reasons too.
 
-    `standing` is the driver's state in the same probe, or None without a probe, which the report
-    states. With `checks.degraded` single GPUs may be unfit, as for a deploy.
+    `standing` is the driver's state in the same probe. It is None if there is no probe, which the
+    report says then. With `checks.degraded`, single GPUs may be unfit, as in a deploy.
     """
     found = [finding_sentence(each) for each in _stopping(report, node, settings)]
     if standing is not None and not isinstance(standing, Active):
@@ -49,12 +49,12 @@ def problems(
 
 
 def is_fabric_pending(report: Report, node: str, settings: NodeSettings) -> bool:
-    """Return whether the only problem is a fabric that may still be joining."""
+    """Return whether the only problem is that GPUs may still be joining the fabric."""
     return {each.check for each in _stopping(report, node, settings)} <= SETTLING
 
 
 def _stopping(report: Report, node: str, settings: NodeSettings) -> Iterator[Finding]:
-    """Yield the problems of a node, without their consequences."""
+    """Yield the problems of a node, without the findings that follow from other problems."""
     reserved = set(settings.gpus.reserved)
     for each in report.node_findings[node]:
         index = each.gpu.index if each.gpu else None

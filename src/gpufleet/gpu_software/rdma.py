@@ -1,9 +1,10 @@
-"""Determine a node's requirements for GPUDirect RDMA between GPUs and network adapters. Pure.
+"""Determine what a node needs for GPUDirect RDMA between GPUs and network adapters. Pure.
 
-There are two methods. `dma_buf` is the kernel's DMA-BUF: the driver's open modules export memory,
-and the adapter's inbox driver imports it. `peermem` is NVIDIA's nvidia_peermem, for programs that
-require it; it needs a kernel interface that only the adapter vendor's drivers provide. No adapter
-driver is installed, because the distribution's kernel has one.
+There are two methods. `dma_buf` uses the kernel's DMA-BUF: the driver's open modules export memory,
+and the adapter's driver in the kernel imports it. `peermem` uses NVIDIA's module nvidia_peermem,
+for programs that require this module. It needs a kernel interface that only the drivers of the
+adapter's vendor have. gpufleet installs no driver for the adapter, because the distribution's
+kernel has one.
 """
 
 from __future__ import annotations
@@ -21,21 +22,23 @@ LIMITS = "/etc/security/limits.d/90-gpufleet-rdma.conf"
 PEERMEM = "nvidia_peermem"
 # Modules for user space: verbs, connection management, and management datagrams (ibstat).
 USER_SPACE = ("ib_uverbs", "rdma_ucm", "ib_umad")
-# Documentation/driver-api/dma-buf.rst: RDMA's dma-buf import came with Linux 5.12.
+# RDMA can import dma-buf since Linux 5.12 (Documentation/driver-api/dma-buf.rst).
 DMA_BUF_SINCE = (5, 12)
-# rdma-core: the libraries and udev rules; infiniband-diags: ibstat, to look.
+# rdma-core has the libraries and the udev rules. infiniband-diags has ibstat, for the operator.
 PACKAGES = ("rdma-core", "infiniband-diags")
 
 
 def desired_rdma(rdma: Rdma | None, distribution: str) -> DesiredState:
     """
-    Return a node's packages and files; without `rdma`, remove the files of an earlier run.
+    Return the packages and files that a node needs.
 
-    `distribution` is os-release's ID, for example "debian" or "rhel".
+    Without `rdma`, the files of an earlier run are removed. `distribution` is the ID in os-release,
+    for example "debian" or "rhel".
     """
     if rdma is None:
         return DesiredState(Absent(MODULES_AT_BOOT), Absent(ORDER), Absent(LIMITS))
-    # Debian has the adapters' own parts of the library in a package apart, Red Hat in rdma-core.
+    # On Debian, the library's parts for each adapter are in a package of their own. On Red Hat they
+    # are in rdma-core.
     names = (*PACKAGES, "ibverbs-providers") if _has_apt(distribution) else PACKAGES
     order = (
         File(ORDER, f"{_WRITTEN}softdep {PEERMEM} pre: ib_core mlx5_ib\n".encode())
@@ -62,7 +65,7 @@ def missing_modules(rdma: Rdma, loaded: Collection[str]) -> tuple[str, ...]:
 
 
 def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
-    """Yield why this lock and kernel do not support the declared method, as sentences."""
+    """Yield a sentence for each reason why the declared method does not work on the node."""
     if rdma is None or rdma.way != "dma_buf":
         return
     if lock.modules == "proprietary":
@@ -79,7 +82,7 @@ def refusals(rdma: Rdma | None, lock: GpuLock, kernel: str) -> Iterator[str]:
 
 
 def load_error(module: str, said: str) -> str:
-    """Return why a module could not be loaded, as a sentence; `said` is modprobe's error text."""
+    """Return a sentence that says why a module could not be loaded. `said` is modprobe's error."""
     if module == PEERMEM and "Invalid argument" in said:
         return (
             f"{PEERMEM} finds no kernel interface to register with. Only the adapter vendor's "

@@ -1,8 +1,8 @@
 """Choose NVIDIA's repository for a system, and verify it by its key. Pure.
 
-The module has a table, because the names follow no rule: each distribution's repository has its own
-key with an irregular file name. Unknown values are None, and callers report that instead of
-guessing.
+The module has a table, because the names follow no rule. The repository of each distribution has
+its own key, and the key's file name is irregular. Unknown values are None. Callers report that a
+value is unknown and do not guess it.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ VENDOR = "https://developer.download.nvidia.com/compute/cuda/repos"
 # Directory on nodes for keys of vendors that the node's own apt or dnf does not use.
 KEYS = node_paths.KEYS
 
-# Packages that may come from a package source: the driver, CUDA, DCGM and their dependencies. Other
-# packages of the repository are not used (it has had dkms and Mellanox' tools).
+# Packages that may come from the vendor's repository: the driver, CUDA, DCGM and dependencies of
+# these. Other packages in it are not used. It has also had dkms and Mellanox' tools.
 VENDOR_PACKAGES = (
     "cuda-*",
     "libcu*",
@@ -49,11 +49,12 @@ class VendorRepository:
     NVIDIA's repository for one system.
 
     Attributes:
-        folder: the repository's, below VENDOR; the processor's folder follows.
-        key: file name of its public key; None: unknown.
-        fingerprint: of that key, 40 hexadecimal digits; None: unknown.
-        keyring_sha256: of cuda-keyring_1.1-1_all.deb there; None: none or unknown.
-        dcgm: whether it has DCGM; None: unknown.
+        folder: the repository's folder below VENDOR; it has a folder for each processor.
+        key: the file name of the repository's public key; None if unknown.
+        fingerprint: the fingerprint of this key, 40 hexadecimal digits; None if unknown.
+        keyring_sha256: the SHA-256 of the repository's cuda-keyring_1.1-1_all.deb; None if there is
+            no such file or its hash is unknown.
+        dcgm: whether the repository has DCGM; None if unknown.
     """
 
     folder: str
@@ -66,9 +67,10 @@ class VendorRepository:
 _UBUNTU_KEY = ("3bf863cc.pub", "EB693B3035CD5710E231E123A4B469963BF863CC")
 _RED_HAT_KEY = ("D42D0685.pub", "610C7B14E068A878070DA4E99CD0A493D42D0685")
 
-# Folders and keys: as NVIDIA's CUDA installation guide and its repositories name them. Keyring
-# packages: Google's GPU driver installer 1.9.1, which pins them. DCGM: NVIDIA's DCGM guide 4.x, and
-# NVIDIA/cuda-repo-management, issue 41, of Debian 13.
+# Sources:
+# - folders and keys: NVIDIA's CUDA installation guide and its repositories
+# - hashes of keyring packages: Google's GPU driver installer 1.9.1, which pins them
+# - DCGM: NVIDIA's DCGM guide 4.x, and for Debian 13 NVIDIA/cuda-repo-management, issue 41
 _PUBLISHED: Mapping[tuple[str, str], VendorRepository] = {
     ("ubuntu", "22.04"): VendorRepository(
         "ubuntu2204",
@@ -102,7 +104,7 @@ _PUBLISHED: Mapping[tuple[str, str], VendorRepository] = {
     ("rhel", "9"): VendorRepository("rhel9", *_RED_HAT_KEY, dcgm=True),
     ("rhel", "10"): VendorRepository("rhel10", "CDF6BA43.pub", dcgm=True),
 }
-# Built from RHEL's sources, and served by its repositories.
+# Distributions that are built from RHEL's sources. NVIDIA's repositories for RHEL also serve them.
 _AS_RHEL = frozenset({"rocky", "almalinux"})
 _ARCHITECTURES: Mapping[Architecture, str] = {"x86_64": "x86_64", "aarch64": "sbsa"}
 
@@ -123,7 +125,7 @@ def vendor_repository(system: System) -> VendorRepository:
 
 def repository_path(system: System) -> str:
     """
-    Return a system's repository below VENDOR.
+    Return the path of a system's repository below VENDOR.
 
     >>> repository_path(System("rocky", "9.6", "aarch64"))
     'rhel9/sbsa'
@@ -133,7 +135,7 @@ def repository_path(system: System) -> str:
 
 def fingerprint(keyring: str) -> str | None:
     """
-    Return the fingerprint of the key with a published file name, or None if unknown.
+    Return the fingerprint of the key that NVIDIA publishes under a file name, or None if unknown.
 
     >>> fingerprint("8793F200.pub")
     '02182E60104FCDC26EAE1B8597A5D4CB8793F200'
@@ -142,26 +144,32 @@ def fingerprint(keyring: str) -> str | None:
 
 
 def package_source(repository: Repository) -> PackageSource:
-    """Return the repository, the vendor's or a mirror's, for gpufleet's package transactions."""
+    """
+    Return a repository (the vendor's or a mirror) as a source for gpufleet's transactions.
+    """
     return PackageSource("nvidia-cuda", repository.url, key_path(repository), VENDOR_PACKAGES)
 
 
 def key_path(repository: Repository) -> str:
-    """Return the key's path on a node; apt tells armoured (.asc) from binary keys by the name."""
+    """
+    Return the path of the key on a node.
+
+    apt distinguishes armoured keys (.asc) from binary keys by the name.
+    """
     binary = repository.keyring.endswith((".deb", ".gpg"))
     return f"{KEYS}/nvidia-cuda.{'gpg' if binary else 'asc'}"
 
 
 def stored_key_path(repository: Repository) -> str:
-    """Return the path on a node of the file from which its key was taken."""
+    """Return the path on a node of the downloaded file from which the key was extracted."""
     return f"{node_paths.KEPT_KEYS}/nvidia-cuda{repository.keyring[-4:]}"
 
 
 def address_mistake(url: str, system: System) -> str | None:
     """
-    Return the mistake if an address is clearly another system's repository, or None.
+    Return the mistake if an address is clearly the repository of a different system, or None.
 
-    A mirror may have any folder names, so only NVIDIA's own names are judged.
+    A mirror may have any folder names, so only NVIDIA's own folder names are judged.
     """
     found = _FOLDER.search(url)
     if found is None or f"{found[1]}/{found[2]}" == repository_path(system):

@@ -1,6 +1,7 @@
-"""Provide sets of versions that NVIDIA released together, as templates for a lock. Pure data.
+"""Provide sets of versions that NVIDIA released together, as templates for locks. Pure data.
 
-`data/version_sets.yml` has the sets, with a reason for each value that a lock's file repeats.
+`data/version_sets.yml` has the sets. It has a reason for each value, which is copied to the lock's
+file.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ class ReleaseSet:
     One set.
 
     Attributes:
-        title: what it is for, in a few words.
-        lock: its versions.
-        why: the reason of a value, by its key.
+        title: the purpose of the set, in a few words.
+        lock: the versions.
+        why: {key: the reason for its value}.
     """
 
     name: str
@@ -38,7 +39,9 @@ class ReleaseSet:
 
 
 def release_set(name: str) -> ReleaseSet:
-    """Return the set with a name. Raises `FleetError` that lists the known names."""
+    """
+    Return the set with this name. Raises `FleetError` with the known names if there is no such set.
+    """
     if found := release_sets().get(name):
         return found
     near = suggestion(name, list(release_sets()))
@@ -48,7 +51,7 @@ def release_set(name: str) -> ReleaseSet:
 
 @cache
 def release_sets() -> Mapping[str, ReleaseSet]:
-    """Return all sets by name."""
+    """Return {name: set} for all sets."""
     data: dict[str, Any] = yaml.safe_load(_DATA.read_text(encoding="utf-8"))
     return {
         name: ReleaseSet(
