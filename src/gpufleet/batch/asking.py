@@ -1,7 +1,7 @@
 """Send requests of a batch over persistent HTTP connections. Border.
 
-Calls block; under gevent, which callers use, other greenlets continue. The key is only in a header,
-and errors contain no text of a request or answer.
+Calls block. Callers use gevent, so other greenlets continue meanwhile. The key is only in a header.
+Errors contain no text of a request or an answer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from gpufleet.sanitize import printable
 CONNECT_SECONDS = 10.0
 MOST_ANSWER_BYTES = 64 << 20
 REUSE_SECONDS = 2.0
-"""Seconds after which an idle connection is not reused.
+"""Seconds after which an idle connection is not used again.
 
-vLLM's server closes idle connections after 5 s, which would look like a lost request.
+vLLM's server closes idle connections after 5 s. A request over such a connection would look lost.
 """
 _MOST_KEPT = 512
 
@@ -38,7 +38,9 @@ class Asker:
         ca_file: str | None,
         seconds: float,
     ) -> None:
-        """Set the server; `prefix` precedes every path, `seconds` limits a complete answer."""
+        """
+        Set the server. `prefix` is put before every path. `seconds` is the time limit of an answer.
+        """
         parts = urlsplit(url)
         self._host, self._port = parts.hostname or "", parts.port
         self._prefix, self._seconds = prefix, seconds
@@ -50,7 +52,9 @@ class Asker:
 
     def ask(self, path: str, body: bytes) -> Reply:
         """
-        Send a request, and return its outcome. Raises `FleetError` for an untrusted certificate.
+        Send a request, and return its outcome.
+
+        Raises `FleetError` if the server's certificate is not trusted.
         """
         try:
             connection = self._connection()
@@ -106,7 +110,7 @@ class Asker:
 
 
 def _read(response: HTTPResponse) -> tuple[Reply, bool]:
-    """Return an answer, and whether its connection can be reused."""
+    """Return an answer, and whether its connection can be used again."""
     body = response.read(MOST_ANSWER_BYTES + 1)
     if len(body) > MOST_ANSWER_BYTES:
         return Reply(problem="answer too large"), False
@@ -123,7 +127,7 @@ def _seconds(text: str | None) -> float:
     try:
         return max(0.0, float(text or 0))
     except ValueError:
-        return 0.0  # a date: its own back-off will do
+        return 0.0  # for a date, the batch's own back-off is sufficient
 
 
 def _context(ca_file: str | None) -> ssl.SSLContext:

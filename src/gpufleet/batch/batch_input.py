@@ -1,8 +1,7 @@
-"""Read the lines of a batch in OpenAI's batch format, and check all of them before the first
-request.
+"""Read the lines of a batch in OpenAI's format, and check all lines before the first request.
 
-Border: reads the input twice, line by line; only hashes of `custom_id` stay in memory. A refusal
-names a line and its problem, but never its prompt.
+Border: the module reads the input twice, line by line. Only hashes of `custom_id` stay in memory. A
+refusal has the number of a line and its problem, but never its prompt.
 """
 
 from __future__ import annotations
@@ -35,23 +34,25 @@ URLS = {
 _NOT_WHOLE = {"stream": "a stream", "background": "an answer that is fetched later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20
-"""The maximum number of problems in a refusal."""
+"""The maximum number of problems that a refusal lists."""
 _ROUND = 4
-"""The maximum ratio of a line's bytes to its body's: `\\u0430` is sent as two bytes."""
+"""
+The maximum ratio of a line's bytes to its body's bytes. `\\u0430`, for example, becomes two bytes.
+"""
 _HASH_BYTES = 8
 """
-Bytes of a `custom_id`'s hash: among ten million lines, the chance of a collision is 3 in a million.
-A collision is refused as a repeated name.
+Bytes of the hash of a `custom_id`. With ten million lines, the probability of a collision is 3 in a
+million. A collision is refused as a repeated `custom_id`.
 """
 
 
 class LineError(Exception):
-    """A mistake in a line, with its correction."""
+    """Raised for a mistake in a line. Its text has the mistake and its correction."""
 
 
 @dataclass(frozen=True)
 class InputRules:
-    """The requirements for the lines of a batch."""
+    """What the lines of a batch must satisfy."""
 
     model: str
     """The model's name in requests."""
@@ -65,7 +66,7 @@ class Line:
 
     custom_id: str
     path: str
-    """The route of the request, a value of `URLS`."""
+    """The route of the request, which is a value of `URLS`."""
     body: bytes = field(repr=False)
 
 
@@ -80,12 +81,13 @@ class CheckedInput:
 
 
 class BatchInput:
-    """An input file that stays open, so a file renamed over it is not read."""
+    """An input file that stays open, so that a new file with its name is not read instead."""
 
     def __init__(self, path: Path, rules: InputRules) -> None:
         self._path, self._rules = path, rules
         try:
-            # A pipe would wait for its other end: it is opened without, and then refused.
+            # Opening a pipe would wait for its other end. With O_NONBLOCK it does not, and the pipe
+            # is refused afterwards.
             handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except OSError as error:
             raise FleetError(f"{path} cannot be read: {file_fault(error)}") from None
@@ -138,8 +140,9 @@ class BatchInput:
 
     def requests(self, without: Collection[int]) -> Iterator[Line]:
         """
-        Yield the lines in order, except lines whose `custom_id` has a hash (`id_hash`) in
-        `without`.
+        Yield the requests of the lines in order.
+
+        A line is left out if the hash (`id_hash`) of its `custom_id` is in `without`.
         """
         for _, raw in self._lines():
             if self._now() != self._state:
@@ -152,7 +155,7 @@ class BatchInput:
                 yield line
 
     def _lines(self, digest: Any = None) -> Iterator[tuple[int, bytes | None]]:
-        """Yield line numbers and lines. A line above the size limit is None."""
+        """Yield (line number, line). If a line is above the size limit, None replaces the line."""
         most = self._rules.body_bytes * _ROUND + (64 << 10)
         self._file.seek(0)
         number = 0
@@ -187,7 +190,7 @@ def id_hash(custom_id: str) -> int:
 
 
 def parse_line(raw: bytes | None, rules: InputRules) -> Line:
-    """Return a line's request. Raises `LineError` with the mistake and its correction."""
+    """Return the request in a line. Raises `LineError` with a mistake and its correction."""
     largest = f"larger than {rules.body_bytes >> 20} MiB, the gateway's limit: write a smaller"
     if raw is None:
         raise LineError(f"the line is {largest} request")
@@ -248,7 +251,7 @@ def _parse_json(raw: bytes) -> Any:
 
 
 class _ConstantError(Exception):
-    """NaN or Infinity, which Python's parser accepts."""
+    """Raised for NaN and Infinity, which Python's parser accepts."""
 
 
 def _refuse_constant(name: str) -> NoReturn:

@@ -1,10 +1,10 @@
-"""Write the output of a batch, which is also the record of the answered lines.
+"""Write the output of a batch. The output is also the record of which lines were answered.
 
-Border. An answer counts once it is on disk. `OUTPUT.state` beside the output has the input's hash
-and is the lock: one process writes an output, and its `flock` ends with the process. After a kill
-at any moment the output has complete lines and at most one partial last line, which the next
-process removes. After a power loss, answers of the last second may be missing, and their lines are
-sent again.
+Border. An answer counts when it is on disk. The file `OUTPUT.state` in the output's folder has the
+hash of the input. It is also the lock that allows only one process to write an output, and its
+`flock` is released when the process ends. If the process is killed at any time, the output has
+complete lines and at most one partial last line, which the next process removes. After a power
+loss, answers of the last second may be missing, and their lines are sent again.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PIECE = 1 << 20
 
 def state_file(output: Path) -> Path:
     """
-    Return the path of an output's state file, which contains the input's hash.
+    Return the path of an output's state file. The file has the hash of the input.
 
     >>> str(state_file(Path("out.jsonl")))
     'out.jsonl.state'
@@ -37,20 +37,21 @@ def state_file(output: Path) -> Path:
 
 class BatchOutput:
     """
-    An output file, locked against other processes while it is open.
+    An output file. While it is open, it is locked against other processes.
 
-    `done` has the answered lines.
+    `done` has the lines that were answered.
     """
 
     def __init__(self, path: Path, of: CheckedInput, model: str, *, retry_failed: bool) -> None:
         """
         Open a new output, or the output of an earlier run with the same input.
 
-        Raises `FleetError` if it belongs to another input, or another process has locked it.
+        Raises `FleetError` if the output belongs to a different input, or if a different process
+        has locked it.
         """
         self.path = path
         self.done: set[int] = set()
-        """Hashes of the answered lines' `custom_id`."""
+        """Hashes of the `custom_id` of each line that was answered."""
         self.totals = Totals()
         self._unsynced = False
         try:
@@ -68,10 +69,11 @@ class BatchOutput:
 
     def add(self, document: dict[str, Any]) -> None:
         """
-        Write an answer, and count it. Raises `FleetError` on a failed write, after which the file
-        still consists of complete lines.
+        Write an answer, and count it.
+
+        Raises `FleetError` if the write fails. Even then, the file has only complete lines.
         """
-        # ASCII alone: half of a surrogate pair in an answer stays what it was.
+        # Only ASCII is written, so that one half of a surrogate pair in an answer is not changed.
         data = json.dumps(document, separators=(",", ":")).encode() + b"\n"
         try:
             left = data
@@ -89,7 +91,7 @@ class BatchOutput:
         self._count(document)
 
     def sync(self, call: Callable[[Callable[[int], None], int], Any] | None = None) -> None:
-        """Write all answers to disk; `call` runs the blocking function."""
+        """Write all answers to disk. `call` is a function that runs the blocking function."""
         if not self._unsynced:
             return
         self._unsynced = False
@@ -102,17 +104,17 @@ class BatchOutput:
             raise FleetError(f"{self.path} cannot be written: {file_fault(error)}") from None
 
     def close(self) -> None:
-        """Write all answers to disk, and unlock the output."""
+        """Write all answers to disk, then unlock the output."""
         try:
             self.sync()
         finally:
             os.close(self._file)
             os.close(self._lock)
 
-    # -- what an earlier run has left ----------------------------------------------------------
+    # -- the output of an earlier run -----------------------------------------------------------
 
     def _take(self, of: CheckedInput, model: str) -> int:
-        """Lock the state file, write it or compare it, and return its descriptor."""
+        """Lock the state file, then write it or compare its content. Return its descriptor."""
         place = state_file(self.path)
         lock = os.open(place, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
         lock_file(place, lock)
@@ -120,7 +122,7 @@ class BatchOutput:
         text = os.pread(lock, _PIECE, 0)
         has_answers = self.path.exists() and self.path.stat().st_size > 0
         if not text.endswith(b"\n") and has_answers:
-            # It is written whole before the first answer.
+            # The state file is written completely before the first answer.
             raise FleetError(
                 f"{self.path} exists, but {place.name} does not state which input its answers "
                 "belong to: give a different output with `-o`, or move this file away"
@@ -137,7 +139,7 @@ class BatchOutput:
         return lock
 
     def _drop_failed(self) -> None:
-        """Rewrite the output atomically without the failed lines."""
+        """Write the output again without the failed lines. The old file is replaced atomically."""
         if not self.path.exists():
             return
         new = self.path.with_name(f".{self.path.name}.new")
@@ -151,12 +153,12 @@ class BatchOutput:
         new.replace(self.path)
 
     def _read_all(self) -> int:
-        """Record the answered lines, and return the size of the complete lines in bytes."""
+        """Record the lines that were answered. Return the size of all complete lines in bytes."""
         size = 0
         with self.path.open("rb") as file:
             for number, line in enumerate(file, 1):
                 if not line.endswith(b"\n"):
-                    break  # torn: its process was killed
+                    break  # a partial line, because its process was killed
                 document = self._parse(number, line)
                 key = id_hash(document["custom_id"])
                 if key in self.done:

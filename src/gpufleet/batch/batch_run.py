@@ -1,6 +1,7 @@
 """Run a batch: send lines within the throttle's limit, and write the answers.
 
-Border. Greenlets: one per request, one that reads the fleet's load, and one that syncs answers.
+Border. There is one greenlet for each request, one that reads the fleet's load, and one that syncs
+answers to disk.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class RequestSender(Protocol):
 
 @dataclass(order=True)
 class _Again:
-    """A line to retry, and the time of the next try."""
+    """A line that is sent again, and the time of its next try."""
 
     due: float
     number: int
@@ -46,15 +47,15 @@ class _Again:
 
 @dataclass(frozen=True)
 class Moment:
-    """The progress of a batch."""
+    """The progress of a batch at one time."""
 
     under_way: int
     why: str
-    """Why no line is sent now; "" while lines are being sent."""
+    """The reason why no line is sent now, or "" while lines are sent."""
 
 
 class BatchRun:
-    """One run over the lines without an answer."""
+    """One run that sends all lines that have no answer."""
 
     def __init__(
         self,
@@ -72,9 +73,9 @@ class BatchRun:
         """
         Set the limits of the run.
 
-        `look` reads the fleet's load and may block; its argument is a function that counts the
-        requests in flight. `seconds` is the limit for one request. The run ends after
-        `patience_seconds` without an answer, once no request is in flight.
+        `look` reads the fleet's load and may block. Its argument is a function that counts the
+        requests in flight. `seconds` is the time limit of one request. The run ends if there was no
+        answer for `patience_seconds` and no request is in flight.
         """
         self._asks, self._lines, self._output = asks, lines, output
         self._look, self._seconds, self._patience = look, seconds, patience_seconds
@@ -88,7 +89,7 @@ class BatchRun:
         self._wake = Event()
         self._answered_at = time.monotonic()
         self.stopped = ""
-        """Why the run ended before all lines were answered; "" if all were answered."""
+        """Why the run ended before all lines were answered, or "" if all were answered."""
 
     def stop(self, why: str) -> None:
         """End the run. Requests in flight are abandoned, and the next run sends them again."""
@@ -140,10 +141,10 @@ class BatchRun:
             job.start()
 
     def _take(self, now: float) -> _Again | None:
-        """Return the next line to send: a due retry, or a new one."""
+        """Return the next line to send: a line whose next try is due, or a new line."""
         if self._again and self._again[0].due <= now:
             return heapq.heappop(self._again)
-        # Those that wait for their next try are held in memory: a bounded number of them.
+        # Lines that wait for their next try are in memory, so their number is limited.
         if len(self._again) > 16 + len(self._jobs) or (line := self._peek()) is None:
             return None
         self._next = None
@@ -157,7 +158,7 @@ class BatchRun:
     # -- greenlets -----------------------------------------------------------------------------
 
     def _guard(self, work: Callable[[], Any]) -> None:
-        """Run a task; its exception ends the run."""
+        """Run a task. If the task raises an exception, the run ends."""
         try:
             work()
         except Exception as error:  # noqa: BLE001  # raised again where the run is waited for

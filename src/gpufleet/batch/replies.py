@@ -1,8 +1,8 @@
-"""Classify the server's reply to a line: answered, failed, or to be retried. Pure.
+"""Decide whether a line was answered, has failed, or must be sent again. Pure.
 
-A line of the output is in OpenAI's format: `{"id", "custom_id", "response", "error"}`. A refused
-request (4xx) counts as answered. A request is retried if the server has no capacity (429, 503) or
-the request is lost.
+A line of the output has OpenAI's format: `{"id", "custom_id", "response", "error"}`. A request that
+the server refuses (4xx) counts as answered. A request is sent again if the server has no capacity
+(429, 503) or if the request was lost.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ Kind: TypeAlias = Literal["answer", "busy", "lost", "broken", "refused"]
 
 MOST_TRIES = {"busy": 50, "lost": 5, "broken": 5}
 """
-The maximum number of attempts for a line without an answer.
+The maximum number of tries for a line that gets no answer.
 
-A line that kills its server is sent to 5 servers, not to all. A line refused for lack of capacity
-waits up to a minute before each retry.
+If a line kills its server, it is sent to 5 servers and not to all. If a line is refused because
+there is no capacity, it waits up to a minute before each next try.
 """
 LONGEST_BACK_OFF_SECONDS = 60.0
 _BUSY = frozenset({408, 425, 429, 503})
 _LOST = frozenset({502, 504})
 _NUMBERS = ("embedding", "probs", "data", "relevance_score", "score")
-"""Keys of rows whose values are numbers or lists of numbers."""
+"""Keys in the rows of an answer whose values are numbers or lists of numbers."""
 _REFUSED = frozenset({401, 403})
-"""Statuses of a refused key, which the server would send for every line."""
+"""HTTP statuses for a key that is refused. The server would send them for every line."""
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class Reply:
     """The result of one request."""
 
     status: int = 0
-    """The HTTP status; 0 without an answer."""
+    """The HTTP status, or 0 if there was no answer."""
     body: bytes = field(default=b"", repr=False)
     request_id: str = ""
     retry_after: float = 0.0
@@ -48,26 +48,28 @@ class Reply:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The verdict on a line's reply."""
+    """The verdict on the server's reply to a line."""
 
     kind: Kind
     """
-    The kind of outcome.
+    The kind of outcome:
 
-    `answer`: the line is answered; `busy`: the server did not accept the line; `lost`: no answer
-    arrived; `broken`: the server failed on the line; `refused`: the server refuses the key, so it
-    accepts no line.
+    - `answer`: the line was answered
+    - `busy`: the server did not accept the line
+    - `lost`: no answer arrived
+    - `broken`: the server failed on the line
+    - `refused`: the server refuses the key, so it accepts no line
     """
     status: int
     code: str
-    """The error code, such as `400` or `connection lost`; "" for an answer."""
+    """The error code, for example `400` or `connection lost`. For an answer it is ""."""
     document: Any = field(default=None, repr=False)
-    """The answer's body."""
+    """The body of the answer."""
     request_id: str = ""
 
     @property
     def holds(self) -> bool:
-        """Return whether other lines must wait too: the server is full or unreachable."""
+        """Return whether other lines must wait too, because the server is full or unreachable."""
         return self.kind in ("busy", "lost")
 
 
@@ -99,12 +101,12 @@ def judge(reply: Reply) -> Verdict:
 
 
 def back_off_seconds(tries: int) -> float:
-    """Return the seconds before the next try: 1, 2, 4, ... at most 60."""
+    """Return how many seconds to wait before the next try: 1, 2, 4, ... and at most 60."""
     return float(min(LONGEST_BACK_OFF_SECONDS, 2.0 ** min(tries - 1, 10)))
 
 
 def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
-    """Return a line of the output as JSON."""
+    """Return the line of the output for a line of the input."""
     response = error = None
     if verdict.status:
         body = verdict.document
@@ -124,7 +126,7 @@ def output_line(line: Line, verdict: Verdict) -> dict[str, Any]:
 
 
 def _has_no_number(document: Any) -> bool:
-    """Return whether a vector or a score has null, which vLLM writes for NaN and infinity."""
+    """Return whether a vector or a score has a null. vLLM writes null for NaN and infinity."""
     rows = [document.get(key) for key in ("data", "results")]
     found = [row for part in rows if isinstance(part, list) for row in part]
     return any(
@@ -168,11 +170,11 @@ def _id_of(document: Any) -> str:
 
 @dataclass
 class Totals:
-    """Counts over the lines of an output."""
+    """Numbers that are counted over all lines of an output."""
 
     answered: int = 0
     failed: Counter[str] = field(default_factory=Counter)
-    """The number of failed lines by error code."""
+    """{error code: number of lines that failed with it}."""
     prompt_tokens: int = 0
     completion_tokens: int = 0
 
@@ -189,9 +191,9 @@ class Totals:
         self.answered += 1
         usage = document["response"]["body"].get("usage")
         if isinstance(usage, dict):
-            # /v1/responses has names of its own.
+            # /v1/responses has different names for these keys.
             completion = _count(usage.get("completion_tokens", usage.get("output_tokens")))
-            # A reranker of some releases counts all of them only.
+            # For a reranker, some releases report only the total number.
             rest = _count(usage.get("total_tokens")) - completion
             prompt = _count(usage.get("prompt_tokens", usage.get("input_tokens")))
             self.prompt_tokens += prompt or max(0, rest)

@@ -1,9 +1,12 @@
 """Compute the number of batch lines that may be in flight. Pure: all times are arguments.
 
-The lowest of three limits applies. The first is the fleet's idle capacity (`load_test/guest.py`),
-approached from 1 by doubling at each observation. The second is a hold of 1, 2, 4, ... 60 s after a
-rejected or lost request, after which one line is sent first. The third is 0 if the last observation
-is too old.
+The lowest of three limits applies:
+
+- The fleet's idle capacity (`load_test/guest.py`). The limit starts at 1 and doubles at each
+  observation until it has reached this capacity.
+- A hold after a request that was rejected or lost. No line is sent for 1, 2, 4, ... 60 s, and then
+  only one line at first.
+- 0, if the last observation is too old.
 """
 
 from __future__ import annotations
@@ -12,18 +15,24 @@ from gpufleet.batch.replies import LONGEST_BACK_OFF_SECONDS, back_off_seconds
 from gpufleet.load_test.guest import Allowance
 
 STALE_SECONDS = 60.0
-"""The age of a stale reading: a node has 30 s to answer, and a connection to it 40 s."""
+"""
+The age in seconds from which a reading is too old. A node has 30 s to answer, and a connection to
+the node 40 s.
+"""
 
 
 class Throttle:
     """
     The limit of lines in flight.
 
-    Callers query it before each line, and update it after each observation, answer and failure.
+    Callers query the limit before each line. They update it after each observation, answer and
+    failure.
     """
 
     def __init__(self, most: int | None, now: float) -> None:
-        """Set the maximum of lines in flight; without `most`, only the idle capacity limits it."""
+        """
+        Set the maximum number of lines in flight. If it is None, only the idle capacity limits it.
+        """
         self._most = most
         self._looked_at = now
         self._allowed = 0
@@ -39,13 +48,13 @@ class Throttle:
         self._why = found.why
 
     def record_success(self) -> None:
-        """Record an answer. After a hold, it lifts the limit of one line."""
+        """Record an answer. After a hold, an answer ends the limit of one line."""
         self._failures = 0
 
     def record_failure(self, asked_at: float, now: float, retry_after: float = 0.0) -> None:
         """Record a failed line that makes other lines wait."""
         if asked_at < self._held_at:
-            return  # it was asked before the others failed: one event
+            return  # the line was sent before the others failed, so it is the same event
         self._failures += 1
         wanted = max(back_off_seconds(self._failures), retry_after)
         self._held_at = now
@@ -58,7 +67,7 @@ class Throttle:
         return min(1, self._allowed) if self._failures else self._allowed
 
     def why(self, now: float) -> str:
-        """Return why no line may be sent now; "" if lines may be sent."""
+        """Return why no line may be sent now, or "" if lines may be sent."""
         if now - self._looked_at > STALE_SECONDS:
             return "the fleet's load is no longer known"
         if now < self._held_until:

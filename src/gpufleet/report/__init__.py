@@ -1,1 +1,3 @@
-"""Write a fleet as a page for people without access, and as a manifest that rebuilds it."""
+"""
+Write a fleet's state as a page for people without access, and as a manifest to rebuild the fleet.
+"""

@@ -1,8 +1,9 @@
-"""Define the JSON document with everything in a report.  Pure.
+"""Define the JSON document that has everything in a report. Pure.
 
-`gpufleet report --json` prints the document, `--from` reads it. The page and the manifest are made
-only from the document, so the same document gives the same bytes. It has texts from nodes and
-operators: `clean_document` removes secrets and control characters from them.
+`gpufleet report --json` prints the document, and `--from` reads it. The page and the manifest are
+made only from the document, so the same document always gives the same bytes. The document has
+texts from nodes and operators. `clean_document` removes secrets and control characters from these
+texts.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from gpufleet.redact import hide_secrets
 from gpufleet.sanitize import printable
 
 SCHEMA: Final = 1
-"""Version of the document; increased when a key changes its meaning or is removed."""
+"""Version of the document. It is increased if a key changes its meaning or is removed."""
 MOST_GPUS = 64
 """Maximum number of GPUs of a node, as in the probe."""
 MOST_PROBLEMS = 5
@@ -31,7 +32,7 @@ Digests = dict[str, tuple[str, str]]
 
 
 class Form(BaseModel):
-    """A part of a document: exactly these keys, of exactly these types."""
+    """A part of a document. It must have exactly its keys, with exactly their types."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -43,30 +44,30 @@ class Form(BaseModel):
 
 
 class Checkout(Form):
-    """The settings' folder in git."""
+    """The state in git of the folder with the settings."""
 
     commit: str = ""
-    """Whole; "": there is none."""
+    """The whole hash of the commit, or "" if there is no commit."""
     date: str = ""
     changed: Texts = ()
     """Files that are not committed."""
     problem: str = ""
-    """Why git cannot tell, or that this is no checkout."""
+    """Why git does not answer, or that the folder is not in git."""
 
 
 class Gpu(Form):
-    """One GPU that answers."""
+    """One GPU that answers NVML."""
 
     index: Index
     name: str
     memory_mib: int | None
     numa: int | None
     nics: tuple[tuple[str, str], ...] = ()
-    """The nearest network cards, each with its PCIe class."""
+    """The nearest network cards, each with the PCIe class of the connection."""
     replicas: Texts = ()
-    """That run on it."""
+    """The replicas that run on the GPU."""
     unfit: str = ""
-    """Why no work may be placed on it."""
+    """The reason why no work may be placed on the GPU, or ""."""
 
 
 class Island(Form):
@@ -74,26 +75,26 @@ class Island(Form):
 
     gpus: tuple[Index, ...]
     links: str
-    """`NV18 between every pair`."""
+    """The links as text, for example `NV18 between every pair`."""
 
 
 class Tier(Form):
-    """Groups of GPUs with at most this PCIe distance between any two."""
+    """Groups of GPUs. Any two GPUs of a group have at most this PCIe distance."""
 
     name: str
     groups: tuple[tuple[Index, ...], ...]
 
 
 class Version(Form):
-    """The version of one part of a node, beside what is declared of it."""
+    """The version of one part of a node, and the version that is declared for it."""
 
     part: str
     found: str | None
-    """None: not known; "": it is not there."""
+    """The version on the node. None: not known. "": the node does not have the part."""
     declared: str = ""
-    """"": nothing is declared."""
+    """The declared version. "": no version is declared."""
     agrees: bool | None = None
-    """None: not known, or nothing is declared."""
+    """Whether both versions agree. None: not known, or no version is declared."""
 
 
 class Node(Form):
@@ -103,24 +104,24 @@ class Node(Form):
     groups: Texts = ()
     gpu_node: bool = True
     silent: str = ""
-    """Why nothing is known of it."""
+    """The reason why nothing is known about the node, or ""."""
     system: str = ""
     gpus: tuple[Gpu, ...] = Field(default=(), max_length=MOST_GPUS)
     islands: tuple[Island, ...] = ()
     """NVLink islands of two or more GPUs."""
     tiers: tuple[Tier, ...] = ()
-    """The nearest first."""
+    """The PCIe distances, with the shortest first."""
     notes: Texts = ()
-    """What is to be known of its links, and its cordon."""
+    """Remarks about the node's links and its cordon."""
     versions: tuple[Version, ...] = ()
     packages: dict[str, str] = {}
     """Installed packages of the driver, the kernel and CUDA."""
     releases: Texts = ()
-    """Complete releases of vLLM on it."""
+    """Complete releases of vLLM on the node."""
 
 
 class Replica(Form):
-    """One replica in its present state."""
+    """One replica in its current state."""
 
     name: str
     model: str
@@ -135,22 +136,25 @@ class Model(Form):
 
     name: str
     source: str
-    """Its repository, or a path on the nodes."""
+    """The model's repository, or its path on the nodes."""
     revision: str = ""
     declared: str
-    """How many replicas; `fit`: as many as the GPUs hold."""
+    """The declared number of replicas. `fit`: as many as there are GPUs for."""
     nodes: Texts = ()
-    """That declare it."""
+    """The nodes that declare the entry."""
     files: Digests = {}
-    """Hashes that the lock of models has; none: it is not locked."""
+    """The hashes in the lock of models. It is empty if the model is not locked."""
     adapters: Texts = ()
-    """LoRA adapters: `NAME: SOURCE at REVISION`, or the hash of a path's weights."""
+    """
+    LoRA adapters, as `NAME: SOURCE at REVISION`. For an adapter at a path, the hash of its weights
+    replaces the revision.
+    """
     release: str = ""
-    """The release of vLLM that is declared for it."""
+    """The release of vLLM that is declared for the model."""
 
 
 class PlanRow(Form):
-    """One part of a model, and the nodes that hold the same part."""
+    """One part of a model, and the nodes that serve the same part."""
 
     nodes: str
     model: str
@@ -163,7 +167,7 @@ class PlanRow(Form):
 
 
 class Candidate(Form):
-    """A division of a model that was considered."""
+    """A way to divide a model over GPUs that the planner has considered."""
 
     model: str
     nodes: str
@@ -175,39 +179,41 @@ class Candidate(Form):
 
 
 class Plan(Form):
-    """The present plan: a place for each replica, and why."""
+    """The current plan: a place for each replica, and the reasons."""
 
     unknown: Texts = ()
-    """Why it is unknown whether there is a plan; if set, all other values are empty."""
+    """Why it is not known whether there is a plan. If set, all other values are empty."""
     refused: Texts = ()
-    """Why there is no plan; if set, all other values are empty."""
+    """Why there is no plan. If set, all other values are empty."""
     rows: tuple[PlanRow, ...] = ()
     reasons: Texts = ()
     candidates: tuple[Candidate, ...] = ()
     changes: Texts = ()
-    """What a deploy would do with running replicas."""
+    """What a deploy would change in running replicas."""
     totals: str = ""
 
 
 class Capacity(Form):
-    """The measured capacity of a model's equal replicas."""
+    """The capacity of those replicas of a model that are equal."""
 
     model: str
     replicas: str
     source: Literal["measured", "estimate", "not known"]
     requests_per_second: float | None = None
-    """Each, as measured."""
+    """The measured requests per second of each replica."""
     measured: AwareDatetime | None = None
     kv_tokens: int | None = None
-    """Each, by the estimate of its memory."""
+    """The estimated number of tokens for which the KV cache of each replica has memory."""
     concurrency: float | None = None
-    """Requests of full length at once, each, by the same estimate."""
+    """
+    The estimated number of requests of full length that each replica can serve at the same time.
+    """
     why: str = ""
-    """For what it holds, or why it is not known."""
+    """For which requests the capacity is valid, or why it is not known."""
 
 
 class Finding(Form):
-    """A problem that `gpufleet doctor` names."""
+    """A problem that `gpufleet doctor` reports."""
 
     severity: Literal["outage", "degraded", "risk", "notice"]
     subject: str
@@ -219,7 +225,7 @@ class Finding(Form):
 
 
 class Moved(Form):
-    """One deviation of a node from its declaration."""
+    """One difference between a node and its declaration."""
 
     matters: str
     what: str
@@ -228,7 +234,7 @@ class Moved(Form):
 
 
 class NodeDrift(Form):
-    """The drift of a node from its declaration."""
+    """All differences between a node and its declaration."""
 
     node: str
     state: str
@@ -240,13 +246,16 @@ class Drift(Form):
     """The drift of the fleet."""
 
     whole: bool
-    """Whether deploys were compared too; else only what probes and locks say."""
+    """
+    Whether the changes that deploys would make were compared too. If not, only probes and locks
+    were compared.
+    """
     nodes: tuple[NodeDrift, ...] = ()
     refused: Texts = ()
 
 
 class Upgrade(Form):
-    """An upgrade or a rollback, by its journal."""
+    """An upgrade or a rollback, from its journal."""
 
     id: str
     kind: str
@@ -259,7 +268,7 @@ class Upgrade(Form):
 
 
 class Certificate(Form):
-    """The certificate that a server presents."""
+    """The certificate that a server shows to its clients."""
 
     server: str
     status: Literal["OK", "WARN", "UNKNOWN", "FAIL"]
@@ -269,7 +278,7 @@ class Certificate(Form):
 
 
 class Document(Form):
-    """A fleet at one moment."""
+    """The state of a fleet at one time."""
 
     schema_: Literal[1] = Field(default=SCHEMA, alias="schema")
     inventory: str
@@ -281,13 +290,13 @@ class Document(Form):
     models: tuple[Model, ...] = ()
     replicas: tuple[Replica, ...] = ()
     missing: Texts = ()
-    """A sentence for each model that has fewer replicas than are declared."""
+    """A sentence for each model that has fewer replicas than its entry declares."""
     plan: Plan
     capacity: tuple[Capacity, ...] = ()
     findings: tuple[Finding, ...] = ()
     drift: Drift
     upgrades: tuple[Upgrade, ...] = ()
-    """The last first."""
+    """The upgrades, with the last one first."""
     certificates: tuple[Certificate, ...] = ()
     files: dict[str, str] = {}
     """SHA-256 of the inventory, its variables and locks, by path below the project."""
@@ -296,7 +305,9 @@ class Document(Form):
 
     @property
     def exit_status(self) -> int:
-        """Return the exit status of the command: 0 everything is known, 1 parts are unknown."""
+        """
+        Return the exit status of the command: 0 if everything is known, 1 if parts are unknown.
+        """
         return 1 if self.unknown else 0
 
 
@@ -305,9 +316,9 @@ AnyForm = TypeVar("AnyForm", bound=Form)
 
 def read_form(kind: type[AnyForm], text: str, where: str, made_by: str) -> AnyForm:
     """
-    Parse a document or a manifest from a file's text.
+    Return the document or manifest in the text of a file.
 
-    Raises `FleetError` with the file and the invalid keys in it.
+    If the text is invalid, raises `FleetError` with the file and the invalid keys.
     """
     try:
         return kind.model_validate_json(text)
@@ -332,7 +343,7 @@ def _fault(kind: str) -> str:
 
 
 def form_text(value: Form) -> str:
-    """Return a document or a manifest as a file's text; the same value gives the same bytes."""
+    """Return a document or a manifest as text. The same value always gives the same bytes."""
     return value.model_dump_json(by_alias=True, indent=1) + "\n"
 
 
@@ -341,7 +352,8 @@ def clean_document(document: Document, secrets: Iterable[str]) -> Document:
     hidden = tuple(secrets)
 
     def clean(text: str) -> str:
-        # Twice: a control character within a secret hides it from one, and its escape from none.
+        # Secrets are hidden before and after `printable`. A control character in a secret could
+        # hide the secret from one of the two, but not from both.
         return hide_secrets(printable(hide_secrets(text, hidden)), hidden)
 
     changed: Document = _each_text(document, clean)
@@ -350,7 +362,7 @@ def clean_document(document: Document, secrets: Iterable[str]) -> Document:
 
 def _each_text(value: Any, change: Callable[[str], str]) -> Any:
     if isinstance(value, Form):
-        # A word of a fixed set is gpufleet's own.
+        # Words of a fixed set come from gpufleet and stay unchanged.
         texts = {
             name: _each_text(getattr(value, name), change)
             for name, field in type(value).model_fields.items()

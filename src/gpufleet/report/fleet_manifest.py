@@ -1,6 +1,6 @@
-"""Write the JSON manifest that rebuilds a fleet, and compare two manifests. Pure.
+"""Write the JSON manifest from which a fleet can be rebuilt, and compare two manifests. Pure.
 
-A manifest has names, versions and hashes, but no secret, and no hash of a secret.
+A manifest has names, versions and hashes. It has no secrets and no hashes of secrets.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ NOT_KNOWN = "not known"
 
 
 class NodeManifest(Form):
-    """The software installed on a node."""
+    """The software that is installed on a node."""
 
     groups: Texts
     system: str
     gpus: Texts
-    """Names, by index."""
+    """The GPUs' names, in the order of their indexes."""
     versions: dict[str, str | None]
-    """By part; null: not known."""
+    """{part: version}. null: the version is not known."""
     packages: dict[str, str]
     releases: Texts
-    """Complete releases of vLLM on it."""
+    """Complete releases of vLLM on the node."""
 
 
 class ModelManifest(Form):
@@ -46,22 +46,22 @@ class ModelManifest(Form):
     """The release of vLLM."""
     files: Digests
     adapters: Texts = ()
-    """LoRA adapters; none in a manifest of an older gpufleet."""
+    """LoRA adapters. A manifest of an older gpufleet has none."""
 
 
 class Manifest(Form):
-    """Everything needed to rebuild a fleet."""
+    """Everything that is needed to rebuild a fleet."""
 
     schema_: Literal[1] = Field(default=SCHEMA, alias="schema")
     inventory: str
     when: AwareDatetime
     gpufleet: str
-    """Its version."""
+    """The version of gpufleet."""
     checkout: Checkout
     files: dict[str, str]
     """SHA-256 of the inventory, its variables and locks, by path below the project."""
     nodes: dict[str, NodeManifest | None]
-    """null: it did not answer."""
+    """{node: its software, or null if the node did not answer}."""
     models: tuple[ModelManifest, ...]
     unknown: Texts
 
@@ -112,7 +112,10 @@ class Difference:
     """One difference between two manifests."""
 
     about: str
-    """The subject: `gpufleet`, `settings`, `file PATH`, `nodes`, `gpu-[01-03]`, `model NAME`."""
+    """
+    The subject: `gpufleet`, `settings`, `file PATH`, `nodes`, nodes such as `gpu-[01-03]`, or
+    `model NAME`.
+    """
     what: str
     before: str
     after: str
@@ -131,11 +134,11 @@ class Comparison:
 
     @property
     def status(self) -> int:
-        """Return the exit status: 0 no difference, 1 differences."""
+        """Return the exit status: 0 if there are no differences, else 1."""
         return 1 if self.differences else 0
 
     def lines(self) -> Iterator[str]:
-        """Yield the lines of `--compare`."""
+        """Yield the lines that `--compare` prints."""
         when = [f"{each.inventory} at {each.when:%Y-%m-%d %H:%M UTC}" for each in self._both]
         yield f"{when[0]} -> {when[1]}"
         yield from map(str, self.differences)
@@ -147,7 +150,7 @@ class Comparison:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return plain values for `json.dumps`.
+        Return the comparison as plain values for `json.dumps`:
 
             {"schema": 1, "before": {"inventory": ..., "when": ...}, "after": {...},
              "differences": [{"about": "gpu-[01-03]", "what": "driver", "before": "580.95.05",
@@ -165,7 +168,7 @@ class Comparison:
 
 
 def compare(before: Manifest, after: Manifest) -> Comparison:
-    """Return the differences between two manifests, except their times."""
+    """Return the differences between two manifests. Their times are not compared."""
     found = [
         *_values("gpufleet", "version", before.gpufleet, after.gpufleet),
         *_values("settings", "commit", *(_commit(each.checkout) for each in (before, after))),
@@ -198,7 +201,7 @@ def _files(before: Mapping[str, str], after: Mapping[str, str]) -> Iterator[Diff
 def _nodes(
     before: Mapping[str, NodeManifest | None], after: Mapping[str, NodeManifest | None]
 ) -> Iterator[Difference]:
-    """Yield the differences of nodes; equal differences share one line."""
+    """Yield the differences between nodes. Equal differences of several nodes share one line."""
     alike: dict[tuple[str, str, str], list[str]] = {}
     for name in sorted({*before, *after}):
         sides = [_flat(each[name]) if name in each else {} for each in (before, after)]
@@ -221,7 +224,9 @@ def _answered(node: NodeManifest | None) -> str:
 
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
-    """Return a node's facts by name; for a node without an answer, only that it is silent."""
+    """
+    Return {name of a fact: value} for a node. For a node that did not answer, return only this.
+    """
     if node is None:
         return {"node": "silent"}
     return {
@@ -256,7 +261,7 @@ def _by_name(manifest: Manifest) -> dict[str, tuple[ModelManifest, ...]]:
 
 
 def _declared(entries: tuple[ModelManifest, ...]) -> str:
-    """Return a summary of a model's declarations, which may differ between nodes."""
+    """Return a summary of all declarations of a model. They may differ between nodes."""
     ways = (
         f"{each.source} {each.revision or 'without a revision'}, vLLM {each.release or NOT_KNOWN}, "
         f"replicas {each.replicas}, {count_of(len(each.files), 'locked file')}, on "

@@ -1,7 +1,7 @@
-"""Render a fleet as one HTML file, for people without access.  Pure.
+"""Write a fleet's state as one HTML file, for people without access. Pure.
 
-The page loads and runs nothing: its Content-Security-Policy forbids both. The same document gives
-the same bytes. Text from nodes, settings and operators is escaped.
+The page loads no files and runs no code, because its Content-Security-Policy forbids both. The same
+document always gives the same bytes. Text from nodes, settings and operators is escaped.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _UNKNOWN = '<strong class="UNKNOWN">UNKNOWN</strong>'
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, and the class of a status."""
+    """A cell of a table: its text, and if it is a status, the status' class."""
 
     text: str
     kind: str = ""
@@ -94,7 +94,7 @@ def _list(items: Iterable[str]) -> str:
 
 
 def _table(heads: Iterable[str], rows: Iterable[Iterable[str | Cell]]) -> str:
-    """Return a table; the first cell of each row is its header."""
+    """Return a table. The first cell of each row is the header of the row."""
     names = tuple(heads)
     columns = "".join(f'<th scope="col">{html_text(each)}</th>' for each in names)
     lines = []

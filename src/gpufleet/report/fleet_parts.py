@@ -36,11 +36,11 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.upgrade.report.report import Report as UpgradeReport
 
 MOST_UPGRADES = 10
-"""Maximum number of an inventory's upgrades to show; the newest are shown."""
+"""Maximum number of upgrades of an inventory in a report. The newest ones are shown."""
 
 
 def replicas(status: FleetStatus) -> Iterator[Replica]:
-    """Yield the fleet's replicas in their present state."""
+    """Yield the fleet's replicas in their current state."""
     for each in status.replicas:
         yield Replica(
             name=each.id,
@@ -58,9 +58,9 @@ def models(
     releases: Mapping[tuple[str, str], str],
 ) -> Iterator[Model]:
     """
-    Yield each entry of `serving`, once for each distinct declaration.
+    Yield each entry of `serving`. If nodes declare it differently, yield each declaration once.
 
-    `locks` are the locks of models by file, `releases` the declared releases by node and
+    `locks` has the locks of models by file, and `releases` the declared releases by node and
     engine.
     """
     alike: dict[tuple[str, str, str, str, str, str, tuple[str, ...]], list[str]] = {}
@@ -92,13 +92,13 @@ def models(
 
 
 def _adapter(name: str, of: Adapter) -> str:
-    """Return an adapter as one line: its source, and the revision or hash if one is set."""
+    """Return a line about an adapter: its source, and its revision or hash if one is set."""
     pinned = of.revision or of.sha256
     return f"{name}: {of.source}{f' at {pinned}' if pinned else ', without a revision or hash'}"
 
 
 def plan(found: Assessment) -> Plan:
-    """Return the document's part for a plan."""
+    """Return the part of the document that describes the plan."""
     return Plan(
         rows=tuple(_rows(found)),
         reasons=(*found.plan.reasons, *found.remarks),
@@ -148,7 +148,11 @@ def _candidates(found: Assessment) -> Iterator[Candidate]:
 def capacities(
     entries: Iterable[Model], found: Assessment | None, rates: Iterable[ModelRate]
 ) -> Iterator[Capacity]:
-    """Yield the capacity of replicas: measured, else estimated from memory, else unknown."""
+    """
+    Yield the capacity of replicas.
+
+    If it was not measured, it is estimated from the memory. If this is not possible, it is unknown.
+    """
     measured = list(rates)
     told: set[str] = set()
     for each in measured:
@@ -205,7 +209,9 @@ def findings(found: Diagnosis) -> Iterator[Finding]:
 def fleet_drift(
     nodes: Mapping[str, drift.NodeDrift], refused: Sequence[str], inventory: str, *, whole: bool
 ) -> Drift:
-    """Return the nodes' drift; `whole` means that deploys were compared too."""
+    """
+    Return the drift of the nodes. `whole` is true if the changes of deploys were compared too.
+    """
     return Drift(
         whole=whole,
         nodes=tuple(
@@ -230,7 +236,7 @@ def fleet_drift(
 
 
 def upgrades(found: Iterable[UpgradeReport]) -> Iterator[Upgrade]:
-    """Yield the last upgrades, the newest first."""
+    """Yield the last upgrades, with the newest one first."""
     for each in sorted(found, key=lambda one: (-one.started, one.id))[:MOST_UPGRADES]:
         yield Upgrade(
             id=each.id,
@@ -247,7 +253,7 @@ def upgrades(found: Iterable[UpgradeReport]) -> Iterator[Upgrade]:
 def certificates(
     servers: Iterable[TlsServer], looks: Mapping[str, Answer], now: dt.datetime
 ) -> Iterator[Certificate]:
-    """Yield each server's certificate, as received by the node that connects to it."""
+    """Yield each server's certificate, as the node that connects to the server received it."""
     for each in sorted(servers, key=lambda one: one.id):
         look = looks.get(each.asked_from, "the node was not queried")
         verdict = certificate_verdict(each, look, now)

@@ -1,4 +1,4 @@
-"""Build a node's part of a report: its GPUs and their links, its replicas, its versions.  Pure."""
+"""Build the part of a report about a node: its GPUs and links, its replicas, its versions. Pure."""
 
 from __future__ import annotations
 
@@ -30,9 +30,10 @@ def gpu_node(
     releases: Collection[str] = (),
 ) -> Node:
     """
-    Return a node with GPUs; `answer` is its probe, or a sentence why there is none.
+    Return the part for a node with GPUs. `answer` is its probe, or a sentence why there is none.
 
-    `found` are the checks' findings of the fleet, `releases` are the ids of the declared releases.
+    `found` has the findings of all checks in the fleet. `releases` are the ids of the declared
+    releases.
     """
     plain = Node(name=name, groups=declared.groups)
     if isinstance(answer, str):
@@ -118,7 +119,9 @@ def _versions(
     releases: Collection[str],
 ) -> Iterator[Version]:
     """
-    Yield the versions of the driver, CUDA, packages, vLLM and Python; unreadable ones are unknown.
+    Yield the versions of the driver, CUDA, packages, vLLM and Python.
+
+    A version that cannot be read is unknown.
     """
     lock = settings.gpu_lock
     driver = loaded_version(Reading("", document)) or _found(document["driver"]["module"])
@@ -171,7 +174,7 @@ def _words(parts: Iterable[str | None]) -> str:
 
 
 def _found(value: Any) -> str | None:
-    """Return a fact of the probe as text: None if unknown, "" if it does not exist."""
+    """Return a fact of the probe as text, None if it is unknown, or "" if it does not exist."""
     if isinstance(value, Mapping) and "missing" in value:
         return "" if value["missing"] == "absent" else None
     return str(value)
@@ -186,7 +189,7 @@ def _version(
 
 
 def gpu_names(gpus: Iterable[Gpu]) -> str:
-    """Summarize a node's GPUs by model: `8 NVIDIA H100 80GB HBM3`."""
+    """Return a node's GPUs as text, for example `8 NVIDIA H100 80GB HBM3`."""
     counts: dict[str, int] = {}
     for each in gpus:
         counts[each.name] = counts.get(each.name, 0) + 1

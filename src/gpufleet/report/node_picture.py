@@ -1,9 +1,10 @@
 """Draw the GPUs of a node as a small SVG picture: their links, their neighbours, their replicas.
 
-Pure. A frame is an NVLink island, or the GPUs without NVLink. It has rows of at most four GPUs,
-with one background for each NUMA node. Below a row there is the NVLink bar, or brackets with the
-nearest PCIe class. The picture fits a phone's width; its colours are the page's, and repeat the
-texts' content. `gpufleet topology --svg` draws a larger picture with every pair.
+Pure. A frame is an NVLink island, or it has the GPUs without NVLink. It has rows of at most four
+GPUs, with one background for each NUMA node. Below a row is a bar for NVLink, or brackets with the
+nearest PCIe class. The picture is not wider than a phone's screen. It uses the page's colours, and
+everything that a colour shows is also in a text. `gpufleet topology --svg` draws a larger picture
+with every pair of GPUs.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ _LEFT, _BOX, _HIGH, _STEP = 18, 81, 66, 87
 _HEAD, _GROUND, _FOOT, _GAP = 20, 16, 24, 8
 COLUMNS = 4
 LETTERS = 13
-"""Maximum number of letters of a line in a box, for the font size."""
+"""Maximum number of letters in a line of a box, with the font size that is used."""
 
 STYLE = """
 .nodes svg { display: block; width: 100%; max-width: 376px; height: auto; }
@@ -64,7 +65,7 @@ def picture_text(node: Node) -> str:
 
 def uses(node: Node) -> list[str]:
     """
-    Return a sentence with the GPUs of each replica, one for each unfit GPU, and one for free GPUs.
+    Return a line for the GPUs of each replica, one for each unfit GPU, and one for all free GPUs.
 
     Examples are `GPUs 0-3: llama-0` and `GPUs 4-7: free`.
     """
@@ -91,7 +92,7 @@ def _frames(node: Node) -> Iterator[tuple[Island | None, list[Gpu]]]:
 
 
 def _rows(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
-    """Return GPUs in rows; the GPUs of a NUMA node share a row if they fit into it."""
+    """Return GPUs in rows. The GPUs of a NUMA node share a row if the row has space for all."""
     rows: list[list[Gpu]] = []
     for _, group in groupby(gpus, key=lambda gpu: gpu.numa):
         left = list(group)
@@ -105,7 +106,7 @@ def _rows(gpus: Sequence[Gpu]) -> list[list[Gpu]]:
 def _frame(
     page: ET.Element, node: Node, island: Island | None, gpus: Sequence[Gpu], top: float
 ) -> float:
-    """Draw a frame; return the y coordinate of its end."""
+    """Draw a frame, and return the y coordinate of its lower end."""
     rows = _rows(gpus)
     height = _HEAD + len(rows) * (_GROUND + _HIGH + _FOOT)
     _shape(page, "rect", "island" if island else "frame",
@@ -152,7 +153,7 @@ def _box(page: ET.Element, gpu: Gpu, x: float, y: float) -> None:
 
 
 def _bar(page: ET.Element, count: int, foot: float) -> None:
-    """Draw the NVLink bar below a row, and each GPU's line to it."""
+    """Draw the bar for NVLink below a row, and a line from each GPU to the bar."""
     for column in range(count):
         x = _LEFT + column * _STEP + _BOX / 2
         _shape(page, "line", "link", x1=x, y1=foot, x2=x, y2=foot + 10)
@@ -161,7 +162,7 @@ def _bar(page: ET.Element, count: int, foot: float) -> None:
 
 
 def _brackets(page: ET.Element, node: Node, row: Sequence[Gpu], y: float) -> None:
-    """Draw the nearest PCIe class that joins neighbours of a row."""
+    """Draw brackets with the nearest PCIe class between neighbours in a row."""
     places = {gpu.index: column for column, gpu in enumerate(row)}
     for tier in node.tiers:
         inside = [sorted(places[g] for g in group if g in places) for group in tier.groups]
