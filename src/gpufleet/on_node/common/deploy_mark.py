@@ -69,7 +69,7 @@ def living_deploy() -> Record:
     try:
         found = change_files.document(DEPLOY)
     except change_files.RefusedError:
-        # The file does not record a process, so nobody should have to remove it by hand.
+        # The file does not record a process, so it must not have to be removed by hand.
         return None
     if found is None or found.get("boot") != boot_id():
         return None

@@ -14,7 +14,7 @@ Prints one JSON document {"schema": 1, "error": sentence or "", ...}. The action
           holders  processes that have the device files open
           used_by  modules that use the module nvidia
           active   units that a reload would stop: gpufleet's stages and the driver's own units
-          kept     {"units", "modules"} that an earlier run stopped and nobody has started again
+          kept     {"units", "modules"} that an earlier run stopped and that were not started again
           barred   stages that systemd did not start because of the mark, at boot or after a crash
           mark     the mark's text; null if there is no mark
   mark    write the mark to disk; an existing mark keeps its text. Also record which of the driver's

@@ -28,7 +28,7 @@ from gpufleet.on_node.serving import questions
 PALETTE = 3
 """PNG's colour type for pixels that are indexes into a palette."""
 NUMBER_BYTES = 8
-"""Bytes of the number at the start of a sound. They are 4 samples, which nobody hears."""
+"""Bytes of the number at the start of a sound. They are 4 samples, too few to hear."""
 
 
 class PictureRequests:

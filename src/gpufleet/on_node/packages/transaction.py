@@ -71,7 +71,7 @@ def transact(asked: Dict[str, Any]) -> Dict[str, Any]:
 
 
 def say(text: str) -> None:
-    """Print progress at once, even if nobody reads it."""
+    """Print progress at once, even if no process reads it."""
     with contextlib.suppress(OSError):
         print(text, file=sys.stderr, flush=True)
 

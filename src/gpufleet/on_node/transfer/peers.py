@@ -7,7 +7,7 @@
     client: D <half>\\n                 the client has this half and will request nothing more
 
 A client that does not know the run's token gets no answer. The token itself is never sent.
-Transfers are not encrypted. Data are verified by their SHA-256, whoever sent them.
+Transfers are not encrypted. Data are verified by their SHA-256, whatever their source.
 """
 
 from __future__ import annotations

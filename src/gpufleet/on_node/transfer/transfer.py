@@ -36,8 +36,8 @@ Prints one JSON document:
   serve:    sent
   fetch:    bytes, found (bytes that an earlier run had left here), sent, seconds, port (where this
             node listened; 0 if it did not), remarks, from {name: bytes}
-While the program works, it prints `<bytes> <of bytes>` on standard error. It ends if nobody reads
-this.
+While the program works, it prints `<bytes> <of bytes>` on standard error. It ends if no process
+reads this.
 """
 
 from __future__ import annotations
@@ -337,7 +337,7 @@ class Fetching:
 
 
 class Progress:
-    """Progress on standard error. If nobody reads it any more, the program ends."""
+    """Progress on standard error. If no process reads it, the program ends."""
 
     def __init__(self) -> None:
         self._told = time.monotonic()

@@ -331,7 +331,7 @@ class Stage:
 
     def _group_runs(self) -> str:
         """
-        Return "" if this rank's state file says that the group runs, or else the reason.
+        Return "" if this rank's state file shows that the group runs, or else the reason.
         """
         if not self.about["group"]:
             return ""
