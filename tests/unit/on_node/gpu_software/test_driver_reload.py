@@ -111,7 +111,7 @@ def test_nothing_is_unloaded_when_a_count_tells_that_it_would_stop_half_way(mach
     machine.write("sys/module/nvidia_drm/refcnt", "1\n")
     said = reload(machine)
     assert said["busy"]
-    assert "module nvidia_drm is used 1 times" in said["error"]
+    assert "module nvidia_drm has 1 users" in said["error"]
     assert not [line for line in machine.changes if line.startswith("rmmod")]
 
 
