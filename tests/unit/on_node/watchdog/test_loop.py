@@ -300,7 +300,7 @@ def test_who_stops_or_starts_is_no_stall(
         ({"ActiveState": "deactivating", "SubState": "stop-sigterm"}, "deactivating (stop-sigterm"),
         ({"ActiveState": "inactive", "SubState": "dead"}, "inactive (dead)"),
         ({"ActiveState": "activating", "SubState": "auto-restart"}, "activating (auto-restart)"),
-        ({"Job": "77"}, "a job of systemd's"),
+        ({"Job": "77"}, "systemd has a job for the unit"),
         ({"InvocationID": "b2"}, "was restarted"),
     ):
         node.says(**properties)
@@ -315,7 +315,7 @@ def test_a_group_that_ends_or_drains_is_no_stall(
 ) -> None:
     watchdog = watched(server.url, group=True)
     freeze(watchdog, server)
-    until(watchdog, lambda: "its rank's state cannot be read" in capfd.readouterr().err)
+    until(watchdog, lambda: "the state of its rank cannot be read" in capfd.readouterr().err)
     for phase in ("draining", "ending", "waiting"):
         (node.root / "run/vllm/tiny-0/rank.json").write_text(json.dumps({"phase": phase}))
         until(watchdog, lambda phase=phase: f"is {phase}" in capfd.readouterr().err)  # type: ignore[misc]

@@ -82,7 +82,7 @@ def test_what_froze_while_idle_is_found_by_a_canary_that_gets_no_answer() -> Non
     _, verdicts = watched([*before, *after])
     kinds = [verdict.kind for verdict in verdicts]
     assert kinds.index("stalled") == 130
-    assert "asked for one token" in verdicts[130].why
+    assert "no answer to a request for one token" in verdicts[130].why
 
 
 def test_a_canary_in_the_queue_of_a_server_whose_tokens_move_is_no_stall() -> None:
