@@ -152,6 +152,7 @@ class Level:
         self._in_flight: list[tuple[float, int]] = []
         self._now = 0.0
         self._looks, self._overload_looks = 0, 0
+        self._unfinished: Sequence[float] = ()
         self._judgement = NO_JUDGEMENT
         self._decision = Decision("go on", None, "not evaluated yet")
 
@@ -173,19 +174,19 @@ class Level:
         if self._decision.action == "stop":
             return self._decision
         self._now, last = now, now >= self._budget
+        self._unfinished = in_flight
         self._in_flight.append((now, len(in_flight)))
-        too_old = min(self._give_up, self._contract.e2e_seconds or math.inf)
-        end = min([now, *(due for due in in_flight if now - due <= too_old)])
+        end = self._decided_until(self._contract)
         looks = LOOKS if last else self._looks_until(end)
         if looks > self._looks:
             self._looks = looks
-            self._judgement = self._judge(end, in_flight)
+            self._judgement = self._judge_all(end, in_flight)
         ended: Ended | None = "budget" if last else None
         if self._judgement.verdict != "not known":
             ended = "resolved"
         elif overload := self._check_overload(in_flight):
             ended = "over-saturated"
-            numbers = self._judge(end, in_flight)
+            numbers = self._judge_all(end, in_flight)
             self._judgement = numbers._replace(verdict="missed", why=overload)
         self._decision = Decision("stop" if ended else "go on", ended, self._judgement.why)
         return self._decision
@@ -231,22 +232,50 @@ class Level:
             dispatch_lag_p99=percentile(lags, 99) if lags else 0.0,
         )
 
+    def is_missed_despite(self, lag_seconds: float) -> bool:
+        """
+        Return whether the contract is missed even with limits that are longer by the client's lag.
+
+        If a client sends no request later than `lag_seconds`, a queue answers none of them later
+        than it would answer a punctual client, plus this lag. Then the server misses the contract,
+        not the client.
+        """
+        relaxed = self._contract.with_longer_limits(lag_seconds)
+        end = self._decided_until(relaxed)
+        strains = sorted((each.due, strains_of(each, relaxed)) for each in self._outcomes)
+        return self._judge(end, self._unfinished, relaxed, strains).verdict == "missed"
+
+    def _decided_until(self, contract: Contract) -> float:
+        """Return the due time of the oldest request that may still keep the contract, or now."""
+        now, too_old = self._now, min(self._give_up, contract.e2e_seconds or math.inf)
+        return min([now, *(due for due in self._unfinished if now - due <= too_old)])
+
     def _looks_until(self, seconds: float) -> int:
         """Return the number of looks up to this time; looks are at 2^(-k/2) of the budget."""
         if seconds <= 0:
             return 0
         return max(0, min(LOOKS, LOOKS + math.floor(2 * math.log2(seconds / self._budget))))
 
-    def _judge(self, end: float, in_flight: Sequence[float]) -> Judgement:
-        """Judge the requests due before `end`, with the confidence of the last look."""
+    def _judge_all(self, end: float, in_flight: Sequence[float]) -> Judgement:
+        """Judge the requests due before `end` by the contract."""
         self._strains.sort()
-        strains = self._strains[: bisect_left(self._strains, (end,))]
+        return self._judge(end, in_flight, self._contract, self._strains)
+
+    def _judge(
+        self,
+        end: float,
+        in_flight: Sequence[float],
+        contract: Contract,
+        sorted_strains: Sequence[tuple[float, tuple[float, ...]]],
+    ) -> Judgement:
+        """Judge the requests due before `end`, with the confidence of the last look."""
+        strains = list(sorted_strains[: bisect_left(sorted_strains, (end,))])
         if late := [due for due in in_flight if due < end]:
             finished = {due for due, _ in strains}
-            most = most_strains(self._contract)
+            most = most_strains(contract)
             strains = sorted(strains + [(due, most) for due in late if due not in finished])
         look = max(0, self._looks - 1)
-        return judge_share(self._contract, strains, self._request_seconds(), end, look)
+        return judge_share(contract, strains, self._request_seconds(), end, look)
 
     def _request_seconds(self) -> float:
         """

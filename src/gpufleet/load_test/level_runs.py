@@ -188,20 +188,23 @@ class LevelRuns:
             each.ended(run)
         if run.ended != "decided":
             level.decide(max(run.seconds, budget_seconds), run.unfinished)
-        return self._checked(level.summary(), run)
+        return self._checked(level, run)
 
     def _arrivals(self, rate: float) -> Arrivals:
         if self.trace:
             return replace(self.trace.at_rate(rate), concurrency=self.most_in_flight)
         return Poisson(rate, self.most_in_flight)
 
-    def _checked(self, found: LevelSummary, run: LevelRun) -> LevelSummary:
+    def _checked(self, level: Level, run: LevelRun) -> LevelSummary:
         """Return a summary; *not known* if the level was stopped or the client too slow."""
+        found = level.summary()
         if found.rate is not None:
             self.lags.append(run.lag_p99)
         self.costs.append(run.cpu_seconds)
         if self.stopped:
             return replace(found, verdict="not known", why=self.stopped, ended="budget")
+        if found.verdict == "missed" and level.is_missed_despite(run.lag_p99):
+            return found
         return blame_client(found, run.lag_p99, self.contract)
 
     def _spec(self, work: Work, arrivals: Arrivals, seconds: float, give_up: float) -> LoadSpec:

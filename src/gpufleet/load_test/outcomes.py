@@ -7,7 +7,7 @@ that counts from `sent` hides its own queue (coordinated omission).
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 
@@ -25,6 +25,14 @@ class Contract:
     """The share of requests that must keep the whole contract."""
     confidence: float = 0.95
     """The confidence of the interval that must hold the true share, for a verdict."""
+
+    def with_longer_limits(self, seconds: float) -> Contract:
+        """Return the contract with limits on TTFT and E2E that are longer by these seconds."""
+        ttft, e2e = (
+            None if limit is None else limit + seconds
+            for limit in (self.ttft_seconds, self.e2e_seconds)
+        )
+        return replace(self, ttft_seconds=ttft, e2e_seconds=e2e)
 
 
 class Outcome(NamedTuple):

@@ -38,6 +38,13 @@ The maximum number of levels without a verdict between kept and missed ones, bec
 three times a level's budget. Levels below the first miss do not count, because few requests arrive
 at a low rate.
 """
+MOST_UNKNOWN_DOUBLED = 2
+"""
+The maximum number of levels without a verdict above the highest kept one, before a level is missed.
+
+If twice the load also gives no verdict, the limit is not near: the client or the time limit is the
+cause, and still more load would not help.
+"""
 MOST_HALVINGS = 4
 """
 The maximum of halvings after a missed first level.
@@ -181,6 +188,8 @@ class RateSearch:
             tried = max([self._kept[0] if self._kept else 0.0, *between])
             if not tried:
                 return self._start
+            if self._kept and len(between) >= MOST_UNKNOWN_DOUBLED:
+                return None
             if tried < self._most:
                 return min(2 * tried, self._most)
         if self._kept is None and self._missed is not None:

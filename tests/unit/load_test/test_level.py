@@ -197,6 +197,25 @@ def test_a_request_counts_only_once_all_before_it_are_decided() -> None:
     assert found.requests == 290
 
 
+@each_row(
+    "promised, seconds, lag, missed",
+    [
+        (Contract(ttft_seconds=1.0), 1.2, 0.1, True),
+        (Contract(ttft_seconds=1.0), 1.2, 0.3, False),
+        (Contract(e2e_seconds=1.0), 1.2, 0.1, True),
+        (Contract(e2e_seconds=1.0), 1.2, 0.3, False),
+        (Contract(ttft_seconds=1.0), 0.5, 0.0, False),
+    ],
+)
+def test_a_level_is_missed_despite_a_lag_that_is_shorter_than_what_it_missed_by(
+    promised: Contract, seconds: float, lag: float, missed: bool
+) -> None:
+    level = Level(promised, 10.0, 600, give_up_seconds=60)
+    made = (answer(due, seconds, seconds) for due in islice(poisson(10.0, 1), 7000))
+    assert run_level(level, made, 1.0).verdict == ("missed" if seconds > 1 else "kept")
+    assert level.is_missed_despite(lag) is missed
+
+
 @each_row("promised", [Contract(itl_seconds=1.0), Contract(ttft_seconds=300.0)])
 def test_a_queue_that_grows_without_end_ends_the_level_early(promised: Contract) -> None:
     """Though the contract is still kept: its promises are not about TTFT, or very lenient."""

@@ -13,6 +13,7 @@ from gpufleet.load_test.outcomes import Contract
 from gpufleet.load_test.rate_search import (
     MOST_HALVINGS,
     MOST_UNKNOWN,
+    MOST_UNKNOWN_DOUBLED,
     RateSearch,
     SearchResult,
     find_knee,
@@ -201,6 +202,17 @@ def test_where_many_levels_have_no_verdict_the_result_is_not_known_and_names_the
         assert 0 < len(found.unknown) <= MOST_UNKNOWN
         assert [each.load for each in found.unknown] == sorted({x for x in asked if 8 <= x <= 12})
         assert all(format(each.load, "g") in found.why for each in found.unknown)
+
+
+def test_a_search_stops_doubling_where_twice_the_load_has_no_verdict_either() -> None:
+    """Where the client is late, for example: more load would only make it later."""
+    search = RateSearch(0.5, 3000)
+    asked = search_on(search, lambda load, _: "kept" if load <= 16 else "not known")
+    found = search.result()
+    assert asked == [0.5, 1, 2, 4, 8, 16, 32, 32, 64, 64]
+    assert (found.status, loads(found)) == ("not known", (16, None))
+    assert [each.load for each in found.unknown] == [32, 64]
+    assert len(found.unknown) == MOST_UNKNOWN_DOUBLED
 
 
 def test_low_levels_with_few_requests_do_not_end_the_search() -> None:
