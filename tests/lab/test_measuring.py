@@ -262,12 +262,13 @@ def test_a_guest_stops_because_others_are_late_and_they_lose_nothing(
     last = found["levels"][-1]
     print(last["why"], summary(requests))
 
+    # Also if only users' and guest's requests together are late more often than the alert allows.
     assert last["why"].startswith("stopped as a guest: ")
-    assert f"others' {said}" in last["why"]
+    assert said in last["why"]
     assert found["found"]["why"] == last["why"]
     assert found["found"]["missed"] is None
     assert summary(requests).failed == 0, summary(requests).failures
-    assert len(late(requests, objectives)) > 1
+    assert late(requests, objectives)
 
 
 def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet: TlsFleet) -> None:
@@ -287,7 +288,7 @@ def test_a_tune_that_is_killed_is_put_right_by_the_commands_that_it_names(fleet:
             until(lambda: fleet.seqs().get(second) == "6", "the replica with 6", 1200)
         finally:
             process.kill()
-            process.communicate()
+            print(process.communicate()[0])
         # A deploy that it had begun goes on to its end.
         busy = ["pgrep", "-f", "--", f"--data .*{fleet.inventory} .*vllm.py"]
         until(lambda: subprocess.run(busy, check=False).returncode == 1, "its deploy's end", 300)
