@@ -232,7 +232,7 @@ def test_a_signal_ends_it_with_what_to_type(fleet: TlsFleet) -> None:
 
     assert process.returncode == 128 + signal.SIGTERM, errors
     assert json.loads(said)["left"] == LINES - batch.answered() > 0
-    assert f"interrupted: to go on: gpufleet batch {fleet.inventory} tiny" in errors
+    assert f"interrupted: to continue, run: gpufleet batch {fleet.inventory} tiny" in errors
     assert "Traceback" not in errors
     assert fleet.key_of_clients not in said + errors
 

@@ -133,7 +133,7 @@ def test_a_deploy_from_a_mirror_that_does_not_send_can_be_ended(
             time.sleep(DRIP_SECONDS)
             went_on = run.poll() is None
             status, output = interrupted(fleet, run)
-            assert "may continue on the nodes: gpu-0" in output
+            assert "may continue to run on the nodes: gpu-0" in output
             assert "run the same command again:" in output
             shown = [line.strip() for line in output.splitlines() if "download of" in line]
             row.said = (
