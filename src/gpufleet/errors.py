@@ -89,7 +89,7 @@ def json_fault(error: json.JSONDecodeError) -> str:
     Return the syntax error of invalid JSON with its column, without quoting the line.
 
     >>> json_fault(json.JSONDecodeError("Expecting value", "[1, x]", 4))
-    'column 5: a JSON value is expected at that place'
+    'column 5: a JSON value is expected there'
     """
     if not error.doc.strip("\ufeff \t\r\n"):
         return "the text is empty"

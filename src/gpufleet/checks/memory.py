@@ -153,7 +153,7 @@ def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     elif (life := gpu.known("ecc_uncorrected_aggregate", default=0)) > 0:
         yield Problem(
             Severity.INFO,
-            f"{_errors(life, 'uncorrectable memory error')} in the GPU's lifetimetime, none "
+            f"{_errors(life, 'uncorrectable memory error')} in the GPU's lifetime, none "
             f"since the driver was loaded",
             "none since the driver was loaded",
             "DCGM's health policy",

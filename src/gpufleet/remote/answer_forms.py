@@ -76,7 +76,7 @@ def form_problem(program: str, document: Any) -> str | None:
     Return the error in the form of a program's answer, or None if it is valid.
 
     >>> form_problem("monitoring/record", {"schema": 1, "error": 3, "recorded": []})
-    'its answer is invalid: error is 3: it must be a string'
+    "the node's answer is invalid: error is 3: it must be a string"
     """
     adapter = _adapter(program) or _adapter(program.partition(" ")[0])
     if adapter is None:

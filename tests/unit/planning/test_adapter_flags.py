@@ -175,13 +175,13 @@ def test_adapters_take_memory_that_the_plan_counts(fleet: Fleet) -> None:
         (
             ABSENT,
             {},
-            "does not know the adapter's rank: /srv/adapters/sql: its adapter_config.json",
+            "does not know the adapter's rank: /srv/adapters/sql: adapter_config.json in this directory",
         ),
         ([1], {}, "does not know the adapter's rank"),
         (
             None,
             {},
-            "know the adapter's rank: /srv/adapters/sql: its adapter_config.json could not",
+            "know the adapter's rank: /srv/adapters/sql: adapter_config.json in this directory could not",
         ),
     ],
 )

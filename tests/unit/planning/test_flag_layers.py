@@ -135,7 +135,7 @@ def test_what_only_the_operator_knows_is_asked_for_all_at_once():
 
 def test_the_context_is_the_flag_and_cannot_be_set_twice():
     assert layered(context=4096)["max-model-len"].layer == "context"
-    with pytest.raises(ValidationError, match="remove one of them"):
+    with pytest.raises(ValidationError, match="remove one of the two"):
         served(context=4096, flags={"max-model-len": 8192})
 
 

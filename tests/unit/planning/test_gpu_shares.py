@@ -387,20 +387,20 @@ def test_graphs_outside_of_the_budget_have_to_fit_into_the_share():
 
 
 BESIDE = {
-    "tensor": ({"tensor_parallel": 2}, "`gpu_share` beside `tensor_parallel: 2`"),
-    "pipeline": ({"pipeline_parallel": 2}, "`gpu_share` beside `pipeline_parallel: 2`"),
-    "data": ({"data_parallel": 2}, "`gpu_share` beside `data_parallel: 2`"),
+    "tensor": ({"tensor_parallel": 2}, "`gpu_share` and `tensor_parallel: 2` exclude"),
+    "pipeline": ({"pipeline_parallel": 2}, "`gpu_share` and `pipeline_parallel: 2` exclude"),
+    "data": ({"data_parallel": 2}, "`gpu_share` and `data_parallel: 2` exclude"),
     "utilization": (
         {"flags": {"gpu-memory-utilization": 0.5}},
-        "`gpu_share` beside `flags.gpu-memory-utilization`: it follows",
+        "`gpu_share` and `flags.gpu-memory-utilization` exclude each other",
     ),
     "decode context": (
         {"flags": {"decode-context-parallel-size": 2}},
-        "beside `flags.decode-context-parallel-size`: a share is of one GPU",
+        "and `flags.decode-context-parallel-size` exclude each other",
     ),
     "prefill context": (
         {"flags": {"prefill-context-parallel-size": 2}},
-        "beside `flags.prefill-context-parallel-size`: a share is of one GPU",
+        "and `flags.prefill-context-parallel-size` exclude each other",
     ),
     "all of a GPU": ({"gpu_share": 1}, "0.95"),
     "nothing": ({"gpu_share": 0}, "0.01"),

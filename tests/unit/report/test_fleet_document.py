@@ -84,7 +84,7 @@ def test_a_value_of_another_kind_anywhere_is_refused_or_read_and_never_a_traceba
 def test_a_key_that_is_not_there_is_named() -> None:
     plain = json.loads(form_text(document()))
     del plain["checkout"]
-    assert "checkout: is not there" in refused(json.dumps(plain))[0]
+    assert "checkout: is missing" in refused(json.dumps(plain))[0]
 
 
 @pytest.mark.parametrize("secret", [CANARY, TOKEN])

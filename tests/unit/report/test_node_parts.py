@@ -99,7 +99,7 @@ def test_a_probe_that_is_not_whole_is_a_silent_node_with_the_reason(key: str) ->
     found = assessment.check_nodes({"gpu-01": document}, {"gpu-01": declared})
     broken = {name: value for name, value in document.items() if name != key}
     told = gpu_node("gpu-01", declared, broken, found)
-    assert told.silent.startswith("the probe of the node cannot be read: ")
+    assert told.silent.startswith("the node's probe cannot be read: ")
     assert told.gpus == ()
 
 

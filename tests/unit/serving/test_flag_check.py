@@ -105,7 +105,7 @@ def test_a_flag_that_we_also_give_is_named_by_the_operators_key_alone():
         update={"vllm": mine.vllm.model_copy(update={"api_key_file": "secrets/key"})}
     )
     (sentence,), _ = judged(with_key)
-    assert sentence.startswith("serving.llama.flags.middleware: `--middleware` names")
+    assert sentence.startswith("serving.llama.flags.middleware: `--middleware` must be a class")
 
 
 def test_everything_is_refused_at_once():

@@ -469,7 +469,7 @@ def test_what_systemd_cannot_say_is_refused(value):
     """It would drop the variable, or pass the escape as text, and start the process anyway."""
     with pytest.raises(ValueError, match="systemd cannot express"):
         systemd_quote(value)
-    with pytest.raises(FleetError, match=r"serving\.llama\.flags\.x holds"):
+    with pytest.raises(FleetError, match=r"serving\.llama\.flags\.x contains"):
         flags({"x": value})
 
 

@@ -478,7 +478,7 @@ def test_sides_that_no_network_joins_are_refused_with_all_that_was_tried(lock):
         planned(machines, settings)
 
     (problem,) = caught.value.problems
-    assert problem.startswith("the handover between llama and prompts spans d and p, and no")
+    assert problem.startswith("the handover between llama and prompts spans d and p, but no")
     assert "on d eth0 10.2.0.2/24" in problem
     assert "on p eth1 10.1.0.1/24" in problem
 

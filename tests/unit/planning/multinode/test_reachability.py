@@ -273,4 +273,4 @@ def test_the_table_shows_every_way(capsys):
 
     said = capsys.readouterr().out
     assert said.count("17/17 ports, 9000 B, +0.001 s") == 6
-    assert "its nodes reach each other" in said
+    assert "the nodes of the replica reach each other" in said

@@ -154,7 +154,7 @@ def test_a_deploy_of_no_upgrade_gets_values_in_place_of_declared_ones(tmp_path: 
         check=False,
     )
 
-    said = "--data serving.tiny.flags.max-num-seqs: no node has `serving.tiny` to set it in"
+    said = "--data serving.tiny.flags.max-num-seqs: no node has the setting `serving.tiny`"
     assert done.returncode == 1
     assert "FleetError: deploys/vllm.py failed: " in done.stderr
     assert said in done.stderr

