@@ -1,7 +1,7 @@
 """Return the flags of `vllm serve` that follow from an entry's `adapters`.  Pure.
 
-Servers load the adapters when they start, from `--lora-modules NAME=PATH`: clients send the name of
-an adapter, never a path. A change of the adapters changes the flag.
+Each server loads the adapters when it starts, from the paths in `--lora-modules NAME=PATH`. Clients
+send the name of an adapter, never a path. If the adapters change, the flag changes too.
 """
 
 from __future__ import annotations
@@ -25,11 +25,16 @@ _RANK = "max-lora-rank"
 _IN_A_BATCH = "max-loras"
 _IN_MEMORY = "max-cpu-loras"
 DERIVED = frozenset({"enable-lora", MODULES, _RANK})
-"""Flags that `adapters` sets; a preset does not require them from the operator."""
+"""
+Flags that gpufleet sets because of `adapters`. If a preset needs such a flag, the operator does not
+have to set it.
+"""
 
 MOST_IN_A_BATCH = 4
 """
-Maximum number of adapters in one batch unless `max-loras` is set; each takes memory on every GPU.
+Maximum number of adapters in one batch, unless `max-loras` is set.
+
+Each adapter of the batch needs memory on every GPU.
 """
 _RANKS = (1, *LORA_RANKS)
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+", re.ASCII)
@@ -39,9 +44,10 @@ def derive(
     served: Served, flags: Mapping[str, Argument], description: Description | str | None
 ) -> dict[str, tuple[Argument, str]]:
     """
-    Return the flags that adapters add to other flags, each with its reason.
+    Return the flags that the entry's adapters need in addition to `flags`, each with its reason.
 
-    Raises `FleetError` with messages that begin with a key below the entry.
+    Raises `FleetError` if an adapter cannot be served. Each message begins with a key inside the
+    entry, for example `flags.max-lora-rank`.
     """
     known = _configs(served, description)
     if problems := [*_unloadable(known), *_rank_problems(known, flags)]:
@@ -83,9 +89,11 @@ def derive(
 
 def module_names(modules: object) -> tuple[str, ...]:
     """
-    Return the adapters' names in the arguments of `--lora-modules`, NAME=PATH.
+    Return the adapters' names from the arguments of `--lora-modules`, which have the form
+    NAME=PATH.
 
-    Arguments in JSON are ignored, as in on_node/serving/status.py for running servers.
+    Arguments in the form of JSON are ignored. on_node/serving/status.py ignores them too when it
+    reads the arguments of running servers.
     """
     words = [each for each in modules if isinstance(each, str)] if isinstance(modules, list) else []
     pairs = (each.partition("=") for each in words if not each.startswith("{"))
@@ -95,7 +103,9 @@ def module_names(modules: object) -> tuple[str, ...]:
 def remarks(
     serving: Mapping[str, Served], models: Mapping[str, Description | str | None]
 ) -> tuple[str, ...]:
-    """Return a sentence for each adapter whose config names another model."""
+    """
+    Return a sentence for each adapter that was made for a different model than the entry serves.
+    """
     return tuple(
         f"serving.{model}.adapters.{name}: the base model in the adapter's adapter_config.json "
         f"is {config.base}, but you serve the adapter with {served.model}. If the shapes of the "

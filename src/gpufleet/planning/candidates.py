@@ -1,17 +1,18 @@
 """
 Evaluate the divisions of a model over the GPUs of one kind of node, and choose the best.  Pure.
 
-The operator's settings (`tensor_parallel` and similar) are kept and only checked. All other values
-are tried:
+If the operator sets a value (`tensor_parallel` and similar), gpufleet only checks that value.
+Otherwise gpufleet tries these values:
 
-- tensor parallelism in powers of two, inside an NVLink island; wider only with `allow_pcie`, and
-  only if no island is wide enough;
-- pipeline parallelism over islands and nodes, only with `span_nodes`, and only if no group is
-  large enough; tensor, data and expert parallelism over nodes only as the operator sets them;
+- tensor parallelism in powers of two, inside an NVLink island. Larger groups are tried only if
+  `allow_pcie` is set and nothing fits inside an island;
+- pipeline parallelism over islands and nodes, only if `span_nodes` is set and nothing else fits.
+  Tensor, data and expert parallelism extend over several nodes only if the operator sets them;
 - for mixture-of-experts models, several engines with whole experts on each GPU (data and expert
   parallelism), if `objective: throughput` is set.
 
-A division fits if the KV cache certainly holds `concurrency` requests of the requested context.
+A division fits if the KV cache has room for `concurrency` requests of the requested context length,
+even if the estimate is wrong by its maximum error.
 """
 
 from __future__ import annotations
@@ -40,33 +41,33 @@ GIB = 1 << 30
 # The four below are choices of this project, not measurements.
 CACHE_SHARE = 0.1
 """
-Minimum share of a GPU's memory for the KV cache of a balanced group.
+Minimum share of a GPU's memory that remains for the KV cache with the default objective.
 
-A group grows up to this share, so that it runs more requests at once.
+A smaller group that leaves less memory is not chosen, because it runs fewer requests at once.
 """
 SMALL_WEIGHTS_GIB = 2.0
 """
-Weights per GPU, in GiB, whose reading takes as long as waiting for the other GPUs.
+Size of the weights per GPU, in GiB, at which reading them takes as long as waiting for other GPUs.
 
-A wider group is then no faster, unless it also divides the KV cache further.
+Below this size, a wider group is no faster, unless it also divides the KV cache further.
 """
 THROUGHPUT_SHARE = 0.6
 """
-Sufficient share of the largest number of KV tokens per GPU.
+Share of the maximum number of KV tokens per GPU that is enough for `objective: throughput`.
 
-`objective: throughput` chooses the smallest group with this share, because GPUs in a group of twice
-the size wait twice as much for each other.
+gpufleet chooses the smallest group that reaches this share, because GPUs in a group of twice the
+size wait twice as much for each other.
 """
 MOST_STAGES = 8
 """
-Maximum number of pipeline stages that are planned by default.
+Maximum number of pipeline stages, unless the operator sets `pipeline_parallel`.
 
 In a deeper pipeline, stages idle more than they work.
 """
 
 
 class Verdict(StrEnum):
-    """Whether a division starts and has the requested headroom."""
+    """Whether servers with a division start and have room for the requested concurrency."""
 
     FITS = "fits"
     NEAR = "near the edge"
@@ -85,7 +86,7 @@ class Candidate:
     sizing: Sizing | None = None
     """None if unknown."""
     replicas: int = 0
-    """Maximum number of replicas on the nodes of this kind, if these run nothing else."""
+    """Maximum number of replicas on the nodes of this kind, if the nodes run nothing else."""
     chosen: bool = False
 
     @property
@@ -97,12 +98,12 @@ class Candidate:
 
     @property
     def kv_tokens(self) -> int:
-        """Return the capacity of the replica's KV caches in tokens, over all of its engines."""
+        """Return how many tokens the KV caches of all engines of the replica hold together."""
         return self.sizing.kv_cache_tokens * self.division.data_parallel if self.sizing else 0
 
     @property
     def concurrency(self) -> float:
-        """Return how many requests of full length run at once, over all engines."""
+        """Return how many requests of full length all engines of the replica run at once."""
         return self.sizing.max_concurrency * self.division.data_parallel if self.sizing else 0.0
 
 
@@ -119,7 +120,7 @@ class CandidateSet:
 
     @property
     def chosen(self) -> Candidate | None:
-        """Return the candidate that is placed, or None if these nodes get no replica."""
+        """Return the candidate that the plan uses, or None if these nodes get no replica."""
         return next((each for each in self.candidates if each.chosen), None)
 
 
@@ -135,10 +136,12 @@ def evaluate_divisions(
     """
     Evaluate all divisions of `served` on `nodes` nodes of a kind, and choose one.
 
-    `description` describes the model, or is a sentence why it could not be read; then only the
-    operator's `tensor_parallel` is used, unchecked. The choice is independent of the number of
-    replicas and nodes (except that a pipeline over nodes needs its number of nodes), so that it
-    does not change when the fleet grows or shrinks.
+    `description` is the model's description, or a sentence why gpufleet could not read the model.
+    In the second case, gpufleet uses the operator's `tensor_parallel` without a check.
+
+    The choice does not depend on the number of replicas or nodes, so it stays the same when the
+    fleet grows or shrinks. The only exception is a pipeline over several nodes, which needs that
+    number of nodes.
     """
     if served.engine != DEFAULT:
         found = _weighed_candidates(served, description, kind, nodes)
@@ -172,7 +175,7 @@ def _unchecked_candidates(
     return [Candidate(division, Verdict.UNKNOWN, reason, replicas=replicas, chosen=True)]
 
 
-# Flags by which a server needs less memory for weights than the files have.
+# With these flags, a server needs less memory for the weights than the size of their files.
 _LESS_WEIGHTS = frozenset({"cpu-offload-gb", "quantization", "load-format"})
 
 
@@ -180,10 +183,11 @@ def _weighed_candidates(
     served: Served, description: Description | str | None, kind: Kind, nodes: int
 ) -> list[Candidate]:
     """
-    Return the divisions for an engine of whose memory only the weights are known.
+    Return the divisions for an engine for which gpufleet can estimate only the memory of the
+    weights.
 
-    The operator's `tensor_parallel` is used unless the weights alone do not fit; without it, none
-    is chosen.
+    If the operator sets `tensor_parallel`, this division is chosen, unless the weights alone do not
+    fit. Otherwise no division is chosen.
     """
     title = engine_flags.of(served.engine).title
     stored = None
@@ -214,7 +218,7 @@ def _weighed_candidates(
 def _checked_candidates(
     served: Served, description: Description, kind: Kind, nodes: int, sizer: Sizer
 ) -> list[Candidate]:
-    """Return the candidates; one is marked as chosen if any candidate is allowed."""
+    """Return the candidates. If any candidate is allowed, one of them is marked as chosen."""
 
     def check(division: Division) -> Candidate:
         replicas = replica_capacity(division, served, kind, nodes)
@@ -256,9 +260,9 @@ def _keep_fewest_nodes(
     found: list[Candidate], served: Served, kind: Kind, nodes: int
 ) -> list[Candidate]:
     """
-    Keep the fitting candidates on the fewest nodes, and add a reason for refusal to the others.
+    Allow only those fitting candidates that need the fewest nodes, and add a reason to the others.
 
-    Otherwise a replica would spread over more nodes as the fleet grows.
+    Without this rule, a replica would spread over more nodes as the fleet grows.
     """
 
     def node_count(candidate: Candidate) -> float:
@@ -295,8 +299,10 @@ def _check_node_count(candidate: Candidate, takes: float, fewest: float, nodes: 
 
 def _accept_explicit(candidate: Candidate) -> Candidate:
     """
-    Accept the operator's choice, even if it is near the edge or not checked, and note it. A choice
-    that is certain to fail stays refused.
+    Choose the operator's division, even if it is near the edge or not checked, and say so in its
+    reason.
+
+    A division that is certain to fail is not chosen.
     """
     if candidate.verdict is Verdict.NO:
         return candidate
@@ -336,7 +342,10 @@ def _divisions(
 def _pipelines(
     served: Served, description: Description, kind: Kind, nodes: int, widest: int
 ) -> list[Division]:
-    """Return pipelines of more GPUs than a group can have, sorted by nodes, stages and GPUs."""
+    """
+    Return the pipelines that have more GPUs than a group can have, sorted by nodes, stages and
+    GPUs.
+    """
     own = served.tensor_parallel
     tensors = powers_of_two(1, widest) if own is None else [own]
     data = served.data_parallel or 1
@@ -374,7 +383,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
     why = "; ".join(sizing.reasons) or "the KV cache of one request does not fit"
     if not sizing.fits and sizing.confidence == "certain":
         return Verdict.NO, why
-    # The requested concurrency must be as certain as the first request.
+    # The requested concurrency must fit as certainly as a single request.
     cache = max(1, sizing.kv_cache_bytes_per_gpu)
     least = max(0, cache - sizing.estimate_error_bytes_per_gpu) / cache
     most = (cache + sizing.estimate_error_bytes_per_gpu) / cache
@@ -398,7 +407,7 @@ def _verdict(served: Served, division: Division, sizing: Sizing) -> tuple[Verdic
 def _choose(
     found: list[Candidate], fitting: list[Candidate], served: Served, description: Description
 ) -> list[Candidate]:
-    """Return `found` with the choice marked, and with a reason for each fitting candidate."""
+    """Return `found` with the best candidate marked as chosen, and a reason for each that fits."""
     by_size = sorted(fitting, key=_smallest_first)
     if served.objective == "latency":
         best, why, others = _choose_fastest(by_size, description)

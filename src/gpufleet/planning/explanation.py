@@ -40,14 +40,14 @@ class Row:
     verdict: str
     """"fits", "near the edge", "does not fit" or "not checked"."""
     weights_gib_per_gpu: float | None
-    """None if unknown; the same for the next two fields."""
+    """None if unknown. The next two fields are also None if they are unknown."""
     kv_cache_tokens: int | None
     """KV tokens of the whole replica."""
     max_concurrency: float | None
-    """Requests of full length at once, in the whole replica."""
+    """Number of requests of full length that the whole replica runs at once."""
     reason: str
     over_nodes: int = 1
-    """Number of nodes of each replica."""
+    """Number of nodes that each replica uses."""
 
 
 def candidate_rows(plan: FleetPlan) -> tuple[Row, ...]:
@@ -88,8 +88,12 @@ def explain(plan: FleetPlan, nodes: Iterable[Node] = ()) -> str:
     """
     Return the text of `--explain`.
 
-    The text has the candidates of each model on each kind of node with their reasons, the chosen
-    candidate marked `>`; then the plan's sentences; then the rank on each GPU of the given `nodes`.
+    The text has three parts, in this order:
+
+    - the candidates of each model on each kind of node, with their reasons. `>` marks the chosen
+      candidate;
+    - the plan's sentences;
+    - what runs on each GPU of the given `nodes`.
     """
     tables: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in candidate_rows(plan):
@@ -144,7 +148,9 @@ def _format_value(value: float | None, form: str, unit: str = "") -> str:
 
 def draw_block(block: Block) -> list[str]:
     """
-    Return a line for each GPU of equal nodes: its replica, and its link within its group.
+    Return a line for each GPU of a block of equal nodes.
+
+    The line has the GPU's replica, and the GPU's link to the other GPUs of its group.
 
         gpu-[01-02]
           GPU 0  llama-[0-1]  rank 0  port 8000  NV18
@@ -190,13 +196,13 @@ def _shares(found: Iterable[tuple[Stage, str]]) -> str:
 
 
 def _port_text(stage: Stage) -> str:
-    """Return a stage's ports as text, or "" for a node without a server."""
+    """Return a stage's ports as text, or "" if the stage has no server on its node."""
     ports = stage.ports
     return f"  port{'s' if len(ports) > 1 else ''} {ranges(ports)}" if ports else ""
 
 
 def _link_text(node: Node, stage: Stage, gpu: int) -> str:
-    """Return the link to the farthest GPU of its tensor-parallel group on this node."""
+    """Return the link from a GPU to the farthest GPU of its tensor-parallel group on this node."""
     size = stage.tensor_parallel
     experts = stage.expert_parallel and stage.data_parallel > 1 and len(stage.nodes) > 1
     across = "  over nodes" if size > len(stage.gpus) or experts else ""
@@ -216,7 +222,7 @@ def _link_text(node: Node, stage: Stage, gpu: int) -> str:
 
 
 class Action(StrEnum):
-    """The plan's change of a replica."""
+    """What the plan does with a replica."""
 
     START = "start"
     STOP = "stop"
@@ -230,7 +236,7 @@ class Change:
     """
     The change of one replica.
 
-    `before` is "" for a replica that starts, `after` for a replica that stops.
+    `before` is "" if the replica starts, and `after` is "" if the replica stops.
     """
 
     action: Action
@@ -251,11 +257,12 @@ def plan_changes(
     nodes: Iterable[Node] = (),
 ) -> tuple[Change, ...]:
     """
-    Return the plan's changes to running replicas, by model and replica.
+    Return the plan's change to each running or planned replica, sorted by model and replica.
 
-    A replica stays if its nodes, GPUs and port are unchanged, unless `restarts` has its name
-    (`llama-0`) with a reason, such as changed flags, which `running` does not contain. `nodes` have
-    the indices of GPUs that only running replicas use.
+    A replica stays if its nodes, GPUs and port are unchanged, and if `restarts` does not have its
+    name. `restarts` maps the name of a replica (`llama-0`) to another reason for a restart, for
+    example changed flags. gpufleet reads the indices of GPUs that only running replicas use from
+    `nodes`.
     """
     planned: dict[tuple[str, int], list[Stage]] = defaultdict(list)
     for stage in plan.stages:

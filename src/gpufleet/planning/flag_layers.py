@@ -1,8 +1,9 @@
 """
 Merge the layers that set a model's flags, and record the layer of each flag. Pure.
 
-Layers, from weakest to strongest: presets in their order, the settings that set a flag (`context`),
-the operator's `flags`. No layer may set the flags that the plan itself decides.
+The layers are, from weakest to strongest: the presets in their order, the settings that set a flag
+(`context`), and the operator's `flags`. No layer is allowed to set a flag that the plan itself
+decides.
 """
 
 from __future__ import annotations
@@ -32,7 +33,10 @@ YOURS = "yours"
 
 @dataclass(frozen=True)
 class LayeredFlag:
-    """A flag of `vllm serve`, without its dashes, with its source and reason."""
+    """
+    A flag of `vllm serve`, with the layer that sets it and the reason. `name` has no dashes in
+    front.
+    """
 
     name: str
     value: Argument
@@ -45,7 +49,8 @@ def requested_context(served: Served) -> Argument | None:
     """
     Return an entry's requested context length, or None for the release's default.
 
-    The length is in `context` or in the equivalent flag; settings refuse both at once.
+    The length is set with `context` or with the equivalent flag. The settings refuse an entry that
+    sets both.
     """
     if served.context is not None:
         return served.context
@@ -54,7 +59,7 @@ def requested_context(served: Served) -> Argument | None:
 
 
 def objective(served: Served) -> str:
-    """Return the plan's objective: the operator's, else the last preset's."""
+    """Return the objective that the operator sets, or else the objective of the last preset."""
     if "objective" in served.model_fields_set or not served.presets:
         return served.objective
     return presets.load(served.presets[-1]).objective
@@ -62,10 +67,10 @@ def objective(served: Served) -> str:
 
 def resolve_flags(served: Served, subject: presets.Subject) -> tuple[LayeredFlag, ...]:
     """
-    Return every flag that a layer sets, by name, with the value of the strongest layer.
+    Return every flag that a layer sets, sorted by name, with the value from the strongest layer.
 
-    Raises `FleetError` with every preset that cannot be applied: it lacks a required choice for
-    this model, or needs a flag that the operator has not set.
+    Raises `FleetError` with every preset that cannot be applied. Such a preset has no suitable
+    value of a flag for this model, or it needs a flag that the operator has not set.
     """
     found: dict[str, LayeredFlag] = {}
     problems: list[str] = []
@@ -103,7 +108,7 @@ def resolve_layers(
     nodes: Mapping[str, Node],
 ) -> dict[tuple[str, str], tuple[LayeredFlag, ...]]:
     """
-    Return the flags of each (model, name of its release) from all layers.
+    Return the flags from all layers, for each pair of a model and the name of its release.
 
     Raises `FleetError` with every flag that cannot be set.
     """
@@ -157,7 +162,7 @@ def _with_adapters(
     flags: tuple[LayeredFlag, ...], served: Served, description: Description | str | None
 ) -> tuple[LayeredFlag, ...]:
     """
-    Return the flags with those from `adapters`.
+    Return `flags` and the flags that the entry's `adapters` need.
 
     Raises `FleetError` with messages that begin with a key.
     """
@@ -182,7 +187,7 @@ def _with_share(
     flags: tuple[LayeredFlag, ...], served: Served, gpus: Iterable[Gpu], vllm: tuple[int, ...]
 ) -> tuple[LayeredFlag, ...]:
     """
-    Return the flags with the flag for `gpu_share`.
+    Return `flags` and the flag that the entry's `gpu_share` needs.
 
     Raises `FleetError` with messages that begin with a key.
     """
@@ -230,7 +235,9 @@ def preset_flags(flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
 
 def release_name(settings: NodeSettings, model: str) -> str:
     """
-    Return the name of an entry's release: the version, after the engine if that is not vLLM.
+    Return the name of an entry's release.
+
+    The name is the version of vLLM, or the engine and its version if the engine is not vLLM.
     """
     engine = settings.engine_of(model)
     return engine.version if engine.engine == DEFAULT else f"{engine.engine} {engine.version}"

@@ -1,14 +1,15 @@
 """
 Choose the GPUs of a node for a group, and the next node. Pure.
 
-A group is placed in one NVLink island: the island with the fewest free GPUs that suffice, so that
-large islands stay whole. Inside the island, GPUs of one NUMA node are preferred, then GPUs behind
-one NIC, then the lowest indices. If NVLink joins GPUs of two islands (a bridge with a dead pair, a
-cube mesh), the chosen group leaves room for the most further groups of its size. With `allow_pcie`,
-increasingly wide parts of the PCIe tree follow the islands.
+A group is placed in one NVLink island. Of the islands with enough free GPUs, gpufleet chooses the
+one with the fewest free GPUs, so that large islands stay whole. Inside the island, GPUs of one NUMA
+node are preferred, then GPUs behind one NIC, then the GPUs with the lowest indices. If NVLink joins
+GPUs of two islands (a bridge with a dead pair, a cube mesh), the chosen group leaves room for as
+many further groups of its size as possible. If no island has room and `allow_pcie` is set, gpufleet
+tries larger and larger parts of the PCIe tree.
 
-The options of a node's hardware are computed and cached once for all equal nodes (`Layout`): a
-fleet of thousands of nodes has few different layouts.
+The groups that a node's hardware allows are computed once and cached for all equal nodes
+(`Layout`), because a fleet of thousands of nodes has few different layouts.
 """
 
 from __future__ import annotations
@@ -25,7 +26,10 @@ from gpufleet.planning.parallelism import Division, Kind
 PCIE_TIERS = ("PIX", "PXB", "PHB", "NODE", "SYS")
 
 NearNics = Mapping[int, Collection[tuple[str, str]]]
-"""Each GPU's nearest NICs with their class, as `nic_affinity.nearest_nics` returns them."""
+"""The nearest NICs of each GPU, each with the class of the PCIe path between them.
+
+`nic_affinity.nearest_nics` returns this mapping.
+"""
 
 Mask = int
 """A set of GPUs: bit n is the GPU with NVML index n."""
@@ -50,7 +54,7 @@ def indices(gpus: Mask) -> tuple[int, ...]:
 
 
 class Layout:
-    """The hardware of equal nodes, with the GPUs that may form a group, best first."""
+    """The hardware of equal nodes, and the groups of GPUs that are possible on it."""
 
     def __init__(self, node: Node, nics: NearNics) -> None:
         """Create the layout of `node`, which all nodes with the same `key` share."""
@@ -74,7 +78,7 @@ class Layout:
 
     @staticmethod
     def key(node: Node, nics: NearNics) -> tuple[object, ...]:
-        """Return the key that nodes with the same layout share."""
+        """Return a key that is equal for all nodes with the same layout."""
         return (
             tuple((gpu.index, gpu.numa_node) for gpu in node.gpus),
             frozenset(node.nvlink.items()),
@@ -84,9 +88,10 @@ class Layout:
 
     def group(self, free: Mask, division: Division, *, pcie: bool) -> tuple[int, ...]:
         """
-        Return the GPUs from `free` for one node's part of a replica; empty if there is no room.
+        Return the GPUs from `free` for one node's part of a replica, or () if there is no room.
 
-        The GPUs are in the order of ranks: one tensor-parallel group after another, each ascending.
+        The GPUs are in the order of their ranks: one tensor-parallel group after another, and by
+        index inside each group.
         """
         spans = division.nodes > 1
         key = (free, division.unit, division.units, pcie, spans)
@@ -121,9 +126,9 @@ class Layout:
 
     def _sparing(self, free: Mask, size: int, found: tuple[int, ...]) -> tuple[int, ...]:
         """
-        Return the group that leaves room for the most further groups.
+        Return a group that leaves room for as many further groups as possible.
 
-        This is `found` if it leaves that much room, else the first such group.
+        If `found` is such a group, it is returned. Otherwise, the first such group is returned.
         """
         most = self.most_groups(size, free)
         if not most or (found and self.most_groups(size, free & ~mask(found)) == most - 1):
@@ -135,7 +140,10 @@ class Layout:
         return self.most_groups(size, free & ~gpus) == most - 1
 
     def _groups(self, group: Mask, near: Mask, size: int) -> Iterator[Mask]:
-        """Yield each group of `size` more GPUs out of `near` that NVLink joins pair by pair."""
+        """
+        Yield `group` with each choice of `size` more GPUs from `near` of which NVLink joins every
+        pair.
+        """
         if not size:
             yield group
         while size and near:
@@ -147,8 +155,8 @@ class Layout:
         """
         Return the maximum number of disjoint groups of `size` GPUs, each fully linked by NVLink.
 
-        The GPUs are `free`, or all GPUs. The count is exact: counting within islands misses groups
-        whose links cross islands.
+        `free` are the GPUs to use. None means all GPUs. The number is exact because it includes
+        groups whose links cross islands.
         """
         left = mask(self.gpus) if free is None else free
         if not self._crossed:
@@ -159,8 +167,8 @@ class Layout:
         if key not in self._most:
             gpu = left & -left
             rest = left ^ gpu
-            # The lowest GPU is in a group, or in none. Stop when the number of GPUs allows no more
-            # groups: without this, sixteen GPUs take seconds.
+            # The GPU with the lowest index is in a group, or in none. Stop when the number of GPUs
+            # allows no more groups. Otherwise the search takes seconds for sixteen GPUs.
             most, bound = 0, left.bit_count() // size
             for group in self._groups(gpu, rest & self._joined[gpu], size - 1):
                 most = max(most, 1 + self.most_groups(size, left & ~group))
@@ -172,7 +180,7 @@ class Layout:
     @property
     def more_groups(self) -> dict[int, int]:
         """
-        Return {size: number of groups} for the sizes with more groups than the islands alone hold.
+        Return {size: number of groups} for each size with more groups than fit inside the islands.
         """
         sizes = range(2, max(map(len, self.islands), default=1) + 1) if self._crossed else ()
         return {
@@ -182,7 +190,9 @@ class Layout:
         }
 
     def may_hold(self, gpus: tuple[int, ...], division: Division, *, pcie: bool) -> bool:
-        """Return whether GPUs, in the order of ranks, can be a node's part of a replica."""
+        """
+        Return whether these GPUs, in the order of their ranks, can be a node's part of a replica.
+        """
         size = division.unit
         if len(gpus) != size * division.units:
             return False
@@ -200,7 +210,7 @@ class Layout:
         )
 
     def slowest_link(self, gpus: tuple[int, ...]) -> str:
-        """Return the link of the slowest pair: `NVLink (NV18)`, `PCIe (PHB)`."""
+        """Return the link of the slowest pair of GPUs, for example `NVLink (NV18)`."""
         pairs = [(one, other) for one in gpus for other in gpus if one < other]
         links = min(self._nvlink.get(pair, 0) for pair in pairs)
         if links:
@@ -211,7 +221,7 @@ class Layout:
         )
 
     def _partitions(self, pcie: bool) -> Iterator[tuple[Mask, ...]]:
-        """Yield the partitions of the node whose parts may hold a group, best first."""
+        """Yield the ways to divide the node's GPUs into parts that may hold a group, best first."""
         yield self._islands
         if pcie:
             if not self._tiers:
@@ -220,7 +230,8 @@ class Layout:
 
     def _pcie_parts(self, tier: int) -> tuple[Mask, ...]:
         """
-        Return the sets of GPUs that meet at `PCIE_TIERS[tier]` or nearer; the sets never overlap.
+        Return the sets of GPUs whose paths meet at `PCIE_TIERS[tier]` or nearer. The sets do not
+        overlap.
         """
         parts: list[set[int]] = []
         for gpu in self.gpus:
@@ -253,7 +264,9 @@ def _masks(labels: Mapping[int, object]) -> tuple[Mask, ...]:
 
 
 def _best_fit(free: Mask, parts: Iterable[Mask], size: int) -> Mask:
-    """Return the free GPUs of the part with the fewest that suffice, or 0 if no part suffices."""
+    """
+    Return the free GPUs of the part that has the fewest, but at least `size`. 0 if there is none.
+    """
     pools = [pool for part in parts if (pool := free & part).bit_count() >= size]
     return min(pools, key=lambda pool: (pool.bit_count(), indices(pool)), default=0)
 
@@ -298,12 +311,12 @@ class NodeCapacity:
         self.order = order
         self.free: Mask = mask(layout.gpus)
         self.open: Mask = self.free
-        """The free GPUs without a running replica that may stay."""
+        """The free GPUs that are not held for a running replica."""
         self.held: dict[tuple[str, int], Mask] = {}
         """GPUs of running replicas that are not placed yet; other replicas get these GPUs last."""
         self._needed: set[tuple[str, int]] = set()
-        # Shares in thousandths of a GPU (planning/gpu_shares.py): of placed replicas, by GPU; of
-        # held replicas.
+        # Shares are in thousandths of a GPU (planning/gpu_shares.py). `_shares` has the shares of
+        # placed replicas, by GPU. `_held_shares` has the shares of held replicas.
         self._shares: dict[int, dict[tuple[str, int], int]] = {}
         self._held_shares: dict[tuple[str, int], int] = {}
         self.changes = 0
@@ -338,8 +351,8 @@ class NodeCapacity:
         """
         Hold the GPUs of a running replica that may stay.
 
-        If the replica is displaced, it moves elsewhere with `needed`, and stops without. `share` is
-        in thousandths of the GPU; 0 means whole GPUs.
+        `needed` says what happens if another replica displaces this replica: it moves if `needed`
+        is true, and stops otherwise. `share` is in thousandths of the GPU; 0 means whole GPUs.
         """
         self.changes += 1
         if needed:
@@ -360,13 +373,15 @@ class NodeCapacity:
 
     def group(self, division: Division, *, pcie: bool, displace: bool) -> tuple[int, ...]:
         """
-        Return the GPUs for a replica's part on this node, or (); with `displace`, also held GPUs.
+        Return the GPUs for a replica's part on this node, or () if there is no room.
+
+        If `displace` is true, the part may also use GPUs that are held for other replicas.
         """
         found = self.layout.group(self.open, division, pcie=pcie)
         if found or not displace:
             return found
-        # Displace as few as possible: first replicas that need no other place, then the smallest,
-        # then a model's last.
+        # Displace as few replicas as possible: first replicas that need no other place, then the
+        # smallest replicas, then the replica of a model with the highest number.
         allowed = self.open
         for _, gpus in self._cheapest_first():
             allowed |= gpus & self.free
@@ -386,7 +401,7 @@ class NodeCapacity:
         )
 
     def displaced(self, gpus: tuple[int, ...]) -> list[tuple[str, int]]:
-        """Return the held replicas on some of `gpus`."""
+        """Return the held replicas that use any of `gpus`."""
         taken = mask(gpus)
         return [replica for replica, held in self.held.items() if held & taken]
 
@@ -402,7 +417,10 @@ class NodeCapacity:
     # Shares of a GPU
 
     def take_share(self, replica: tuple[str, int], gpu: int, share: int) -> None:
-        """Assign a share of a GPU, in thousandths; the GPU can then have no whole replica."""
+        """Assign a share of a GPU, in thousandths, to a replica.
+
+        A replica that uses whole GPUs can then no longer use the GPU.
+        """
         self.take((gpu,))
         self._shares.setdefault(gpu, {})[replica] = share
 
@@ -422,7 +440,7 @@ class NodeCapacity:
         return sum(self._held_shares.get(each, 1000 * self.held[each].bit_count()) for each in held)
 
     def has_share(self, gpu: int, share: int, model: str, most: int) -> bool:
-        """Return whether a share can be assigned to a model, ignoring held shares."""
+        """Return whether a share of the GPU can be assigned to a model. Held shares are ignored."""
         taken = self.shares_on(gpu)
         return (
             bool(taken or self.free >> gpu & 1)
@@ -434,7 +452,7 @@ class NodeCapacity:
         self, gpu: int, share: int, model: str, most: int
     ) -> list[tuple[str, int]] | None:
         """
-        Return the held replicas to displace on a GPU for a model's share, or None if there is no
+        Return the held replicas that a model's share on a GPU displaces, or None if there is no
         room.
         """
         if not self.has_share(gpu, share, model, most):
@@ -461,14 +479,14 @@ class Picker:
     """
     Picks the nodes and GPUs of one model's next replica.
 
-    The picker chooses the node of the most preferred group, then with the fewest replicas of the
-    model, then with the most free GPUs, then with the first name. A replica over several nodes gets
-    the first nodes of one kind in one NVLink domain; if no domain has room, the first nodes of one
-    kind.
+    The picker compares nodes by these criteria, in this order: the most preferred group, the fewest
+    replicas of the model, the most free GPUs, the first name. A multi-node replica gets the first
+    nodes of one kind in one NVLink domain. If no domain has room, the replica gets the first nodes
+    of one kind.
 
-    Free GPUs only decrease while the picker is used. A node without room is therefore not checked
-    again, and a node that was filled in the meantime is queued again: each choice checks one or two
-    nodes instead of all.
+    While the picker is used, the number of free GPUs can only decrease. A node without room is
+    therefore never checked again. A node whose free GPUs have changed is put back into the queue.
+    Each choice therefore checks one or two nodes instead of all nodes.
     """
 
     def __init__(
@@ -559,7 +577,10 @@ class Picker:
                 return room, division, ()
 
     def _key(self, room: NodeCapacity, division: Division) -> tuple[int, ...]:
-        """Return the sort key of a node. Its last number is unique, so that keys never tie."""
+        """
+        Return the sort key of a node. The last number of the key is unique, so no two keys are
+        equal.
+        """
         rank = self._rank(room)
         if not self._displace:
             return rank, self._on[room.name], -room.open.bit_count(), room.order
@@ -572,7 +593,9 @@ class Picker:
 
 def group_rank(room: NodeCapacity, prefer: Sequence[str]) -> int:
     """
-    Return the index in `prefer` of the first group that contains the node; its length if none does.
+    Return the index in `prefer` of the first group that contains the node.
+
+    If no group contains the node, the result is the length of `prefer`.
     """
     groups = enumerate(prefer)
     return next((at for at, group in groups if group in room.groups), len(prefer))

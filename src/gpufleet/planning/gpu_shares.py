@@ -1,10 +1,11 @@
 """
-Place several models on one GPU: the memory utilization for a share, and its GPU.  Pure.
+Place several models on one GPU: compute the memory utilization for a share, and choose its GPU.
+Pure.
 
-`gpu_share` is a fraction of one GPU's memory for all allocations of a replica's process there. A
-GPU with shares has no whole replica, and at most one replica of each model, so that replicas are
-spread over GPUs. The shares of a GPU add up to at most `MOST_OF_A_GPU`. Shares are counted in
-thousandths.
+`gpu_share` is the fraction of one GPU's memory that a replica's process may allocate there. A GPU
+with shares has no replica that uses whole GPUs. The GPU has at most one replica of each model, so
+that a model's replicas are spread over GPUs. The shares of a GPU add up to at most `MOST_OF_A_GPU`.
+Shares are counted in thousandths.
 """
 
 from __future__ import annotations
@@ -28,9 +29,9 @@ UTILIZATION = "gpu-memory-utilization"
 
 GRAPHS_GIB = 1.0
 """
-Memory for CUDA graphs outside vLLM's budget, for releases that may allocate them there.
+Memory for CUDA graphs, for vLLM releases that may allocate the graphs outside vLLM's budget.
 
-Sizing compares it with the size of the model's graphs.
+Sizing compares this value with the size of the model's graphs.
 """
 
 
@@ -41,11 +42,12 @@ def utilization(
     share: float, total_gib: float, vllm: tuple[int, ...], *, enforce_eager: bool
 ) -> float:
     """
-    Return `--gpu-memory-utilization` for a share of a GPU with `total_gib` by CUDA.
+    Return the value of `--gpu-memory-utilization` for a share of a GPU.
 
-    vLLM's budget is that fraction of the GPU's total memory, even if other servers share it. vLLM's
-    budget excludes the CUDA context, and the CUDA graphs of older releases: both are subtracted
-    from the share.
+    `total_gib` is the GPU's memory that CUDA reports. vLLM's budget is the returned fraction of
+    this memory, even if other servers share the GPU. The CUDA context is not part of vLLM's budget.
+    In older releases, the CUDA graphs are not part of it either. The memory for both is therefore
+    subtracted from the share.
 
     >>> utilization(0.2, 79.19, (0, 32, 0), enforce_eager=False)
     0.192
@@ -62,10 +64,12 @@ def derive(
     served: Served, flags: Mapping[str, Argument], gpus: Iterable[Gpu], vllm: tuple[int, ...]
 ) -> tuple[float, str] | None:
     """
-    Return the value of `--gpu-memory-utilization` with its reason; None without a share or GPUs.
+    Return the value of `--gpu-memory-utilization` with its reason.
 
-    `gpus` are the GPUs of all nodes that declare the model. Raises `FleetError` if their memory
-    differs.
+    The result is None if `gpu_share` is not set, or if `gpus` is empty.
+
+    `gpus` are the GPUs of all nodes that declare the model. Raises `FleetError` if the GPUs have
+    different amounts of memory.
     """
     if served.gpu_share is None:
         return None
@@ -94,7 +98,8 @@ def start_seconds(served: Iterable[Served]) -> int:
     """
     Return the seconds within which all servers that start together must answer.
 
-    Servers that share a GPU start one after another.
+    The times of servers with a share of a GPU are added, because these servers start one after
+    another.
     """
     alone, shared = 0, 0
     for each in served:
@@ -136,9 +141,10 @@ class SharePicker:
     """
     Picks the GPU of one model's next replica.
 
-    The picker chooses the node of the most preferred group, then with the fewest replicas of the
-    model; there the GPU with shares that keeps the least free room. If no such GPU has room, it
-    chooses a free GPU of the node with the most free GPUs.
+    The picker prefers nodes of the most preferred group, then nodes with the fewest replicas of the
+    model. On these nodes, the picker chooses the GPU with shares that has the least free room. If
+    no GPU with shares has enough room, the picker chooses a free GPU of the node with the most free
+    GPUs.
     """
 
     def __init__(
@@ -167,7 +173,9 @@ class SharePicker:
         self._known: dict[int, tuple[tuple[int, int], tuple[int, ...] | None]] = {}
 
     def next(self) -> tuple[Division, list[Part]] | None:
-        """Return the next replica's part, or None without room. The caller assigns it."""
+        """
+        Return the next replica's part, or None if there is no room. The caller assigns the GPU.
+        """
         best = min(filter(None, map(self._best, range(len(self._rooms)))), default=None)
         if best is None:
             return None

@@ -1,5 +1,5 @@
 """
-Summarize a plan: how many GPUs it uses, with equal nodes as one block.  Pure.
+Summarize a plan: count its GPUs by use, and combine equal nodes into blocks. Pure.
 
 Two nodes are in one block if they have the same kind of GPUs, and if each runs the same parts of
 the same models on the same GPUs and ports. Only the numbers of their replicas differ.
@@ -20,7 +20,7 @@ from gpufleet.planning.stage import Stage
 
 @dataclass(frozen=True)
 class Totals:
-    """The nodes' GPUs by use. Every GPU is in one of the four counts."""
+    """The nodes' GPUs by use. Every GPU is counted as planned, free, reserved or unfit."""
 
     gpus: int = 0
     planned: int = 0
@@ -85,7 +85,10 @@ class Block:
     stages: tuple[Stage, ...]
     """Stages of the first node."""
     replicas: tuple[tuple[int, ...], ...]
-    """For each of `stages`: the replicas with the same place on the block's nodes."""
+    """
+    For each stage in `stages`: the numbers of the replicas that have this place on the block's
+    nodes.
+    """
 
     @property
     def names(self) -> str:
@@ -135,7 +138,9 @@ def gpus_text(stage: Stage) -> str:
 
 
 def _part(stage: Stage) -> tuple[Any, ...]:
-    """Return a node's part of a replica as a key, without the replica's number."""
+    """
+    Return a key for a node's part of a replica. The key does not contain the replica's number.
+    """
     return (
         stage.gpus,
         stage.model,

@@ -1,10 +1,11 @@
 """
-Determine the kind of each model, and the flags that vLLM needs for it.  Pure.
+Determine the kind of each model (text, embeddings, scores ...), and the vLLM flags that the kind
+needs. Pure.
 
 The order of precedence is: the operator's declaration (`serving.<model>.kind`), flags that allow
 only one kind, the model's files, the running servers. A kind that the model cannot have is refused.
-If the kind remains unknown, the model is treated as one that completes text; if its files could be
-read, a remark reports this.
+If the kind remains unknown, gpufleet treats the model as one that completes text. If gpufleet could
+read the model's files, a remark then reports that the kind is unknown.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _AUDIO = "soundfile"
 _WHISPER = "WhisperForConditionalGeneration"
 _SECONDS_30, _TEXT = 1500, 448
 """
-Positions of the encoder and of the decoder of every Whisper model.
+Number of positions of the encoder and of the decoder of every Whisper model.
 
 The encoder processes its positions in one step. Source: max_source_positions and
 max_target_positions in config.json of openai/whisper-*.
@@ -53,7 +54,7 @@ class ResolvedKind:
 
 @dataclass(frozen=True)
 class ResolvedKinds:
-    """The kinds of all models, by their names in `serving`."""
+    """The kinds of all models, by the models' names in `serving`."""
 
     kinds: Mapping[str, ResolvedKind] = field(default_factory=dict)
 
@@ -62,7 +63,9 @@ class ResolvedKinds:
         return self.kinds.get(model, ResolvedKind()).kind
 
     def flags(self, model: str, flags: Iterable[LayeredFlag]) -> tuple[LayeredFlag, ...]:
-        """Return a model's flags with those of its kind."""
+        """
+        Return `flags` and the flags that the model's kind needs. A flag in `flags` has precedence.
+        """
         found = {each.name: each for each in self.kinds.get(model, ResolvedKind()).flags}
         found |= {each.name: each for each in flags}
         return tuple(sorted(found.values(), key=lambda each: each.name))
@@ -70,7 +73,8 @@ class ResolvedKinds:
     @property
     def remarks(self) -> tuple[str, ...]:
         """
-        Return the remarks on models whose kind is unknown or whose release may not have their code.
+        Return the remarks on models whose kind is unknown, or which the vLLM release may not
+        support.
         """
         return tuple(each.remark for each in self.kinds.values() if each.remark)
 
@@ -84,10 +88,11 @@ def resolve_kinds(
     judged: bool = True,
 ) -> ResolvedKinds:
     """
-    Return the kind of requests to each model.
+    Return the kind of each model, with the flags that the kind needs.
 
-    `locks` has the text of each release's lock. If `judged`, raises `FleetError` with every kind
-    that a model cannot have, and with every setting that does not suit the kind.
+    `locks` maps the names of vLLM releases' lock files to the text of the files. If `judged` is
+    true, raises `FleetError` with every kind that a model cannot have, and with every setting that
+    does not suit the kind.
     """
     served = {
         model: (each, wanted.vllm)
@@ -141,10 +146,12 @@ def _release_words(
     model: str, served: Served, version: str, name: str, kind: ModelKind
 ) -> tuple[str, str]:
     """
-    Return a problem if a release cannot serve a class as this kind, and a remark if it may.
+    Return a problem if a release cannot serve the model as this kind, and a remark if it is not
+    known whether the release can.
 
-    Both are "" by default. vLLM runs a class without its own code through the package transformers,
-    if that supports the class, which is unknown here.
+    Each of the two is "" if there is nothing to say. `name` is the name of the model's class. If
+    vLLM has no code for the class, vLLM uses the package transformers, if that package supports the
+    class. gpufleet does not know whether the package supports the class.
     """
     pools = kind in POOLS
     if not name or served_classes.has_code(version, name, pools=pools) is not False:
@@ -165,7 +172,7 @@ def _release_words(
 
 
 def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
-    """Yield a problem if a lock has no audio packages of vLLM."""
+    """Yield a problem if a lock file has none of the packages with which vLLM reads audio."""
     if text and f"\n{_AUDIO}==" not in f"\n{text}":
         yield (
             f"vllm.lock: {vllm.lock} does not contain the package {_AUDIO}, but {model} "
@@ -177,10 +184,11 @@ def _without_audio(model: str, vllm: Vllm, text: str | None) -> Iterable[str]:
 
 def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
     """
-    Yield a problem if a step is smaller than the encoder's audio input: vLLM would exit.
+    Yield a problem if a step has fewer tokens than the encoder's audio input, because vLLM would
+    exit.
 
-    Without the flag, a step has as many tokens as all requests of full length together (0.32.0:
-    "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
+    Without `max-num-batched-tokens`, a step has as many tokens as all requests of full length
+    together (0.32.0: "Chunked MM input disabled but max_tokens_per_mm_item (1500) is larger").
     """
     tokens = _said(served, "max-num-batched-tokens")
     requests = _said(served, "max-num-seqs")
@@ -196,7 +204,7 @@ def _too_few_tokens(model: str, served: Served) -> Iterable[str]:
 
 
 def _said(served: Served, flag: str) -> int | None:
-    """Return a flag's number by the operator, else by the last preset with the flag, else None."""
+    """Return the number that the operator or else the last preset sets for a flag, or None."""
     found = [
         *([served.flags[flag]] if flag in served.flags else ()),
         *(
@@ -290,12 +298,13 @@ def _by_flags(
 
 def _flags(kind: ModelKind, served: Served, own: Iterable[str]) -> Iterable[LayeredFlag]:
     """
-    Yield the flags of a kind; `generate` has a flag only if the operator declares it.
+    Yield the flags that a kind needs. `generate` needs a flag only if the operator declares the
+    kind.
 
-    If the model's files decided, a Hub that does not answer would change the unit, and restart the
-    model. vLLM itself converts a decoder for pooling (_get_default_convert_type in
-    config/model.py), and treats a model with a modules.json as an embedder unless the runner is
-    set.
+    If the flag for `generate` depended on the model's files, a Hub that does not answer would
+    change the unit and restart the model. vLLM itself converts a decoder for pooling
+    (_get_default_convert_type in config/model.py), and treats a model with a modules.json as an
+    embedder unless the runner is set.
     """
     runner = "pooling" if kind in POOLS else "generate" if served.kind == "generate" else None
     if runner and "runner" not in own:

@@ -1,7 +1,7 @@
 """
 Refuse a plan in which a multi-node replica loses a node.  Pure.
 
-The other nodes of such a replica have parts of a model that are useless alone. A typing error in an
+The replica's other nodes have parts of the model that are useless alone. A typing error in an
 inventory, or a GPU that is reserved for others, would therefore end a service on other nodes. Such
 a plan is refused, unless the operator requests a new plan (`when_a_node_leaves: replan`). A
 single-node replica moves when its node is removed, and the plan shows the move.
@@ -30,11 +30,11 @@ def lost_nodes(
     left_out: Mapping[str, str],
 ) -> dict[str, str]:
     """
-    Return the reason for each node that a running replica loses; empty for a single-node replica.
+    Return each node that a running multi-node replica loses, with the reason.
 
-    `stages` are the replica's running ranks, and `fleet` are the nodes of the inventory. For each
-    node that declares the model, `usable` has the UUIDs of usable GPUs, and `left_out` has a
-    sentence on unusable GPUs.
+    The result is empty for a single-node replica. `stages` are the replica's running ranks, and
+    `fleet` are the nodes of the inventory. For each node that declares the model, `usable` has the
+    UUIDs of usable GPUs, and `left_out` has a sentence on unusable GPUs.
 
         {"gpu-02": "is no longer in the inventory"}
     """
@@ -64,8 +64,8 @@ def refusals(
     Return a refusal for each replica of a model that would lose a required node.
 
     `running` are the running replicas by number, and `losing` has the result of `lost_nodes` for
-    each. A replica that is no longer declared, or whose declared division has changed, requires no
-    node.
+    each replica. A replica requires none of its nodes if it is no longer declared, or if its
+    declared division has changed.
     """
     if served.when_a_node_leaves == "replan" or not served.span_nodes:
         return []
@@ -97,7 +97,9 @@ def _sentence(
 
 
 def _is_reshaped(served: Served, stages: Sequence[Running]) -> bool:
-    """Return whether the declared parallelism differs from the running one."""
+    """
+    Return whether the declared parallelism differs from the parallelism of the running replica.
+    """
     arguments = next((each.arguments for each in stages if each.arguments), ())
     if not arguments:
         return False

@@ -1,14 +1,17 @@
 """
 Divide a replica over GPUs, and over as few nodes of one kind as possible. Pure.
 
-GPUs that exchange data in every layer (a tensor-parallel group; all engines of a replica with whole
-experts on each GPU) belong together, in one NVLink island. A multi-node replica is divided into
-equal shares: whole engines on each node, or separate nodes for each engine; whole groups, or equal
-parts of one. The node's number therefore determines a rank's position, and vLLM receives only this
-number (`--node-rank`, `--data-parallel-start-rank`).
+GPUs that exchange data in every layer are placed together in one NVLink island. These are the GPUs
+of a tensor-parallel group. If each GPU has whole experts, they are the GPUs of all engines of the
+replica.
 
-A group spans nodes only if the operator set its size, and it does not fit on fewer nodes even over
-PCIe.
+A multi-node replica is divided into equal shares. Each node has whole engines, or an equal part of
+one engine. Each node also has whole groups, or an equal part of one group. The node's number
+therefore determines the position of its ranks, and vLLM receives only this number (`--node-rank`,
+`--data-parallel-start-rank`).
+
+A group spans nodes only if the operator set the group's size, and if the group does not fit on
+fewer nodes even over PCIe.
 """
 
 from __future__ import annotations
@@ -35,7 +38,7 @@ class Kind:
     device: str = "cuda"
     more_groups: tuple[tuple[int, int], ...] = ()
     """
-    (size, number of NVLink groups) for the sizes with more groups than the islands alone hold.
+    (size, number of NVLink groups) for each size with more groups than fit inside the islands.
     """
 
     def groups(self, size: int) -> int:
@@ -80,7 +83,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Division:
-    """The division of a replica; the fields have the names of vLLM's flags."""
+    """The division of a replica over GPUs and nodes. The fields have the names of vLLM's flags."""
 
     tensor_parallel: int
     pipeline_parallel: int = 1
@@ -99,8 +102,8 @@ class Division:
         """
         Return the number of GPUs that wait for each other in every layer.
 
-        These are a tensor-parallel group, or, with expert parallelism, all engines: every layer
-        sends tokens to experts on other GPUs.
+        These are the GPUs of a tensor-parallel group. With expert parallelism, they are the GPUs of
+        all engines, because every layer sends tokens to experts on other GPUs.
         """
         return (
             self.gpus if self.expert_parallel and self.data_parallel > 1 else self.tensor_parallel
@@ -114,7 +117,9 @@ class Division:
     @cached_property
     def unit(self) -> int:
         """
-        Return the number of GPUs that NVLink must join on a node: a group, or its part on the node.
+        Return the number of GPUs that NVLink must join on a node.
+
+        These are a whole group, or the group's part on the node.
         """
         return min(self.group, self.share)
 
@@ -128,7 +133,7 @@ class Division:
         """
         Return whether a group is larger than a node's share.
 
-        Every layer then waits for the network.
+        If this is true, every layer waits for the network.
         """
         return self.group > self.share
 
@@ -165,11 +170,16 @@ class Division:
 
 def spread(division: Division, served: Served, kind: Kind) -> Division:
     """
-    Return a division that spans the fewest nodes that hold it, if one node does not.
+    Return the division over as few nodes as possible, if it does not fit on one node.
 
-    The division is unchanged if it fits one node, if it may not span nodes, if no number of nodes
-    holds it in equal shares, or if a group would be split needlessly; in the last three cases,
-    `parts_per_node` is 0.
+    The division is returned unchanged in these cases:
+
+    - It fits on one node.
+    - It is not allowed to span nodes.
+    - No number of nodes holds it in equal shares.
+    - A group would be split over more nodes than necessary.
+
+    In the last three cases, `parts_per_node` is 0.
     """
     if not served.span_nodes or parts_per_node(division, served, kind):
         return division
@@ -185,7 +195,7 @@ def spread(division: Division, served: Served, kind: Kind) -> Division:
 
 
 def _spreads(division: Division, served: Served, kind: Kind) -> Iterator[Division]:
-    """Yield the division over increasing numbers of nodes, for each number that can hold it."""
+    """Yield the division over each number of nodes that can hold it, smallest number first."""
     engine = division.tensor_parallel * division.pipeline_parallel
     for nodes in range(2, division.gpus + 1):
         if division.gpus % nodes:
@@ -219,6 +229,6 @@ def replica_capacity(division: Division, served: Served, kind: Kind, nodes: int)
     """
     if nodes < division.nodes:
         return 0
-    # A replica takes distinct nodes. If parts go to the emptiest nodes first, only parts too few
-    # for a replica are left over.
+    # A replica's parts are on distinct nodes. If each part is placed on the emptiest node, the room
+    # that is left over is too small for one more replica.
     return parts_per_node(division, served, kind) * nodes // division.nodes

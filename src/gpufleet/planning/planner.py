@@ -3,30 +3,33 @@ Assign GPUs of nodes to replicas, with reasons. Pure: values in, values out.
 
 The rules, in order of precedence:
 
-1. A model is placed on the nodes that declare it, with the same declaration on all of them.
-2. The division of a replica is chosen separately for each kind of node (`candidates.py`); the
-   operator's settings are kept. A replica is placed on nodes of one kind, in equal shares
+1. A model is placed on the nodes that declare it. All of these nodes must have the same
+   declaration.
+2. The division of a replica is chosen separately for each kind of node (`candidates.py`). Values
+   that the operator sets are not changed. A replica is placed on nodes of one kind, in equal shares
    (`planning/parallelism.py`), and in one NVLink domain if a domain has room.
 3. Models are placed largest group first, then by name, so that small groups fill the gaps between
-   large groups. `replicas: fit` counts as one replica until all others are placed; then such
-   models take turns, the model with the fewest replicas first.
-4. A cordoned node gets no new replica; its running replicas may stay like any others.
-5. A running replica keeps its node, GPUs, port and number if these are still allowed. It is
-   displaced only by a model that is placed before its own and has no other room, and the plan
-   reports the displacement.
+   large groups. A model with `replicas: fit` counts as one replica until all other models are
+   placed. Then such models get further replicas in turns, the model with the fewest replicas first.
+4. A cordoned node gets no new replica. The replicas that run on it may stay, like replicas on other
+   nodes.
+5. A running replica keeps its node, GPUs, port and number if these are still allowed. A different
+   model displaces the replica only if that model is placed earlier and has no other room. The plan
+   reports each displaced replica.
 6. A multi-node replica that would lose a node is refused, unless its settings allow a new plan
    (`planning/node_removal.py`).
-7. A new replica is placed on a node of the first group in its model's `prefer` that has room; of
-   these nodes on the one with the fewest replicas of its model so far, then with the most free
-   GPUs, then with the first name. `planning/gpu_placement.py` chooses the GPUs on the node.
-8. A GPU serves one stage, or shares of several models (`planning/gpu_shares.py`), placed behind
-   all whole GPUs; a port on a node has one user (`ports.py`).
+7. A new replica is placed on a node of the first group in its model's `prefer` that has room. Of
+   these nodes, gpufleet chooses the node with the fewest replicas of the model so far, then the
+   node with the most free GPUs, then the node with the first name. `planning/gpu_placement.py`
+   chooses the GPUs on the node.
+8. One stage uses a GPU alone, or several models share the GPU (`planning/gpu_shares.py`). Shares
+   are placed after all replicas that use whole GPUs. A port on a node has one user (`ports.py`).
 
-Replicas are placed one after another, and each choice depends only on the earlier choices. One more
-replica therefore moves no other replica of its model. It may displace models that are placed later
-from its GPUs.
+Replicas are placed one after another, and each choice depends only on the earlier choices. If a
+model gets one more replica, the other replicas of this model therefore do not move. The new replica
+may displace replicas of models that are placed later.
 
-The same nodes and settings give the same plan, whatever their order.
+The same nodes and settings give the same plan. Their order does not matter.
 """
 
 from __future__ import annotations
@@ -139,10 +142,15 @@ def plan(
     """
     Place every declared replica of every model.
 
-    `nodes` are the probed nodes, `settings` each node's settings. `described` has each model's
-    description by its name in `serving`, or a sentence why it could not be read. `running` are the
-    running stages. For each node, `reserved` has the reserved GPUs, `ports` the ports of other
-    programs, `nics` the result of `nic_affinity.nearest_nics`, and `groups` the node's groups.
+    `nodes` are the probed nodes, and `settings` has the settings of each node. `described` maps
+    each model's name in `serving` to the model's description, or to a sentence why gpufleet could
+    not read the model. `running` are the running stages. The other arguments have a value for each
+    node:
+
+    - `reserved`: the reserved GPUs;
+    - `nics`: the result of `nic_affinity.nearest_nics`;
+    - `ports`: the ports of other programs;
+    - `groups`: the node's groups in the inventory.
 
     Raises `FleetError` with all obstacles of all nodes and models.
     """
@@ -180,7 +188,7 @@ def _validate(
     faults = dict(_node_problems(fleet, settings))
     disagreements = dict(_disagreements(declared))
     problems = [sentence for sentences in faults.values() for sentence in sentences]
-    # Whether the others fit is known only when these are corrected.
+    # Whether the affected models fit is known only after their problems are corrected.
     usable = [
         name
         for name, by_node in declared.items()
@@ -219,7 +227,7 @@ def _place(
     """
     Place all replicas that fit.
 
-    Returns the problems, the models without removal refusals, and the replicas.
+    Returns the problems, the models whose `removal_refusals` are empty, and the placed replicas.
     """
     problems: list[str] = []
     staying = []
@@ -377,7 +385,9 @@ def _node_capacities(
 
 
 def _cached_sizer(sizer: Sizer) -> Sizer:
-    """Return a caching sizer, because kinds of node may have the same GPUs."""
+    """
+    Return a sizer that caches its results, because several kinds of node may have the same GPUs.
+    """
     known: dict[tuple[int, Options], Sizing] = {}
 
     def cached_sizer(description: Description, options: Options) -> Sizing:

@@ -6,11 +6,11 @@ replicas get the next free ports. The ports of exporters, foreign programs and o
 skipped, and also the declared ports of the node's other models, which are reserved for their first
 replica. A running replica keeps its port as long as these rules allow it.
 
-A replica with several servers on a node needs a consecutive port for each server and one for their
-supervisor. The replica gets all of these ports or none.
+A replica with several servers on a node needs consecutive ports: one for each server, and one for
+the supervisor of the servers. The replica gets all of these ports or none.
 
-A model's first replica gets a port other than the declared one only if that is the default. An
-explicit port that another setting or a foreign program also uses is an error.
+A model's first replica gets a port other than the declared port only if the declared port is the
+default. An explicit port that another setting or a foreign program also uses is an error.
 """
 
 from __future__ import annotations
@@ -37,9 +37,14 @@ class Endpoint:
     explicit: bool
     """Whether `port` is set explicitly."""
     wished: int | None = None
-    """The port on which the replica answers now; None if it does not run, or if it moves."""
+    """
+    The port on which the replica answers now. None if the replica does not run, or if it moves.
+    """
     room: int = 1
-    """How many replicas a node can hold; it limits how far a replica's port is from `declared`."""
+    """
+    Maximum number of replicas on a node. It limits the distance of a replica's port from
+    `declared`.
+    """
     width: int = 1
     """Number of consecutive ports of the replica on each node."""
     port: int = 0
@@ -86,7 +91,8 @@ class _Ports:
         self.clashes: dict[tuple[int, tuple[str, ...]], list[str]] = defaultdict(list)
         self.stepped: dict[tuple[str, int, int], list[tuple[str, str]]] = defaultdict(list)
         """
-        By model, its port and the declared port: the nodes, each with the declared port's user.
+        Maps (model, its port, its declared port) to the nodes, each with the user of the declared
+        port.
         """
         self.beyond: dict[tuple[str, int], str] = {}
 
@@ -171,9 +177,9 @@ class _Ports:
 
     def _is_reserved(self, endpoint: Endpoint, port: int, *, written: bool = False) -> bool:
         """
-        Return whether another model of a node declares one of the ports.
+        Return whether a different model on one of the endpoint's nodes declares one of its ports.
 
-        With `written`, only explicit declarations count.
+        If `written` is true, only ports that the operator sets explicitly count.
         """
         return any(
             self._is_port_reserved(endpoint, at, written=written) for at in endpoint.ports(port)

@@ -1,6 +1,7 @@
 """Recommend FP8 weights if a model would need fewer GPUs with them. Pure.
 
-The recommendation is never applied: quantization changes answers, so this module sets no flag.
+gpufleet never applies the recommendation itself: quantization changes answers, so this module sets
+no flag.
 """
 
 from __future__ import annotations
@@ -18,8 +19,8 @@ from gpufleet.versions import numbers
 
 # FP8 tensor cores: Ada and Hopper (CUDA programming guide, compute capabilities).
 FP8_CAPABILITY = (8, 9)
-# vLLM's names for quantizing to FP8 while loading, the newer first: `fp8_per_tensor` from 0.20 on,
-# when `fp8` began to mean checkpoints only.
+# vLLM's names for quantizing to FP8 while loading, the newer name first. vLLM has `fp8_per_tensor`
+# since 0.20. Since then, `fp8` is only for checkpoints that are already in FP8.
 FP8 = ("fp8_per_tensor", "fp8")
 
 
@@ -32,8 +33,8 @@ def advice(
     """
     Yield a sentence for each model and kind of node on which FP8 weights would need fewer GPUs.
 
-    Models that are already quantized, have no known description, or have their number of GPUs set
-    by the operator are skipped.
+    A model is skipped if it is already quantized, if its description is unknown, or if the operator
+    has set its number of GPUs.
     """
     for each in considered:
         description = described.get(each.model)
@@ -70,9 +71,9 @@ def advice(
 
 def _fp8_method(considered: CandidateSet) -> str | None:
     """
-    Return the release's name for quantizing to FP8 while loading.
+    Return the release's name for the method that quantizes weights to FP8 while loading them.
 
-    None if the GPU or the release does not support it.
+    The result is None if the GPU or the release does not support this.
     """
     if considered.kind.compute_capability < FP8_CAPABILITY:
         return None

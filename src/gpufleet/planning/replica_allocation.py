@@ -36,7 +36,8 @@ _NODES_NAMED = 4
 
 class UnsizedModel(str):
     """
-    The problem of a model that cannot be planned: its size is on the Hub, which does not answer.
+    The problem of a model that cannot be planned because the Hub, which has its size, does not
+    answer.
     """
 
     model: str
@@ -50,7 +51,7 @@ class UnsizedModel(str):
 
 @dataclass(eq=False)
 class Replica:
-    """A replica with its GPUs; the port is assigned last."""
+    """A replica with its GPUs. Its port is assigned last."""
 
     model: str
     number: int
@@ -128,7 +129,8 @@ class ModelAllocation:
         )
         self.apart = [kind for kind, each in self.divisions.items() if whole and each.spans_nodes]
         """
-        Kinds of node that get no new replica: only there would every layer wait for the network.
+        Kinds of node that get no new replica, because every layer would wait for the network there,
+        but not on a different kind.
         """
         self.placed: dict[int, Replica] = {}
         self._lowest = 0
@@ -291,7 +293,9 @@ class ModelAllocation:
         return room.displaced(gpus)
 
     def next_number(self) -> int:
-        """Return the lowest unused replica number; running replicas that may stay keep theirs."""
+        """
+        Return the lowest unused replica number. Running replicas that may stay keep their numbers.
+        """
         while self._lowest in self.placed or self._lowest in self.keeping:
             self._lowest += 1
         return self._lowest
@@ -303,7 +307,7 @@ class ModelAllocation:
         """
         Return the refusals for running multi-node replicas that would lose a node.
 
-        There are none for models with `when_a_node_leaves: replan`.
+        The list is empty for models with `when_a_node_leaves: replan`.
         """
         usable = {room.name: room.indices for room in self.rooms}
         without = {room.name: unused_gpus(room.node) for room in self.rooms}
@@ -408,7 +412,7 @@ class ModelAllocation:
         )
 
     def _share_shortfall(self) -> str:
-        """Return why not all shares fit: the shares on the GPUs, and the setting to change."""
+        """Return why not all replicas with a share of a GPU fit, and the setting to change."""
         here = "; ".join(
             f"{room.name}: {gpu_shares.shares_text(room)}" for room in self.rooms[:_NODES_NAMED]
         )
@@ -478,7 +482,8 @@ class ModelAllocation:
 
     def reasons(self) -> Iterator[str]:
         """
-        Yield sentences on the placed replicas: their number, nodes, links and division.
+        Yield sentences on the placed replicas: their number, their nodes, the links between their
+        GPUs, and the division with its reason.
 
         The division has its reason.
         """
@@ -517,7 +522,7 @@ class ModelAllocation:
         return _gpus(gpus) if share is None else f"{share:g} of a GPU"
 
     def _crossing(self, replicas: Iterable[Replica]) -> Iterator[str]:
-        """Yield the networks between the nodes of multi-node groups."""
+        """Yield, for each group that is wider than a node, the network that connects its nodes."""
         found: dict[str, dict[str, list[str]]] = defaultdict(lambda: defaultdict(list))
         for each in replicas:
             if each.division.spans_nodes:
@@ -725,9 +730,10 @@ def unused_gpus(node: Node) -> str:
 
 def _nearest(candidate: Candidate) -> tuple[bool, int, int, int]:
     """
-    Return a key whose maximum is the closest candidate that does not fit.
+    Return a sort key. The candidate with the largest key is the closest one that does not fit.
 
-    The order is: near the edge or not checked, fewest problems, fewest nodes, most GPUs.
+    The criteria are, in this order: near the edge or not checked, fewest problems, fewest nodes,
+    most GPUs.
     """
     obstacles = len(candidate.sizing.reasons) if candidate.sizing else 0
     division = candidate.division

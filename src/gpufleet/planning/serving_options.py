@@ -80,7 +80,8 @@ def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
     """
     Return the number of redundant experts.
 
-    None without balancing, or with balancing beyond these GPUs.
+    The result is None if `enable-eplb` is not set, or if `prefill-context-parallel-size` is above
+    1.
     """
     context = _integer(flags.get("prefill-context-parallel-size"))
     if flags.get("enable-eplb") is not True or context not in {None, 1}:
@@ -90,7 +91,7 @@ def _redundant_experts(flags: Mapping[str, Any]) -> int | None:
 
 
 def memory_gib(kind: Kind) -> float:
-    """Return the memory of one GPU that CUDA reports, in GiB, or a slightly lower value."""
+    """Return the memory of one GPU according to CUDA, in GiB. The value may be slightly too low."""
     return cuda_total_gib(kind.gpu, kind.memory_mib << 20)
 
 
@@ -98,7 +99,8 @@ def _integer(value: Any) -> int | None:
     """
     Parse a number like vLLM's parser.
 
-    None if it is not set or invalid; the check of flags reports an invalid number.
+    The result is None if the number is not set or invalid. The check of flags reports an invalid
+    number.
     """
     if isinstance(value, bool) or value is None:
         return None
@@ -144,7 +146,9 @@ def config_overrides(served: Served) -> dict[str, Any]:
 
 def read_object(value: Any) -> dict[str, Any]:
     """
-    Return a flag's JSON object; {} if it is not set or invalid (the check of flags reports that).
+    Return the JSON object of a flag, or {} if the flag is not set or invalid.
+
+    The check of flags reports an invalid object.
     """
     if isinstance(value, str):
         try:

@@ -23,21 +23,25 @@ class Group:
     networks: tuple[tuple[str, Network], ...]
     """Network of each node, in the order of ranks."""
     cluster_port: int
-    """The first port between the nodes."""
+    """The first of the ports on which the replica's nodes communicate."""
     side_channel_port: int = 0
     """NIXL's first port; 0 if the replica transfers no KV cache."""
     experts: bool | None = None
     """Whether the model has experts; None if unknown."""
     ray: tuple[int, ...] | None = None
-    """The release of Ray beside vLLM; None if the lock has no Ray."""
+    """
+    The version of Ray that is installed with vLLM; None if the lock file does not contain Ray.
+    """
 
 
 @dataclass(frozen=True)
 class Handover:
-    """The transfer of a stage's KV cache to or from stages of another entry."""
+    """
+    The transfer of a stage's KV cache to or from the stages of a different entry in `serving`.
+    """
 
     networks: tuple[tuple[str, Network], ...]
-    """Network of each node on either side, by name."""
+    """The name and the network of each node that sends or receives the KV cache."""
     port: int
     """The first port of NIXL's side channel, which has a port for each engine of the replica."""
 
@@ -60,7 +64,7 @@ class Stage:
     data_parallel: int = 1
     expert_parallel: bool = False
     node_rank: int = 0
-    """The index of this node in `nodes`; only rank 0 answers on the port."""
+    """The index of this node in `nodes`. Only rank 0 answers on the port."""
     nodes: tuple[str, ...] = ()
     """All nodes of the replica in the order of ranks; empty for a single-node replica."""
     # Values of flags may be lists and objects, which have no hash.
@@ -69,7 +73,9 @@ class Stage:
     group: Group | None = None
     """Networks and ports between the replica's nodes; None for a single-node replica."""
     handover: Handover | None = None
-    """Connection to the prefill or decode partners; None if the stage does both."""
+    """
+    Connection to the prefill or decode partners; None if the stage does both prefill and decode.
+    """
     kind: ModelKind = "generate"
     """The kind of requests to the model."""
     engine: EngineName = DEFAULT
@@ -102,8 +108,9 @@ class Stage:
         """
         Return the ports on which the stage listens for clients and probes; empty without a server.
 
-        With `external` balancing and several engines per node, each engine has a port, from `port`
-        on; the next port reports whether all engines are ready (`--data-parallel-supervisor-port`).
+        With `external` balancing and several engines per node, each engine has its own port,
+        beginning with `port`. The port after these reports whether all engines are ready
+        (`--data-parallel-supervisor-port`).
         """
         if len(self.nodes) < 2:
             return (self.port,)
@@ -121,14 +128,14 @@ class Stage:
         """
         Return the names of the adapters that the stage's servers load.
 
-        They come from `adapters`, or from the operator's flag.
+        The names are from `adapters`, or from the operator's flag.
         """
         found = (each.value for each in self.flags if each.name == adapter_flags.MODULES)
         return adapter_flags.module_names(next(found, None))
 
     @property
     def servers(self) -> tuple[int, ...]:
-        """Return the ports in `ports` that complete prompts."""
+        """Return the ports in `ports` on which a server completes prompts."""
         return self.ports[:-1] if len(self.ports) > 1 else self.ports
 
 
@@ -142,7 +149,7 @@ class Running:
     gpu_uuids: tuple[str, ...]
     """UUIDs of the GPUs in the order of ranks."""
     port: int | None = None
-    """The port of the endpoint; None if unknown, and any port is then accepted."""
+    """The port of the endpoint; None if unknown. The plan then accepts any port."""
     rank: int = 0
     """Rank of the node in a multi-node replica."""
     release: str = ""
@@ -186,8 +193,9 @@ class Running:
     @property
     def cluster_port(self) -> int:
         """
-        Return the first port between the replica's nodes; 0 for a single-node replica, or if
-        unknown.
+        Return the first of the ports on which the replica's nodes communicate.
+
+        The result is 0 for a single-node replica, or if the port is unknown.
         """
         if not self.nodes[1:]:
             return 0
@@ -201,7 +209,8 @@ class Running:
         """
         Return all nodes of the replica in the order of ranks, from the unit.
 
-        Only this node for a single-node replica, or if the unit's arguments are unknown.
+        The result has only this node if the replica has a single node, or if the unit's arguments
+        are unknown.
         """
         named = (line.partition(" ") for line in self.arguments)
         found = tuple(value.partition("=")[0] for name, _, value in named if name == "--node")

@@ -1,4 +1,4 @@
-"""Suggest settings with which a model fits. Each suggestion is tried first.  Pure."""
+"""Suggest settings with which a model fits. Each suggestion is tested before it is made. Pure."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def remedies(
     Return settings that make a model fit on `nodes` nodes of a kind.
 
     A suggestion is `key: value` in backquotes, or two such settings if one is not enough. Each
-    suggestion was tried, and is sufficient by itself.
+    suggestion was tested, and is sufficient by itself.
     """
 
     def evaluate(changes: Mapping[str, Any]) -> CandidateSet:
@@ -78,14 +78,17 @@ def _larger_share(
     share: float, is_enough: Callable[[Mapping[str, Any]], bool]
 ) -> list[dict[str, Any]]:
     """
-    Return the smallest sufficient share in hundredths, or a whole GPU; empty if none is sufficient.
+    Return the smallest larger share with which the model fits, as a list with one change.
+
+    Shares are tried in steps of 0.01, and then a whole GPU. The list is empty if none is
+    sufficient.
     """
     changes = ({"gpu_share": each} for each in (*larger_shares(share), None))
     return [found] if (found := next(filter(is_enough, changes), None)) else []
 
 
 def _single_changes(served: Served, judged: tuple[Candidate, ...]) -> Iterator[dict[str, Any]]:
-    """Yield possible changes, for each key the smallest change first."""
+    """Yield changes to try. Of the changes of one key, the smallest change comes first."""
     most = int(max((each.concurrency for each in judged), default=0))
     for fewer in dict.fromkeys((most, int(most * 0.8), 1)):
         if 1 <= fewer < served.concurrency:

@@ -29,7 +29,9 @@ def remarks(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> tuple[str, ...]:
     """
-    Return a sentence for each such setting, with its key, its effect, and the remedy.
+    Return a sentence for each setting that servers accept but that is probably wrong.
+
+    The sentence has the setting's key, its effect, and the remedy.
 
     `documents` are the nodes' probes.
     """
@@ -60,7 +62,7 @@ def remarks(
 
 def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
     """
-    Yield a remark on entries with the same name for clients.
+    Yield a remark on entries that have the same name for clients.
 
     Prefill entries are ignored, because clients send requests only to decode entries.
     """
@@ -80,7 +82,10 @@ def _one_name_for_several(declared: Mapping[str, Served]) -> Iterator[str]:
 
 
 def _parsers(model: str, served: Served) -> Iterator[str]:
-    """Yield a remark on each parser of another model family; tool calls would remain plain text."""
+    """Yield a remark on each parser that is for a different model family.
+
+    With such a parser, tool calls remain plain text.
+    """
     name = served.model.rstrip("/").rpartition("/")[2]
     family = next(
         (each for each in presets.families() if re.search(each.model, name, re.IGNORECASE)), None
@@ -99,14 +104,16 @@ def _parsers(model: str, served: Served) -> Iterator[str]:
 
 
 _LONGEST = {"ttft_p99_seconds": 100.0, "itl_p99_seconds": 5.0, "e2e_p99_seconds": 7200.0}
-"""Limits in seconds from which an objective is probably in milliseconds (own choice)."""
+"""
+An objective of this many seconds or more is probably in milliseconds (limits of this project).
+"""
 
 
 def _objectives(model: str, served: Served) -> Iterator[str]:
     """
-    Yield remarks on objectives that are probably in milliseconds, or swapped.
+    Yield remarks on objectives that are probably in milliseconds, or that are probably swapped.
 
-    An alert on an objective that no server misses never fires, and `measure` finds no limit.
+    If every server meets an objective, the alert on it never fires, and `measure` finds no limit.
     """
     promised = served.objectives
     for name, most in _LONGEST.items():
@@ -128,7 +135,9 @@ def _objectives(model: str, served: Served) -> Iterator[str]:
 
 def _staged(model: str, served: Served) -> Iterator[str]:
     """
-    Yield remarks on flags without effect: servers read the files that were staged at `revision`.
+    Yield remarks on flags that have no effect.
+
+    Servers read the files that gpufleet has placed on the node, in the version `revision`.
     """
     for flag, instead in (
         ("revision", "write the setting `revision` next to `model`, and remove the flag"),
@@ -185,7 +194,8 @@ def _offload(
     """
     Yield remarks on offloading sizes above the node's memory.
 
-    `cpu-offload-gb` is per GPU, `kv-offloading-size` per engine (config/cache.py).
+    `cpu-offload-gb` is a size for each GPU, and `kv-offloading-size` for each engine (vLLM's
+    config/cache.py).
     """
     memory = value_or(documents.get(stage.node, {}).get("memory_mib"))
     if not isinstance(memory, int):

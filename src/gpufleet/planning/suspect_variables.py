@@ -22,7 +22,7 @@ def variable_remarks(
     documents: Mapping[str, Mapping[str, Any]],
 ) -> Iterator[str]:
     """
-    Yield a sentence for each such variable of a stage, with its key, its effect and the remedy.
+    Yield a sentence for each harmful variable of a stage, with its key, its effect and the remedy.
     """
     yield from _nvlink_unused(stage, settings, nodes)
     yield from _unknown_adapters(stage, settings, documents)
@@ -64,7 +64,10 @@ def variable_remarks(
 
 
 def _places(stage: Stage, here: NodeSettings) -> Iterator[tuple[str, Mapping[str, str]]]:
-    """Yield the groups of a stage's variables, each with its key, the stronger group first."""
+    """Yield the two groups of a stage's variables, each with its key.
+
+    The variables of the first group override the variables of the second group.
+    """
     yield f"serving.{stage.model}.environment", here.serving[stage.model].environment
     engine = here.engine_of(stage.model)
     yield f"{engine.engine}.environment", engine.environment
@@ -95,7 +98,9 @@ def _nvlink_unused(
 
 
 def _p2p_off(variables: Mapping[str, str]) -> Iterator[str]:
-    """Yield the variables that forbid direct transfers between GPUs; older files have 0 for LOC."""
+    """
+    Yield the variables that forbid direct transfers between GPUs. The older value 0 means LOC.
+    """
     if variables.get("NCCL_P2P_DISABLE", "0") != "0":
         yield "NCCL_P2P_DISABLE"
     if variables.get("NCCL_P2P_LEVEL", "").strip().upper() in {"LOC", "0"}:
@@ -110,8 +115,8 @@ def _unknown_adapters(
     """
     Yield a remark on each NCCL_IB_HCA with adapters that the node does not have.
 
-    The value has names or prefixes of names; `=` requires whole names, and `^` excludes names
-    (NCCL's manual).
+    The value is a list of names or prefixes of names. If the value begins with `=`, the names are
+    whole names. If it begins with `^`, the names are excluded (NCCL's manual).
     """
     here = settings[stage.node]
     nics = value_or(documents.get(stage.node, {}).get("nics"))
@@ -145,7 +150,7 @@ def _unknown_interfaces(
     """
     Yield a remark on each interface variable whose interfaces the node does not have.
 
-    NCCL_SOCKET_IFNAME has the syntax of NCCL_IB_HCA; GLOO_SOCKET_IFNAME has one whole name.
+    NCCL_SOCKET_IFNAME has the syntax of NCCL_IB_HCA. GLOO_SOCKET_IFNAME is one whole name.
     """
     nics = value_or(documents.get(stage.node, {}).get("nics"))
     net = value_or(nics.get("net")) if isinstance(nics, Mapping) else None

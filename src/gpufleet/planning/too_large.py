@@ -1,8 +1,8 @@
 """
 Refuse a replica that is too large for its nodes, and suggest a remedy. Pure.
 
-Contract: every suggested number and setting was tried with the model's sizing, and is sufficient by
-itself for a replica on empty nodes.
+Every suggested number and setting was tested with the model's sizing. Each suggestion alone is
+sufficient for a replica on empty nodes.
 """
 
 from __future__ import annotations
@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from gpufleet.sizing.architectures.description import Description
 
 _TRIED = 64
-"""Maximum number of values tried in each direction, so that a typing mistake costs no minutes."""
+"""
+Maximum number of values to try in each direction, so that a typing mistake does not cost minutes.
+"""
 
 _ALLOWED = {
     ("allow_pcie",): " if waiting for PCIe in every layer is acceptable",
@@ -30,7 +32,7 @@ _ALLOWED = {
 
 
 class SizeRefusal:
-    """One model without a fitting replica on any kind of node that declares it."""
+    """The refusal of one model of which no replica fits on any kind of node that declares it."""
 
     def __init__(
         self,
@@ -44,7 +46,8 @@ class SizeRefusal:
         """
         Create the refusal.
 
-        `considered` has the candidates of each kind of node, of which one kind has a choice.
+        `considered` has the candidates of each kind of node. At least one kind has a chosen
+        candidate.
         """
         self._name = name
         self._served = served
@@ -54,7 +57,9 @@ class SizeRefusal:
         self._nodes = join_names(name for each in self._considered for name in each.names)
 
     def __str__(self) -> str:
-        """Return the refusal: the replica's need, the available GPUs, the setting to change."""
+        """
+        Return a sentence with the replica's need, the available GPUs, and the setting to change.
+        """
         here, division = max(
             ((each, each.chosen.division) for each in self._considered if each.chosen),
             key=lambda found: (found[0].kind.gpus * found[0].nodes, str(found[0].kind)),
@@ -136,7 +141,7 @@ class SizeRefusal:
 
     def _settings(self) -> Iterator[str]:
         """
-        Yield the settings that would allow the replica: single settings, or both if one is not
+        Yield the settings with which the replica fits: single settings, or both if one is not
         enough.
         """
         found = False
