@@ -1,7 +1,7 @@
-"""Assess nodes by their probes and variables: findings, and the plan that they allow.
+"""Assess nodes by their probes and variables: return the checks' findings, and the nodes' plan.
 
-Deploys, live inventories and recordings use this module. It does not import pyinfra; it reads the
-locks named in settings, and the date.
+Deploys, live inventories and recordings use this module. The module does not import pyinfra. It
+reads the date, and the lock files that settings name.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from gpufleet.settings.node_variables import NodeVars
 
 
 def machine_of(name: str, answer: Mapping[str, Any] | str) -> tuple[System, Machine] | None:
-    """Return a node's machine from its probe; None: unknown."""
+    """Return a node's system and machine from its probe, or None if they are unknown."""
     try:
         with refuse_malformed(name):
             return None if isinstance(answer, str) else from_probe(answer)
@@ -50,12 +50,13 @@ def check_nodes(
     only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return the checks' findings on nodes; `only` limits the nodes.
+    Return the checks' findings on nodes. If `only` is set, return only the findings on these nodes.
 
-    `answers` has a document or a sentence for each node, including nodes used only for comparison.
+    `answers` has, for each node, the document of its probe or a sentence why there is none.
+    `answers` may have more nodes than `only`, which are used for comparison.
 
-    Siblings are nodes in the same groups. Undeclared nodes are judged by the defaults, as siblings
-    of each other.
+    Nodes in the same groups are compared with each other. Nodes that are not declared are checked
+    with the default settings, and are compared with each other.
     """
     settings = {name: declared[name].settings for name in answers if name in declared}
     groups = {name: declared[name].groups if name in declared else () for name in answers}
@@ -87,9 +88,9 @@ def plan_fleet(
     the inventory's file, for the commands in messages.
 
     Raises one `FleetError` with the nodes without an answer, all failed checks, the models that
-    would not fit even without these failures, and the settings that vLLM would refuse. With
-    `unfit_stops=False`, to show the running stages, failed checks are remarks and flags are not
-    judged.
+    would not fit even without these failures, and the settings that vLLM would refuse.
+    `unfit_stops=False` is for showing the running stages: failed checks are only remarks, and flags
+    are not checked.
     """
     if not unfit_stops:
         require_documents(answers)
@@ -140,8 +141,8 @@ def require_documents(
     """
     Return the documents of all nodes.
 
-    Raises `FleetError` with every node without an answer: a plan without these nodes would move
-    their replicas.
+    Raises `FleetError` with every node that gave no answer, because a plan without these nodes
+    would move their replicas.
     """
     if missing := _missing_documents(answers):
         raise FleetError(*missing)
@@ -161,7 +162,10 @@ def _missing_documents(answers: Mapping[str, Mapping[str, Any] | str]) -> list[s
 
 
 def _needs(settings: NodeSettings) -> Needs:
-    """Return a node's requirements from the releases that its settings name, the newest CUDA."""
+    """Return a node's requirements from the releases that its settings name.
+
+    If there are several releases, the release with the newest CUDA runtime counts.
+    """
     found = [Needs()]
     for each in settings.used_engines:
         if each.device != "cuda":

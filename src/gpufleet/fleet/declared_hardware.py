@@ -1,10 +1,11 @@
 """
 Build simulated probes of nodes that do not exist yet, from hardware names of groups or nodes.
 
-The hardware is healthy, its driver meets the requirements of the node's settings, its system is
-Ubuntu 24.04 (supported for serving, with the Python of the shipped locks), and no replica runs on
-it. Values that a name does not determine are generated for each node: GPUs' UUIDs and an address in
-198.18.0.0/15 (RFC 2544: for tests, not routed), or in `cluster_network` if it is set.
+The hardware is healthy, and no replica runs on it. Its driver meets the requirements of the node's
+settings. Its system is Ubuntu 24.04, which is supported for serving and has the Python version of
+gpufleet's lock files. Values that a name does not determine are generated for each node: GPUs'
+UUIDs and an address in 198.18.0.0/15 (RFC 2544: for tests, not routed), or in `cluster_network` if
+it is set.
 """
 
 from __future__ import annotations
@@ -65,9 +66,9 @@ def hardware_documents(
     """
     Return {node: simulated probe} for the nodes in `hardware`.
 
-    A node's own name takes precedence over its groups, an inner group over an outer one, and a
-    group over `all`. A node without any of them uses its `gpus.hardware`. Nodes in `known` need no
-    hardware name.
+    In `hardware`, a node's own name takes precedence over its groups, an inner group over an outer
+    group, and a group over `all`. If `hardware` has none of these names, the node's `gpus.hardware`
+    is used. Nodes in `known` need no hardware name.
 
     Raises `FleetError` for names that the inventory does not have, and for nodes without hardware.
     """
@@ -101,7 +102,7 @@ def hardware_documents(
 
 
 def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return a recording with new UUIDs, as from another node with the same hardware."""
+    """Return a recorded probe with new UUIDs, as from a different node with the same hardware."""
     text = json.dumps(document)
     for gpu in document["gpus"]:
         own = uuid5(NAMESPACE_DNS, f"{gpu['index']}.{name}")
@@ -116,7 +117,7 @@ def with_identity(document: Mapping[str, Any], name: str) -> dict[str, Any]:
 
 
 def _node_document(name: str, number: int, kind: str, settings: NodeSettings) -> dict[str, Any]:
-    """Return the recording of a kind of node with a new identity."""
+    """Return the recorded probe of a kind of hardware, with a new identity."""
     document = with_identity(recorded_nodes.document(kind), name) | _SYSTEM
     _set_address(document, number, settings.cluster_network or _NETWORK)
     document["driver"]["cuda"] = max(document["driver"]["cuda"], _cuda_needed(settings))
@@ -132,7 +133,9 @@ def _set_address(document: dict[str, Any], number: int, network: IPv4Network) ->
 
 
 def _cuda_needed(settings: NodeSettings) -> int:
-    """Return the newest CUDA in the declared engines' wheels, in NVML's notation; 0: unknown."""
+    """
+    Return the newest CUDA in the declared engines' wheels, in NVML's notation, or 0 if unknown.
+    """
     found = [0]
     for each in settings.used_engines:
         try:

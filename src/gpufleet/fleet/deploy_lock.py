@@ -1,7 +1,8 @@
 """Lock the nodes that a deploy changes, before anything is read on them.
 
 A node stays locked while the run's connection to it exists, so there is no unlock
-(`on_node/common/deploy_mark.py`). An upgrade's own deploys may lock the nodes that it holds.
+(`on_node/common/deploy_mark.py`). An upgrade's own deploys may lock the nodes that the upgrade has
+locked.
 """
 
 from __future__ import annotations
@@ -28,7 +29,8 @@ from gpufleet.remote.answer_forms import refuse_malformed
 from gpufleet.remote.query import Answer, query
 from gpufleet.sanitize import printable
 
-# Reading one or two files, after waiting for other processes on the node (change_files.py: 30 s).
+# Time to read one or two files, after waiting for other processes on the node (change_files.py: up
+# to 30 s).
 SECONDS = 40
 
 _QUESTIONS: WeakKeyDictionary[State, dict[str, Any]] = WeakKeyDictionary()
@@ -37,15 +39,16 @@ _SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
 """Why the lock's owner is unknown, by node, for each run."""
 
 Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
-"""Requests the lock of nodes; True: only query its owner."""
+"""A function that requests the lock of nodes. True as the second argument: only query its owner."""
 
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:
     """
-    Lock nodes for a run; with `dry` only report the locks' owners.
+    Lock nodes for a run. If `dry` is true, only report the owners of existing locks.
 
-    Raises `FleetError` with all nodes that others have locked. The plan handles GPU nodes without
-    an answer; `unknown` reports nodes that answer only the plan's probe.
+    Raises `FleetError` with all nodes that a different deploy or upgrade has locked. Nodes that do
+    not answer are no error here. The plan handles GPU nodes without an answer, and `unknown`
+    reports the nodes that answer only the plan's probe.
     """
     by_name = {each.name: each for each in hosts}
     asked = _QUESTIONS.setdefault(state, _question(what))
@@ -69,10 +72,11 @@ def take(
     ask: Ask, names: Iterable[str], upgrade: str | None
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[str, ...]]:
     """
-    Lock nodes; return the reasons for a refusal, the nodes without an answer, and remarks.
+    Lock nodes. Return the reasons for a refusal, the nodes without an answer, and remarks.
 
-    The first node is locked alone, so that one of two concurrent deploys gets all nodes; if it is
-    taken, the others are only queried for their owner.
+    The first node is locked alone, so that one of two concurrent deploys gets all nodes. If a
+    different deploy has locked the first node, gpufleet only queries the other nodes for the owner
+    of their lock.
     """
     first, *others = sorted(names)
     found = dict(ask([first], False))
@@ -90,9 +94,10 @@ def take(
 
 def hold_again(state: State, host: Host) -> str:
     """
-    Lock a node again over its new connection after a reboot; return why that failed, "" if locked.
+    Lock a node again over its new connection after a reboot.
 
-    A run without locks takes none.
+    Returns why the node could not be locked, or "" if it is locked. If the run has locked no nodes,
+    this function does nothing.
     """
     if state not in _QUESTIONS:
         return ""
@@ -159,7 +164,7 @@ def _question(what: str) -> dict[str, Any]:
 
 def _ask(state: State, hosts: Iterable[Host], asked: Mapping[str, Any]) -> dict[str, Answer]:
     hosts = list(hosts)
-    # By SSH it is the connection's process on the node, which the program finds itself.
+    # By SSH, the connection's process on the node has the lock. The program finds this process.
     here = {each.name for each in hosts if isinstance(each.connector, LocalConnector)}
     own, theirs = (payload.program("change/hold", **asked, pid=pid) for pid in (os.getpid(), None))
     return query(

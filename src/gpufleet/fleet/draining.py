@@ -1,7 +1,7 @@
 """
 Determine the effects of draining a node.  Pure.
 
-They are the affected replicas, their nodes, and the models that lose their last replica.
+The effects are the affected replicas, their nodes, and the models that lose their last replica.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpufleet.serving import servers
 
 @dataclass(frozen=True)
 class Drain:
-    """The replicas with a stage on a node, and their stages elsewhere."""
+    """The replicas with a stage on the drained node, and the nodes of their other stages."""
 
     node: str
     nodes: Mapping[str, tuple[str, ...]]
@@ -34,7 +34,10 @@ class Drain:
         return tuple(sorted(self.nodes))
 
     def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
-        """Return which of the affected replicas, or of the given ones, have a stage on a node."""
+        """
+        Return the affected replicas that have a stage on a node; with `replicas`, only those of
+        them.
+        """
         return tuple(
             each
             for each in self.replicas
@@ -87,7 +90,7 @@ def find_drain(
 
 
 def refusal(found: Drain) -> str | None:
-    """Return why a node is not drained without `--force`; None: it may be drained."""
+    """Return why a node must not be drained without `--force`, or None if it may be drained."""
     if not found.last:
         return None
     what = join_names(found.last)

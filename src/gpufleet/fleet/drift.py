@@ -4,8 +4,8 @@ Drift has three sources:
 
   * the changes that the deploys would make, from their dry run (`dry_run.py`);
   * the findings of the checks of the driver's versions and of the next boot, from a node's probe;
-  * the driver's versions in that probe against the lock: a dry run on a node whose packages differ
-    does not reach the loaded module.
+  * the driver's versions in that probe, compared with the lock. The dry run cannot replace this
+    comparison, because on a node whose packages differ it does not reach the loaded module.
 
 A failed comparison is `unknown`, and an unknown node never counts as clean.
 """
@@ -78,11 +78,11 @@ class Deviation:
     One deviation from the declaration.
 
     Attributes:
-        source: its reporter: "deploys/vllm.py: DCGM | packages", "check: reboot-kernel",
-            "gpu_lock".
+        source: what reported the deviation: "deploys/vllm.py: DCGM | packages",
+            "check: reboot-kernel", "gpu_lock".
         what: the deploy's change ("write /etc/x: its content differs"), or the finding.
-        matters: when it takes effect.
-        remedy: the correction.
+        matters: when the deviation takes effect.
+        remedy: how to correct the deviation.
     """
 
     source: str
@@ -108,7 +108,10 @@ class NodeDrift:
 
     @property
     def state(self) -> DriftState:
-        """Return the node's state; a difference counts even if other comparisons failed."""
+        """
+        Return the node's state. A node with a difference has drifted, even if other comparisons
+        failed.
+        """
         if self.moved:
             return DriftState.DRIFTED
         return DriftState.UNKNOWN if self.unread else DriftState.CLEAN
@@ -196,7 +199,9 @@ def drift_from_probes(
     today: dt.date,
 ) -> dict[str, NodeDrift]:
     """
-    Return each node's drift from its probe; a node with a sentence instead of a probe is unknown.
+    Return each node's drift from its probe.
+
+    If `answers` has a sentence instead of a probe, the node's drift is unknown.
     """
     report = evaluate(answers, settings, today)
     return {
@@ -223,7 +228,7 @@ def _of_findings(findings: Iterable[Finding]) -> NodeDrift:
 
 
 def _of_lock(node: Reading, settings: NodeSettings) -> NodeDrift:
-    """Compare the driver in a probe with the lock; a node without a lock has no drift."""
+    """Compare the driver in a probe with the lock. A node without a lock has no drift."""
     if settings.gpu_lock is None:
         return NodeDrift()
     return NodeDrift(tuple(_unlocked(node, settings.gpu_lock)))

@@ -1,9 +1,10 @@
 """Find the changes that deploys would make, without a pyinfra command: for drift detection.
 
-Border. It executes the deploy files for every node as pyinfra does in its prepare phase, and
-nothing after that. So the same operations compare, and their recorded changes ("write /etc/x: it is
-missing") are collected with the operation's name. An operation that fails its node counts as
-unknown; the node's other operations still report.
+Border: this module executes the deploy files for every node as pyinfra does in its prepare phase,
+and ends there. The operations therefore compare the node as in a deploy. The changes that they
+record ("write /etc/x: it is missing") are collected with the operation's name. If an operation
+fails on a node, its result counts as unknown, and the node's other operations still report their
+changes.
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ SECONDS = 300
 @dataclass(frozen=True)
 class DryRun:
     """
-    The changes on each node, its probe, and why a deploy is refused.
+    The changes on each node, the nodes' probes, and the reasons why a deploy is refused.
 
     A node without an answer has an empty entry in `nodes`. A node without GPUs is not probed and
     has no answer.
@@ -62,9 +63,11 @@ def dry_run(
     """
     Execute each node's `deploys` without changes, and return the changes that they would make.
 
-    `deploys` is {node: deploy files}. `limit` are nodes and groups, empty for all; the plan always
-    covers the whole inventory. It takes at most `seconds` on top of the probe's, for all nodes at
-    once. For requirements on the process and exceptions see `fleet.live.probe`.
+    `deploys` is {node: deploy files}. `limit` are the nodes and groups to compare. If it is empty,
+    all nodes are compared. The plan always covers the whole inventory.
+
+    All nodes are compared at the same time. This takes at most `seconds` after the probe.
+    `fleet.live.probe` describes the requirements on the process, and the exceptions.
     """
     codes = {file: _compile(file) for files in deploys.values() for file in files}
     state = _DryRunState()
@@ -86,7 +89,7 @@ def dry_run(
                 )
                 for each in asked
             }
-            # Each has its own deadline.
+            # Each job has its own deadline.
             await_jobs(jobs, math.inf, "the comparison", say_on_stderr)
             gevent.joinall(list(jobs.values()), raise_error=True)
         nodes = {each.name: state.looks[each].drift() for each in wanted}
@@ -110,7 +113,9 @@ class _NodeDryRun:
 
     def end_operation(self, operation: str, *, changes: bool) -> None:
         """
-        Store the changes that an operation recorded; an unrecorded change is stored by its name.
+        Store the changes that an operation recorded.
+
+        If an operation changes the node but has recorded nothing, its name is stored.
         """
         source = f"{self.file}: {operation}"
         recorded, errors = self._take()
@@ -132,7 +137,7 @@ class _NodeDryRun:
         return found
 
     def drift(self) -> NodeDrift:
-        """Return all changes, each once: several roles may record the same change."""
+        """Return all changes, each only once, because several roles may record the same change."""
         moved: dict[str, Deviation] = {}
         for each in self.moved:
             moved.setdefault(each.what, each)
@@ -140,7 +145,7 @@ class _NodeDryRun:
 
 
 class _DryRunState(State):
-    """A pyinfra state that records each operation's report."""
+    """A pyinfra state that records the changes that each operation reports."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.looks: dict[Host, _NodeDryRun] = {}
@@ -152,7 +157,7 @@ class _DryRunState(State):
         self.looks = {each: _NodeDryRun() for each in inventory}
 
     def fail_hosts(self, hosts_to_fail: set[Host], activated_count: int | None = None) -> None:  # noqa: ARG002
-        """Continue after a failure: nothing is executed, and the failure is recorded."""
+        """Record failed nodes. The run continues, because nothing is executed."""
         self.failed_hosts.update(hosts_to_fail)
 
     def set_op_data_for_host(
@@ -188,7 +193,7 @@ def _capture_errors(state: _DryRunState) -> Iterator[None]:
 
 
 class _ErrorHandler(logging.Handler):
-    """Keeps errors by the node in whose greenlet they are logged."""
+    """Stores each error for the node in whose greenlet the error is logged."""
 
     def __init__(self, state: _DryRunState) -> None:
         super().__init__()
@@ -229,14 +234,14 @@ def _run_node(
 
 
 def _execute(file: str, code: CodeType) -> tuple[str, ...]:
-    """Execute a deploy file; return the errors that stopped it, (): it finished."""
+    """Execute a deploy file. Return the errors that stopped it, or () if it finished."""
     try:
         exec(code, {"__file__": file})  # noqa: S102  # it is what pyinfra does with a deploy file
     except (Refusal, FleetError) as error:
         return error.problems
     except (PyinfraError, SSHException, OSError, EOFError) as error:
         return (printable(str(error)) or type(error).__name__,)
-    # A role's own mistake is no drift, and costs the other nodes and deploy files nothing.
+    # A mistake in a role is no drift, and must not affect other nodes or deploy files.
     except Exception as error:  # noqa: BLE001
         said = f"{type(error).__name__}: {printable(str(error))}"
         typed = f"gpufleet deploy {Path(file).stem} INVENTORY --dry"

@@ -1,4 +1,6 @@
-"""Return the access to the current node's exporters; print remarks on it once."""
+"""
+Return the access data (TLS, password) of the current node's exporters, and print remarks once.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +19,10 @@ _said: set[tuple[int, str]] = set()
 
 def access_to_exporters(settings: NodeSettings) -> Access:
     """
-    Return the access to this node's exporters, from the files named in settings.
+    Return the access data of this node's exporters, from the files that settings name.
 
-    Roles call it while they prepare, so that a wrong file ends the run before a node is changed.
-    Raises `FleetError` with all mistakes.
+    Roles call this function while they prepare, so that a wrong file ends the run before a node is
+    changed. Raises `FleetError` with all mistakes.
     """
     address = loader.current().nodes[host.name].address
     found = exporters.access(settings.exporters, host.name, address, now=dt.datetime.now(dt.UTC))

@@ -1,4 +1,7 @@
-"""Desired state of the timer that writes a node's facts every minute.  Pure, but it reads locks."""
+"""Compute the desired state of the timer that writes a node's facts every minute.
+
+Pure, except that this module reads lock files.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +24,7 @@ FACTS = f"{node_paths.TEXTFILES}/facts.prom"
 
 
 def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
-    """Return the desired state for a node's facts; `gpus` is the number of GPUs on its PCI bus."""
+    """Return the desired state for a node's facts. `gpus` is the number of GPUs on its PCI bus."""
     told = node_records.declaration(settings, gpus=gpus, release=_release(settings))
     return DesiredState(
         # The exporter, which is not root, must enter it; secret files in it belong to root.
@@ -44,9 +47,9 @@ def facts_state(settings: NodeSettings, gpus: int | None) -> DesiredState:
 
 
 def _release(settings: NodeSettings) -> str | None:
-    """Return the id of the release that the node should serve; None: unknown."""
+    """Return the id of the release that the node should serve, or None if it is unknown."""
     engines = settings.used_engines
-    # A node of two engines has no one release that it should serve.
+    # A node with two engines has no single release that it should serve.
     if len(engines) != 1 or not settings.gpu_node:
         return None
     try:

@@ -1,6 +1,6 @@
 """Plan a fleet from its nodes' probes, or collect everything that prevents a plan.
 
-This module does not import pyinfra; it reads the locks named in settings.
+This module does not import pyinfra. It reads the lock files that settings name.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Assessment:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return plain values for `json.dumps`: the plan's, and in addition
+        Return plain values for `json.dumps`: the values of the plan, and in addition
 
             {"candidates": [...], "changes": [...], "flags": {"llama": [...]}, "remarks": [...],
              "totals": {"gpus": 16, "planned": 12, "free": 4, ...}}
@@ -133,12 +133,14 @@ class PlanInputs:
     """The kinds of the models, from their files."""
 
     def without(self, models: Collection[str]) -> PlanInputs:
-        """Return the same nodes, without models that must not be planned."""
+        """Return the same inputs, without models that must not be planned."""
         return self.changed(lambda model, served: None if model in models else served)
 
     def changed(self, change: Callable[[str, Served], Served | None]) -> PlanInputs:
         """
-        Return the same nodes, with each model replaced by the result of `change`; None removes it.
+        Return the same inputs, with each model replaced by the result of `change`.
+
+        If the result is None, the model is removed.
         """
         settings = {name: wanted.with_serving(change) for name, wanted in self.settings.items()}
         return replace(self, settings=settings)
@@ -148,8 +150,9 @@ def further_problems(there: PlanInputs, hidden: Collection[str]) -> tuple[str, .
     """
     Return the problems that are not consequences of unusable nodes.
 
-    The check plans as if these nodes were repaired. `hidden` are nodes whose future hardware state
-    is unknown: whether their models fit is not judged.
+    gpufleet plans as if these nodes were repaired. `hidden` are the nodes of which the usable
+    hardware after the repair is unknown. gpufleet does not judge whether the models of these nodes
+    fit.
     """
     left_out = {model for name in hidden for model in there.settings[name].serving}
     pairs = {
@@ -188,10 +191,10 @@ def _problems_of_any_plan(there: PlanInputs) -> Iterator[str]:
 
 def plan_known_nodes(there: PlanInputs, *, judged: bool = True) -> Assessment:
     """
-    Return the plan; with `judged` also check its flags and settings, and add remarks.
+    Return the plan. If `judged` is true, also check its flags and settings, and add remarks.
 
-    Raises `FleetError` with the obstacles; if there is no plan, also with errors of settings and
-    flags that any plan would have.
+    Raises `FleetError` with everything that prevents the plan. If `judged` is true, the error also
+    contains the errors of settings and flags that any plan would have.
     """
     try:
         return _placed(there, judged=judged)
@@ -208,7 +211,7 @@ def _problems_without(there: PlanInputs, wrong: Mapping[str, frozenset[str]]) ->
     """
     Return the problems of a plan without the flags in `wrong`, which are refused anyway.
 
-    A model whose size depends on one of them is not judged.
+    The problems of a model whose size depends on one of these flags are left out.
     """
     unsure = tuple(f"serving.{model}: " for model, names in wrong.items() if names & _COUNTED)
 
@@ -288,7 +291,10 @@ def _placed(there: PlanInputs, *, judged: bool) -> Assessment:
 
 
 def _all_remarks(*judges: Callable[[], Iterable[str] | None]) -> tuple[str, ...]:
-    """Return the remarks of all judges. Raises `FleetError` with all their refusals."""
+    """
+    Call all `judges` and return their remarks. Raises `FleetError` with all problems that they
+    raise.
+    """
     remarks: list[str] = []
     problems: list[str] = []
     for judge in judges:
@@ -321,12 +327,17 @@ def running_stages(documents: Mapping[str, Mapping[str, Any]]) -> Iterator[Runni
 
 
 def _kind(name: object) -> ModelKind:
-    """Return a unit's model kind; an unknown kind, from a newer gpufleet, counts as `generate`."""
+    """Return a unit's model kind.
+
+    A kind that this gpufleet does not know, from a newer gpufleet, counts as `generate`.
+    """
     return next((each for each in get_args(ModelKind) if each == name), "generate")
 
 
 def _locks(settings: Mapping[str, NodeSettings]) -> dict[str, str]:
-    """Return the text of each readable lock by path; the role reports unreadable ones."""
+    """
+    Return the text of each readable lock file, by path. The role reports unreadable lock files.
+    """
     names = {each.lock for wanted in settings.values() for each in wanted.engines.values()}
     return {name: Path(name).read_text("utf-8") for name in names if Path(name).is_file()}
 

@@ -1,9 +1,12 @@
 """
-Check an inventory without its nodes: for `gpufleet validate`, and first in each deploy.
+Check an inventory without connecting to its nodes.
 
-`inventory/loader.py` judges the settings themselves. This module judges their files, certificates,
-models' code, flags, the requirements of a gateway and LiteLLM, and, with named hardware, the plan.
-Border: it reads files of this machine; a plan may query the Hub.
+`gpufleet validate` uses this module, and each deploy uses it first.
+
+`inventory/loader.py` checks the settings themselves. This module checks the files that settings
+name, certificates, the models' code, flags, and the requirements of a gateway and LiteLLM. If the
+hardware of the nodes is named, this module also checks the plan. Border: it reads files of this
+machine, and a plan may query the Hub.
 """
 
 from __future__ import annotations
@@ -34,9 +37,9 @@ from gpufleet.settings.operator_paths import NamedFile, named_files
 @dataclass(frozen=True)
 class Validation:
     """
-    The result of a validation: sentences, and the totals of the plan, if there is one.
+    The result of a validation: sentences, and the totals of the plan, if there is a plan.
 
-    `problems` stop a deploy, `remarks` do not.
+    `problems` stop a deploy. `remarks` do not stop a deploy.
     """
 
     problems: tuple[str, ...] = ()
@@ -74,9 +77,10 @@ def validate(
     """
     Return the problems of an inventory that can be found without its nodes.
 
-    With `hardware` ({group or node: its name}), or if every GPU node has `gpus.hardware`, the fleet
-    is planned on it. `secret_files=False` is for machines that have none of the secrets. `only`
-    names the nodes whose files and certificates are checked; None: all.
+    `hardware` maps groups or nodes to names of hardware. If `hardware` is set, or if every GPU node
+    that serves models has `gpus.hardware`, gpufleet also plans the fleet on this hardware.
+    `secret_files=False` is for machines that have none of the secrets. `only` names the nodes whose
+    files and certificates are checked; None means all nodes.
     """
     now = dt.datetime.now(dt.UTC)
     found = Validation(remarks=fleet.remarks)
@@ -99,7 +103,7 @@ def validate(
 
 
 def require_valid(fleet: Fleet, only: Collection[str] | None = None) -> tuple[str, ...]:
-    """Return the remarks of `validate`; raises `FleetError` with every problem."""
+    """Return the remarks of `validate`. Raises `FleetError` with every problem."""
     found = validate(fleet, only=only)
     if found.problems:
         raise FleetError(*found.problems)
@@ -107,7 +111,7 @@ def require_valid(fleet: Fleet, only: Collection[str] | None = None) -> tuple[st
 
 
 def _run_check(work: Callable[[], tuple[str, ...]]) -> Validation:
-    """Run `work`; return its remarks, or the problems that it raises."""
+    """Run `work`. Return its remarks, or the problems that it raises."""
     try:
         return Validation(remarks=work())
     except FleetError as error:

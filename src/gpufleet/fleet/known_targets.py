@@ -1,4 +1,4 @@
-"""Read Prometheus' targets on its node, so that nodes without an answer keep their targets."""
+"""Read Prometheus' targets from its node, so that nodes that do not answer keep their targets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LOOK_SECONDS = 30
 
 
 def known_targets(node: MonitoringTargets, directory: str) -> Mapping[str, list[Target]]:
-    """Return the contents of the target files in a directory; {} if every node answered."""
+    """Return the contents of the target files in a directory, or {} if every node answered."""
     if not node.silent:
         return {}
     program = payload.program("monitoring/target_files", directory=directory)

@@ -20,8 +20,10 @@ from gpufleet.remote.query import SECONDS, Answer, probe_all, query
 Answers: TypeAlias = dict[str, Answer]
 Ask: TypeAlias = Callable[[Callable[[str], str | None], float, str], Answers]
 """
-Queries nodes: (program of a node or None, seconds, its name in messages) -> {node: document, or a
-sentence}.
+A function that queries nodes.
+
+Its arguments are a function from a node's name to the node's program, the deadline in seconds, and
+the program's name in messages. It returns {node: document, or a sentence why there is none}.
 """
 
 
@@ -32,13 +34,13 @@ def probe(
     paths: Mapping[str, ProbePaths] | None = None,
 ) -> dict[str, Answer]:
     """
-    Probe the GPU nodes of an inventory file, outside a deploy; return each one's answer.
+    Probe the GPU nodes of an inventory file, outside a deploy. Return the answer of each node.
 
     `paths` has the paths to look up on each node's disks.
 
-    The probe takes at most `seconds`, and a few more to close connections. The process must have
-    gevent's monkey patches in place, as the pyinfra command has. Raises `FleetError` for problems
-    that the operator can correct.
+    The probe takes at most `seconds`, and a few more seconds to close connections. The process must
+    have gevent's monkey patches in place, as the pyinfra command has. Raises `FleetError` for
+    problems that the operator can correct.
     """
     state = State()
     with open_run(state, path, limit) as wanted:
@@ -53,9 +55,10 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
         with connect("inventories/prod.py") as ask:
             answers = ask(lambda node: payload.program("serving/status"), 40, "the look")
 
-    The function takes: a function from a node's name to its program (None: skip this node), a
-    deadline in seconds, and the programs' name in messages. It returns {node: document, or why
-    there is none}. For requirements on the process and exceptions see `probe`.
+    The yielded function takes three arguments: a function from a node's name to the node's program
+    (None: skip this node), a deadline in seconds, and the programs' name in messages. It returns
+    {node: document, or why there is none}. `probe` describes the requirements on the process, and
+    the exceptions.
     """
     state = State()
     with open_run(state, path, limit) as wanted:
@@ -72,9 +75,9 @@ def connect(path: str, limit: tuple[str, ...] = ()) -> Generator[Ask]:
 @contextmanager
 def open_run(state: State, path: str, limit: tuple[str, ...]) -> Generator[list[Host]]:
     """
-    Begin a run over an inventory file and yield its nodes; close connections afterwards.
+    Begin a run over an inventory file and yield its nodes. Close the connections afterwards.
 
-    For requirements on the process and exceptions see `probe`.
+    `probe` describes the requirements on the process, and the exceptions.
     """
     from pyinfra.api import Config
     from pyinfra_cli.inventory import make_inventory

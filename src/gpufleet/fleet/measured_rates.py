@@ -1,7 +1,7 @@
 """Return the measured rates of replicas, from stored results that apply to them.
 
-Border: it reads the results beside the inventory, and the locks named in settings. It does not
-import pyinfra.
+Border: this module reads the results next to the inventory, and the lock files that settings name.
+It does not import pyinfra.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from gpufleet.serving.unit import argument_lines
 from gpufleet.settings.node_settings import NodeSettings
 
 RateOrReason: TypeAlias = MeasuredRate | str
-"""The rate that a replica carries, or a sentence why it is unknown."""
+"""The rate that a replica can serve, or a sentence why the rate is unknown."""
 
 
 @dataclass(frozen=True)
 class ModelRate:
-    """The measured rate of a plan's equal replicas."""
+    """The measured rate of a group of replicas of one model that have the same rate."""
 
     model: str
     replicas: tuple[int, ...]
@@ -43,13 +43,14 @@ class ModelRate:
     planned: RateOrReason
     """The rate with the planned settings."""
     running: RateOrReason | None
-    """The rate with the running settings; None: they do not run."""
+    """The rate with the running settings; None if the replicas do not run."""
 
     @property
     def rate(self) -> MeasuredRate | None:
         """
-        Return the measured rate with the planned settings, else with the running ones; None:
-        unknown.
+        Return the measured rate with the planned settings, or else with the running settings.
+
+        The result is None if both rates are unknown.
         """
         known = (each for each in (self.planned, self.running) if isinstance(each, MeasuredRate))
         return next(known, None)
@@ -93,7 +94,7 @@ class ModelRate:
              "missed_at": 14.0, "measured": "2026-11-20T12:30:05+00:00", "target": "gateway",
              "workload": {...}, "holds_for": ["planned", "running"], "why": ""}
 
-        `why` is the reason why no rate applies to the plan; "": a rate applies.
+        `why` is the reason why no rate applies to the plan, or "" if a rate applies.
         """
         rate = self.rate
         return {
@@ -110,7 +111,7 @@ class ModelRate:
 
 
 def stored_results(inventory_file: str) -> StoredMeasurements:
-    """Return the stored results beside an inventory file; empty if there are none."""
+    """Return the stored results next to an inventory file. The result may be empty."""
     return result.read_measurements(measurements_folder(inventory_file))
 
 
@@ -121,7 +122,10 @@ def replica_rates(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> dict[str, RateOrReason]:
-    """Return each replica's rate, or why none applies, by id; no entry for undeclared models."""
+    """Return each replica's rate, or why no rate applies, by the replica's id.
+
+    Replicas of undeclared models have no entry.
+    """
     replicas: dict[str, list[Running]] = {}
     for each in stages:
         replicas.setdefault(each.id, []).append(each)
@@ -149,7 +153,9 @@ def stored_rates(
     settings: Mapping[str, NodeSettings],
 ) -> dict[str, RateOrReason]:
     """
-    Return each replica's rate from the stored results of an inventory, or why none applies, by id.
+    Return each replica's rate from the stored results of an inventory, or why no rate applies.
+
+    The keys are the replicas' ids.
 
     A model that was never measured has no entry.
     """
@@ -165,7 +171,10 @@ def measured_replicas(
     nodes: Mapping[str, Node],
     settings: Mapping[str, NodeSettings],
 ) -> tuple[MeasuredReplica, ...]:
-    """Return the running replicas with an applicable result, for rules."""
+    """Return the running replicas that have a stored result which applies to them.
+
+    Prometheus' rules use these replicas.
+    """
     running = tuple(running)
     first: dict[str, Running] = {}
     for each in sorted(running, key=lambda each: (each.model, each.replica, each.rank, each.node)):
@@ -190,10 +199,10 @@ def rates_for_rules(
     fleet: Fleet, answers: Mapping[str, Mapping[str, Any] | str]
 ) -> tuple[tuple[MeasuredReplica, ...], tuple[str, ...]]:
     """
-    Return the measured rates that rules need, and remarks.
+    Return the measured rates that Prometheus' rules need, and remarks.
 
-    `answers` are the probes of the fleet's nodes. Replicas on a node without an answer do not
-    count.
+    `answers` are the probes of the fleet's nodes. Replicas on a node without an answer are left
+    out.
     """
     there = stored_results(str(fleet.root / fleet.inventory))
     if not there.measurements:
@@ -215,7 +224,7 @@ def plan_rates(
     settings: Mapping[str, NodeSettings],
     now: dt.datetime,
 ) -> tuple[ModelRate, ...]:
-    """Return the measured rates of a plan's replicas; empty without measurements."""
+    """Return the measured rates of a plan's replicas. Without measurements, the result is empty."""
     if not known:
         return ()
     planned = as_units(found.plan.stages, found.running, settings)
@@ -242,8 +251,8 @@ def as_units(
     """
     Return planned stages in the form in which a probe would report their units.
 
-    If the lock cannot be read, the release is the unit's, if that has the planned version, else the
-    version alone.
+    If the lock file cannot be read, the unit's release is used, if it has the planned version.
+    Otherwise the planned version alone is used as the release.
     """
     units = {(each.node, each.id): each.release for each in running}
     found = []

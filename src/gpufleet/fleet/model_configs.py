@@ -1,8 +1,8 @@
 """
 Read the configs of a fleet's models: from a directory on this machine, the Hub, or the nodes.
 
-Border: it reads files and queries the Hub. An unreadable model has a sentence instead of a
-description; the plan handles it.
+Border: this module reads files and queries the Hub. If a model cannot be read, the result has a
+sentence instead of the model's description. The plan handles such sentences.
 """
 
 from __future__ import annotations
@@ -83,12 +83,12 @@ def probe_paths(declared: Mapping[str, NodeVars]) -> dict[str, ProbePaths]:
 
 def local_directory(model: str, folder: Path, file: str = CONFIG) -> Path | None:
     """
-    Return the directory below `folder` with a model's config.json; None: there is none.
+    Return the directory below `folder` with a model's config.json, or None if there is none.
 
-    `file` is `adapter_config.json` for an adapter.
+    For an adapter, `file` is `adapter_config.json` instead of config.json.
 
-    For `Qwen/Qwen3-32B` the directory is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`; for
-    `/srv/models/qwen3-32b` it is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
+    For `Qwen/Qwen3-32B`, the directory is `folder/Qwen/Qwen3-32B` or `folder/Qwen3-32B`. For
+    `/srv/models/qwen3-32b`, the directory is `folder/srv/models/qwen3-32b` or `folder/qwen3-32b`.
     """
     places = (folder / model.lstrip("/"), folder / Path(model).name)
     return next((each for each in places if (each / file).is_file()), None)
@@ -111,8 +111,8 @@ def describe_models(
     Return each declared model's description, by its name in `serving`.
 
     Models in `folder` on this machine are read from there. Other models are read in parallel, each
-    once: models of the Hub from the Hub, models in directories of nodes from the first node's
-    document that has them.
+    once. Models of the Hub are read from the Hub. Models in directories of nodes are read from the
+    first node's probe that has them.
     """
     wanted: dict[str, tuple[Served, EngineSettings | None, list[str]]] = {}
     for name, node in sorted(declared.items()):
@@ -130,7 +130,7 @@ def describe_models(
 
 
 def _await(jobs: Mapping[str, Future[KnownModel]]) -> None:
-    """Wait until all models are read; if that takes long, print the remaining ones on stderr."""
+    """Wait until all models are read. If that takes long, print the remaining models on stderr."""
     began = time.monotonic()
     pace = Pace(began)
     while left := {model: job for model, job in jobs.items() if not job.done()}:
@@ -208,8 +208,10 @@ def _read(
     folder: Path | None,
 ) -> ModelFiles:
     """
-    Return a model's files. Raises `FleetError` if `folder`, the nodes and the Hub lack its
-    config.json.
+    Return a model's files.
+
+    Raises `FleetError` if the model's config.json is found neither in `folder` nor on the nodes or
+    the Hub.
     """
     if folder and (found := local_directory(model, folder)):
         return replace(read(str(found)), origin=model)
@@ -263,5 +265,8 @@ def _on_nodes(path: str, key: str, documents: Iterable[Mapping[str, Any]]) -> Ma
 
 
 def _positive(count: Any) -> int | None:
-    """Return a number of bytes, or None for any other value: a truncated file gives less than 0."""
+    """Return a number of bytes, or None for any other value.
+
+    The number is below 0 if a file is truncated.
+    """
     return count if isinstance(count, int) and count > 0 else None

@@ -1,8 +1,8 @@
 """Build the records that are written on a node: its declaration, check and drift. Pure.
 
-Each record becomes metrics of the node's exporter: `on_node/monitoring/node_facts.py` reads the
-declaration, `on_node/monitoring/record.py` writes the others. docs/reference/node-metrics.md
-describes them all.
+Each record becomes metrics of the node's exporter. `on_node/monitoring/node_facts.py` reads the
+declaration, and `on_node/monitoring/record.py` writes the other records.
+docs/reference/node-metrics.md describes all of these metrics.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gpufleet.settings.node_settings import NodeSettings
 Samples: TypeAlias = list[tuple[str, dict[str, str], int | float]]
 
 CHECK, DRIFT = "check.prom", "drift.prom"
-# Severities that count as a finding; a passed check does not.
+# Severities that count as a finding. A passed check is not a finding.
 _SEVERITIES = (Severity.BLOCK, Severity.UNKNOWN, Severity.WARN, Severity.INFO)
 
 
@@ -30,8 +30,9 @@ def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None
     """
     Return a node's declaration for `on_node/monitoring/node_facts.py`.
 
-    `gpus` is the number of GPUs on the PCI bus, for nodes that declare none; `release` is the id of
-    the vLLM release that the node should serve. Equal declarations give equal bytes.
+    `gpus` is the number of GPUs on the PCI bus, which is used for nodes that declare no number.
+    `release` is the id of the vLLM release that the node should serve. Equal declarations give
+    equal bytes.
     """
     about = {
         "schema": 1,
@@ -45,7 +46,10 @@ def declaration(settings: NodeSettings, *, gpus: int | None, release: str | None
 
 
 def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
-    """Return the number of GPUs on a probe's PCI bus, with or without a driver; None: unknown."""
+    """Return the number of GPUs on a probe's PCI bus, or None if it is unknown.
+
+    GPUs without a driver count too.
+    """
     functions = document["pci"]
     if isinstance(functions, Mapping):
         return None
@@ -54,13 +58,15 @@ def gpus_on_bus(document: Mapping[str, Any]) -> int | None:
 
 def has_dcgm_metrics(settings: NodeSettings) -> bool:
     """
-    Return whether DCGM's exporter serves a node's GPU metrics; if not, the node's own facts do.
+    Return whether DCGM's exporter serves a node's GPU metrics.
+
+    If not, the node's own facts contain GPU metrics.
     """
     return settings.dcgm is not None and settings.dcgm.exporter_version is not None
 
 
 def lock_hash(settings: NodeSettings) -> str:
-    """Return a ten-digit hash of a node's lock; "" without a lock."""
+    """Return a hash of a node's lock with ten digits, or "" if the node has no lock."""
     if settings.gpu_lock is None:
         return ""
     text = json.dumps(settings.gpu_lock.model_dump(mode="json"), sort_keys=True)
@@ -69,10 +75,12 @@ def lock_hash(settings: NodeSettings) -> str:
 
 def check_record(findings: Iterable[Finding], at: float) -> Samples:
     """
-    Return the metrics of a check's findings on a node and its GPUs; `at` in seconds since 1970.
+    Return the metrics of a check's findings on a node and its GPUs.
+
+    `at` is the time of the check, in seconds since 1970.
 
     An accepted finding counts as info, whatever its severity, because the operator knows it. A
-    check skipped because of another finding is not counted.
+    check that was skipped because of a different finding is not counted.
     """
     found = Counter(
         Severity.INFO if each.accepted is not None else each.severity
@@ -90,9 +98,10 @@ def check_record(findings: Iterable[Finding], at: float) -> Samples:
 
 def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Samples:
     """
-    Return a node's drift metrics; `at` in seconds since 1970.
+    Return a node's drift metrics. `at` is the time of the comparison, in seconds since 1970.
 
-    `refused` means that a deploy would be refused now, so its changes are not completely known.
+    `refused` means that a deploy would be refused now, so the deploy's changes are not completely
+    known.
     """
     moved = Counter(each.matters for each in drift.moved)
     return [
@@ -106,7 +115,7 @@ def drift_record(drift: NodeDrift, at: float, *, refused: bool = False) -> Sampl
 
 
 def probed_at(answer: Mapping[str, Any] | str, otherwise: float) -> float:
-    """Return a probe's time by its node's clock; `otherwise` without a probe."""
+    """Return the time of a probe by its node's clock, or `otherwise` if the time is unknown."""
     if isinstance(answer, str):
         return otherwise
     try:

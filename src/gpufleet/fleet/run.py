@@ -63,7 +63,7 @@ class NodePlan:
     everyone: tuple[Stage, ...] = field(default=(), repr=False)
     """The stages of the whole plan."""
     fellows: tuple[str, ...] = ()
-    """Addresses of the fleet's other GPU nodes; empty if the node lacks gpufleet's firewall."""
+    """Addresses of the fleet's other GPU nodes; empty if `firewall` is not set for the node."""
 
 
 T = TypeVar("T")
@@ -71,17 +71,17 @@ ServersAndSilentNodes: TypeAlias = tuple[tuple[servers.Server, ...], frozenset[s
 _FLIGHTS: WeakKeyDictionary[State, dict[object, AsyncResult]] = WeakKeyDictionary()
 """Results of work that is done once for all nodes, by run."""
 LOOK_SECONDS = 60
-"""Seconds to list a few file patterns on a busy node."""
+"""Time limit in seconds for listing the files of a few patterns on a busy node."""
 _DRY_RUNS: WeakKeyDictionary[State, list[str]] = WeakKeyDictionary()
 
 
 @contextmanager
 def refusals() -> Generator[None]:
     """
-    Turn a `FleetError` into a `Refusal`: every problem for the operator, no traceback.
+    Turn a `FleetError` into a `Refusal`, which prints every problem and no traceback.
 
-    A `Refusal` ends the run for all nodes before any node is changed: deploy files run completely
-    before the first operation.
+    A `Refusal` ends the run for all nodes before any node is changed, because pyinfra executes
+    deploy files completely before the first operation.
     """
     try:
         yield
@@ -93,9 +93,10 @@ def hold_nodes(*settings: str) -> None:
     """
     Lock this run's nodes that have one of these settings, until the run ends.
 
-    Deploys that change nodes call it first. Raises `Refusal`, before anything is changed, with the
-    problems of `gpufleet validate`, and if another deploy or an upgrade has locked one of the
-    nodes. With --dry no locks are taken, but their owners are reported.
+    Deploys that change nodes call this function first. Before anything is changed, it raises
+    `Refusal` with the problems that `gpufleet validate` finds, and if a different deploy or an
+    upgrade has locked one of the nodes. With --dry, no node is locked, but the owners of existing
+    locks are reported.
     """
     if ctx_state.get() not in _DRY_RUNS:
         _single_flight(ctx_state.get(), _validated)
@@ -134,12 +135,13 @@ def _lock_nodes(settings: tuple[str, ...]) -> Callable[[State], None]:
 
 def node_plan(*, unfit_stops: bool = True) -> NodePlan | None:
     """
-    Return the current node's part of the fleet plan; None on a node without GPUs.
+    Return the current node's part of the fleet plan, or None if the node has no GPUs.
 
-    pyinfra executes a deploy file once per node, concurrently: the first caller probes every node
-    of the inventory, all others wait for its answer. Raises `Refusal`, which ends the whole run,
-    with every problem found: unfit nodes and GPUs, and models that do not fit. With
-    `unfit_stops=False`, to show the running stages, unfit nodes and GPUs are only reported.
+    pyinfra executes a deploy file once for each node, concurrently. The first caller probes every
+    node of the inventory, and all other callers wait for the result. Raises `Refusal`, which ends
+    the whole run, with every problem found: unfit nodes and GPUs, and models that do not fit.
+    `unfit_stops=False` is for showing the running stages: unfit nodes and GPUs are then only
+    reported.
     """
     plan = _plan if unfit_stops else _plan_anyway
     if ctx_state.get() in _DRY_RUNS:
@@ -177,8 +179,9 @@ def _node_addresses(state: State) -> dict[str, tuple[str, ...]]:
 
 def bare_node() -> BareNode | None:
     """
-    Return the current node's state before its deploy, possibly without a driver; None without a
-    lock.
+    Return the current node's state before its deploy, or None if the node has no `gpu_lock`.
+
+    The node may have no driver.
 
     As with `node_plan`, the first caller probes every node. Raises `Refusal`, which ends the whole
     run before a node is changed, with every problem: nodes that give no answer, locks that their
@@ -188,22 +191,23 @@ def bare_node() -> BareNode | None:
 
 
 def node_machine() -> tuple[System, Machine] | None:
-    """Return the current node's system and machine, after `node_plan`; None: unknown."""
+    """Return the current node's system and machine, after `node_plan`, or None if unknown."""
     return assessment.machine_of(host.name, documents(ctx_state.get())[host.name])
 
 
 def check() -> Report:
-    """Return the checks' findings on this run's nodes; they are probed once."""
+    """Return the checks' findings on this run's nodes, which are probed only once."""
     return _single_flight(ctx_state.get(), _check_report)
 
 
 def monitoring_targets(*, planned: bool = False, required: bool = True) -> MonitoringTargets | None:
     """
-    Return the current node's monitoring targets; None if it is not a monitoring node.
+    Return the current node's monitoring targets, or None if it is not a monitoring node.
 
-    vLLM's targets are the running servers; with `planned` they are those of the plan, for deploys
-    that carry it out. A node without an answer affects only itself: its servers stay unchanged.
-    Raises `Refusal` if no node of this run has `monitoring`, unless `required=False`.
+    vLLM's targets are the running servers. If `planned` is true, they are the servers of the plan,
+    for deploys that apply the plan. If a node does not answer, its own targets stay unchanged, and
+    other nodes' targets are not affected. Raises `Refusal` if no node of this run has `monitoring`,
+    unless `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.monitoring is None:
@@ -221,12 +225,12 @@ def gateway_targets(
     *, planned: bool = False, and_running: bool = False, required: bool = True
 ) -> MonitoringTargets | None:
     """
-    Return the targets of the current node's gateway; None if it is not a gateway.
+    Return the targets of the current node's gateway, or None if the node is not a gateway.
 
-    vLLM's targets are the running servers; with `planned` they are those of the plan, and with
-    `and_running` also the servers that run until the plan is carried out. A node without an answer
-    affects only itself: its servers stay unchanged. Raises `Refusal` if no node of this run has
-    `gateway`, unless `required=False`.
+    vLLM's targets are the running servers. If `planned` is true, they are the servers of the plan.
+    `and_running` adds the servers that run until the plan is applied. If a node does not answer,
+    its own targets stay unchanged, and other nodes' targets are not affected. Raises `Refusal` if
+    no node of this run has `gateway`, unless `required=False`.
     """
     declared = loader.current().nodes
     if declared[host.name].settings.gateway is None:
@@ -244,10 +248,11 @@ def gateway_targets(
 
 def undeclared_nodes(setting: str, look: str) -> frozenset[str]:
     """
-    Return the nodes of this run that no longer declare a setting and still have its parts.
+    Return the nodes of this run that no longer declare a setting but still have its parts.
 
-    `look` is the program that detects the parts (`operations/remove_parts.py`); all nodes are
-    queried at once. Raises `Refusal` if the part may not be removed: `fleet/undeclared.py`.
+    `look` is the program that detects these parts on a node (`operations/remove_parts.py`). All
+    nodes are queried at the same time. Raises `Refusal` if the parts must not be removed
+    (`fleet/undeclared.py`).
     """
     return _single_flight(ctx_state.get(), _undeclared(setting, look))
 
@@ -290,14 +295,14 @@ def has_gateways() -> bool:
 
 
 def _require_setting(setting: str, otherwise: str) -> Callable[[State], None]:
-    """Return a check that raises `FleetError` if no node of the run has or drops a setting."""
+    """Return a check that raises `FleetError` unless a node of the run has or removes a setting."""
 
     def look(state: State) -> None:
         declared = loader.current().nodes
         asked = [
             declared[each.name].settings for each in state.inventory if state.is_host_in_limit(each)
         ]
-        # If `absent.parts` names it, it is to be removed, also in later runs.
+        # If `absent.parts` names the setting, its parts are removed, also in later runs.
         if not any(getattr(each, setting) or setting in each.absent.parts for each in asked):
             raise FleetError(otherwise)
 
@@ -350,7 +355,8 @@ def _plan_of_run(state: State) -> Assessment:
 
 def mark_dry_run(state: State) -> list[str]:
     """
-    Mark a run as dry: it plans even if nodes are unfit, executes nothing, and reports changes.
+    Mark a run as dry. Such a run plans even if nodes are unfit, executes nothing, and reports
+    changes.
 
     Returns the list to which `node_plan` adds the reasons for refusing a deploy.
     """
@@ -363,8 +369,10 @@ def documents(state: State) -> dict[str, Answer]:
 
 
 def _single_flight(state: State, work: Callable[[State], T]) -> T:
-    """Run `work` once, in the first node's deploy; the deploys of other nodes get its result."""
-    # No yield between looking and storing: under gevent this is atomic.
+    """
+    Run `work` once, in the first node's deploy. The deploys of the other nodes get its result.
+    """
+    # No other greenlet runs between the query and the assignment: under gevent both are atomic.
     flights = _FLIGHTS.setdefault(state, {})
     flight = flights.get(work)
     if flight is None:
@@ -382,7 +390,7 @@ def _single_flight(state: State, work: Callable[[State], T]) -> T:
 
 def _bare_nodes(state: State) -> Mapping[str, BareNode]:
     asked = {each.name for each in state.inventory if state.is_host_in_limit(each)}
-    # Those that could not be connected to have failed already, and do not delay the others.
+    # Nodes without a connection have failed already, and do not delay the others.
     asked -= {each.name for each in state.failed_hosts}
     answers = {name: said for name, said in documents(state).items() if name in asked}
     declared = loader.current().gpu_nodes
@@ -440,7 +448,8 @@ def refuse_partial_restarts() -> None:
     """
     Raise `Refusal` if this run would change a multi-node replica on some of its nodes only.
 
-    Deploys that start stages call it while they prepare, before the first operation of any node.
+    Deploys that start stages call this function while they prepare, before the first operation of
+    any node.
     """
     if ctx_state.get() not in _DRY_RUNS:
         _single_flight(ctx_state.get(), _refuse_partial_restarts)
@@ -473,7 +482,7 @@ def _plan_anyway(state: State) -> Assessment:
 
 
 def _plan_dry_run(state: State) -> Assessment:
-    """Plan as a deploy does; if that would be refused, record why, and still plan."""
+    """Plan as a deploy does. If a deploy would be refused, record the reasons, and plan anyway."""
     try:
         return _plan(state)
     except FleetError as error:

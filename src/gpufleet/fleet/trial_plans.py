@@ -1,6 +1,6 @@
 """Plan with changed settings of one model, to find the values that can be tried.
 
-This module reads the same files as a plan; it queries no node.
+This module reads the same files as a plan. It queries no node.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpufleet.settings.serving_settings import Served
 
 @dataclass(frozen=True)
 class TrialPlans:
-    """The fleet, and the replica whose model gets other settings."""
+    """The fleet, and the replica whose model is planned with different settings."""
 
     documents: Mapping[str, Mapping[str, Any]]
     """Probes of the nodes that answered."""
@@ -34,12 +34,14 @@ class TrialPlans:
 
     @property
     def served(self) -> Served:
-        """Return the model's declared settings, which all nodes that have it share."""
+        """
+        Return the model's declared settings, which are equal on all nodes that declare the model.
+        """
         every = (each.settings.serving for each in self.declared.values())
         return next(each[self.running.model] for each in every if self.running.model in each)
 
     def problem(self) -> str:
-        """Return why the replica does not run as declared; "": it does."""
+        """Return why the replica does not run as declared, or "" if it runs as declared."""
         changes = self._plan({}).changes
         change = next((each for each in changes if each.replica == self.running.id), None)
         if change is None:
@@ -61,7 +63,9 @@ class TrialPlans:
         )
 
     def refusal(self, settings: Mapping[str, int]) -> str:
-        """Return why a plan with these settings must not be deployed on the node; "": it may be."""
+        """
+        Return why a plan with these settings must not be deployed on the node, or "" if it may.
+        """
         node = self.running.node
         before = {each.id for each in running_stages(self.documents) if each.node == node}
         try:
@@ -75,7 +79,7 @@ class TrialPlans:
 
     def _plan(self, fields: Mapping[str, Any]) -> Assessment:
         """
-        Return the plan of all nodes with these fields of the model in place of the declared ones.
+        Return the plan of all nodes, with these fields of the model instead of the declared fields.
         """
 
         def change(model: str, served: Served) -> Served:

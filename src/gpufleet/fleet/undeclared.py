@@ -7,8 +7,8 @@ from collections.abc import Collection, Mapping
 from gpufleet.formatting import node_ranges
 from gpufleet.settings.node_variables import NodeVars
 
-# The consequence for a serving fleet: these parts are removed from the last node only on explicit
-# request.
+# The consequence for a serving fleet, if no node has the part. Such a part is removed from the last
+# node only on explicit request.
 _LAST = {
     "gateway": "clients would have no address for their requests",
     "monitoring": "the fleet would not be monitored, and no alert would be sent",
@@ -19,10 +19,12 @@ def removal_problem(
     setting: str, nodes: Collection[str], declared: Mapping[str, NodeVars]
 ) -> str | None:
     """
-    Return why `setting`'s part must not be removed from `nodes`, which no longer declare it.
+    Return why the parts of a setting must not be removed from `nodes`, or None if they may be.
 
-    A misspelt group or file removes the setting from all nodes at once. In that case the part is
-    kept, unless `absent.parts` of each node names it.
+    `nodes` are nodes that no longer declare the setting.
+
+    A misspelt group or file removes the setting from all nodes at once. In that case the parts
+    stay, unless `absent.parts` of each node names the setting.
     """
     serves = any(each.settings.serving for each in declared.values())
     has_other = any(

@@ -20,10 +20,13 @@ VARIABLE = "GPUFLEET_UPGRADE"
 
 def lock_problems(documents: Mapping[str, Any], ours: str | None) -> tuple[str, ...]:
     """
-    Return why a deploy is refused, one sentence per upgrade; empty: no other upgrade holds a node.
+    Return why a deploy is refused, as one sentence for each upgrade that has locked nodes.
 
-    `documents` are the nodes' probes, or sentences; `ours` is the id of the upgrade that runs this
-    deploy. A node without an answer, or with an old probe, is treated as unlocked.
+    The result is empty if no upgrade other than `ours` has locked a node.
+
+    `documents` are the nodes' probes, or sentences why there is none. `ours` is the id of the
+    upgrade that runs this deploy. A node without an answer, or with an old probe, is treated as
+    unlocked.
     """
     found: dict[str, tuple[Mapping[str, Any], list[str]]] = {}
     problems = []
