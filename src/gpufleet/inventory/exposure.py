@@ -1,7 +1,8 @@
 """Warn about the operator's secret files and connections that are open to others.
 
-ssh refuses a key that others can read. gpufleet only warns: the mode concerns only the operator's
-machine, checkouts do not preserve it, and a rollback must not wait for a `chmod`.
+ssh refuses a key that others can read. gpufleet only warns, because the file's mode concerns only
+the operator's machine, checkouts do not preserve the mode, and a rollback must not wait for a
+`chmod`.
 """
 
 from __future__ import annotations
@@ -22,11 +23,13 @@ _OTHERS = stat.S_IRGRP | stat.S_IWGRP | stat.S_IROTH | stat.S_IWOTH
 
 def exposure_remarks(nodes: Collection[NodeVars], root: Path) -> Iterator[str]:
     """
-    Yield a remark for each secret file that other users can read or write, and for unchecked host
-    keys.
+    Yield a remark for each of these risks:
 
-    Also for servers without an API key behind a gateway with keys. A variable that many nodes
-    inherit is checked once.
+    - secret files that other users can read or write;
+    - connections that do not check the nodes' host keys;
+    - servers that need no API key, although they are behind a gateway with keys.
+
+    A variable that many nodes inherit is checked once.
     """
     yield from _ways_past_a_gateway(nodes)
     seen: set[tuple[str, str]] = set()
@@ -91,7 +94,7 @@ def _secret_files(value: Any, at: KeyPath) -> Iterator[tuple[KeyPath, str]]:
         return
     for key, below in value.items():
         here = (*at, str(key))
-        # `key_file` beside a certificate is a private key; of a repository it is a public one.
+        # `key_file` next to a certificate is a private key; in a repository it is a public key.
         named = key in SECRET_FILES or (key == "key_file" and "certificate_file" in value)
         if isinstance(below, str) and (named or at[-1] == "environment_files"):
             yield here, below
@@ -103,7 +106,7 @@ def _open_mode(file: Path) -> int:
     """
     Return the mode of a file that other users can read or write.
 
-    0 if they cannot, or if the file does not exist.
+    The result is 0 if other users can do neither, or if the file does not exist.
     """
     try:
         mode = stat.S_IMODE(file.stat().st_mode)

@@ -2,9 +2,9 @@
 
 Exit code 0 must mean that every requested operation succeeded on every requested node. pyinfra 3.10
 also answers 0 when the inventory does not exist, when --limit or --exclude match nothing, when
-operations fail under --no-wait, and when the run is interrupted. Each of these is refused here,
-before a node is touched; `config.py` calls `guard()` before the inventory is read, and
-`inventory.load` once more for runs without gpufleet's `config.py`.
+operations fail under --no-wait, and when the run is interrupted. This module refuses each of these
+cases before a node is touched. `config.py` calls `check_invocation()` before the inventory is read.
+`inventory.load` calls it again, for runs without gpufleet's `config.py`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ NOT_PYTHON = frozenset({".yml", ".yaml", ".ini", ".json", ".toml"})
 
 @dataclass(frozen=True)
 class Invocation:
-    """pyinfra's command line; the fields have the names of pyinfra's parameters."""
+    """pyinfra's command line. The fields have the names of pyinfra's parameters."""
 
     inventory: str
     operations: tuple[str, ...]
@@ -69,9 +69,9 @@ class Invocation:
 
 def current() -> Invocation | None:
     """
-    Return the command line of the current pyinfra command; None outside one.
+    Return the command line of the current pyinfra command, or None outside pyinfra.
 
-    Raises Refusal for a pyinfra of another series, whose command lines have other options.
+    Raises Refusal for a different series of pyinfra, whose command line has different options.
     """
     context = click.get_current_context(silent=True)
     if context is None or getattr(context.command.callback, "__module__", "") != "pyinfra_cli.cli":
@@ -90,7 +90,7 @@ def current() -> Invocation | None:
 
 def check_invocation() -> None:
     """
-    Refuse a command line that could give a wrong exit code; do nothing outside pyinfra.
+    Refuse a command line that could give a wrong exit code. Outside pyinfra, do nothing.
 
     Also replaces pyinfra's SIGINT handler, which exits with 0. Raises Refusal with all problems.
     """
@@ -218,7 +218,7 @@ def _interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 
 def interruption_message(operations: Mapping[str, Sequence[str]]) -> str:
     """
-    Return the message after Ctrl-C: the commands that may still run, and the next step.
+    Return the message after Ctrl-C. It has the commands that may still run, and the next step.
 
     `operations` maps each operation to the nodes that run it.
     """

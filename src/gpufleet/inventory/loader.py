@@ -4,9 +4,10 @@ An inventory file is Python and ends in
 
     globals().update(inventory.load(__file__, groups={"gpu_h100": ["gpu-01", "gpu-02"]}))
 
-which gives pyinfra its groups. All variables of a node are resolved here and handed to pyinfra as
-that node's own data, so that deploys see exactly the checked values; only `--data` overrides them,
-and its values are checked too. Later layers win, key by key:
+This line gives pyinfra its groups. This module resolves all variables of a node, and hands them to
+pyinfra as the node's own data, so that deploys see exactly the checked values. Only `--data`
+overrides these values, and the values of `--data` are checked too. For each key, the last of these
+layers that sets the key has precedence:
 
     all < the inventory file's name < groups, outer to inner < host_vars < inline < --data
 
@@ -94,7 +95,7 @@ class Fleet:
         """
         Return nodes with every value and its origin (file and line), as plain data.
 
-        With `changed`, only values that differ from the default.
+        If `changed` is true, only values that differ from the default are returned.
 
             {"nodes": {"gpu-01": {"values": {"vllm.version": {"value": "0.32.0",
                                              "set_in": "group_vars/prod.yml:30"}}, ...}}, ...}
@@ -128,8 +129,8 @@ def load(
     """
     Return an inventory file's groups for pyinfra, with all variables resolved and checked.
 
-    `groups` maps each group to its nodes, `children` each group to its child groups. `also` are
-    further directories with `group_vars/` and `host_vars/`, read after the parent of the
+    `groups` maps each group to its nodes, and `children` maps each group to its child groups.
+    `also` are further directories with `group_vars/` and `host_vars/`, read after the parent of the
     inventory's directory. Raises InventoryError with every mistake of every node.
     """
     invocation.check_invocation()
@@ -365,8 +366,8 @@ def _unread(
     """
     Yield a remark for each variable file that no host or group of this inventory uses.
 
-    Such a file is often a spelling mistake. A file is skipped if another inventory has its name or
-    mentions it.
+    The name of such a file is often a spelling mistake. A file is skipped if a different inventory
+    has the same name, or mentions the name.
     """
     files = sorted((root / "inventories").glob("*.py"))
     others = {path.stem for path in files}
@@ -387,7 +388,9 @@ def _unread(
 
 
 def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
-    """Yield a remark for each missing host key file; gpufleet connects to no node without it."""
+    """
+    Yield a remark for each missing file of host keys, without which gpufleet connects to no node.
+    """
     files = dict.fromkeys(
         node.for_pyinfra(root)["ssh_known_hosts_file"]
         for node in nodes
@@ -403,7 +406,7 @@ def _unknown_keys(nodes: Iterable[NodeVars], root: Path) -> Iterator[str]:
 
 
 def _selectable(fleet: Fleet) -> dict[str, tuple[str, ...]]:
-    """Return the groups that --limit and --exclude accept; pyinfra has no group `all`."""
+    """Return the groups that --limit and --exclude accept. pyinfra has no group `all`."""
     return {Path(fleet.inventory).stem: tuple(fleet.nodes), **fleet.groups.members}
 
 

@@ -1,8 +1,8 @@
 """Limit the output of a command on a node.
 
-pyinfra keeps all that a command prints, and reads as long as it prints: `yes` on a node takes 130
-MiB of the controller's memory in 4 s. With this limit, a command that exceeds it is ended and
-fails.
+pyinfra keeps the whole output of a command in memory, and reads as long as the command prints. For
+example, the command `yes` on a node uses 130 MiB of the controller's memory within 4 s. With this
+module, a command that exceeds the limit is ended and fails.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from pyinfra.connectors import util
 from pyinfra.connectors.util import OutputLine
 
 # Limits for each of the two streams. The longest output of an operation is that of a package
-# transaction, some 100 KiB; every line takes some 200 bytes of memory, however short.
+# transaction, about 100 KiB. Every line takes about 200 bytes of memory, even if it is short.
 MOST_BYTES = 16 << 20
 MOST_LINES = 200_000
 # Bytes per read: paramiko copies all read bytes for each line.

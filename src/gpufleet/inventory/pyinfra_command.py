@@ -1,7 +1,7 @@
 """Build the pyinfra command line of a deploy: deploy file, `config.py`, inventory.
 
-A directory with its own `deploys/` and `config.py`, for example a checkout, uses these. Any other
-directory uses gpufleet's. The module does not import pyinfra at load time.
+If the current directory has its own `deploys/` and `config.py`, for example in a checkout, these
+are used. Otherwise gpufleet's own files are used. This module does not import pyinfra at load time.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ def deploy_names() -> list[str]:
 
 def deploy_file(name: str) -> str:
     """
-    Return the file of a deploy: `deploys/vllm.py` of this directory if it exists, else gpufleet's.
+    Return the file of a deploy: `deploys/NAME.py` of this directory if it exists, or else
+    gpufleet's.
 
-    Raises `FleetError` for an unknown name, with the known ones.
+    Raises `FleetError` for an unknown name. The message lists the known names.
     """
     for folder in (_here(), _shipped()):
         if (found := folder / f"{name}.py").is_file():
@@ -43,7 +44,7 @@ def pyinfra_command(deploy: str, *words: str) -> list[str]:
     """
     Return the command that runs pyinfra for a deploy.
 
-    `words` are pyinfra's options and the inventory, as typed; the inventory is the first argument.
+    `words` are pyinfra's options and the inventory, as typed. The inventory is the first argument.
     """
     own = Path("config.py").is_file()
     config = () if own else ("--config", str(PROJECT / "config.py"))
@@ -56,7 +57,7 @@ def is_inventory(word: str) -> bool:
 
 
 def names_inventory(words: Sequence[str]) -> bool:
-    """Return whether pyinfra's arguments name an inventory; values of options do not count."""
+    """Return whether pyinfra's arguments name an inventory. Values of options do not count."""
     if all(word.startswith("-") for word in words):
         return False
     if not words[0].startswith("-"):
@@ -73,7 +74,7 @@ def default_inventory() -> str:
     """
     Return the default inventory file.
 
-    It is the value of `GPUFLEET_INVENTORY`, else the only file in `inventories/`. Raises
+    This is the value of `GPUFLEET_INVENTORY`, or else the only file in `inventories/`. Raises
     `FleetError` if `inventories/` has no file or more than one.
     """
     if named := os.environ.get(VARIABLE):

@@ -1,9 +1,9 @@
 """Sanitize nodes' output before it reaches the terminal, including output that pyinfra prints.
 
-pyinfra prints the output of failed operations and facts, and with -v all output: escape sequences
-in it could set the clipboard, retitle the window or overwrite lines. Nodes' output is escaped
-before pyinfra prints it; everything else (exceptions, tracebacks) passes `echo`, which keeps only
-pyinfra's own colours.
+pyinfra prints the output of failed operations and facts, and with -v all output. Escape sequences
+in this output could set the clipboard, change the title of the window, or overwrite lines. This
+module escapes nodes' output before pyinfra prints it. All other text (exceptions, tracebacks)
+passes through `echo`, which keeps only pyinfra's own colours.
 """
 
 from __future__ import annotations
@@ -65,8 +65,9 @@ def read_buffer(
     print_func: Callable[[str], str] | None = None,
 ) -> None:
     """
-    Store a node's output lines; with `print_output` (-v), also print them without the node's
-    colours.
+    Store a node's output lines.
+
+    If `print_output` is true (-v), also print the lines without the node's colours.
     """
     for each in io:
         line = each if isinstance(each, str) else each.decode("utf-8", "replace")

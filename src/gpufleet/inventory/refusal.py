@@ -1,8 +1,8 @@
 """Refuse a pyinfra run: every problem on its own line, no traceback.
 
-pyinfra prints its own errors as one line that begins with a gpufleet source file, which is useless
-to operators. pyinfra passes on an exception that is both a pyinfra error and an error of pyinfra's
-command line; the exception then prints itself.
+pyinfra prints its own errors as one line that begins with the name of a gpufleet source file, which
+is useless to operators. If an exception is both a pyinfra error and an error of pyinfra's command
+line, pyinfra passes it on, and the exception prints itself.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what bro
     """
     End the run with exit code 1 and problems that the operator can correct.
 
-    `problems` are whole sentences; `what` names the refused thing, for example
+    `problems` are whole sentences. `what` names the refused thing, for example
     `inventories/prod.py`.
     """
 
@@ -36,7 +36,7 @@ class Refusal(PyinfraError, CliError):  # noqa: N818  # what it is, not what bro
 
     def show(self, file: IO[Any] | None = None) -> None:
         """
-        Print the refused thing and the problems; pyinfra calls this method at the end of the run.
+        Print the refused thing and the problems. pyinfra calls this method at the end of the run.
         """
         many = f"{len(self.problems)} problems" if len(self.problems) > 1 else "1 problem"
         title = f"--> {self.what} is refused, {many}:"
