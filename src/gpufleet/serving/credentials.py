@@ -19,7 +19,7 @@ VARIABLE = "variable"
 """
 Prefix of a credential that becomes an environment variable.
 
-`variable.NAME` is for every stage, `variable.NAME.MODEL` for one model's stages
+`variable.NAME` is for every stage, and `variable.NAME.MODEL` is for the stages of one model
 (templates/vllm/vllm-variables.sh).
 """
 # The Hub's token is for downloads: no unit loads it (`unit_credentials`).
@@ -60,7 +60,8 @@ def variable_credentials(stage: Stage, model: Served, names: Iterable[str]) -> t
     """
     Return the node's credentials that become variables of the stage's process.
 
-    A model's variable, plain or from a file, overrides the same variable of `vllm`.
+    A variable of the model's entry, from `environment` or `environment_files`, overrides the same
+    variable of `vllm`.
     """
     own = {f"{VARIABLE}.{name}.{stage.model}" for name in model.environment_files}
     shadowed = {*model.environment, *model.environment_files}

@@ -25,22 +25,24 @@ from gpufleet.settings.serving_settings import EngineSettings, Served
 _Refusal: TypeAlias = tuple[str, str, tuple[KeyPath, ...]]
 """The model, the message, and the settings concerned."""
 
-# Tensor and pipeline parallelism to try if an entry leaves them to the plan: a flag that is refused
-# with all of these is refused with any.
+# Tensor and pipeline parallelism to try if an entry leaves them to the plan. If a flag is refused
+# with all of these values, it is refused with any value.
 _SHAPES = ((1, 1), (8, 1), (1, 8))
 
 
 def declared_problems(
     settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
 ) -> tuple[str, ...]:
-    """Return a sentence for each flag and variable that its release refuses in any plan."""
+    """
+    Return a sentence for each flag and variable that the server's release refuses in any plan.
+    """
     return tuple(dict.fromkeys(sentence for _, sentence, _ in _refusals(settings, origins)))
 
 
 def refused_flags(
     settings: Mapping[str, NodeSettings], origins: Mapping[str, Origins]
 ) -> dict[str, frozenset[str]]:
-    """Return the flags of each model that its release refuses in any plan."""
+    """Return the flags of each model that the server's release refuses in any plan."""
     found: dict[str, frozenset[str]] = {}
     for model, _, keys in _refusals(settings, origins):
         names = {str(key[3]) for key in keys if key[:3] == ("serving", model, "flags")}

@@ -39,7 +39,8 @@ Origins: TypeAlias = Mapping[str, Origin]
 _PLAIN = re.compile(r"[A-Za-z_/][A-Za-z0-9_./+-]*|0|-?[1-9][0-9]*|0\.[0-9]*[1-9]")
 _WORDS = {"true", "false", "yes", "no", "on", "off", "null", "none", "y", "n"}  # YAML 1.1's own
 
-# The modules of flags/ that affect no verdict. A new module counts until it is listed here.
+# The modules of flags/ that affect no verdict. A new module counts as one that does, until it is
+# listed here.
 _NOT_JUDGING = {
     "explain",
     "extract",
@@ -51,7 +52,7 @@ _NOT_JUDGING = {
 
 @dataclass(frozen=True)
 class FlagFindings:
-    """Findings as sentences: `refused` stop a deploy, `remarks` do not."""
+    """Findings as sentences: `refused` stop a deploy, and `remarks` do not."""
 
     refused: tuple[str, ...] = ()
     remarks: tuple[str, ...] = ()
@@ -66,7 +67,7 @@ class FlagFindings:
 @dataclass(frozen=True)
 class LaunchCommand:
     """
-    A stage's command line and variables, with their settings.
+    A stage's command line and variables, with the settings that they come from.
 
     `keys` has the path of the setting for each word of `argv`. `variables` has the path for each of
     the operator's variables; gpufleet's own variables have no path.
@@ -126,11 +127,11 @@ def check_plan(
     origins: Mapping[str, Origins] | None = None,
 ) -> tuple[str, ...]:
     """
-    Check every stage of a plan by the packaged schemas, and return remarks.
+    Check every stage of a plan with the schemas that gpufleet contains, and return remarks.
 
-    For a release without a packaged schema the result has a remark: the deploy checks the flags
-    with the release's own files on each node, before any restart. Raises `FleetError` with every
-    flag that would be refused.
+    If gpufleet has no schema of a release, the result has a remark about this release. The deploy
+    then checks the flags with the release's own files on each node, before any restart. Raises
+    `FleetError` with every flag that would be refused.
     """
     found = FlagFindings()
     for stage in stages:
@@ -177,9 +178,11 @@ def check_stage(
 @cache
 def check_fingerprint() -> str:
     """
-    Return a fingerprint of the checking rules, from the SHA-256 over everything that affects a
-    verdict: the reader of releases, the rules and this file. The packaged schemas do not count,
-    because a release's own files replace them.
+    Return a fingerprint of the checking rules.
+
+    The fingerprint is from the SHA-256 over everything that affects a verdict: the reader of
+    releases, the rules and this file. The schemas that gpufleet contains do not count, because a
+    release's own files replace them.
     """
     flags = Path(schema.__file__).parent
     judging = sorted(path for path in flags.glob("*.py") if path.stem not in _NOT_JUDGING)

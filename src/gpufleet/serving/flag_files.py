@@ -61,7 +61,7 @@ def check_files(
 def _looked_for(
     stage: Stage, served: Served, document: Mapping[str, Any]
 ) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yield each path that a stage reads: its setting, the path, and the probe's result."""
+    """Yield each path that a stage reads, as (its setting, the path, the probe's result)."""
     here: KeyPath = ("serving", stage.model)
     models, files = document.get("models"), document.get("files")
     if isinstance(models, Mapping):
@@ -89,7 +89,9 @@ _PUT_IT_THERE = "create it there, or write a path that exists on every node that
 
 def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
     """
-    Return a path's problem, or "", and its remedy, which is "" if the path could not be checked.
+    Return a path's problem and its remedy.
+
+    The problem is "" if there is none. The remedy is "" if the path could not be checked.
     """
     if said == "folder" and key[-1] in engine_flags.of(served.engine).files.one_file:
         return "is a directory, not a file", _PUT_IT_THERE
@@ -113,7 +115,7 @@ def _problem(key: KeyPath, said: Any, served: Served) -> tuple[str, str]:
 
 
 def _reads_safetensors(served: Served) -> bool:
-    """Return whether vLLM loads the tensors listed in the index, not another format."""
+    """Return whether vLLM loads the tensors that the index lists, and not a different format."""
     return served.flags.get("load-format", "auto") in {"auto", "hf", "safetensors"} and not (
         {"config-format", "model-loader-extra-config"} & served.flags.keys()
     )

@@ -1,8 +1,8 @@
 """Merge the journals of a replica's ranks by time. Pure.
 
-The input is the output of `on_node/common/unit_journal.py` on each node. To follow the lines, the
-query is repeated. Lines have the time of their own node, so the order of two nodes' lines is only
-as exact as the clocks of the nodes. Known clock differences are reported.
+The input is the output of `on_node/common/unit_journal.py` on each node. To follow the journals,
+gpufleet repeats the query. Each line has the time of its own node, so the order of lines from two
+nodes is only as exact as the nodes' clocks. Known clock differences are reported.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from gpufleet.sanitize import printable
 # Limit of lines in one round: ten times what terminals usually keep.
 MOST_LINES = 10_000
 FOLLOWED_LINES = 5000
-# Clocks of two nodes with NTP differ by some milliseconds; related lines of two nodes are closer
-# than this only by chance.
+# With NTP, the clocks of two nodes differ by some milliseconds. Related lines of two nodes are
+# closer together than this limit only by chance.
 CLOCK_MILLISECONDS = 100
 
 _AGO = re.compile(r"-?(\d+) ?(s|m|min|h|d)")
@@ -72,7 +72,7 @@ class Journals:
     The reader of a replica's journals.
 
     `program(node)` returns the next query to a node, and `take(answers)` the received lines.
-    `notes` has remarks, each once. `whole` is false once lines are missing.
+    `notes` has remarks, each only once. `whole` becomes false when lines are missing.
     """
 
     replica: str
@@ -102,7 +102,9 @@ class Journals:
             raise FleetError(f"--lines {self.lines}: give 1 to {MOST_LINES}")
 
     def program(self, node: str) -> str | None:
-        """Return the next program to run on a node; None if the node is finished."""
+        """
+        Return the next program to run on a node, or None if the node has no part of the replica.
+        """
         if self._rounds and node not in self.nodes | self._silent:
             return None
         where: dict[str, Any] = dict(self.when)
@@ -119,10 +121,11 @@ class Journals:
 
     def take(self, answers: Mapping[str, Mapping[str, Any] | str]) -> list[Line]:
         """
-        Return the lines of one round, oldest first; in the first round the last `lines` of all
-        nodes.
+        Return the lines of one round, oldest first.
 
-        Raises `FleetError` if after the first round no node knows the replica.
+        The first round returns the last `lines` lines of all nodes together.
+
+        Raises `FleetError` if no node knows the replica after the first round.
         """
         found: list[Line] = []
         known: set[str] = set()
@@ -232,8 +235,9 @@ def parse_since(text: str | None) -> dict[str, float]:
     """
     Return the start time of the requested lines, in the form of `on_node/common/unit_journal.py`.
 
-    `text` is an age such as `10m` or `-10m` (s, m, h, d; by each node's own clock) or a time in ISO
-    8601 (UTC by default). Raises `FleetError` for other text.
+    `text` is an age such as `10m` or `-10m`, or a time in ISO 8601 (UTC by default). The units of
+    an age are s, m, h and d, and each node uses its own clock. Raises `FleetError` for any other
+    text.
 
     >>> parse_since("-10m"), parse_since("2026-11-21T19:40")
     ({'ago': 600}, {'at': 1795290000.0})
@@ -253,8 +257,10 @@ def parse_since(text: str | None) -> dict[str, float]:
 
 def format_lines(lines: Iterable[Line], nodes: Iterable[str]) -> list[str]:
     """
-    Return lines for a terminal: time, node, rank and message. The second and later lines of a
-    message are indented, so that they cannot look like lines of another rank.
+    Return lines for a terminal, each with time, node, rank and message.
+
+    The second and later lines of a message are indented, so that they cannot look like lines of a
+    different rank.
     """
     width = max(map(len, nodes), default=0)
     return [_one(line, width) for line in lines]

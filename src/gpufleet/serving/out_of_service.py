@@ -1,4 +1,4 @@
-"""Parse the cordons, drains and locks of people and upgrades in nodes' answers. Pure."""
+"""Read the cordons, drains and locks of nodes from the nodes' answers. Pure."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Change:
     nodes: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; times are in ISO 8601 in UTC."""
+        """Return plain values. Times are in ISO 8601 in UTC."""
         return {
             "id": self.lock.id,
             "owner": self.lock.owner,
@@ -32,12 +32,15 @@ class Change:
 
 @dataclass(frozen=True)
 class OutOfService:
-    """Marks of people and upgrades on nodes. Gateways send no requests to drained replicas."""
+    """The cordons, drains and locks that people and upgrades have set on nodes.
+
+    Gateways send no requests to drained replicas.
+    """
 
     cordoned: tuple[tuple[str, Mark], ...] = ()
-    """(node, cordon) pairs; the mark has the author and the reason."""
+    """Pairs of a node and its cordon, which has the author and the reason."""
     drained: tuple[tuple[str, str, Mark], ...] = ()
-    """(replica, node, drain mark) triples; the mark has the author and the reason."""
+    """Triples of a replica, a node, and the drain, which has the author and the reason."""
     changes: tuple[Change, ...] = ()
 
     def drains(self, replica: str, node: str) -> bool:

@@ -1,4 +1,7 @@
-"""Evaluate one node's report on its ranks: health, reason, and the last end of each. Pure."""
+"""
+Evaluate one node's report on its ranks: the health of each rank, the reason, and its last end.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,8 +17,8 @@ from gpufleet.serving.readiness import likely_cause
 
 # rank.json is written every 5 s (on_node/rank/state.py); a node under load gets a margin.
 STALE_SECONDS = 20
-# A rank's program records the end of a group before systemd records the end of the program; between
-# them is a drain, of at most the default time.
+# A rank's program records the end of a group before systemd records the end of the program. The
+# drain between these two times takes at most its default time.
 SAME_END_SECONDS = 120
 WENT_DOWN = "the node went down without a shutdown: a power failure, a crash or a reset"
 
@@ -63,7 +66,7 @@ class RankStatus:
     rank: int
     health: Health
     why: str = ""
-    """Text for the operator, of one or more lines; "" if it serves."""
+    """Text for the operator, of one or more lines; "" if the rank serves."""
     since: float | None = None
     """When the unit entered its present state, in seconds since 1970."""
     gpus: tuple[str, ...] = ()
@@ -73,7 +76,7 @@ class RankStatus:
     port: int | None = None
     """The endpoint's port; None for a rank without an endpoint."""
     ports: tuple[int, ...] = ()
-    """`port` and, if each engine has its own server, the ports of the node's other engines."""
+    """`port`, and the ports of the node's other engines if each engine has its own server."""
     release: str = ""
     kind: str = "generate"
     """The kind of requests for the model, from the unit."""
@@ -89,10 +92,10 @@ class RankStatus:
     formed: float | None = None
     """When the incarnation began, in seconds since 1970."""
     stopped: bool = False
-    """Whether a person or a deploy stopped the unit, without a later start."""
+    """Whether a person or a deploy stopped the unit, and the unit was not started again."""
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values; times are in ISO 8601 in UTC."""
+        """Return plain values. Times are in ISO 8601 in UTC."""
         return {
             "node": self.node,
             "rank": self.rank,
@@ -201,7 +204,7 @@ def _judge(stage: Mapping[str, Any], clock: float) -> tuple[Health, str]:
     if group is not None and not group[0].is_good:
         return group
     if stage["url"] is None and health is Health.STARTS:
-        # It has no endpoint: only its unit and its group are known.
+        # The rank has no endpoint: only its unit and its group are known.
         return group or (Health.RUNS, "")
     if health is Health.SERVES:
         ill = [place for place, health in stage["engines"].items() if health.get("status") != 200]
@@ -234,7 +237,7 @@ _PHASES = {
 
 
 def _group(stage: Mapping[str, Any], clock: float) -> tuple[Health, str] | None:
-    """Return a rank's health and reason, from its report on its group; None without a group."""
+    """Return a rank's health and reason from its report on its group, or None without a group."""
     state, unit = stage["state"], stage["unit"]
     if "missing" in state:
         if len(stage["nodes"]) < 2 and state["missing"] == "absent":
@@ -262,10 +265,10 @@ def _seconds(value: Any) -> float | None:
 
 def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     """
-    Return the time and cause of a stage's last end before its present run; None if unknown.
+    Return the time and cause of a stage's last end before its present run, or None if unknown.
 
-    `stage` is from on_node/serving/status.py. For the end of a group the rank's own report is
-    preferred, and for the end of a killed program systemd's report.
+    `stage` is from on_node/serving/status.py. For the end of a group, the rank's own report has
+    precedence. For the end of a killed program, systemd's report has precedence.
     """
     unit = _by_unit(stage, boot_id)
     end = stage["state"].get("last_end")
@@ -277,14 +280,14 @@ def last_restart(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     if unit is None:
         return group
     if abs(unit.when - group.when) <= SAME_END_SECONDS:
-        # The rank's program itself exits with 1 whenever its group has ended.
+        # The rank's program always exits with 1 when its group has ended.
         told = "" if unit.cause == "exit status 1" else f" ({unit.cause})"
         return replace(group, cause=group.cause + told)
     return max(unit, group, key=lambda each: each.when)
 
 
 def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
-    """Return the time and cause of a stage's last end from systemd's events; None if unknown."""
+    """Return the time and cause of a stage's last end from systemd's events, or None if unknown."""
     if not isinstance(stage["events"], list):
         return None
     present = stage["seen"].get("unit", {}).get("InvocationID")
@@ -300,7 +303,7 @@ def _by_unit(stage: Mapping[str, Any], boot_id: str) -> LastRestart | None:
     if events[-1]["boot"] != boot_id:
         if any(event["what"] == "stops" for event in ends):
             return LastRestart(float(ends[-1]["at"]), "the node was shut down or rebooted")
-        # The time was not recorded: only the unit's return is known.
+        # The time of the end was not recorded. Only the time of the unit's next start is known.
         back = [event["at"] for event in stage["events"] if event["boot"] == boot_id]
         return LastRestart(float(back[0] if back else events[-1]["at"]), WENT_DOWN)
     if not ends:
@@ -337,5 +340,5 @@ def _words(known: Mapping[str, Any], exited: Mapping[str, Any], status: str) -> 
 
 
 def _number(exited: Mapping[str, Any], status: str) -> str | None:
-    """Return the exit status for `readiness.likely_cause`; None after a signal."""
+    """Return the exit status for `readiness.likely_cause`, or None after a signal."""
     return status if exited.get("exit_code") == "exited" else None

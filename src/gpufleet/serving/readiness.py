@@ -1,9 +1,9 @@
 """Judge whether a stage is ready, starting or dead, with the reason. Pure.
 
-The input is the output of `on_node/serving/endpoints.py` on one stage. A stage is ready when its
-unit is active, `/health` is 200, its model is listed, and the server has answered the test request
-for this kind of model. `/health` alone is not enough: it stays 200 while a server drains, while a
-remote rank is dead, and while the engine is frozen.
+The input is the output of `on_node/serving/endpoints.py` on one stage. A stage is ready if its unit
+is active, `/health` returns 200, the server lists the model, and the server has answered the test
+request for this kind of model. `/health` alone is not enough, because it also returns 200 while a
+server drains, while a remote rank is dead, and while the engine is frozen.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class State(StrEnum):
     READY = "ready"
     WAITING = "waiting"  # alive, not answering yet
     DEAD = "dead"  # its unit is not running, or died during the wait
-    BUSY = "busy"  # it is healthy, but a completion took longer than the limit: busy, or frozen
+    BUSY = "busy"  # healthy, but a completion took longer than the limit: busy or frozen
     WRONG = "wrong"  # it answers, but differs from the plan
     UNKNOWN = "unknown"  # it could not be queried
 
@@ -68,7 +68,10 @@ _WRONG = re.compile(
 
 
 _KILLED_ITSELF = "sglang-killed-itself"
-"""The rule of a server that ends by SIGKILL, as after a kill from outside, when a start fails."""
+"""The log rule for a server that ends itself with SIGKILL when its start fails.
+
+Such an end looks like a kill from outside.
+"""
 
 
 def likely_cause(lines: Sequence[str], exit_status: str | None = None) -> str | None:
@@ -106,7 +109,7 @@ MOST_LINES = 10
 
 
 def relevant_lines(lines: Sequence[str]) -> list[str]:
-    """Return the relevant lines: the first errors, which have the cause, and the last lines."""
+    """Return the relevant lines: the first errors, which contain the cause, and the last lines."""
     said = messages(lines)
     errors = [line for line in said if _WRONG.search(line)][: MOST_LINES - 2]
     chosen = {*errors, *said[-2:]}
@@ -134,10 +137,11 @@ def verdict(
     Return the verdict on one stage.
 
     `seen` is from `on_node/serving/endpoints.py`. `fingerprint` is the expected fingerprint of the
-    process; None skips the comparison. With `keyed`, a request without the API key must be refused.
-    `restarts` is the number of restarts that the unit may have done by itself (NRestarts); with
-    more restarts, the stage is dead. `adapters` must be listed and, if the model answered, each
-    must answer by its name. With `alone`, no other model may be listed.
+    process. None skips the comparison. If `keyed` is true, the server must refuse a request without
+    the API key. `restarts` is the number of restarts that the unit may have done by itself
+    (NRestarts). With more restarts, the stage is dead. The server must list all `adapters`. If the
+    model answered, each adapter must answer by its name too. If `alone` is true, the server must
+    list no other model.
     """
     if "error" in seen or "error" in seen.get("unit", {}):
         reason = seen.get("error") or seen.get("unit", {}).get("error")
@@ -192,7 +196,7 @@ def _adapter_verdict(
     unit: str, seen: Mapping[str, Any], may: set[str], adapters: Sequence[str]
 ) -> Verdict | None:
     """
-    Return the verdict if an otherwise ready server fails on its adapters or lists other models.
+    Return a verdict if an otherwise ready server fails on its adapters, or lists other models.
     """
     if missing := sorted(set(adapters) - set(seen.get("models", []))):
         return Verdict(
@@ -222,7 +226,9 @@ def _adapter_verdict(
 
 
 def _progress(seen: Mapping[str, Any]) -> str:
-    """Return the kind of tokens that a server counts. Pooling models generate no tokens."""
+    """
+    Return the kind of tokens that shows a server's progress. Pooling models generate no tokens.
+    """
     return "generation" if seen.get("kind", "generate") in _GENERATING else "prompt"
 
 
@@ -249,7 +255,10 @@ def _other_kind(seen: Mapping[str, Any]) -> str:
 
 
 def _answers_without_key(unit: str, statuses: Mapping[str, Any]) -> Verdict | None:
-    """Return the verdict if a server answers requests without a key, by method and path."""
+    """Return a verdict if a server answers requests without the key, or if that is unknown.
+
+    `statuses` has the status of each request, by method and path.
+    """
     for asked, status in statuses.items():
         if status not in {None, _UNAUTHORIZED}:
             return Verdict(
@@ -296,7 +305,7 @@ def not_ready_error(deadline_seconds: int, unit: str, lines: Sequence[str]) -> F
 
 @dataclass(frozen=True)
 class Endpoint:
-    """A server's endpoint, at the node's own address of it."""
+    """A server's endpoint, at the address at which its own node reaches it."""
 
     id: str
     unit: str

@@ -1,7 +1,7 @@
-"""Find the stages that a deploy would restart, with the changes from unit to plan. Pure.
+"""Find the stages that a deploy would restart, with the differences between unit and plan. Pure.
 
-The result is only information for readers of a plan. The deploy itself decides on the node, by the
-fingerprint of everything with which a process was started.
+The result is only information for readers of a plan. The deploy itself decides on the node whether
+to restart a stage. It compares the fingerprint of everything with which the process was started.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import EngineSettings
 
 NO_ARGUMENT = "its environment or start program"
-"""What a restart changes if no argument of the process changes."""
-# Tells that something else differs; alone, that it is no argument.
+"""The text for what a restart changes if no argument of the process changes."""
+# This line differs if anything else differs. If no other line differs, no argument differs.
 _FINGERPRINT = "--same fingerprint="
 
 
@@ -26,10 +26,10 @@ def find_restarts(
     stages: Iterable[Stage], running: Iterable[Running], settings: Mapping[str, NodeSettings]
 ) -> dict[str, str]:
     """
-    Return the changes of each planned stage whose unit differs, by the stage's id.
+    Return the changes of each planned stage whose unit differs from the plan, by the stage's id.
 
-    The ranks of a multi-node replica restart together, so a change that several of its ranks have
-    is listed once.
+    The ranks of a multi-node replica restart together, so a change of several ranks is listed only
+    once.
     """
     found: dict[str, list[str]] = {}
     units = {(each.node, each.id): each for each in running}
@@ -80,9 +80,9 @@ def partial_restarts(
     Ranks with different configurations wait for each other, so such a run would end the replica
     without starting it again.
 
-    `running` are the stages with a unit on any node, `releases` the id of the release by node and
-    engine, and `reached` the nodes of the run (`--limit`). `serial` is whether the run takes nodes
-    one by one. A repair on one node is allowed if the other nodes are as planned.
+    `running` are the stages with a unit on any node. `releases` has the id of the release, by node
+    and engine. `reached` are the nodes of the run (`--limit`). `serial` is true if the run changes
+    one node after another. A repair on one node is allowed if the other nodes are as planned.
     """
     units = {(each.node, each.id): each.arguments for each in running}
     replicas: dict[str, list[Stage]] = {}
@@ -116,7 +116,7 @@ def _unit_arguments(
     settings: Mapping[str, NodeSettings],
     releases: Mapping[tuple[str, str], str],
 ) -> tuple[str, ...]:
-    """Return the planned arguments of a stage's unit, in a probe's form."""
+    """Return the planned arguments of a stage's unit, in the form in which a probe reports them."""
     here = settings[stage.node]
     model = here.serving[stage.model]
     return tuple(

@@ -16,7 +16,7 @@ class Server:
     stage: str
     """The replica's id, as in its unit's name, such as `tiny-0`."""
     number: int
-    """The server's number from 1; 0 for the only server of its stage on the node."""
+    """The server's number, from 1; 0 if the stage has only this server on the node."""
     model: str
     """The server's entry in `serving`."""
     port: int
@@ -36,8 +36,9 @@ def running_servers(found: Iterable[Running]) -> tuple[Server, ...]:
 
 def planned_and_running(planned: Iterable[Server], running: Iterable[Server]) -> tuple[Server, ...]:
     """
-    Return the servers of a plan, and the servers that run until the plan is applied. A planned
-    server that already runs has only the adapters common to both states.
+    Return the servers of a plan, and the servers that run until the plan is applied.
+
+    A planned server that already runs has only the adapters that it has in both states.
     """
     runs = {_identity(each): each for each in running}
     found = [

@@ -2,8 +2,8 @@
 
 The input is the declaration, and the output of `on_node/serving/status.py` on each node. A replica
 serves when all its endpoints are ready (`readiness.py`) and all its ranks are in the same
-incarnation. If a replica's nodes do not answer, its state is unknown, and it does not count as
-serving.
+incarnation. If a replica's nodes do not answer, the replica's state is unknown, and the replica
+does not count as serving.
 """
 
 from __future__ import annotations
@@ -49,9 +49,9 @@ class ReplicaStatus:
     @property
     def incarnation(self) -> str:
         """
-        Return the ranks' common incarnation.
+        Return the id of the incarnation that all ranks have in common.
 
-        "" for a single-node replica, and for ranks that differ.
+        The result is "" for a single-node replica, or if the ranks are of different incarnations.
         """
         found = {rank.incarnation for rank in self.ranks}
         return found.pop() if len(found) == 1 else ""
@@ -81,7 +81,9 @@ class FleetStatus:
     remarks: tuple[str, ...] = ()
     out: OutOfService = field(default_factory=OutOfService)
     may_have: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """For each model with missing replicas, the silent nodes that are declared to serve it."""
+    """
+    For each model with missing replicas, the nodes without an answer that are declared to serve it.
+    """
 
     def adapters(self) -> dict[tuple[str, ...], list[str]]:
         """Return the replicas' names, grouped by the adapters that their servers load."""
@@ -127,9 +129,9 @@ def fleet_status(
     """
     Return the state of the fleet's replicas.
 
-    `answers` has, for each queried node, the document of on_node/serving/status.py or a sentence.
-    With `whole`, these are all nodes of the fleet, so a declared replica that is not found is
-    missing.
+    `answers` has, for each queried node, the document of on_node/serving/status.py, or a sentence
+    why there is none. If `whole` is true, these are all nodes of the fleet, so a declared replica
+    that is not found counts as missing.
     """
     silent: dict[str, str] = {}
     remarks: list[str] = []
@@ -216,7 +218,7 @@ def _replica(
 
 
 def _doubled(ranks: Iterable[RankStatus]) -> Iterator[tuple[Health, str]]:
-    """Yield a sentence for each rank claimed by several nodes."""
+    """Yield a sentence for each rank that several nodes run."""
     nodes: dict[int, list[str]] = defaultdict(list)
     for rank in ranks:
         nodes[rank.rank].append(rank.node)
@@ -284,7 +286,7 @@ def _compared(
 def _may_have(
     models: Iterable[str], declared: Mapping[str, NodeVars], silent: Iterable[str]
 ) -> dict[str, tuple[str, ...]]:
-    """Return, for each model, the silent nodes that are declared to serve it."""
+    """Return, for each model, the nodes without an answer that are declared to serve the model."""
     return {
         model: tuple(
             node

@@ -1,10 +1,12 @@
 """
-Render the systemd unit of a stage. Pure, except that it reads `templates/`. A unit has the stage's
-whole configuration, one flag per line: `systemctl cat` shows all of it, and a diff of two units
-shows the whole change. Secrets are the exception: the unit only names their files.
+Render the systemd unit of a stage. Pure, except that this module reads `templates/`.
 
-All values are escaped: gpufleet's values go through `systemd_quote`, and names match patterns
-without characters to escape (`settings.ModelName`).
+A unit has the stage's whole configuration, one flag per line. `systemctl cat` therefore shows the
+whole configuration, and a diff of two units shows the whole change. Secrets are the exception: the
+unit only names their files.
+
+All values are escaped with `systemd_quote`. Names need no escaping, because they match patterns
+without special characters (`settings.ModelName`).
 """
 
 from __future__ import annotations
@@ -37,7 +39,7 @@ LAUNCHER = node_paths.LAUNCHER
 VARIABLES = node_paths.VARIABLES
 """Path of `templates/vllm/vllm-variables.sh` on nodes whose stages have `environment_files`."""
 GUARD = f"{node_paths.GUARD}/gpufleet_guard.py"
-"""Path of `on_node/serving/guard.py` on nodes; servers with a key load it."""
+"""Path of `on_node/serving/guard.py` on nodes. Servers with an API key load this program."""
 GPU_TURN_PROGRAM = "serving/gpu_turn"
 """The source of the program at `node_paths.GPU_TURN` on nodes."""
 
@@ -55,7 +57,9 @@ class UnitFile:
     @property
     def file(self) -> File:
         """
-        Return the unit as a desired file, owned by root and readable by all: it has no secret.
+        Return the unit as a desired file.
+
+        Root owns the file, and all users can read it, because it has no secret.
         """
         return File(self.path, self.content.encode())
 
@@ -76,9 +80,9 @@ def render_unit(
     """
     Return the unit that runs `stage` with the release whose id is `release`.
 
-    `toolkit` is `cuda.toolkit` of the node ("13-0"). `credentials` has the SHA-256 of the files in
-    /etc/vllm/credentials, by name, so a changed key causes a restart. Raises `FleetError` for
-    arguments and variables that a process cannot have.
+    `toolkit` is `cuda.toolkit` of the node, for example "13-0". `credentials` has the SHA-256 of
+    the files in /etc/vllm/credentials, by name, so that a changed key causes a restart. Raises
+    `FleetError` for arguments and variables that a process cannot have.
     """
     server = engine(settings.engine)
     hashes = dict(credentials or {})
@@ -138,7 +142,9 @@ def render_unit(
 
 def _turn(stage: Stage, model: Served, settings: EngineSettings) -> tuple[str, ...]:
     """
-    Return the launcher's prefix for a shared GPU, which delays the start until the server's turn.
+    Return the words in front of a server's program that delay its start on a shared GPU.
+
+    The server then starts when it is its turn. Without a shared GPU, the result is empty.
     """
     if stage.gpu_share is None:
         return ()
@@ -156,9 +162,9 @@ def stop_seconds(model: Served) -> int:
     """
     Return TimeoutStopSec= of the model's units, in seconds.
 
-    The limit is the drain, then 5 s that vLLM gives its workers
-    (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS; SGLang gives them up to 15 s), then 25 s to exit; systemd
-    then kills the remaining processes.
+    The limit is the sum of the time for the drain, 5 s that vLLM gives its workers
+    (VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS; SGLang gives them up to 15 s), and 25 s to exit. After
+    that, systemd kills the remaining processes.
     """
     return model.drain_seconds + 30
 
@@ -167,8 +173,10 @@ def argument_lines(
     stage: Stage, model: Served, settings: EngineSettings, *, release: str = ""
 ) -> list[str]:
     """
-    Return the lines of ExecStart= after the program, quoted for systemd. The program is the
-    engine's, as `vllm serve`, or in a multi-node replica the rank's program, which starts it.
+    Return the lines of ExecStart= after the program, quoted for systemd.
+
+    The program is the engine's program, for example `vllm serve`. In a multi-node replica, it is
+    the rank's program, which starts the engine's program.
     """
     server = engine(settings.engine)
     said = [line for _, line in server.arguments(stage, model, settings)]
@@ -197,10 +205,12 @@ def argument_lines(
 
 def replica_fingerprint(stage: Stage, model: Served, settings: EngineSettings) -> str:
     """
-    Return the fingerprint (16 digits) of the start parameters common to all ranks of a replica.
+    Return the fingerprint (16 digits) of the start parameters that all ranks of a replica share.
+
     Ranks with different fingerprints do not form a group, so the ranks that a deploy has already
-    changed wait for the others. The fingerprint excludes parameters that differ by node, and
-    parameters that follow from the list of nodes, which the ranks compare themselves.
+    changed wait for the other ranks. The fingerprint excludes parameters that differ between nodes.
+    It also excludes parameters that follow from the list of nodes, which the ranks compare
+    themselves.
     """
     server = engine(settings.engine)
     said = [line for _, line in server.arguments(replace(stage, node_rank=0), model, settings)]
@@ -229,7 +239,10 @@ def replica_fingerprint(stage: Stage, model: Served, settings: EngineSettings) -
 
 @cache
 def _programs(name: str) -> str:
-    """Return a fingerprint of gpufleet's own parts in every rank; a change restarts all ranks."""
+    """
+    Return a fingerprint of gpufleet's own parts in every rank. A change of these restarts all
+    ranks.
+    """
     names = ("vllm.service.j2", "vllm-serve.sh")
     ours = {name: read_template(f"vllm/{name}") for name in names}
     guard = payload.source("serving/guard")
@@ -256,9 +269,11 @@ def drop_in(
     **variables: Any,
 ) -> UnitFile:
     """
-    Return the drop-in for `unit`, a package's unit, from template `name`. The template gets `unit`,
-    `started` (the line that records the process' fingerprint) and `variables`. `started_with` is
-    everything else that the process reads, such as versions and contents of files.
+    Return the drop-in for `unit`, which is a package's unit, from the template `name`.
+
+    The template gets `unit`, `started` (the line that records the process' fingerprint) and
+    `variables`. `started_with` is everything else that the process reads, such as versions and
+    contents of files.
     """
     path = f"{UNIT_DIRECTORY}/{unit}.d/gpufleet.conf"
     return _render(name, unit, path, started_with, templates, **variables)
@@ -291,7 +306,7 @@ def _render(
     if "" in started_with:
         raise ValueError("the empty name stands for the text itself")
     source = load_template(name, templates)
-    # Rendered twice: the fingerprint covers the text without itself.
+    # The text is rendered twice, because the fingerprint covers the text without the fingerprint.
     bare = source.render(unit=unit, started="", **variables)
     fingerprint = _fingerprint({**started_with, "": bare})
     content = source.render(unit=unit, started=started_line(fingerprint), **variables)
@@ -299,7 +314,9 @@ def _render(
 
 
 def _fingerprint(parts: Mapping[str, str | bytes]) -> str:
-    """Return the SHA-256 over named parts, hashed separately so that their boundaries count."""
+    """
+    Return the SHA-256 over named parts. Each part is hashed separately, so that boundaries count.
+    """
     digests = {
         name: hashlib.sha256(part.encode() if isinstance(part, str) else part).hexdigest()
         for name, part in parts.items()

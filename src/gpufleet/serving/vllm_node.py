@@ -1,6 +1,6 @@
 """Compute the desired state of a node with stages: packages, directories, secrets and units.
 
-Pure, except that it reads the operator's files.
+Pure, except that this module reads the operator's files.
 """
 
 from __future__ import annotations
@@ -49,16 +49,17 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import EngineSettings
 from gpufleet.templates import TEMPLATES, read_template
 
-# What a unit that is not wanted any more may take to stop: settings/node_settings.py's longest
-# drain, and the half minute that its unit adds.
+# Time in which a unit that is no longer wanted must stop: the longest drain that
+# settings/node_settings.py allows, and the half minute that the unit adds.
 LONGEST_STOP_SECONDS = 3600 + 30
 
 # Linux takes 128 KiB for a variable with its name (MAX_ARG_STRLEN).
 _LONGEST_VARIABLE = 120_000
 
-# libnuma: vLLM's binding to memory nodes; its CPU build does not load without (measured).
-# Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels when the
-# first requests come; without one the engine starts healthy and dies of the first (measured).
+# libnuma: vLLM binds processes to memory nodes with it. vLLM's CPU build does not load without it
+# (measured). Compiler and Python's headers: Triton, FlashInfer and torch's inductor compile kernels
+# at the first requests. If one is missing, the engine starts and is healthy, but dies at the first
+# request (measured).
 PACKAGES = ("ca-certificates", "curl", "g++", "libnuma1", "python3-dev", "python3-venv")
 
 # Secrets that go over the wire as the value of a header.
@@ -94,9 +95,9 @@ def required_state(
     apart: bool = False,
 ) -> DesiredState:
     """
-    Return the desired state of a node before its releases.
+    Return the desired state that a node needs before its releases are installed.
 
-    With `apart`, the files that units read are left out.
+    If `apart` is true, the files that units read at their start are left out.
     """
     user, every = wanted.user, tuple(builds)
     used = {name: each for name, each in secrets.items() if name in NOT_FOR_UNITS}
@@ -135,7 +136,7 @@ def required_state(
 
 def restart_files(secrets: Mapping[str, bytes], engines: Iterable[str]) -> tuple[File, ...]:
     """
-    Return the files that units read at their start; the units' fingerprints cover them.
+    Return the files that units read at their start. The units' fingerprints cover these files.
 
     `engines` are the names of the engines with a release on the node.
     """
@@ -164,7 +165,7 @@ def unit_files(
     builds: Mapping[str, Release],
     secrets: Mapping[str, bytes],
 ) -> dict[Stage, UnitFile]:
-    """Return the units of this node's stages, by stage; `builds` are the engines' releases."""
+    """Return the units of this node's stages, by stage. `builds` are the engines' releases."""
     return {
         stage: unit.render_unit(
             stage,
@@ -196,7 +197,7 @@ def launch_commands(
 
 
 def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> DesiredState:
-    """Return the planned stages' units; all other stages are removed."""
+    """Return the desired state with the planned stages' units, which removes all other stages."""
     values: list[Value] = [NoOtherUnits(GLOB, stop_seconds=LONGEST_STOP_SECONDS)]
     for stage, file in rendered.items():
         model = settings.serving[stage.model]
@@ -212,7 +213,7 @@ def services(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> Desi
 
 
 def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tuple[Endpoint, ...]:
-    """Return the endpoints of this node's servers, at local addresses."""
+    """Return the endpoints of this node's servers, at the node's local addresses."""
     wanted = settings.servers
     if wanted is None:
         return ()
@@ -234,7 +235,9 @@ def endpoints(rendered: Mapping[Stage, UnitFile], settings: NodeSettings) -> tup
 
 
 def _start_seconds(stage: Stage, stages: Iterable[Stage], settings: NodeSettings) -> int:
-    """Return the start deadline of a stage in seconds; on a shared GPU, it may start last."""
+    """
+    Return the start deadline of a stage in seconds. On a shared GPU, the stage may start last.
+    """
     together = [each for each in stages if each.gpus == stage.gpus] if stage.gpu_share else [stage]
     return start_seconds(settings.serving[each.model] for each in together)
 
@@ -264,7 +267,7 @@ def credentials(stages: Iterable[Stage], settings: NodeSettings) -> dict[str, by
 
 
 def file_problems(settings: NodeSettings, *, secrets: bool = True) -> tuple[str, ...]:
-    """Return the problems of a node's locks and, with `secrets`, of its secret files."""
+    """Return the problems of a node's lock files and, if `secrets` is true, of its secret files."""
     if not settings.serving:
         return ()
     problems: list[str] = []
@@ -314,7 +317,7 @@ def no_serving() -> DesiredState:
 
 
 def only_these_credentials(secrets: Mapping[str, bytes]) -> DesiredState:
-    """Return a node's secrets; all other credentials are removed."""
+    """Return the desired state with a node's secrets, which removes all other credentials."""
     return DesiredState(
         *(_secret(name, content) for name, content in secrets.items()),
         NoOtherFiles(f"{CREDENTIALS}/*"),

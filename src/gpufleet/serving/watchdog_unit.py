@@ -28,8 +28,8 @@ TEXTFILE = textfile.DIRECTORY
 METRICS = f"{TEXTFILE}/watchdog.prom"
 DUMPS = f"{STATE}/dumps"
 
-# Since this release servers pass a request with X-data-parallel-rank to that engine: read since
-# 0.11.1 (vllm-project/vllm#24945), honoured since 0.12 (#29002).
+# Since this release, servers pass a request with the header X-data-parallel-rank to that engine.
+# vLLM reads the header since 0.11.1 (vllm-project/vllm#24945), and follows it since 0.12 (#29002).
 PINS_SINCE = (0, 12)
 
 
@@ -49,9 +49,11 @@ def configuration(
     port: int | None = None,
 ) -> str:
     """
-    Return the configuration of a node's watchdog. `address` is where the node reaches its own
-    servers, `releases` has their release by engine. Gateways query the
-    watchdog at `listen` and `port`; without a port, there is no listener.
+    Return the configuration of a node's watchdog.
+
+    `address` is the address at which the node reaches its own servers. `releases` has the servers'
+    release, by engine. Gateways query the watchdog at `listen` and `port`. Without `port`, the
+    watchdog does not listen.
     """
     told = [
         {
@@ -62,14 +64,14 @@ def configuration(
             "idle_seconds": serving[stage.model].watchdog.idle_seconds,
             "servers": [f"http://{_bracketed(address)}:{port}" for port in stage.servers],
             "kind": stage.kind,
-            # Of all: an upgrade or a rollback may move a stage to another engine.
+            # For all engines: an upgrade or a rollback may move a stage to a different engine.
             "progress": [asdict(each.progress) for each in engines()],
             "served_name": served_name(stage, serving[stage.model]),
             "key_file": key_file,
             "group": stage.group is not None,
             "rank": stage.node_rank,
             "pins": _pins(releases[stage.engine]),
-            # The release's own is pinned by its lock.
+            # The release's lock file has the version of the release's own py-spy.
             "py_spy": [f"{releases[stage.engine].directory}/bin/py-spy", "/usr/local/bin/py-spy"],
         }
         for stage in sorted(stages, key=lambda stage: stage.id)
@@ -82,12 +84,14 @@ def configuration(
 
 
 def _pins(release: Release) -> bool:
-    """Return whether a request can name the engine of a server that computes it."""
+    """Return whether a request can choose the engine of the server that computes the answer."""
     return release.program is VLLM and numbers(release.source.version)[:2] >= PINS_SINCE
 
 
 def service(told: str) -> UnitFile:
-    """Return the watchdog's unit. A change of its configuration or program restarts it."""
+    """
+    Return the watchdog's unit. A change of its configuration or program restarts the watchdog.
+    """
     return unit.whole_unit(
         "watchdog/gpufleet-watchdog.service.j2",
         SERVICE,
