@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 class FleetError(Exception):
     """An error that the operator can correct. It carries all problems, not only the first.
 
-    `problems` are the sentences in the order found; `str()` has one problem a line.
+    `problems` are the sentences, in the order in which they were found. `str()` has one problem on
+    each line.
     """
 
     def __init__(self, *problems: str) -> None:
@@ -27,7 +28,7 @@ class FleetError(Exception):
 
 
 class NotKnownError(FleetError):
-    """A possibly valid thing that gpufleet cannot judge."""
+    """The error for something that may be valid, but that gpufleet cannot judge."""
 
 
 # Beginnings of what PyYAML 6 says (scanner.py, parser.py, composer.py), in an operator's words.

@@ -49,7 +49,7 @@ def node_ranges(names: Iterable[str]) -> str:
 
 def join_names(names: Iterable[str], limit: int = 4) -> str:
     """
-    Join names with commas; more than `limit` names are shortened with "and N more".
+    Join names with commas. More than `limit` names are shortened with "and N more".
 
     >>> join_names(["d", "a", "c", "e", "b"])
     'a, b, c and 2 more'
@@ -93,7 +93,7 @@ def suggestion(name: str, known: Sequence[str]) -> str:
 
 
 def _runs(numbers: Iterable[int]) -> list[list[int]]:
-    """Return numbers in ascending runs of consecutive numbers."""
+    """Return the numbers as runs of consecutive numbers, in ascending order."""
     runs: list[list[int]] = []
     for number in sorted(numbers):
         if runs and number == runs[-1][-1] + 1:

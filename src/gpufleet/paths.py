@@ -16,8 +16,10 @@ from gpufleet.errors import FleetError
 _INSTALLED = Path(__file__).with_name("_project")
 PROJECT = _INSTALLED if _INSTALLED.is_dir() else Path(__file__).resolve().parents[2]
 """
-The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`: the checkout, or its
-copy in the wheel. The path does not depend on the working directory.
+The folder with `deploys/`, `roles/`, `templates/`, `locks/` and `config.py`.
+
+This is the checkout, or the checkout's copy in the wheel. The path does not depend on the working
+directory.
 """
 
 
@@ -32,7 +34,8 @@ def import_from_project(module: str, *, needed_by: str, run: str) -> ModuleType:
     Import a module from a project folder outside the library.
 
     Raises `FleetError` if the folder does not exist, for example `lab/` in an installed wheel. The
-    sentence names the command, `needed_by`, and the command to run instead, `run`.
+    message names the command that needs the module (`needed_by`), and the command to run instead
+    (`run`).
     """
     folder = module.partition(".")[0]
     if not (PROJECT / folder).is_dir():
@@ -59,8 +62,8 @@ def write_whole(file: Path, text: str) -> None:
     """
     Write a file atomically, also across a power loss.
 
-    A link is kept: its target is written. An existing file keeps its mode. Raises `FleetError` if
-    the file cannot be written.
+    If the file is a symbolic link, the link stays and its target is written. An existing file keeps
+    its mode. Raises `FleetError` if the file cannot be written.
     """
     place = file.resolve()
     new = place.with_name(f".{place.name}.new")
@@ -87,7 +90,7 @@ def write_whole(file: Path, text: str) -> None:
 def lock_file(path: Path, descriptor: int) -> None:
     """Lock an open file until it is closed.
 
-    If another process has the lock, the file is closed and `FleetError` raised.
+    If a different process has the lock, the file is closed and `FleetError` is raised.
     """
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -67,7 +67,7 @@ def is_secret(value: str) -> bool:
 
 
 def find_secrets(value: Any) -> Iterator[str]:
-    """Yield the secrets of a JSON value: texts whose key is a secret name, at any depth."""
+    """Yield the secrets in a JSON value: the texts whose key is a secret name, at any depth."""
     if isinstance(value, Mapping):
         for name, below in value.items():
             if isinstance(below, str) and below and is_secret_name(str(name)):
@@ -80,9 +80,12 @@ def find_secrets(value: Any) -> Iterator[str]:
 
 
 def hide_secrets(text: str, secrets: Iterable[str]) -> str:
-    """Return the text without these secrets, texts of a secret's form, and values of API keys.
+    """
+    Return the text with all secrets replaced by `HIDDEN`.
 
-    Given secrets of up to three characters are kept, because sentences may need such words.
+    These are the given secrets, other texts that look like secrets, and the values of API keys.
+
+    Given secrets of up to three characters are not replaced, because sentences may need such words.
     """
     for secret in sorted(set(secrets), key=len, reverse=True):
         if len(secret) > 3:  # a shorter one is a word that sentences may need
