@@ -39,7 +39,10 @@ _SILENT: WeakKeyDictionary[State, dict[str, str]] = WeakKeyDictionary()
 """Why the lock's owner is unknown, by node, for each run."""
 
 Ask = Callable[[Iterable[str], bool], Mapping[str, Answer]]
-"""A function that requests the lock of nodes. True as the second argument: only query its owner."""
+"""
+A function that requests the lock of nodes. If the second argument is True, it only queries the
+owner.
+"""
 
 
 def hold(state: State, hosts: Iterable[Host], what: str, *, dry: bool) -> None:

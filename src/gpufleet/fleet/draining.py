@@ -35,8 +35,9 @@ class Drain:
 
     def replicas_on(self, node: str, replicas: Collection[str] | None = None) -> tuple[str, ...]:
         """
-        Return the affected replicas that have a stage on a node; with `replicas`, only those of
-        them.
+        Return the affected replicas that have a stage on a node.
+
+        If `replicas` is given, only these replicas are returned.
         """
         return tuple(
             each

@@ -78,9 +78,9 @@ def validate(
     Return the problems of an inventory that can be found without its nodes.
 
     `hardware` maps groups or nodes to names of hardware. If `hardware` is set, or if every GPU node
-    that serves models has `gpus.hardware`, gpufleet also plans the fleet on this hardware.
-    `secret_files=False` is for machines that have none of the secrets. `only` names the nodes whose
-    files and certificates are checked; None means all nodes.
+    has `gpus.hardware`, gpufleet also plans the fleet on this hardware. `secret_files=False` is for
+    machines that have none of the secrets. `only` names the nodes whose files and certificates are
+    checked; None means all nodes.
     """
     now = dt.datetime.now(dt.UTC)
     found = Validation(remarks=fleet.remarks)

@@ -106,7 +106,9 @@ class Stage:
     @property
     def ports(self) -> tuple[int, ...]:
         """
-        Return the ports on which the stage listens for clients and probes; empty without a server.
+        Return the ports on which the stage listens for clients and probes.
+
+        The result is empty if the stage has no server.
 
         With `external` balancing and several engines per node, each engine has its own port,
         beginning with `port`. The port after these reports whether all engines are ready
@@ -169,8 +171,9 @@ class Running:
     @property
     def servers(self) -> tuple[int, ...]:
         """
-        Return the ports on which the stage completes prompts, from its unit; empty without a
-        server.
+        Return the ports on which the stage completes prompts, from its unit.
+
+        The result is empty if the stage has no server.
 
         For a planned stage, see `Stage.servers`.
         """

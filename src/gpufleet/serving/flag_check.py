@@ -252,7 +252,7 @@ def _remedies(schema: Schema, problem: Problem) -> Iterator[str]:
 
 def as_settings(words: tuple[str, ...]) -> str:
     """
-    Return arguments in the form of `flags` in group_vars; "" for no arguments.
+    Return arguments in the form of `flags` in group_vars, or "" if there are no arguments.
 
     >>> as_settings(("--kv-cache-dtype", "fp8", "--no-enable-x"))
     '`kv-cache-dtype: fp8` and `enable-x: false`'
