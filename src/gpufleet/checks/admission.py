@@ -1,4 +1,4 @@
-"""Decide from findings on which GPUs replicas may be placed. Pure."""
+"""Decide from the findings of checks on which GPUs gpufleet may place replicas. Pure."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from gpufleet.node.topology import Node
 from gpufleet.sanitize import printable
 from gpufleet.settings.node_settings import NodeSettings
 
-# While one of these checks stops a node, its probe does not show the repaired node: GPUs, their
-# memory, links between them, or the driver may be missing.
+# If one of these checks stops a node, the probe of the node may lack GPUs, their memory, links
+# between them, or the driver. The probe therefore does not show the node as it is after a repair.
 _HIDES_HARDWARE = frozenset(
     {
         "driver-loaded",
@@ -39,13 +39,14 @@ _HIDES_HARDWARE = frozenset(
 
 @dataclass(frozen=True)
 class Admission:
-    """The usable GPUs, and the reasons that exclude nodes from work."""
+    """The nodes with their usable GPUs, and the reasons that exclude nodes from work."""
 
     nodes: Mapping[str, Node]
     """
-    Nodes with their usable GPUs; `Node.unfit` has the reasons for other GPUs.
+    All nodes by name. `Node.gpus` has only the usable GPUs, and `Node.unfit` has the reasons that
+    exclude the other GPUs.
 
-    A node with problems is as in its probe.
+    A node with problems keeps all GPUs of its probe.
     """
     problems: tuple[str, ...]
     hidden: frozenset[str]
@@ -54,10 +55,13 @@ class Admission:
 
 def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> Admission:
     """
-    Judge all nodes that declare models or GPUs, because an inventory may have load balancers.
+    Return which nodes and GPUs may serve, and the problems that stop the run.
 
-    With `checks.degraded`, unfit GPUs are excluded and missing ones ignored, without stopping a
-    run; problems of the whole node always stop it.
+    Only nodes with declared models or a declared number of GPUs are judged, because an inventory
+    may also have load balancers.
+
+    If `checks.degraded` is set for a node, its unfit GPUs are excluded, its missing GPUs are
+    ignored, and neither stops the run. Problems of the whole node always stop the run.
     """
     found: dict[str, Node] = {}
     everything: list[Finding | str] = []
@@ -72,7 +76,7 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
             finding for finding in report.stopping(node.name) if finding.cause is None
         ]
         reserved = set(wanted.gpus.reserved)
-        # Problems of GPUs that others use do not count.
+        # Problems of reserved GPUs do not count, because other programs use these GPUs.
         unfit = {gpu: each for gpu, each in report.unfit(node.name).items() if gpu not in reserved}
         gone = report.missing_gpu_findings(node.name)
         if (unfit or gone) and not wanted.checks.degraded:
@@ -90,7 +94,11 @@ def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSett
 
 
 def _sentences(problems: Iterable[Finding | str]) -> Iterator[str]:
-    """Yield each problem once; equal findings about whole nodes share a line."""
+    """
+    Yield each problem as a sentence, without duplicates.
+
+    Nodes with the same finding about the whole node share one sentence.
+    """
     nodes: dict[Finding | str, list[str]] = {}
     for each in problems:
         if isinstance(each, Finding):
@@ -119,9 +127,11 @@ def _without(node: Node, unfit: Mapping[int, tuple[Finding, ...]]) -> Node:
 
 def finding_sentence(finding: Finding) -> str:
     """
-    Return the message of a finding that stops a run, with its reason, remedy and documentation.
+    Return the message of a finding that stops a run: what was found, what was expected, the first
+    step of the remedy, and the documentation.
 
-    Text from the node is made printable for terminals and logs.
+    Characters that could disturb terminals and logs are replaced, because the text comes from the
+    node.
     """
     gpu = f" GPU {finding.gpu.name}" if finding.gpu else ""
     expected = f"; expected {finding.expected} ({finding.source})" if finding.expected else ""
@@ -133,7 +143,7 @@ def finding_sentence(finding: Finding) -> str:
 
 
 def short_reasons(findings: tuple[Finding, ...]) -> str:
-    """Return the short reasons for excluding a GPU: `nvlink-links, ecc-uncorrected`."""
+    """Return the names of the checks that exclude a GPU: `nvlink-links, ecc-uncorrected`."""
     worst = max(finding.severity for finding in findings)
     names = dict.fromkeys(each.check for each in findings if each.severity == worst)
     listed = list(names)

@@ -1,6 +1,8 @@
-"""Check that the driver answers, has one version, and is new enough for vLLM. Pure.
+"""
+Check that the driver answers, that its parts have the same version, and that it is new enough for
+vLLM. Pure.
 
-`next_reboot.py` compares the running driver with the one on disk.
+`next_reboot.py` compares the running driver with the driver on the disk.
 """
 
 from __future__ import annotations
@@ -22,21 +24,23 @@ from gpufleet.checks.probe_facts import (
 )
 from gpufleet.versions import numbers
 
-# nvmlBrandType_t, nvml.h: Tesla, and what it was renamed to. CUDA's forward compatibility packages
-# run on data-centre boards alone (CUDA compatibility guide); on GeForce CUDA ends with error 804.
+# Values of nvmlBrandType_t in nvml.h: Tesla, and the brand that replaced Tesla. CUDA's forward
+# compatibility packages run only on data-centre boards (CUDA compatibility guide). On GeForce
+# boards, CUDA ends with error 804.
 DATA_CENTRE_BRANDS = {2, 14}
-# Assumed if the lock of a declared vLLM does not name its CUDA: every vLLM that settings accept
-# (0.18 and newer) comes with this version or a newer one.
+# The CUDA version that is assumed if the lock file of a declared vLLM does not contain one. Every
+# vLLM that the settings accept (0.18 and newer) comes with this CUDA version or a newer one.
 OLDEST_VLLM_CUDA = (12, 0)
 FORWARD_COMPATIBILITY = (
     "VLLM_ENABLE_CUDA_COMPATIBILITY"  # variable that vLLM reads; compatibility is off without it
 )
 
-# The oldest GPUs that vLLM's CUDA wheels have kernels for. CUDA 13 compiles nothing older than
-# Turing (its release notes), CUDA 12's wheels begin with Volta (vLLM's installation guide).
+# The oldest compute capability for which vLLM's wheels have kernels, by the major version of CUDA.
+# CUDA 13 cannot compile for GPUs older than Turing (CUDA's release notes). The wheels for CUDA 12
+# support Volta and newer GPUs (vLLM's installation guide).
 OLDEST_CAPABILITY = {12: (7, 0), 13: (7, 5)}
 
-# A kernel's message under Secure Boot when it refuses a module with an unknown signer.
+# The kernel's message if Secure Boot is on and the kernel rejects a module with an unknown signer.
 _REFUSED = re.compile(r"(module|key).* is rejected|Lockdown.* module", re.IGNORECASE)
 
 _Ladder = tuple[str, tuple[Step, ...]]  # the problem, and the remedy
@@ -54,8 +58,8 @@ _RELOAD = Step(
 )
 _REBOOT = Step(Action.REBOOT, "stop what uses the GPUs (`systemctl stop 'vllm-*'`), then `reboot`")
 
-# The probe's reasons (docs/reference/probe.md), except the one that other facts explain:
-# `_not_loaded`.
+# The reasons in a probe for a driver that does not answer (docs/reference/probe.md), with their
+# remedies. `driver_not_loaded` is not here, because `_not_loaded` finds its cause in other facts.
 _SILENCES: dict[str, _Ladder] = {
     "version_mismatch": (
         "the driver's libraries and the loaded kernel module have different versions, so no "
@@ -168,12 +172,12 @@ _NOT_BUILT = (
 
 
 def driver_loaded(node: Reading) -> Iterator[Problem]:
-    """Check that NVML can be initialised; an obstacle to that also prevents CUDA."""
+    """Check that NVML can be initialised. If NVML cannot start, CUDA cannot start either."""
     init = node.document["driver"]["init"]
     if init == "ok":
         return
     why = init["missing"]
-    # Other checks may still be answered.
+    # In these two cases the driver may work, so the state of the node is unknown.
     severity = Severity.UNKNOWN if why in {"no_ctypes", "no_permission"} else Severity.BLOCK
     if why == "library_not_found" and _has_no_driver(node):
         yield Problem(severity, "no NVIDIA driver is installed", "", "", _provision(node))
@@ -193,7 +197,10 @@ def _has_no_driver(node: Reading) -> bool:
 
 
 def _provision(node: Reading) -> tuple[Step, ...]:
-    """Return the steps to install a driver on a bare node: by its lock, or by writing one first."""
+    """
+    Return the steps that install a driver on a bare node. If the node has no lock of a driver
+    version, the first step writes one.
+    """
     if lock := node.settings.gpu_lock:
         return (Step(Action.CONFIGURE, f"install driver {lock.driver} of gpu_lock: {_INSTALL}"),)
     first = (
@@ -204,7 +211,10 @@ def _provision(node: Reading) -> tuple[Step, ...]:
 
 
 def _not_loaded(node: Reading) -> _Ladder:
-    """Return why NVML sees no kernel module, and the remedy; the most certain cause wins."""
+    """
+    Return why NVML finds no kernel module, and the remedy. Of several possible causes, the most
+    certain one is returned.
+    """
     gpus = [at for at in node.known("pci", default=[]) if at["class"].startswith("0x03")]
     drivers = {at["driver"] for at in gpus if not is_missing(at["driver"])}
     if loaded := node.known("driver", "module"):
@@ -238,7 +248,7 @@ def _refusal(node: Reading) -> str | None:
 
 
 def loaded_version(node: Reading) -> str | None:
-    """Return the running kernel module's version, from any source."""
+    """Return the version of the loaded kernel module, from the first source that has it."""
     told = node.known("driver", "module") or _number(node.known("driver", "proc"))
     return told or node.known("driver", "version")
 
@@ -250,7 +260,8 @@ def library_version(node: Reading) -> str | None:
 
 def _number(text: str | None) -> str | None:
     """
-    Return the driver's version in the text of /proc, or in NVML's text after CUDA's major.
+    Return the driver's version in the text of /proc, or in NVML's version, where it follows the
+    major version of CUDA.
 
     >>> _number("NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.124.06  Release")
     '570.124.06'
@@ -263,7 +274,8 @@ def _number(text: str | None) -> str | None:
 
 def driver_versions(node: Reading) -> Iterator[Problem]:
     """
-    Check that the loaded module and the libraries have one version, as NVML requires (error 18).
+    Check that the loaded kernel module and the driver's libraries have the same version. Otherwise
+    NVML fails with error 18.
     """
     init = node.document["driver"]["init"]
     silent = "" if init == "ok" else str(init["missing"])
@@ -298,10 +310,10 @@ def driver_versions(node: Reading) -> Iterator[Problem]:
 
 def driver_minimum(node: Reading) -> Iterator[Problem]:
     """
-    Check that the driver supports the CUDA of vLLM's wheels.
+    Check that the driver supports the CUDA version of vLLM's wheels.
 
-    Its CUDA must be at least as new, or have the same major version. Without a declared vLLM this
-    is not checked.
+    The driver's CUDA version must be at least as new as the wheels' version, or have the same major
+    version. If no `vllm` is declared, this is not checked.
     """
     vllm = node.settings.vllm
     needs, source = node.needs.cuda, node.needs.source
@@ -401,7 +413,9 @@ def _forward_compatible(node: Reading) -> bool:
 
 
 def compute_capability(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that vLLM's wheels have kernels for the GPU, so it is neither too old nor too new."""
+    """
+    Check that vLLM's wheels have kernels for the GPU, which may be too old or too new for them.
+    """
     if _on_cpu(gpu.node):
         return
     major, minor = gpu.get("compute_capability")
@@ -455,11 +469,11 @@ UVM = "nvidia-uvm"
 
 def uvm_device(node: Reading) -> Iterator[Problem]:
     """
-    Check that /dev/nvidia-uvm exists, without which CUDA does not start.
+    Check that /dev/nvidia-uvm exists. Without it, CUDA does not start.
 
-    CUDA creates it with a setuid program (nvidia-modprobe), which gpufleet's units forbid
-    (NoNewPrivileges). deploys/node.py has it created at each boot, also for a driver that it did
-    not install.
+    CUDA creates the device file with a setuid program (nvidia-modprobe), but gpufleet's units
+    forbid setuid programs (NoNewPrivileges). deploys/node.py therefore configures the node to
+    create the device file at each boot, even if gpufleet did not install the driver.
     """
     servers = node.settings.servers
     if servers is not None and servers.device != "cuda":

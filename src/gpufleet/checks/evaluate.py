@@ -1,5 +1,5 @@
 """
-Run every check over every node. A check without a result is reported as unknown; no check is left
+Run every check on every node. If a check has no result, it is reported as unknown and never left
 out.
 """
 
@@ -31,7 +31,7 @@ from gpufleet.errors import answer_fault
 from gpufleet.node.probe_document import document_problem
 from gpufleet.settings.node_settings import Acceptance, NodeSettings
 
-# Checks of the whole node that need no answer of the driver.
+# Checks of the whole node that do not need an answer from the driver.
 WITHOUT_DRIVER: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **driver.WITHOUT_DRIVER,
     **kernel_log.WITHOUT_DRIVER,
@@ -48,7 +48,7 @@ OF_NODE: dict[str, Callable[[Reading], Iterator[Problem]]] = {
     **gpus.OF_NODE,
     **nvlink.OF_NODE,
 }
-# Checks of each GPU that answers.
+# Checks that run for each GPU that answers the driver.
 OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     **driver.OF_GPU,
     **gpus.OF_GPU,
@@ -57,11 +57,12 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
     **outliers.OF_GPU,
 }
 
-# Exceptions that an invalid answer of a broken GPU can cause in a check.
+# Exceptions that a check can raise if a broken GPU gives an invalid answer.
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
 
-# How many siblings a node is compared with: enough to outvote a few odd ones, and few enough to
-# judge 500 nodes in seconds (comparing all pairs took 240 s).
+# The number of siblings that each node is compared with. It is large enough to outvote a few
+# different siblings, and small enough to judge 500 nodes in seconds (comparing all pairs of
+# nodes took 240 s).
 ASKED_SIBLINGS = 16
 
 
@@ -75,11 +76,12 @@ def evaluate(
     only: Collection[str] | None = None,
 ) -> Report:
     """
-    Return every finding about every node, or about the nodes in `only`.
+    Return every finding about every node, or only about the nodes in `only`.
 
-    `documents` has each node's probe, or the reason for a missing one. Nodes without `settings` are
-    judged by the defaults. `siblings` has for each node the nodes that should equal it; by default
-    all nodes are siblings. `today` decides which acceptances are valid.
+    `documents` maps each node to the document of its probe, or to the reason why it has none. Nodes
+    that are not in `settings` are judged with the default settings. `siblings` maps each node to
+    the nodes that should be equal to it. Without `siblings`, all nodes are siblings of each other.
+    `today` decides which acceptances of findings are still valid.
     """
     alone = {
         name: Reading(name, document, settings.get(name, NodeSettings()), today=today)
@@ -110,7 +112,8 @@ def evaluate(
 
 def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
     """
-    Yield the findings; a finding that was skipped because of an accepted cause is also accepted.
+    Yield the findings. If a check was skipped because of a different finding, and that finding is
+    accepted, the skipped check is accepted too.
     """
     accepted = {
         (each.check, each.gpu and each.gpu.index): each.accepted
@@ -124,9 +127,10 @@ def _with_consequences(findings: Sequence[Finding]) -> Iterator[Finding]:
 
 def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
     """
-    Return up to `ASKED_SIBLINGS` other nodes with the same GPUs, the next by name, cyclically.
+    Return up to `ASKED_SIBLINGS` other nodes with the same GPU model: those that follow in the
+    order of names, which starts again at its end.
 
-    Each node has its own siblings, so that not every node is compared with the same few.
+    So each node has its own siblings, and not every node is compared with the same few.
     """
     others = [each for each in alike if each.product == node.product]
     others.sort(key=lambda each: each.name)
@@ -136,7 +140,7 @@ def _nearest(node: Reading, alike: Sequence[Reading]) -> tuple[Reading, ...]:
 
 
 def _holders(nodes: Iterable[Reading]) -> Mapping[str, list[str]]:
-    """Return {UUID of a GPU: the nodes that report it}."""
+    """Return a dict that maps the UUID of each GPU to the nodes that report this GPU."""
     found: dict[str, list[str]] = defaultdict(list)
     for node in nodes:
         for gpu in node.gpus:
@@ -196,7 +200,9 @@ def _answers(
     ask: Callable[[], Iterator[Problem]],
     gpu: GpuId | None = None,
 ) -> Iterator[Finding]:
-    """Yield a check's findings, or one with severity OK if it has no problems."""
+    """
+    Yield the findings of one check, or one finding with severity OK if the check found no problem.
+    """
     problems = []
     try:
         for problem in ask():

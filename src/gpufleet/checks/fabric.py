@@ -1,4 +1,4 @@
-"""Check that the GPUs have joined the NVLink fabric, and that its manager runs. Pure."""
+"""Check that the GPUs have joined the NVLink fabric, and that the fabric manager runs. Pure."""
 
 from __future__ import annotations
 
@@ -43,30 +43,34 @@ from gpufleet.formatting import ranges
 from gpufleet.node.topology import P2P_OK
 
 _STATES = {NOT_STARTED: "not started", IN_PROGRESS: "in progress"}
-# nvmlReturn_t values that have been seen as a registration's status.
+# The values of nvmlReturn_t that have been seen as the status of a GPU's registration.
 _STATUSES = {3: "not supported", 23: "insufficient resources", 999: "unknown error"}
-# GPUs from this compute capability on register with their NVSwitches: Hopper (nvml.h on
-# nvmlDeviceGetGpuFabricInfo).
+# GPUs with this compute capability (Hopper) or a newer one register with their NVSwitches (nvml.h
+# on nvmlDeviceGetGpuFabricInfo).
 REGISTERS = (9, 0)
-# How long registration takes after boot at most, in seconds; it is tens of seconds as a rule.
+# The longest time that registration takes after boot, in seconds. It usually takes some tens of
+# seconds.
 REGISTRATION_SECONDS = 300
 
 
 @dataclass(frozen=True)
 class HealthField:
-    """One field of the fabric's health mask, with its position, good values and faults."""
+    """
+    One field of the fabric's health mask: its position, its good values, and the faults that its
+    bad values mean.
+    """
 
     shift: int
     width: int
     good: frozenset[int]
     bad: Mapping[int, str]
-    passing: bool = False  # it gets over the bad values by itself, or lives with them for a while
+    passing: bool = False  # the fault ends by itself, or the GPU works with it for a while
 
 
 _NO = frozenset({0, 2})  # not supported; no
 _YES = frozenset({0, 1})  # not supported; yes
-# nvml.h's NVML_GPU_FABRIC_HEALTH_MASK_SHIFT_*, _WIDTH_* and values. The widths are those of the
-# binding since 13.590.44; older ones had 0x11 for two bits.
+# The shifts, widths and values are NVML_GPU_FABRIC_HEALTH_MASK_* in nvml.h. The widths are those of
+# the Python binding since 13.590.44. Older bindings had 0x11 as the width of two bits.
 HEALTH = (
     HealthField(0, 0x3, _NO, {1: "bandwidth is degraded"}),
     HealthField(2, 0x3, _NO, {1: "a route is being recovered"}, passing=True),
@@ -89,12 +93,13 @@ HEALTH = (
     HealthField(12, 0x3, _YES, {2: "no partition is assigned to the GPU"}),
     HealthField(14, 0x3, _YES, {2: "the global fabric manager is disconnected"}, passing=True),
 )
-_HEALTH_BITS = 0xFFFF  # those that the fields above explain
+_HEALTH_BITS = 0xFFFF  # the bits of the mask that the fields above describe
 _SUMMARY_HEALTHY = 1
 _SUMMARIES = {2: "unhealthy", 3: "of limited capacity"}
 
 FABRIC_MANAGER = "nvidia-fabricmanager.service"
-# NVIDIA's package has the driver's branch in its name before R580; Ubuntu's has it still.
+# Before R580, the name of NVIDIA's package contains the driver's branch. The name of Ubuntu's
+# package still contains it.
 UNBRANCHED = 580
 _FABRIC_MANAGER_PACKAGE = re.compile(r"nvidia-fabric-?manager(-\d+)?")
 _UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
@@ -104,10 +109,11 @@ _UPSTREAM_VERSION = re.compile(r"(?:\d+:)?(\d+(?:\.\d+)+)")
 
 def fabric_state(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that the GPU has joined its fabric successfully, is healthy, and reaches its peers.
+    Check that the GPU has joined its NVLink fabric, is healthy in it, and can access its peers.
 
-    Only known good values pass. Boards without a fabric (before Hopper, on PCIe, or a single board
-    in a virtual machine) have no state, but their peer access is also checked.
+    Only values that are known to be good pass. Boards without a fabric have no fabric state, but
+    their peer access is also checked. Such boards are older than Hopper, PCIe boards, or a single
+    board in a virtual machine.
     """
     refused = _refused(gpu)
     try:
@@ -195,7 +201,10 @@ def _not_joined(gpu: GpuReading, state: Any) -> Problem:
 
 
 def _others_have_fabric(gpu: GpuReading) -> bool:
-    """Return whether a GPU that reports no fabric should be in one."""
+    """
+    Return whether a GPU that reports no fabric should be in one, because the node has NVSwitches,
+    or because other GPUs of the node or of its siblings are in a fabric.
+    """
     node = gpu.node
     count = len(node.document["gpus"])
 
@@ -208,7 +217,7 @@ def _others_have_fabric(gpu: GpuReading) -> bool:
 
 
 def _its_like_tell(gpu: GpuReading) -> bool:
-    """Return whether a GPU of the same name on the node is, or should be, in a fabric."""
+    """Return whether a GPU with the same name on the node is, or should be, in a fabric."""
     return any(
         known_fabric_state(other) not in {None, NO_FABRIC}
         for other in gpu.node.gpus
@@ -218,9 +227,10 @@ def _its_like_tell(gpu: GpuReading) -> bool:
 
 def _must_register(gpu: GpuReading) -> bool:
     """
-    Return whether NVSwitches link a GPU to others, and its generation registers with them.
+    Return whether NVSwitches connect the GPU with others, and its generation registers with
+    NVSwitches.
 
-    Whether a GPU without NVLink should have some is checked by nvlink-links.
+    If a GPU without NVLink should have NVLink, the check nvlink-links reports it.
     """
     several = len(gpu.node.document["gpus"]) > 1
     capability = tuple(gpu.known("compute_capability", default=()))
@@ -245,19 +255,24 @@ def _memberships(node: Reading) -> dict[int, tuple[Any, Any]]:
 
 
 def _of_fabric(gpu: GpuReading, key: str) -> Any:
-    """Return one value of the GPU's fabric state, or None if it reports none."""
+    """Return one value of the GPU's fabric state, or None if the GPU does not report it."""
     return lookup(gpu.node.document["fabric"][gpu.at], (key,), None, None)
 
 
 @cached_answer
 def _is_clustered(node: Reading) -> bool:
-    """Return whether all GPUs are members of a cluster, which only a rack has."""
+    """
+    Return whether all GPUs are members of a cluster. Only the GPUs of a rack are in a cluster.
+    """
     joined = _memberships(node).values()
     return bool(joined) and all(str(cluster).strip("0-") for cluster, _ in joined)
 
 
 def _other_cluster(gpu: GpuReading) -> Problem | None:
-    """Return the problem of a GPU in another cluster or clique, which cannot reach the others."""
+    """
+    Return a problem if the GPU is in a different cluster or clique than the others, so that it
+    cannot access them.
+    """
     cluster, clique = (gpu.section("fabric", key) for key in ("cluster_uuid", "clique"))
     usual = Counter(_memberships(gpu.node).values()).most_common(1)[0][0]
     if (cluster, clique) != usual:
@@ -297,7 +312,10 @@ def _unhealthy(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _refused(gpu: GpuReading) -> Problem | None:
-    """Return the problem of linked peers to which the driver grants no access, or None."""
+    """
+    Return a problem if the driver allows no access to peers that NVLinks connect with the GPU, or
+    None.
+    """
     node = gpu.node
     refused = [
         other.index
@@ -316,7 +334,11 @@ def _refused(gpu: GpuReading) -> Problem | None:
 
 
 def _linked(one: GpuReading, other: GpuReading) -> bool:
-    """Return whether two GPUs should reach each other by links; a guest cannot see switches."""
+    """
+    Return whether two GPUs should be able to access each other over NVLink.
+
+    In a virtual machine that cannot see the switches, links with unknown peers are counted.
+    """
     first, second = sorted((one.index, other.index))
     return bool(widths(one.node).get((first, second))) or (
         has_unknown_peers(one) and has_unknown_peers(other)
@@ -324,12 +346,15 @@ def _linked(one: GpuReading, other: GpuReading) -> bool:
 
 
 def _may_reach(gpu: GpuReading, other: GpuReading) -> bool:
-    """Return whether the driver grants access both ways. Raises `Unread` if that is unreadable."""
+    """
+    Return whether the driver allows access in both directions. Raises `Unread` if the GPU's own
+    answer cannot be read.
+    """
     try:
         answers = [gpu.node.get("p2p", "nvlink", gpu.at, other.at)]
     except (CannotTell, DoesNotApply):
         answers = []
-    # What the other could not tell is the other's trouble.
+    # If the other GPU's answer is missing, the check of that GPU reports it.
     answers.append(gpu.node.known("p2p", "nvlink", other.at, gpu.at, default=P2P_OK))
     return all(answer == P2P_OK for answer in answers)
 
@@ -341,9 +366,10 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
     """
     Check that a node with NVSwitches runs the fabric manager in the driver's version.
 
-    This is independent of the GPUs' answers: a registration stays Completed after the service has
-    died, and A100 has none. In a guest that does not see the switches the host runs the service,
-    and on a rack of Grace boards the switch trays do.
+    The GPUs' answers cannot replace this check: their registration stays Completed after the fabric
+    manager has stopped, and A100 GPUs do not register. Two kinds of nodes do not run the service:
+    for a virtual machine that does not see the switches, the host runs it, and for a rack of Grace
+    boards, the switch trays run it.
     """
     _needs_manager(node)
     if node.get("system", "units", absent=None) is None:
@@ -382,7 +408,10 @@ def fabric_manager(node: Reading) -> Iterator[Problem]:
 
 
 def _needs_manager(node: Reading) -> None:
-    """Return if this node must run a fabric manager. Raises `DoesNotApply` otherwise."""
+    """
+    Return if this node must run a fabric manager. Otherwise raise `DoesNotApply`, or `Unread` if
+    the driver does not answer and the PCI bus shows no NVSwitch.
+    """
     if nvswitches(node):
         return
     if not node.driver_answers:
@@ -397,12 +426,15 @@ def _needs_manager(node: Reading) -> None:
 
 
 def _of_manager(node: Reading, key: str) -> Any:
-    """Return one property of the unit in systemd; a missing unit has no enabled state."""
+    """
+    Return one property of the fabric manager's unit in systemd, or None if the unit does not have
+    it.
+    """
     return node.get("system", "units", FABRIC_MANAGER, key, absent=None)
 
 
 def _not_there(node: Reading, load: str) -> Problem:
-    # The GPUs were registered since they booted, by a hypervisor, or a container on the node.
+    # The GPUs are registered, so a hypervisor or a container on the node runs a fabric manager.
     elsewhere = load == "not-found" and not nvswitches(node) and _all_joined(node)
     said = "not installed" if load == "not-found" else load
     unmask = Step(Action.CONFIGURE, f"`sudo systemctl unmask {FABRIC_MANAGER}`, then enable it")
@@ -446,7 +478,9 @@ def _install(node: Reading) -> Step:
 
 
 def _manager_version(node: Reading) -> Iterator[Problem]:
-    """Check that the fabric manager has the driver's exact version; it starts with no other."""
+    """
+    Check that the fabric manager has exactly the driver's version, because it starts with no other.
+    """
     packages = _packages(node)
     installed = {
         name: package["version"]
@@ -498,7 +532,7 @@ def _manager_version(node: Reading) -> Iterator[Problem]:
 
 
 def _packages(node: Reading) -> Mapping[str, Any]:
-    """Return the installed packages, or none on a node without dpkg and rpm."""
+    """Return the installed packages, or an empty dict on a node without dpkg and rpm."""
     told = node.document["system"]["packages"]
     if is_missing(told) and told["missing"] == "no_program":
         return {}
@@ -512,7 +546,7 @@ def _version_of(gpu: GpuReading) -> int:
 
 def upstream_version(version: str) -> str | None:
     """
-    Return the vendor's part of a package's version.
+    Return the part of a package's version that NVIDIA assigned.
 
     >>> upstream_version("1:570.124.06-1ubuntu0.24.04.1")
     '570.124.06'

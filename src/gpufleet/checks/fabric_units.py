@@ -1,4 +1,7 @@
-"""Check the fabric's units other than its manager: IMEX, and NVLink 5's subnet manager. Pure."""
+"""
+Check the units of the NVLink fabric other than the fabric manager: IMEX, and the subnet manager of
+NVLink 5. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ BROKEN = {FAILED, NOT_RUNNING}
 
 def fabric_units(node: Reading) -> Iterator[Problem]:
     """
-    Check that nodes that share NVLink run IMEX, and NVLink 5's subnet manager has not failed.
+    Check that nodes which share NVLink run IMEX, and that the subnet manager of NVLink 5 has not
+    failed.
 
-    IMEX shares memory between nodes, so a failed IMEX blocks if replicas may span nodes. A subnet
-    manager without an enabled unit is started by the fabric manager.
+    IMEX shares memory between nodes, so a failed IMEX is `block` if replicas may span nodes. If the
+    subnet manager has no enabled unit, the fabric manager starts it.
     """
     needs_imex, needs_subnets = _is_in_cluster(node), _has_switches_of_nvlink_5(node)
     if not needs_imex and not needs_subnets and not _has_failed(node):
@@ -56,7 +60,9 @@ def fabric_units(node: Reading) -> Iterator[Problem]:
 
 
 def _has_failed(node: Reading) -> bool:
-    """Return whether a unit has failed; fabric-manager reports unreadable units."""
+    """
+    Return whether one of the units has failed. If units cannot be read, fabric-manager reports it.
+    """
     return any(
         node.known("system", "units", unit, "active") == FAILED for unit in (IMEX, SUBNET_MANAGER)
     )
@@ -79,7 +85,7 @@ def _state(node: Reading, unit: str) -> str:
     """
     Return the unit's state: "active", "failed", "masked", "stopped" and so on.
 
-    Raises `Unread`.
+    Raises `Unread` if the state cannot be read.
     """
     units: Any = node.get("system", "units", absent=None)
     if units is None:
@@ -95,7 +101,7 @@ def _state(node: Reading, unit: str) -> str:
 
 
 def _is_in_cluster(node: Reading) -> bool:
-    """Return whether a GPU is a member of an NVLink cluster, which spans nodes."""
+    """Return whether a GPU is a member of an NVLink cluster. A cluster spans nodes."""
     uuids = (
         lookup(node.document["fabric"][gpu.at], ("cluster_uuid",), None, None) for gpu in node.gpus
     )
@@ -103,7 +109,7 @@ def _is_in_cluster(node: Reading) -> bool:
 
 
 def _has_switches_of_nvlink_5(node: Reading) -> bool:
-    """Return whether the node's own fabric manager manages NVLink 5."""
+    """Return whether the node's own fabric manager has to manage NVLink 5."""
     return any(
         links.version >= NVLINK_5 and len(node.gpus) > 1 and not is_grace(gpu)
         for gpu in node.gpus

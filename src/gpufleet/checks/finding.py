@@ -1,4 +1,4 @@
-"""Define the findings of checks and the report."""
+"""Define the findings of checks, and the report that contains them."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from functools import cached_property
 from typing import Any
 
 SCHEMA = 1
-"""Version of `Report.as_json()`, which increases when a key is removed or changes its meaning."""
+"""Version of `Report.as_json()`. It increases when a key is removed or its meaning changes."""
 
 
 class Severity(IntEnum):
-    """The severity of a finding; a larger number is worse."""
+    """The severity of a finding. A larger number is worse."""
 
     OK = 0
     INFO = 1
@@ -28,12 +28,12 @@ class Severity(IntEnum):
 
     @property
     def stops(self) -> bool:
-        """Return whether the severity excludes its subject from work."""
+        """Return whether a finding of this severity excludes its node or GPU from work."""
         return self >= Severity.UNKNOWN
 
 
 class Action(StrEnum):
-    """Kinds of remedies, the gentlest first."""
+    """The kinds of steps in a remedy, ordered from the least to the most disruptive."""
 
     LOOK = "look"  # nothing to do, or a person has to investigate first
     CONFIGURE = "configure"  # a setting of the node or of gpufleet; replicas keep serving
@@ -47,9 +47,10 @@ class Action(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """One step of a remedy: its kind, and the command or instruction.
+    """
+    One step of a remedy: its kind, and the command or instruction.
 
-    `INVENTORY` in `text` stands for the inventory's file.
+    `INVENTORY` in `text` stands for the path of the inventory file.
     """
 
     action: Action
@@ -58,11 +59,12 @@ class Step:
 
 @dataclass(frozen=True)
 class Problem:
-    """A problem that a check found on a node, or on one of its GPUs.
+    """
+    A problem that a check found on a node, or on one of its GPUs.
 
-    `found` and `expected` are short sentences without a full stop, `source` is the source of the
-    expectation (a setting's key, the siblings, the device, a document), `remedy` has the steps, the
-    gentlest first.
+    `found` and `expected` are short sentences without a full stop. `source` tells where the
+    expected value comes from: the key of a setting, the node's siblings, the device, or a document.
+    `remedy` has the steps of the repair, the least disruptive step first.
     """
 
     severity: Severity
@@ -70,14 +72,15 @@ class Problem:
     expected: str
     source: str
     remedy: tuple[Step, ...] = ()
-    # NVML's index; the PCI address of a GPU that NVML does not list ("": unknown); None: the whole
-    # node.
+    # The GPU's index in NVML. For a GPU that NVML does not list: its PCI address, or "" if the
+    # address is unknown. None if the problem is of the whole node.
     gpu: int | str | None = None
 
 
 @dataclass(frozen=True)
 class GpuId:
-    """The identifiers of one GPU; a field is None if the GPU did not report it.
+    """
+    The identifiers of one GPU. A field is None if the GPU did not report the value.
 
     `index` is None for an expected GPU that NVML does not list.
     """
@@ -89,17 +92,19 @@ class GpuId:
 
     @property
     def name(self) -> str:
-        """Return the GPU's usual name: NVML's index, or the former PCI address."""
+        """Return the GPU's index in NVML, or the PCI address of a missing GPU."""
         return str(self.index) if self.index is not None else self.bus_id or "that is gone"
 
 
 @dataclass(frozen=True)
 class Finding:
-    """The result of one check for one node or GPU.
+    """
+    The result of one check for one node or GPU.
 
-    `accepted` is the operator's reason and date for accepting the finding, which then stays visible
-    and stops nothing. `cause` is the check whose finding made this check impossible: operators read
-    and accept that finding instead.
+    `accepted` is the operator's reason and date for accepting the finding. An accepted finding is
+    still shown, but does not exclude its node or GPU from work. `cause` is set if this check could
+    not run: it names the check whose finding prevented it. Operators read and accept the finding of
+    that check instead.
     """
 
     check: str
@@ -136,9 +141,10 @@ class Finding:
 
 @dataclass(frozen=True)
 class Report:
-    """All findings on a fleet, including passed checks, and the facts behind them.
+    """
+    All findings about a fleet, including passed checks, and the facts that the checks used.
 
-    `facts` has each node's probe document, without nodes that have none.
+    `facts` maps each node to the document of its probe. Nodes without a probe are not in it.
     """
 
     findings: tuple[Finding, ...]
@@ -147,14 +153,16 @@ class Report:
 
     @cached_property
     def node_findings(self) -> Mapping[str, tuple[Finding, ...]]:
-        """Return every node's findings."""
+        """Return the findings of each node."""
         found: dict[str, list[Finding]] = {name: [] for name in self.nodes}
         for finding in self.findings:
             found.setdefault(finding.node, []).append(finding)
         return {name: tuple(each) for name, each in found.items()}
 
     def verdict(self, node: str | None = None) -> Severity:
-        """Return the worst severity without accepted findings, for one node or all."""
+        """
+        Return the worst severity, of one node or of all nodes. Accepted findings do not count.
+        """
         about = self.findings if node is None else self.node_findings[node]
         worst = (finding.severity for finding in about if finding.accepted is None)
         return max(worst, default=Severity.OK)
@@ -194,7 +202,10 @@ class Report:
         return tuple(f for f in self.node_findings[node] if f.gpu is None and f.stops)
 
     def unfit(self, node: str) -> dict[int, tuple[Finding, ...]]:
-        """Return the GPUs of a node that are excluded from work, and the findings."""
+        """
+        Return the GPUs of a node that are excluded from work, each with the findings that exclude
+        it.
+        """
         found: dict[int, tuple[Finding, ...]] = {}
         for finding in self.node_findings[node]:
             index = finding.gpu.index if finding.gpu else None
@@ -203,14 +214,14 @@ class Report:
         return found
 
     def missing_gpu_findings(self, node: str) -> tuple[Finding, ...]:
-        """Return the findings on expected GPUs that NVML does not list."""
+        """Return the findings about expected GPUs that NVML does not list."""
         return tuple(
             f for f in self.node_findings[node] if f.gpu and f.gpu.index is None and f.stops
         )
 
 
 def worst_first(findings: Iterable[Finding]) -> list[Finding]:
-    """Return findings in reading order, the worst first."""
+    """Return the findings sorted for a reader, the worst first. Accepted findings come last."""
     return sorted(
         findings,
         key=lambda f: (
@@ -245,7 +256,7 @@ RETURN_IT = Step(
 
 
 def reset_step(index: int) -> Step:
-    """Return the step that resets a GPU; GPUs that share NVSwitches are reset together."""
+    """Return the step that resets a GPU. GPUs that share NVSwitches have to be reset together."""
     return Step(
         Action.RESET_GPU,
         f"`nvidia-smi -r -i {index}`; on nodes with NVSwitches, reset all GPUs at once: "

@@ -1,7 +1,8 @@
-"""Check that each GPU answers and is the expected model. Pure.
+"""
+Check that each GPU answers, and that it is the expected model. Pure.
 
-`checks/gpus_present.py` checks that every GPU is present; further checks of one GPU are in
-`checks/throttling.py`, `pcie.py` and `occupancy.py`.
+`checks/gpus_present.py` checks that every GPU is present. More checks of single GPUs are in
+`checks/throttling.py`, `checks/pcie.py` and `checks/occupancy.py`.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ from gpufleet.checks.probe_facts import (
 )
 from gpufleet.formatting import node_ranges
 
-# Facts that a serving GPU must report: without one of them no replica can be planned on it.
+# Facts that a GPU must report before a replica can be planned on it.
 NEEDED = ("uuid", "name", "pci", "memory", "compute_capability")
-# NVML's answers for a lost GPU (nvmlReturn_t 15 and 16): if one fact has such an answer, the other
-# facts are worthless.
+# NVML's answers for a lost GPU (nvmlReturn_t 15 and 16). If one fact has such an answer, the other
+# facts of the GPU are not reliable.
 GONE = {"lost", "reset_required"}
-# More unexplained failures among a GPU's sixty facts than a driver's quirks cause: a sound GPU
-# answers every query, or reports that it lacks the value.
+# A GPU has about sixty facts. From this number of unexplained failures on, the GPU counts as
+# failing: a healthy GPU answers every query, or reports that it does not have the value.
 FAILING = 3
 
 # nvmlDeviceGpuRecoveryAction_t, nvml.h (R570 and newer).
@@ -51,7 +52,7 @@ RESET, REBOOT, DRAIN_P2P, DRAIN_AND_RESET, RECOVER_IMEX, BUS_RESET, SYSTEM_REBOO
 
 _LADDER = (SEE_LOG, STOP, REBOOT_IT, POWER_CYCLE, RETURN_IT)
 
-# The probe's reasons for a GPU without an answer, and what each means.
+# The reasons in a probe for a GPU without an answer, and what each reason means.
 _SILENCES = {
     "lost": "has fallen off the bus",
     "timeout": "does not answer in time: programs that use the GPU may hang",
@@ -62,7 +63,9 @@ _SILENCES = {
 
 
 def gpu_answers(node: Reading) -> Iterator[Problem]:
-    """Check that every GPU that NVML lists answers consistently, also about its peers."""
+    """
+    Check that every GPU in NVML's list gives plausible answers, also about its links to other GPUs.
+    """
     for facts in node.document["gpus"]:
         if why := _why_silent(facts):
             yield _silence(facts["index"], why)
@@ -103,7 +106,10 @@ def gpu_answers(node: Reading) -> Iterator[Problem]:
 
 
 def _same_uuid(node: Reading) -> Iterator[Problem]:
-    """Yield a problem for each GPU with another GPU's UUID, because work is placed by UUID."""
+    """
+    Yield a problem for each GPU that has the UUID of a different GPU. gpufleet selects GPUs by
+    UUID.
+    """
     first: dict[str, int] = {}
     for gpu, uuid in gpu_facts(node.gpus, "uuid"):
         other = first.setdefault(str(uuid), gpu.index)
@@ -120,9 +126,9 @@ def _same_uuid(node: Reading) -> Iterator[Problem]:
 
 def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
     """
-    Yield one problem for each set of GPUs that other nodes also report as theirs.
+    Yield one problem for each set of GPUs that other nodes also report as their own.
 
-    The problem is equal for each of these nodes, so that reports show one line for all of them.
+    All of these nodes have an equal problem, so that reports show one line for all of them.
     """
     shared: dict[tuple[str, ...], list[GpuReading]] = {}
     for gpu in node.gpus:
@@ -152,7 +158,10 @@ def _uuid_of_another_node(node: Reading) -> Iterator[Problem]:
 
 
 def _why_silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
-    """Return why a GPU counts as silent (no answer, a missing fact, or lost), or None."""
+    """
+    Return why the GPU counts as silent, or None. A GPU is silent if it does not answer, does not
+    report a needed fact, or is lost.
+    """
     if is_missing(facts):
         return facts
     for name in NEEDED:
@@ -164,7 +173,10 @@ def _why_silent(facts: Mapping[str, Any]) -> Mapping[str, Any] | None:
 
 
 def _failing(facts: Mapping[str, Any]) -> list[str]:
-    """Return the facts that a GPU failed to report for unknown reasons, if there are many."""
+    """
+    Return the facts that the GPU failed to report for unknown reasons, if there are at least
+    `FAILING`.
+    """
     failed = [
         name
         for name, value in facts.items()
@@ -186,17 +198,17 @@ def _silence(index: int, why: Mapping[str, Any]) -> Problem:
 
 
 def _nonsense(gpu: GpuReading) -> str | None:
-    """Return an implausible answer of a GPU as text, or None."""
+    """Return an implausible answer of the GPU as text, or None if all answers are plausible."""
     name, uuid, memory = gpu.get("name"), gpu.get("uuid"), gpu.get("memory")
     if not isinstance(name, str) or not name.strip() or not name.isprintable():
         return f"its name is {name!r}"
     if not str(uuid).startswith("GPU-"):
         return f"its UUID is {uuid!r}"
-    # A terabyte is several times what any GPU has.
+    # No GPU has a terabyte of memory.
     if not 0 < memory["total"] < 1 << 40 or not 0 <= memory["used"] <= memory["total"]:
         return f"{memory['used']} of {memory['total']} bytes of memory used"
     celsius = gpu.known("temperature_celsius")
-    if celsius is not None and not -40 <= celsius <= 150:  # silicon is dead on either side
+    if celsius is not None and not -40 <= celsius <= 150:  # no working GPU is colder or hotter
         return f"its temperature is {celsius} °C"
     return None
 
@@ -205,7 +217,10 @@ def _nonsense(gpu: GpuReading) -> str | None:
 
 
 def gpu_identical(node: Reading) -> Iterator[Problem]:
-    """Check that the node's GPUs are one product with one VBIOS, equal to the siblings'."""
+    """
+    Check that the node's GPUs are the same model with the same VBIOS, and equal to those of its
+    siblings.
+    """
     declared = node.settings.gpus.name
     names = {gpu.index: name for gpu, name in gpu_facts(node.gpus, "name")}
     if declared is not None:
@@ -286,7 +301,7 @@ def _unlike_versions(node: Reading) -> Iterator[Problem]:
 
 
 def _who_has_what(values: Mapping[int, str]) -> str:
-    """Return the GPUs of each value, the rarest last: "A on GPUs 0, 1, 2; B on GPU 3"."""
+    """Return which GPUs have each value, the rarest value last: "A on GPUs 0, 1, 2; B on GPU 3"."""
     having: dict[str, list[int]] = {}
     for index, value in values.items():
         having.setdefault(value, []).append(index)
@@ -301,10 +316,10 @@ def _who_has_what(values: Mapping[int, str]) -> str:
 
 def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that the driver requests no recovery (field 230), its strongest verdict on a GPU.
+    Check that the driver does not request a recovery action (NVML field 230) for the GPU.
 
-    The actions are described in "Error recovery and response flags" in NVIDIA's GPU memory error
-    management, and in nvml.h.
+    NVIDIA describes the actions in "GPU memory error management" ("Error recovery and response
+    flags") and in nvml.h.
     """
     action = gpu.get("recovery_action")
     if action == 0:
@@ -353,7 +368,9 @@ def recovery_action(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def inforom(gpu: GpuReading) -> Iterator[Problem]:
-    """Check the InfoROM's checksums; it has ECC counts, page retirement and power limits."""
+    """
+    Check the checksums of the InfoROM, which stores ECC counts, page retirement and power limits.
+    """
     valid = gpu.facts["inforom_valid"]
     why = valid["missing"] if is_missing(valid) else None
     if why == "no_permission":

@@ -1,4 +1,7 @@
-"""Check that every GPU is in the driver's list, on the PCI bus and on its board. Pure."""
+"""
+Check that every GPU is in the driver's list and on the PCI bus, and that no GPU of the board is
+missing. Pure.
+"""
 
 from __future__ import annotations
 
@@ -17,18 +20,20 @@ from gpufleet.checks.probe_facts import (
     twin_answers,
 )
 
-# GPUs on one board with NVSwitches: HGX A100, H100, H200, B200, B300 (NVIDIA's HGX data sheets).
+# The number of GPUs on a board with NVSwitches: HGX A100, H100, H200, B200, B300 (NVIDIA's HGX data
+# sheets).
 BOARD_WITH_SWITCHES = 8
 
 
 def gpu_count(node: Reading) -> Iterator[Problem]:
     """
-    Check that NVML lists all GPUs on the PCI bus, and as many as declared or on siblings.
+    Check that NVML lists all GPUs on the PCI bus, and as many as declared or as on the siblings.
 
-    GPUs that are bound to vfio-pci, or hidden by a module option, are absent on purpose; the
-    comparison with siblings counts the GPUs of vfio-pci. If no GPU on the bus is missing, a
-    difference from siblings only warns, because a node may have been built with fewer. Without a
-    declaration and siblings, a gap in the board's module numbers shows a missing GPU.
+    GPUs that are bound to vfio-pci, or that a module option hides, are absent on purpose. The
+    comparison with siblings counts the GPUs of vfio-pci as present. If NVML lists all GPUs on the
+    bus, a difference from the siblings is only a warning, because the node may have been built with
+    fewer GPUs. If the number is not declared and there are no siblings, a gap in the board's module
+    numbers shows a missing GPU.
     """
     count = _counted(node)
     unlisted, given = _unlisted(node), _given_away(node)
@@ -48,7 +53,8 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
         severity = Severity.BLOCK if sure else Severity.WARN
         yield from _missing(node, expected.value, expected.source, severity)
     elif unlisted:
-        # The operator's number includes cards that this driver does not support.
+        # If NVML lists the declared number, the unlisted GPUs are cards that this driver does not
+        # support.
         right = declared == count
         severity = Severity.WARN if right else Severity.BLOCK
         yield from _missing(node, seen, "the PCI bus", severity)
@@ -70,7 +76,7 @@ def gpu_count(node: Reading) -> Iterator[Problem]:
 
 
 def _counted(node: Reading) -> int:
-    """Return NVML's number of GPUs. Raises `Unread` if the probe lists another number."""
+    """Return NVML's number of GPUs. Raises `Unread` if the probe lists a different number."""
     count, listed = int(node.get("driver", "gpu_count")), len(node.document["gpus"])
     if count != listed:
         raise Unread(f"the driver counts {count} GPUs, but the probe lists {listed}")
@@ -79,13 +85,14 @@ def _counted(node: Reading) -> int:
 
 @cached_answer
 def _present(node: Reading) -> int:
-    """Return a node's number of GPUs, including those passed to virtual machines."""
+    """Return the node's number of GPUs, including those that are passed to virtual machines."""
     return _counted(node) + len(_given_away(node))
 
 
 def _bus_agrees(node: Reading) -> bool:
     """
-    Return whether the PCI bus has exactly NVML's GPUs and those passed to virtual machines.
+    Return whether the GPUs on the PCI bus are exactly those in NVML's list and those that are
+    passed to virtual machines.
 
     The result is False if the bus could not be read, if a module option hides a GPU, or if the
     address of a silent GPU is unknown.
@@ -95,7 +102,10 @@ def _bus_agrees(node: Reading) -> bool:
 
 
 def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Iterator[Problem]:
-    """Yield a problem for each missing GPU with a known address, or else one for all."""
+    """
+    Yield a problem for each missing GPU whose address is known. If no address is known, yield one
+    problem for all missing GPUs.
+    """
     count = _counted(node)
     unlisted, hidden = _unlisted(node), _hidden_at(node)
     places = {
@@ -122,15 +132,15 @@ def _missing(node: Reading, wanted: int, source: str, severity: Severity) -> Ite
 
 def _modules_missing(node: Reading) -> Iterator[Problem]:
     """
-    Yield the problem of a board's module numbers without a GPU (nvmlDeviceGetModuleId).
+    Yield a problem if no GPU has some of the board's module numbers (nvmlDeviceGetModuleId).
 
-    Boards number their GPUs from 1 (or 0). A node with the board's NVSwitches has the whole board
-    of 8 GPUs. A virtual machine may have any of them.
+    Boards number their GPUs from 1 (or 0). If a node has the board's NVSwitches, it has the whole
+    board of 8 GPUs. A virtual machine may have any of the GPUs.
     """
     modules = [gpu.known("module_id") for gpu in node.gpus]
     numbers = {number for number in modules if type(number) is int and 0 <= number < 64}
     if len(numbers) != len(modules) or len(modules) < 2:
-        return  # boards without module numbers, and cards that all report the same one
+        return  # boards without module numbers, and cards that all report the same number
     first = min(numbers) if min(numbers) < 2 else 1
     whole = bool(nvswitches(node)) or _manages_switches(node)
     size = max(numbers) - first + 1
@@ -162,7 +172,7 @@ def _modules_missing(node: Reading) -> Iterator[Problem]:
 
 
 def _manages_switches(node: Reading) -> bool:
-    """Return whether this node manages the switches of NVLink 5, over its InfiniBand."""
+    """Return whether this node manages the switches of NVLink 5 over its InfiniBand devices."""
     devices = node.known("nics", "infiniband", default=[])
     return any(device.get("manages_switches") is True for device in devices)
 
@@ -234,10 +244,11 @@ def _hidden_at(node: Reading) -> list[str]:
 
 def _unlisted(node: Reading) -> dict[str, str | None]:
     """
-    Return the GPUs on the PCI bus that NVML does not list, with their drivers.
+    Return the GPUs on the PCI bus that NVML does not list, each with its driver.
 
-    With NVIDIA's driver, or none, their initialisation failed. Any other driver occupies them. A
-    silent GPU in NVML's list has no bus id, so as many GPUs on the bus may be listed in fact.
+    If such a GPU has NVIDIA's driver or no driver, its initialisation failed. Any other driver
+    prevents NVIDIA's driver from using the GPU. The PCI address of a silent GPU in NVML's list is
+    unknown, so the result is empty if there are not more such GPUs on the bus than silent GPUs.
     """
     away = {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_hidden_at(node)}
     away |= set(_given_away(node))
@@ -246,7 +257,7 @@ def _unlisted(node: Reading) -> dict[str, str | None]:
 
 
 def _empty_slots(node: Reading) -> list[str]:
-    """Return the bus ids at which most siblings have a GPU and this node does not."""
+    """Return the PCI addresses at which most siblings have a GPU but this node has none."""
     here = _places(node)
     there = Counter(at for places in twin_answers(node, _places) for at in places or ())
     return sorted(
@@ -258,7 +269,9 @@ def _empty_slots(node: Reading) -> list[str]:
 
 @cached_answer
 def _places(node: Reading) -> set[str | None]:
-    """Return the addresses of the node's GPUs, including those passed to virtual machines."""
+    """
+    Return the addresses of the node's GPUs, including those that are passed to virtual machines.
+    """
     return {*(gpu.known("pci", "bus_id") for gpu in node.gpus), *_given_away(node)}
 
 
