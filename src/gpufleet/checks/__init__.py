@@ -1,5 +1,6 @@
-"""Judge nodes by their probe and declaration, and return findings. Pure.
+"""
+Judge nodes by their probes and their settings, and return findings. Pure.
 
-`catalog.checks` names the checks, the modules here implement them by subject, and `evaluate` runs
+`catalog.checks` lists the checks, the modules here implement them by subject, and `evaluate` runs
 all of them.
 """

@@ -1,4 +1,7 @@
-"""Check the machine around the GPUs: its boot, its buses, its disk and memory space. Pure."""
+"""
+Check the machine around the GPUs: its boot settings, PCIe and network, clock, disk space and
+memory. Pure.
+"""
 
 from __future__ import annotations
 
@@ -14,32 +17,34 @@ from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, Unread
 from gpufleet.formatting import join_names
 
-GIB = 1024  # in MiB, the unit of every size here
+GIB = 1024  # in MiB, which is the unit of all sizes in this file
 
-# Space for one release, and for two: a new one beside the serving one. vLLM's CUDA build
-# is some 5 GB of wheels (release.py) that unpack to about 10 GB, and needs some room to do so;
-# its CPU build is 3.5 GB (measured, 0.32.0).
+# The disk space for one release, and for two releases (a new one beside the one that serves).
+# vLLM's CUDA build has about 5 GB of wheels (release.py). They unpack to about 10 GB, and need
+# some more space while they are unpacked. vLLM's CPU build has 3.5 GB (measured with 0.32.0).
 RELEASE = {"cuda": (12 * GIB, 30 * GIB), "cpu": (5 * GIB, 10 * GIB)}
-# Below this hardly any checkpoint fits: 15 GB are 8 billion parameters in 16 bits.
+# With less free space, few models fit: 8 billion parameters in 16 bits take about 15 GB.
 MODELS_ROOM = 30 * GIB
 
-# vLLM's ranks exchange what they work on through one ring a replica: 10 chunks of 16 MiB (vLLM
-# 0.32, VLLM_MQ_MAX_CHUNK_BYTES_MB in envs.py, MessageQueue). It does not start with less.
+# The ranks of a replica exchange their work through one ring buffer in shared memory: 10 chunks of
+# 16 MiB (vLLM 0.32, VLLM_MQ_MAX_CHUNK_BYTES_MB in envs.py, MessageQueue). vLLM does not start if
+# less is free.
 SHM_RING = 160
-# NCCL's user guide asks for --shm-size=1g in a container of one replica.
+# NCCL's user guide recommends --shm-size=1g for a container with one replica.
 SHM_EACH_GPU = 1 * GIB
 
-# vLLM's processes of one replica take 1.4 GiB without a model (measured on the CPU build, 0.32);
-# a rank's CUDA context and pinned buffers come to that.
+# The processes of one replica take 1.4 GiB without a model (measured with vLLM's CPU build, 0.32).
+# The CUDA context and the pinned buffers of each rank are added to that.
 MEMORY_BASE = 4 * GIB
 MEMORY_EACH_GPU = 2 * GIB
 
-# nvmlGpuP2PStatus_t, nvml.h. The others (2, 5) are the GPU's own limits: GeForce.
+# Values of nvmlGpuP2PStatus_t in nvml.h. The other values (2, 5) mean that the GPU itself does not
+# support P2P, as on GeForce.
 P2P_OK = 0
 P2P_OFF = 4
 P2P_BETWEEN = {1: "the chipset", 3: "the path between their host bridges"}
 
-# What the kernel says when it refuses a module (kernel/module/signing.c, security/lockdown).
+# The kernel's messages when it rejects a module (kernel/module/signing.c, security/lockdown).
 _REFUSED = re.compile(
     r"Loading of (unsigned )?module.*(rejected|restricted)|Lockdown: .*unsigned module"
     r"|PKCS#7 signature not signed with a trusted key"
@@ -52,9 +57,10 @@ def _driver_is_loaded(node: Reading) -> bool:
 
 def secure_boot(node: Reading) -> Iterator[Problem]:
     """
-    Check that Secure Boot does not refuse the driver's module.
+    Check that Secure Boot does not reject the driver's module.
 
-    A loaded module was accepted. reboot-signature checks the next boot.
+    If the module is loaded, Secure Boot accepted it. The check reboot-signature checks the next
+    boot.
     """
     if not node.get("system", "secure_boot", absent=False) or _driver_is_loaded(node):
         return
@@ -94,7 +100,8 @@ def secure_boot(node: Reading) -> Iterator[Problem]:
 
 def nouveau(node: Reading) -> Iterator[Problem]:
     """
-    Check that the kernel's own driver for NVIDIA GPUs, which would occupy them, is not loaded.
+    Check that nouveau is not loaded. It is the kernel's own driver for NVIDIA GPUs, and would
+    occupy them.
     """
     if "nouveau" not in node.get("system", "modules"):
         return
@@ -121,11 +128,11 @@ def nouveau(node: Reading) -> Iterator[Problem]:
 
 def iommu_acs(node: Reading) -> Iterator[Problem]:
     """
-    Check that PCIe traffic between GPUs is neither redirected nor refused.
+    Check that PCIe traffic between GPUs is neither redirected nor blocked.
 
-    By NCCL's user guide, ACS that redirects to the root complex and an IOMMU that translates make
-    P2P slow or hang. If NVLink joins every pair, or the GPUs have no P2P over PCIe (GeForce), this
-    affects only NICs.
+    According to NCCL's user guide, P2P is slow or hangs if ACS redirects it to the root complex, or
+    if an IOMMU translates its addresses. If NVLink connects every pair of GPUs, or if the GPUs have
+    no P2P over PCIe (GeForce), only network cards are affected.
     """
     if _gpu_count(node) < 2:
         raise DoesNotApply("there is no second GPU")
@@ -176,13 +183,15 @@ def _acs(node: Reading, severity: Severity, whom: str) -> Iterator[Problem]:
         )
     if severity >= Severity.WARN:
         for at, _ in enumerate(bridges):
-            node.get("system", "acs", at, "redirect")  # raises for one that does not answer
+            node.get("system", "acs", at, "redirect")  # raises if a bridge could not be read
 
 
 def _pairs_over_pcie(node: Reading) -> dict[tuple[int, int], int]:
-    """Return each pair without NVLink that may communicate over PCIe, by NVML's indices.
+    """
+    Return each pair of GPUs that may communicate over PCIe because no NVLink connects it.
 
-    The value is the driver's status of reading and writing, which is 0 or an error.
+    The keys are pairs of NVML's indices. The value is the driver's P2P status for reading and
+    writing: 0, or an error.
     """
     found: dict[tuple[int, int], int] = {}
     for one, other in permutations(node.gpus, 2):
@@ -226,7 +235,7 @@ def _refused(pairs: dict[tuple[int, int], int]) -> Iterator[Problem]:
 
 
 def _gpu_count(node: Reading) -> int:
-    """Return the number of GPUs, even without an answer of the driver."""
+    """Return the number of GPUs, even if the driver does not answer."""
     on_bus = [at for at in node.known("pci", default=[]) if str(at["class"]).startswith("0x03")]
     return max(len(node.document["gpus"]), len(on_bus))
 
@@ -236,10 +245,11 @@ def _gpu_count(node: Reading) -> int:
 
 def disk_space(node: Reading) -> Iterator[Problem]:
     """
-    Check that the disk has space for two releases and for the models to download.
+    Check that the disk has space for two releases and for the models that will be downloaded.
 
-    A problem blocks because a deploy would fail halfway, not because of running servers. If a
-    release of the declared version is complete, no release is built, and a problem only warns.
+    A problem is `block` if a deploy would fail halfway. Servers that already run are not affected.
+    If the release of the declared version is complete, no release will be built, so a problem is
+    only a warning.
     """
     whole = node.get("system", "releases", absent=[])
     to_build = any(
@@ -273,7 +283,10 @@ def disk_space(node: Reading) -> Iterator[Problem]:
 
 
 def _nearest(node: Reading, path: str) -> str:
-    """Return the longest queried path that contains `path`. Raises `Unread` if there is none."""
+    """
+    Return the longest path with a measured free space that contains `path`. Raises `Unread` if
+    there is no such path.
+    """
     asked = node.get("system", "disks")
     above = [one for one in asked if f"{path}/".startswith(f"{one.rstrip('/')}/")]
     if not above:
@@ -302,7 +315,7 @@ def _full(path: str, mount: str, free: int, severity: Severity, expected: str) -
 
 
 def clock(node: Reading) -> Iterator[Problem]:
-    """Check that the kernel's clock is synchronised (adjtimex's STA_UNSYNC is off)."""
+    """Check that the kernel's clock is synchronised (the flag STA_UNSYNC of adjtimex is off)."""
     if not node.get("system", "clock", "synchronized"):
         yield Problem(
             Severity.WARN,
@@ -321,7 +334,10 @@ def clock(node: Reading) -> Iterator[Problem]:
 
 
 def shared_memory(node: Reading) -> Iterator[Problem]:
-    """Check that shared memory is large enough for communication between vLLM's ranks and NCCL."""
+    """
+    Check that the shared memory is large enough for vLLM's ranks and NCCL, which communicate
+    through it.
+    """
     size = node.get("system", "shm", "size_mib")
     free = node.get("system", "shm", "free_mib")
     gpus = max(_gpu_count(node), 1)
@@ -347,7 +363,8 @@ def shared_memory(node: Reading) -> Iterator[Problem]:
 
 def host_memory(node: Reading) -> Iterator[Problem]:
     """
-    Check that there is enough memory for vLLM's processes, which need little beside the page cache.
+    Check that there is enough memory for vLLM's processes. Memory that the page cache uses counts
+    as available.
     """
     available = node.get("system", "memory_available_mib")
     needed = MEMORY_BASE + MEMORY_EACH_GPU * _gpu_count(node)
@@ -372,16 +389,17 @@ def host_memory(node: Reading) -> Iterator[Problem]:
     )
 
 
-# Corrected errors per day, on average since boot, that deserve attention (gpufleet's own number;
-# none is published).
+# From this number of corrected errors per day, on average since boot, the check warns. The number
+# is gpufleet's own, because no limit is published.
 CORRECTED_A_DAY = 100
 
 
 def host_ecc(node: Reading) -> Iterator[Problem]:
     """
-    Check that the host memory has had no uncorrected error, and few corrected errors.
+    Check that the host memory had no uncorrected errors, and only few corrected errors.
 
-    A problem only warns, because the kernel ends only the program that hit an uncorrectable error.
+    A problem is only a warning, because after an uncorrectable error the kernel ends only the
+    program that used the memory.
     """
     if "memory_errors" not in node.document["system"]:
         raise CannotTell("the probe's document is from an older gpufleet, which did not query this")

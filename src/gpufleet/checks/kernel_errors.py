@@ -1,7 +1,9 @@
-"""Check the kernel log since boot for PCIe errors, failed GPU starts and hardware errors.
+"""
+Check the kernel log since boot for PCIe errors, failed GPU starts and hardware errors.
 
-As with Xids (`checks/kernel_log.py`), errors before the driver was last loaded are history, except
-the machine's own. The check xid reports a log that is unreadable or has lost its beginning. Pure.
+As with Xids (`checks/kernel_log.py`), errors before the driver was last loaded count as history.
+Errors of CPUs and memory always count. If the log is unreadable or has lost its beginning, the
+check xid reports it. Pure.
 """
 
 from __future__ import annotations
@@ -27,7 +29,8 @@ from gpufleet.formatting import join_names
 
 _ADDRESS = r"[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}\.[0-7]"
 _CASE = re.IGNORECASE
-# The root port's report of a function, and the function's own line (drivers/pci/pcie/aer.c).
+# A root port's line about an error of a function, and the line about the function itself
+# (drivers/pci/pcie/aer.c).
 _RECEIVED = re.compile(
     rf"AER: .*\berror (?:message )?received(?: from|:)? (?P<bus_id>{_ADDRESS})", _CASE
 )
@@ -36,9 +39,10 @@ _FATAL = re.compile(r"\(Fatal\)", _CASE)
 _NON_FATAL = re.compile(r"\(Non-?Fatal\)", _CASE)
 _CORRECTED = re.compile(r"(?<!un)correct(?:ed|able)\b", _CASE)
 
-# Corrected errors of one function per day that exceed noise. A sound link of generation
-# 5 has one wrong bit in 10^12 at most, which is a retry and rarely a report; the kernel reports no
-# more than 10 in 5 seconds of a device (ours: no published figure).
+# From this number of corrected errors per day, the check reports a function. A healthy link of
+# generation 5 has at most one wrong bit in 10^12. A wrong bit causes a retry, but rarely a report,
+# and the kernel reports at most 10 errors of a device in 5 seconds. The number is gpufleet's own,
+# because no limit is published.
 FLOOD = 100
 
 _NOT_STARTED = re.compile(
@@ -53,16 +57,17 @@ class PcieError:
     seconds: float
     bus_id: str
     kind: str  # fatal, nonfatal, corrected
-    reported: bool  # by the root port; else the line is the function's own
+    reported: bool  # True: a line of the root port. False: a line about the function itself
     text: str
 
 
 def pcie_errors(node: Reading) -> Iterator[Problem]:
     """
-    Check that the kernel reported no uncorrected PCIe error of a GPU or a bridge above one.
+    Check that the kernel reported no uncorrected PCIe error of a GPU or of a bridge above a GPU.
 
-    Each function and kind of error has one problem. For other functions (disks, NICs) fatal errors
-    are warnings, and the others remarks. Corrected errors count if there are many within a day.
+    There is one problem for each function and kind of error. For other functions (disks, NICs),
+    fatal errors are warnings and other errors are remarks. Corrected errors count only if there are
+    at least `FLOOD` within a day.
     """
     log = _log(node)
     errors = [
@@ -98,7 +103,12 @@ def _pcie_error(seconds: float, text: str) -> PcieError | None:
 
 
 def _most_in_a_day(errors: Sequence[PcieError]) -> int:
-    """Return a function's maximum of errors within a day, by the type of line that reports more."""
+    """
+    Return the highest number of a function's errors within a day.
+
+    The lines of the root port and the lines about the function itself are counted separately,
+    because both report the same errors. The larger number is returned.
+    """
     return max(
         _most_within_a_day(one.seconds for one in errors if one.reported == reported)
         for reported in (True, False)
@@ -156,7 +166,10 @@ def _pcie_problem(
 
 
 def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
-    """Return, for each GPU and each bridge above one, the GPUs below by index or address."""
+    """
+    Return a dict that maps each GPU and each bridge above a GPU to the GPUs below it. A GPU is
+    given by its NVML index, or by its PCI address if NVML does not list it.
+    """
     index = {str(place): gpu.index for gpu, place in gpu_facts(node.gpus, "pci", "bus_id")}
     found: dict[str, list[int | str]] = defaultdict(list)
     for place, number in index.items():
@@ -175,9 +188,9 @@ def _gpus_below(node: Reading) -> dict[str, list[int | str]]:
 
 def gpu_start(node: Reading) -> Iterator[Problem]:
     """
-    Check that the driver started every GPU (without `RmInitAdapter failed`).
+    Check that the driver could start every GPU (the log has no `RmInitAdapter failed`).
 
-    A GPU that answers now has started since, so the earlier failure is a warning.
+    If the GPU answers now, it was started later, so the earlier failure is only a warning.
     """
     log = _log(node)
     lines: dict[str, list[tuple[int, str]]] = defaultdict(list)
@@ -229,7 +242,7 @@ _START_LADDER = (
 _BANK = re.compile(
     r"Machine Check(?: Exception)?: *[0-9a-f]+ Bank \d+: *(?P<status>[0-9a-f]{1,16})"
 )
-_UC = 61  # bit of a bank's status: the error was not corrected
+_UC = 61  # this bit of a bank's status is set if the error was not corrected
 _MACHINE = (
     (
         "uncorrected",
@@ -259,10 +272,11 @@ _MACHINE_SAID = {
 
 def machine_check(node: Reading) -> Iterator[Problem]:
     """
-    Check that the CPUs and memory reported no uncorrected error, and few corrected errors.
+    Check that the CPUs and the memory reported no uncorrected errors, and only few corrected
+    errors.
 
-    A problem only warns, as in host-ecc, because the kernel ends only the program that hit the
-    error.
+    As in host-ecc, a problem is only a warning, because the kernel ends only the program that was
+    affected by the error.
     """
     by_kind: dict[str, list[tuple[float, str]]] = defaultdict(list)
     for seconds, text in _log(node).lines:
@@ -304,7 +318,7 @@ _MACHINE_LADDER = (
 
 
 def _place(text: str) -> str:
-    """Return a PCI address in sysfs' form, or any other text unchanged."""
+    """Return a PCI address in the form that sysfs uses, or any other text unchanged."""
     return sysfs_bus_id(text) if text.count(":") == 2 else text  # domain:bus:device
 
 

@@ -1,14 +1,16 @@
-"""Check the kernel log since boot: Xid errors of GPUs, SXid errors of NVSwitches. Pure.
+"""
+Check the kernel log since boot: Xid errors of GPUs, SXid errors of NVSwitches. Pure.
 
-A log shows the past, and NVML shows the present. Four rules follow (docs/checks/xid.md):
+A log shows what happened in the past, and NVML shows the present state. Therefore four rules apply
+(docs/checks/xid.md):
 
 1. An Xid is history (`INFO`) if it came before the driver was last loaded, or before the driver
-   withdrew its recovery request for that GPU (Xid 154 "to 0x0 (None)").
-2. An Xid about uncorrectable memory predates the last reset (`WARN`) if the GPU has counted no such
-   error since, and the driver requests no action. Both are needed: counters have been seen at zero
-   on a GPU that still waited for its reset.
-3. The newest Xid 154 counts, but NVML's current answer takes precedence.
-4. A log that does not reach back to the boot cannot prove that there were no errors: `WARN`.
+withdrew its recovery request for that GPU (Xid 154 "to 0x0 (None)"). 2. An Xid about uncorrectable
+memory came before the last reset (`WARN`) if the GPU has counted no such error since then, and the
+driver requests no action. Both conditions are needed: counters have been seen at zero on a GPU that
+still waited for its reset. 3. Of several Xids 154, the newest counts. NVML's current answer takes
+precedence over it. 4. A log that does not reach back to the boot cannot prove that there were no
+errors: `WARN`.
 """
 
 from __future__ import annotations
@@ -46,20 +48,21 @@ RECOVERY_CHANGED = 154
 NVLINK = 74
 CONTEXT_SWITCH = 109
 
-# The most lines that the probe keeps (on_node/common/kernel_messages.py). If it has fewer, all
-# dropped lines were repetitions of kept ones.
+# The most lines that the probe keeps (on_node/common/kernel_messages.py). If the probe has fewer
+# lines, all dropped lines were repetitions of lines that it has.
 KEPT = 2000
 
-# A program's fault writes a line for each affected part of the GPU within seconds: lines closer
-# than INCIDENT_APART are one incident. INCIDENTS_MANY incidents in a day on one GPU, with at most
-# half as many on any other, count as a fault of the GPU (gpufleet's own numbers; NVIDIA's workflow
-# for Xid 13 runs diagnostics when it returns on one GPU).
+# If a program fails, the driver writes a line for each affected part of the GPU within seconds.
+# Lines that are less than INCIDENT_APART apart therefore count as one incident. A GPU is considered
+# faulty if it has INCIDENTS_MANY incidents in a day, and every other GPU has at most half as many.
+# The numbers are gpufleet's own. NVIDIA's workflow for Xid 13 runs diagnostics if the Xid comes
+# back on the same GPU.
 INCIDENT_APART = 60.0  # seconds
 INCIDENTS_MANY = 5
 DAY = 86400.0  # seconds
 
-# The most lines of the message "The NVIDIA GPU 0000:b3:00.0 ...": it has three lines, and another
-# message of the kernel may come between.
+# The most lines that the message "The NVIDIA GPU 0000:b3:00.0 ..." takes: it has three lines, and
+# one other message of the kernel may come between them.
 SENTENCE_LINES = 4
 
 LINE_SHOWN = 160  # characters
@@ -68,9 +71,10 @@ _PLACE = r"(?:PCI:)?(?P<bus_id>[0-9a-f]{4,8}:[0-9a-f]{2}:[0-9a-f]{2}(?:\.[0-7])?
 # NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: ...
 _XID_OF = r"(?:nvidia \S+ )?NVRM:\s+(?:GPU ?\d+:?\s+)?Xid\s*"
 _XID = re.compile(rf"{_XID_OF}\({_PLACE}[^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
-# The same message with another name of the GPU.
+# The same message with something other than a PCI address as the name of the GPU.
 _XID_SOMEWHERE = re.compile(rf"{_XID_OF}\([^)]*\):\s*(?P<number>\d+)\b", re.IGNORECASE)
-# All other lines with the word. Other kernel modules number their requests by an "xid".
+# All other lines with the word Xid. A lower-case "xid" counts only in lines of the NVIDIA driver,
+# because other kernel modules use the word for the numbers of their requests.
 _SAYS_XID = re.compile(r"\bXid\b|\bNVRM\b.*\b(?i:Xid)\b")
 _SAYS_SXID = re.compile(r"\bSXid\b", re.IGNORECASE)
 _SENTENCE = re.compile(rf"NVRM: The NVIDIA GPU {_PLACE}", re.IGNORECASE)
@@ -93,10 +97,11 @@ GUIDE = "NVIDIA's fabric manager guide, as docs/checks/sxid.md has it"
 @dataclass(frozen=True)
 class Xid:
     """
-    One line that reports an Xid.
+    One line of the log that reports an Xid.
 
-    `at` is its position in the log, and `seconds` is its time since boot. `bus_id` is in sysfs'
-    form (0000:0f:00.0), or None if the line names no GPU. `number` is None if it could not be read.
+    `at` is the line's position in the log, and `seconds` is the line's time since boot. `bus_id` is
+    the GPU's PCI address in the form that sysfs uses (0000:0f:00.0), or None if the line does not
+    contain it. `number` is None if it could not be read.
     """
 
     at: int
@@ -107,30 +112,32 @@ class Xid:
 
     @property
     def action(self) -> int | None:
-        """Return the action that Xid 154 requests, in NVML's numbers, or None."""
+        """
+        Return the action that an Xid 154 requests, as NVML's number, or None for any other Xid.
+        """
         found = _ACTION.search(self.text) if self.number == RECOVERY_CHANGED else None
         return int(found["action"], 16) if found else None
 
 
 @dataclass(frozen=True)
 class Log:
-    """The lines of a kernel log in the probe, oldest first, as (seconds since boot, text)."""
+    """The lines of the kernel log in a probe, oldest first, as (seconds since boot, text)."""
 
     lines: Sequence[tuple[float, str]]
 
     @cached_property
     def xids(self) -> tuple[Xid, ...]:
-        """Return every line that reports an Xid, in any wording."""
+        """Return every line that reports an Xid, in any known wording."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is not None)
 
     @cached_property
     def unread(self) -> tuple[Xid, ...]:
-        """Return every line with the word Xid that could not be parsed, from any driver."""
+        """Return every line that contains the word Xid but cannot be parsed."""
         return tuple(xid for xid in _xids(self.lines) if xid.number is None)
 
     @cached_property
     def loaded_at(self) -> int:
-        """Return the position of the driver's last load in the log, or -1."""
+        """Return the position in the log at which the driver was last loaded, or -1."""
         return max(
             (at for at, (_, text) in enumerate(self.lines) if _LOADED.match(text)), default=-1
         )
@@ -138,18 +145,22 @@ class Log:
     @cached_property
     def recovered_at(self) -> dict[str | None, int]:
         """
-        Return, for each GPU, the position in the log where the driver last withdrew its request.
+        Return, for each GPU, the position in the log at which the driver last withdrew its recovery
+        request.
         """
         return {xid.bus_id: xid.at for xid in self.xids if xid.action == 0}
 
     def is_history(self, xid: Xid) -> bool:
-        """Return whether the driver was loaded, or the GPU recovered, after an Xid."""
+        """
+        Return whether the driver was loaded, or withdrew its recovery request for the GPU, after
+        the Xid.
+        """
         return xid.at < max(self.loaded_at, self.recovered_at.get(xid.bus_id, -1))
 
 
 def sysfs_bus_id(text: str) -> str:
     """
-    Return a PCI address in sysfs' form, for a domain of any width.
+    Return a PCI address in the form that sysfs uses. The address may have a domain of any width.
 
     >>> sysfs_bus_id("0000000F:0A:00")
     '000f:0a:00.0'
@@ -182,7 +193,7 @@ def xid(node: Reading) -> Iterator[Problem]:
     """
     Yield a problem for each GPU and Xid number that the driver reported since this boot.
 
-    No line with the word is skipped: an unparsable line is a warning.
+    No line that contains the word Xid is skipped. A line that cannot be parsed is a warning.
     """
     log = Log([(float(seconds), str(text)) for seconds, text in node.get("kernel_log", "lines")])
     yield from _gap(node)
@@ -227,7 +238,10 @@ def _problem(
 
 
 def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int) -> int:
-    """Return an Xid's count within the last day if it is rare on other GPUs, or else 0."""
+    """
+    Return how often the Xid occurred on this GPU within the last day, if it is frequent there and
+    rare on other GPUs. Otherwise return 0.
+    """
     if len(node.document["gpus"]) < 2 or bus_id is None:
         return 0
     last = max((seconds for seconds, _ in log.lines), default=0.0)
@@ -246,7 +260,10 @@ def _on_this_gpu_alone(node: Reading, log: Log, bus_id: str | None, number: int)
 def _judged(
     node: Reading, gpu: GpuReading | None, number: int, fresh: tuple[Xid, ...]
 ) -> tuple[Severity, tuple[Action, ...], str]:
-    """Return an Xid's current severity, its remedy, and why the severity differs from the usual."""
+    """
+    Return the current severity of an Xid, its remedy, and why the severity differs from the usual
+    one.
+    """
     kind: Kind = KINDS.get(number, UNKNOWN)
     severity, ladder = kind.severity, kind.ladder
     if not fresh:
@@ -275,7 +292,10 @@ def _judged(
 
 def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Action, ...], str]:
     """
-    Return the verdict on Xid 154, a driver's request, which NVML's field 230 (R570) may revoke.
+    Return the current severity, remedy and remark of Xid 154, with which the driver requests an
+    action.
+
+    NVML's field 230 (R570 and newer) may show that the driver has withdrawn the request.
     """
     words, ladder = RECOVERY.get(last.action if last.action is not None else -1, ("", None))
     if last.action == 0:
@@ -287,14 +307,16 @@ def _of_recovery(gpu: GpuReading | None, last: Xid) -> tuple[Severity, tuple[Act
 
 
 def _reset_since(gpu: GpuReading) -> bool:
-    """Return whether a GPU with an uncorrectable memory error was reset afterwards."""
+    """
+    Return whether the GPU, which had an uncorrectable memory error, has been reset since then.
+    """
     asked = gpu.known("recovery_action")
     counted = gpu.known("ecc_uncorrected_volatile") if gpu.known("ecc_mode", "current") else None
     return (asked, counted) == (0, 0)
 
 
 def _talks_over_nvlink(node: Reading) -> bool:
-    """Return whether a replica spans, or may span, several GPUs of a node with NVLink."""
+    """Return whether a replica of the node uses, or may use, several GPUs that have NVLink."""
     models = node.settings.serving.values()
     if models and all(model.tensor_parallel == 1 for model in models):
         return False
@@ -311,7 +333,10 @@ def _may_have_nvlink(gpu: GpuReading) -> bool:
 
 
 def _index(node: Reading, bus_id: str | None) -> int | None:
-    """Return NVML's index of the GPU at an address, even of a silent GPU, or None."""
+    """
+    Return NVML's index of the GPU at a PCI address, or None. A silent GPU is found if it is the
+    only one.
+    """
     if bus_id is None:
         return None
     places = {sysfs_bus_id(at): gpu.index for gpu, at in gpu_facts(node.gpus, "pci", "bus_id")}
@@ -324,7 +349,9 @@ def _index(node: Reading, bus_id: str | None) -> int | None:
 
 
 def _functions(node: Reading, prefix: str) -> list[Any]:
-    """Return NVIDIA's PCI functions with this class prefix; none if the bus is unreadable."""
+    """
+    Return NVIDIA's PCI functions whose class has this prefix, or [] if the bus could not be read.
+    """
     every = node.known("pci", default=[])
     return [one for one in every if str(one["class"]).startswith(prefix)]
 
@@ -397,9 +424,10 @@ def _step(action: Action, place: str | None) -> str:
 @dataclass(frozen=True)
 class Sxid:
     """
-    One line that reports an SXid of the NVSwitch at `bus_id`; `fatal` is None if not stated.
+    One line of the log that reports an SXid of the NVSwitch at `bus_id`.
 
-    `bus_id` and `number` are None if they could not be read.
+    `fatal` is None if the line does not state it. `bus_id` and `number` are None if they could not
+    be read.
     """
 
     at: int
@@ -426,10 +454,12 @@ def sxid(node: Reading) -> Iterator[Problem]:
     """
     Yield a problem for each NVSwitch and SXid number that was reported since this boot.
 
-    Fatal SXids block, because the switch has stopped the traffic of at least one GPU. The lines
-    with an error's registers do not repeat the word; an error without the word in any line counts
-    as fatal. No line is skipped: an unparsable line is a warning, and blocks if it contains "fatal"
-    rather than "non-fatal".
+    A fatal SXid is `block`, because the switch has stopped the traffic of at least one GPU. Most
+    errors have several lines, and the lines with the error's registers do not repeat "fatal" or
+    "non-fatal". If no line of an error contains one of these words, the error counts as fatal.
+
+    No line is skipped. A line that cannot be parsed is a warning, or `block` if it contains "fatal"
+    but not "non-fatal".
     """
     raw = node.known("kernel_log", "lines", default=[])
     found = list(_sxids((float(seconds), str(text)) for seconds, text in raw))
@@ -503,7 +533,7 @@ _SWITCH_LADDER = (
 
 
 def _switches_on_pci(node: Reading) -> bool:
-    """Return whether NVSwitches are, or may be, PCI functions here (before NVLink 5)."""
+    """Return whether the node has, or may have, NVSwitches as PCI functions (before NVLink 5)."""
     if node.known("pci") is not None:
         return bool(_functions(node, "0x0680"))
     return any(node.known("nvlink", gpu.at, "switch_links", default=0) for gpu in node.gpus)

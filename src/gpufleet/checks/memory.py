@@ -1,9 +1,10 @@
-"""Check each GPU's memory: ECC, row remapping, retired pages, pending repairs.  Pure.
+"""
+Check each GPU's memory: ECC, row remapping, retired pages, pending repairs. Pure.
 
-Counters are NVML's: "volatile" ones start at zero when the driver loads or the GPU is reset,
-"aggregate" ones count the GPU's whole life. Earlier errors, if repaired, are not a fault. In
-sources, "memory error management" is NVIDIA's application note DA-09826, and "DCGM" is NVIDIA's
-data center GPU manager 4.6.
+The counters are NVML's. "Volatile" counters start at zero when the driver is loaded or the GPU is
+reset, and "aggregate" counters cover the whole life of the GPU. Earlier errors are not a fault if
+they were repaired. In sources of expected values, "memory error management" is NVIDIA's application
+note DA-09826, and "DCGM" is NVIDIA's data center GPU manager 4.6.
 """
 
 from __future__ import annotations
@@ -25,25 +26,27 @@ from gpufleet.checks.probe_facts import (
     twin_answers,
 )
 
-# Compute capabilities whose chips contain memory errors and take the bad page out of use by
-# themselves: GA100, GH100, GB10x (memory error management, "Supported GPUs"). GA10x, AD10x and
-# GB20x (8.6, 8.9, 12.x) do not, and nothing is documented of later ones.
+# The compute capabilities of chips with error containment: GA100, GH100, GB10x. After a memory
+# error, these chips stop only the affected programs, and the faulty page is no longer used (memory
+# error management, "Supported GPUs"). GA10x, AD10x and GB20x (8.6, 8.9, 12.x) do not have it. For
+# later chips nothing is documented.
 CONTAINS_ERRORS = {(8, 0), (9, 0), (10, 0), (10, 3)}
 REMAPS_ROWS = (8, 0)  # Ampere and later; Volta and Turing retire pages instead
 REPAIRS_CHANNELS = (10, 0)  # Blackwell and later ("RAS repair", same table)
 
-# A bank of SRAM is to be replaced after more than 4 uncorrectable parity errors or more than 2
-# double-bit ones (memory error management). NVML does not report the bank, so a total of 4 is where
-# a bank may exceed the limit.
+# A GPU is to be replaced if a bank of its SRAM has more than 4 uncorrectable parity errors or more
+# than 2 double-bit errors (memory error management). NVML does not report the bank, so the limit is
+# applied to the total.
 SRAM_UNCORRECTED_MAX = 4
-# Correctable errors since the driver loaded at which a fleet operator's health checks fail a node
-# (Azure HPC's, as of 2026). NVIDIA names no limit, because these errors do no harm.
+# From these numbers of correctable errors since the driver was loaded, the health checks of Azure
+# HPC fail a node (as of 2026). NVIDIA publishes no limit, because these errors do no harm.
 DRAM_CORRECTED_MANY = 20_000_000
 SRAM_CORRECTED_MANY = 10_000
 REMAPPED_ROWS_MAX = 512  # after uncorrectable errors: DCGM's limit
 RETIRED_PAGES_MAX = 63  # DCGM's limit; the GPU's table holds 64
-# Pages retired after double-bit errors from which on more than one a week is a reason for an RMA
-# (DCGM). One reading does not tell a rate.
+# If a GPU has this number of pages that were retired after double-bit errors, more than one new
+# page a week is a reason for an RMA (DCGM). The check sees only one reading, so it cannot know the
+# rate.
 RETIRED_DOUBLE_BIT_MANY = 15
 
 _MEMORY_ERRORS = "NVIDIA, GPU memory error management"
@@ -66,7 +69,10 @@ def _reset(gpu: GpuReading) -> Step:
 
 
 def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that ECC is as declared, or else on if boards of the kind or siblings have it on."""
+    """
+    Check that ECC is on or off as declared. If it is not declared, ECC must be on for server
+    boards, and otherwise as on the siblings.
+    """
     declared = gpu.node.settings.gpus.ecc
     try:
         current, pending = bool(gpu.get("ecc_mode", "current")), gpu.get("ecc_mode", "pending")
@@ -108,7 +114,9 @@ def ecc_mode(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _has_ecc_on(node: Reading) -> bool | None:
-    """Return whether ECC is on for most of a node's GPUs, or None if not supported or reported."""
+    """
+    Return whether ECC is on for most of the node's GPUs, or None if no GPU supports or reports ECC.
+    """
     modes = [bool(mode) for _, mode in gpu_facts(node.gpus, "ecc_mode", "current")]
     return 2 * sum(modes) > len(modes) if modes else None
 
@@ -116,7 +124,7 @@ def _has_ecc_on(node: Reading) -> bool | None:
 def _ecc_wanted(gpu: GpuReading) -> Expectation | None:
     for_servers = is_for_servers(gpu)
     of_siblings = () if for_servers else twin_answers(gpu.node, _has_ecc_on)
-    own = True if for_servers else None  # whatever its siblings have made of theirs
+    own = True if for_servers else None  # server boards are not compared with siblings
     source = f"{gpu.known('name')} boards are delivered with ECC on"
     return expectation(gpu.node.settings.gpus.ecc, "gpus.ecc", of_siblings, own, source)
 
@@ -135,9 +143,9 @@ def _and_pending(current: bool, pending: Any) -> str:
 
 def ecc_uncorrected(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that there was no uncorrectable error since the driver loaded.
+    Check that there was no uncorrectable error since the driver was loaded.
 
-    DCGM's policy is to drain the node, then reset the GPU or reboot.
+    DCGM's policy after such an error is to drain the node, then to reset the GPU or to reboot.
     """
     now = gpu.get("ecc_uncorrected_volatile")
     if now < 0:
@@ -165,11 +173,14 @@ def _errors(count: int, what: str) -> str:
 
 
 def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that the driver requests no replacement, and error counts are well below its limit."""
+    """
+    Check that the driver requests no replacement because of SRAM errors, and that there are few
+    errors.
+    """
     try:
         gpu.get("ecc_sram")
     except (CannotTell, DoesNotApply):
-        # Drivers before R535.161 and Turing have the count alone.
+        # Drivers before R535.161, and Turing GPUs, only report the count.
         exceeded, count = False, gpu.get("ecc_sram_counts", "uncorrected_aggregate")
     else:
         exceeded = bool(gpu.get("ecc_sram", "bThresholdExceeded"))
@@ -196,7 +207,8 @@ def ecc_sram(gpu: GpuReading) -> Iterator[Problem]:
 
 def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that correctable errors since the driver loaded are below operators' limit for nodes.
+    Check that there are fewer correctable errors since the driver was loaded than the limit at
+    which a fleet operator takes a node out of service.
     """
     counts = (
         ("DRAM", ("ecc_dram", "corrected_volatile"), DRAM_CORRECTED_MANY),
@@ -207,7 +219,7 @@ def ecc_corrected(gpu: GpuReading) -> Iterator[Problem]:
         try:
             count = gpu.get(*path)
         except (CannotTell, DoesNotApply):
-            continue  # some boards only count both together: see below
+            continue  # some boards only count DRAM and SRAM errors together: see below
         if count >= many:
             flood = True
             yield _corrected(f"{place} had {count:,} correctable errors", many)
@@ -234,7 +246,9 @@ def _corrected(found: str, many: int) -> Problem:
 
 
 def _remapped_rows(gpu: GpuReading, key: str) -> Any:
-    """Return one of the row remapper's values. Raises `Unread` if MIG is on and there is none."""
+    """
+    Return one value of the row remapper. Raises `Unread` if the value is missing and MIG is on.
+    """
     try:
         return gpu.get("remapped_rows", key)
     except DoesNotApply:
@@ -249,10 +263,10 @@ def _contains_errors(gpu: GpuReading) -> bool:
 
 def row_remap_pending(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that no row remap waits for a reset while the bad row may still be used.
+    Check that no row remap waits for a reset, because the faulty row may be used until then.
 
-    On chips that contain errors the driver has taken the page with the bad row out of use, and
-    NVIDIA states that new work may start, so the reset can wait for the next maintenance window.
+    On chips with error containment, the driver no longer uses the page with the faulty row. NVIDIA
+    states that new work may start, so the reset can wait for the next maintenance window.
     """
     if not _remapped_rows(gpu, "pending"):
         return
@@ -281,7 +295,7 @@ def _at_next_window(gpu: GpuReading) -> Step:
 
 
 def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that no row remap has failed, because a bad row then stays in use."""
+    """Check that no row remap has failed, because a faulty row then stays in use."""
     if _remapped_rows(gpu, "failed"):
         yield Problem(
             Severity.BLOCK,
@@ -293,7 +307,10 @@ def row_remap_failed(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that fewer rows were remapped after uncorrectable errors than DCGM allows."""
+    """
+    Check that the number of rows that were remapped after uncorrectable errors is below DCGM's
+    limit.
+    """
     count = _remapped_rows(gpu, "uncorrected")
     if count >= REMAPPED_ROWS_MAX:
         yield Problem(
@@ -306,11 +323,14 @@ def row_remap_count(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that no bank has few or no spare rows, because its next error may not be repairable."""
+    """
+    Check that every memory bank has enough spare rows. Otherwise its next error may not be
+    repairable.
+    """
     try:
         used_up, few = (gpu.get("remap_histogram", spares) for spares in ("none", "low"))
     except DoesNotApply:
-        _remapped_rows(gpu, "pending")  # says "unread" if MIG is the reason
+        _remapped_rows(gpu, "pending")  # raises `Unread` if MIG is the reason
         raise
     if used_up or few:
         yield Problem(
@@ -329,10 +349,11 @@ def row_remap_spares(gpu: GpuReading) -> Iterator[Problem]:
 
 def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that few pages are retired, and none waits for a reset (Volta and Turing).
+    Check that few pages are retired, and that no page waits for a reset (Volta and Turing).
 
-    A waiting page may be used until the reset. This only warns, because an uncorrectable error that
-    caused it has happened since the driver loaded, and then ecc-uncorrected stops work.
+    A page that waits may be used until the reset. This is only a warning. If an uncorrectable error
+    caused it, the error has happened since the driver was loaded, so the check ecc-uncorrected
+    stops work.
     """
     if tuple(gpu.get("compute_capability")) >= REMAPS_ROWS:
         raise DoesNotApply("this chip remaps rows instead of retiring pages")
@@ -372,13 +393,13 @@ def retired_pages(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def memory_repair(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that no memory is unrepairable, and no repair waits for a reset (Blackwell)."""
+    """Check that no memory is unrepairable, and that no repair waits for a reset (Blackwell)."""
     if tuple(gpu.get("compute_capability")) < REPAIRS_CHANNELS:
         raise DoesNotApply("this chip has no repair method except row remapping")
     try:
         beyond = bool(gpu.get("memory_unrepairable"))
     except (CannotTell, DoesNotApply):
-        beyond = False  # R590 and later tell
+        beyond = False  # only R590 and later report it
     if beyond:
         yield Problem(
             Severity.BLOCK,
@@ -416,15 +437,18 @@ OF_GPU: dict[str, Callable[[GpuReading], Iterator[Problem]]] = {
 }
 
 
-# nvmlBrandType_t of boards for servers: Tesla, and "NVIDIA", which they answer since Ampere.
+# Values of nvmlBrandType_t for server boards: Tesla, and "NVIDIA", which they report since Ampere.
 _BRANDS = {2, 14}
 
 
-# Boards made for desktops, whatever brand they answer.
+# Words in the names of boards that are made for desktops, whatever brand they report.
 _DESKTOP_NAMES = ("GeForce", "RTX", "TITAN", "Quadro")
 
 
 def is_for_servers(gpu: GpuReading) -> bool:
-    """Return whether a board is for servers, which ship with ECC on and NVLink for all pairs."""
+    """
+    Return whether the board is made for servers. Server boards are delivered with ECC on, and have
+    NVLink for all pairs of GPUs.
+    """
     name = gpu.known("name", default="")
     return gpu.known("brand") in _BRANDS and not any(word in name for word in _DESKTOP_NAMES)

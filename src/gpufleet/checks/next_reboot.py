@@ -1,7 +1,9 @@
-"""Find what will break at the next reboot, while everything still runs. Pure.
+"""
+Find what the next reboot will break, while the node still works. Pure.
 
-The next boot starts the newest installed kernel, which is the boot loaders' default, and loads the
-NVIDIA module on disk for that kernel. No problem stops work now, so every one is a `WARN`.
+The next boot starts the newest installed kernel, which is the default of boot loaders, and loads
+the NVIDIA module that is on the disk for that kernel. None of these problems stops work now, so all
+of them are `WARN`.
 """
 
 from __future__ import annotations
@@ -14,27 +16,30 @@ from typing import Any
 from gpufleet.checks.finding import Action, Problem, Severity, Step
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, Reading, is_missing
 
-# Packages whose upgrade changes the driver, or parts that must have its version. Packages that fit
-# every driver are not listed: the container toolkit, CUDA's compilers, DCGM.
+# The packages whose upgrade changes the driver, or parts that must have the driver's version.
+# Packages that work with every driver are not matched: the container toolkit, CUDA's compilers,
+# DCGM.
 _DRIVER = re.compile(
     r"nvidia-(?!container|cuda-|docker|settings|prime|detect|vaapi)|libnvidia-(?!container)"
     r"|cuda-drivers|kmod-nvidia|linux-(modules|objects|signatures)-nvidia|libnvsdm|nvlsm"
 )
-# A name with the driver's branch, nvidia-utils-570: Ubuntu's archive has packages of that name,
-# however it is packaged. NVIDIA dropped the branch with R590.
+# The name of a package with the driver's branch, such as nvidia-utils-570. Ubuntu's archive has
+# packages with the same names as NVIDIA's. NVIDIA's names have no branch since R590.
 _BRANCH = re.compile(r"-\d{3}(-|$)")
-# Versions that Debian and Ubuntu give: 535.183.01-1~deb12u1, 570.133.20-0ubuntu0.24.04.1.
+# Versions that Debian and Ubuntu assign: 535.183.01-1~deb12u1, 570.133.20-0ubuntu0.24.04.1.
 _OF_DISTRIBUTION = re.compile(r"[~+](deb|bpo)\d|ubuntu\d+\.\d\d\.\d\d")
 # Patterns of origins that match NVIDIA's repository, by name or because they match everything.
 _NVIDIA = re.compile(r"nvidia|cuda|(^|=|:)\*", re.IGNORECASE)
 
 NEWEST = "the newest installed kernel boots next"
-NAMED = 4  # how many packages are named; the rest is counted
+NAMED = 4  # the number of packages in a message; of the others, only the number is given
 
 
 @dataclass(frozen=True)
 class NextBoot:
-    """The kernel of the next boot, and the NVIDIA module on disk for it, or None."""
+    """
+    The kernel of the next boot, and the version of the NVIDIA module on the disk for it, or None.
+    """
 
     kernel: str
     running: bool
@@ -43,7 +48,7 @@ class NextBoot:
 
 
 def next_boot(node: Reading) -> NextBoot:
-    """Return the kernel that boots next. Raises `DoesNotApply` if none is installed."""
+    """Return the kernel that boots next. Raises `DoesNotApply` if no kernel is installed."""
     kernels = node.get("driver", "kernels", absent=[])
     if not kernels:
         raise DoesNotApply("no kernel below /lib/modules, as in a container")
@@ -58,7 +63,7 @@ def next_boot(node: Reading) -> NextBoot:
 
 
 def loaded_module(node: Reading) -> str:
-    """Return the loaded module's version. Raises `DoesNotApply` if none is loaded."""
+    """Return the version of the loaded module. Raises `DoesNotApply` if no module is loaded."""
     loaded = node.get("driver", "module", absent=None)
     if loaded is None:
         raise DoesNotApply("no NVIDIA module is loaded: see the check driver-loaded")
@@ -66,7 +71,9 @@ def loaded_module(node: Reading) -> str:
 
 
 def reboot_module(node: Reading) -> Iterator[Problem]:
-    """Check that the module on disk has the loaded module's version (modinfo, /sys/module)."""
+    """
+    Check that the NVIDIA module on the disk for the next boot has the version of the loaded module.
+    """
     loaded, boot = loaded_module(node), next_boot(node)
     if boot.module is None and boot.running:
         yield Problem(
@@ -102,9 +109,9 @@ def reboot_module(node: Reading) -> Iterator[Problem]:
 
 def reboot_kernel(node: Reading) -> Iterator[Problem]:
     """
-    Check that the kernel of the next boot has an NVIDIA module.
+    Check that there is an NVIDIA module for the kernel of the next boot.
 
-    reboot-module reports a missing module of the running kernel.
+    If the next boot starts the running kernel again, reboot-module reports a missing module.
     """
     boot = next_boot(node)
     loaded_module(node)
@@ -121,11 +128,12 @@ def reboot_kernel(node: Reading) -> Iterator[Problem]:
 
 def reboot_signature(node: Reading) -> Iterator[Problem]:
     """
-    Check that the module of the next boot is signed if Secure Boot is on.
+    Check that the module of the next boot is signed, if Secure Boot is on.
 
-    secure-boot judges a node without a loaded module.
+    For a node without a loaded module, the check secure-boot applies instead.
 
-    The firmware's keys are not read; as root, `mokutil --list-enrolled` prints them.
+    The keys in the firmware are not read. As root, you can list them with `mokutil
+    --list-enrolled`.
     """
     if not node.get("system", "secure_boot", absent=False):
         return
@@ -162,10 +170,10 @@ def unattended_upgrades(node: Reading) -> Iterator[Problem]:
     """
     Check that driver packages are held, or excluded from unattended upgrades.
 
-    Upgraded libraries refuse the module that is still loaded (NVML: version mismatch) until the
-    next reboot. docs/checks/unattended-upgrades.md has the origins that reach the driver. Without
-    the programs that report the settings this is not checked, because a problem would only be a
-    warning.
+    After an upgrade, the new libraries do not work with the module that is still loaded (NVML:
+    version mismatch) until the next reboot. docs/checks/unattended-upgrades.md lists the origins
+    that contain the driver. If the node lacks the programs that report the settings, this is not
+    checked, because a problem would only be a warning.
     """
     _can_be_told(node)
     upgrades = node.get("system", "unattended_upgrades", absent=None)
@@ -217,10 +225,10 @@ def _can_be_told(node: Reading) -> None:
 
 def _fits(pattern: str, name: str) -> bool:
     """
-    Return whether a name matches a blacklist's pattern.
+    Return whether a package's name matches a pattern of the blacklist.
 
-    unattended-upgrades' patterns are regular expressions that must match from the name's start, and
-    dnf's are globs. An invalid pattern protects nothing.
+    The patterns of unattended-upgrades are regular expressions that must match from the start of
+    the name. The patterns of dnf are globs. An invalid pattern matches no package.
     """
     glob = "".join(".*" if part == "*" else re.escape(part) for part in re.split(r"(\*)", pattern))
     if re.fullmatch(glob, name):
@@ -232,7 +240,10 @@ def _fits(pattern: str, name: str) -> bool:
 
 
 def _reached(node: Reading, name: str, version: str, origins: list[str]) -> bool:
-    """Return whether the allowed origins have a package; dnf has no list of origins."""
+    """
+    Return whether the allowed origins may contain the package. With dnf, which has no list of
+    origins, the result is True.
+    """
     if node.known("os_release", "id") not in {"debian", "ubuntu"}:
         return True
     if any(map(_NVIDIA.search, origins)):

@@ -1,4 +1,7 @@
-"""Check that NVLinks between GPUs are up, wide enough, and free of errors. Pure."""
+"""
+Check that the NVLinks between GPUs are up, that enough links connect each pair, and that they have
+no errors. Pure.
+"""
 
 from __future__ import annotations
 
@@ -43,21 +46,22 @@ from gpufleet.checks.probe_facts import (
 from gpufleet.formatting import ranges
 from gpufleet.node.topology import LINK_ACTIVE, LINK_UP, islands
 
-# A bridge between two boards on PCIe joins four links of each, since Ampere: three bridges are 12
-# links on A100 and H100 NVL, one is 4 on A30, A40 and RTX 3090 (NVIDIA's product briefs).
+# Since Ampere, a bridge between two PCIe boards connects four links of each board. A100 and H100
+# NVL have three bridges, which are 12 links. A30, A40 and RTX 3090 have one bridge, which is 4
+# links (NVIDIA's product briefs).
 LINKS_OF_A_BRIDGE = 4
 
-# CRC errors are repaired by retransmission; they matter from 100 per second on (DCGM's limit).
+# Retransmission repairs CRC errors. From 100 errors per second on, they matter (DCGM's limit).
 CRC_PER_SECOND_MANY = 100
-# Replays and similar errors of one link since the driver loaded, at which the operator of 4000 H100
-# warns (imbue's health checks).
+# From this number of replays or similar errors of one link since the driver was loaded, the health
+# checks of an operator of 4000 H100 warn (imbue).
 REPLAYS_MANY = 5
-# Recoveries of a link: it was down for a moment. DCGM fails a link with one since it began to
-# watch; here the time since boot stands for that, and a link may be retrained once while a node
-# boots. (Of 5760 NVLink 5 links of a running cluster all had none but one, which had several an
-# hour and died five days later.)
+# The most recoveries of a link per day. After a recovery, the link had been down for a moment. DCGM
+# fails a link with one recovery since DCGM began to watch. This check uses the time since boot, and
+# a link may be retrained once while the node boots. (In a running cluster with 5760 NVLink 5 links,
+# only one link had recoveries. It had several per hour and failed five days later.)
 RECOVERIES_PER_DAY_MAX = 1
-BIT_ERROR_RATE_MAX = 1e-12  # effective, after correction, NVLink 5: DCGM's limit
+BIT_ERROR_RATE_MAX = 1e-12  # DCGM's limit for the effective rate (after correction) of NVLink 5
 _DAY = 86400
 _MINUTE = 60
 
@@ -65,7 +69,7 @@ _POWER_CYCLE = Step(
     Action.POWER_CYCLE, "power the node off through its BMC, wait a minute, and power it on"
 )
 
-_SAID = 6  # the most links or pairs that one message names
+_SAID = 6  # the most links or pairs that one message lists
 
 
 # nvlink-links
@@ -73,7 +77,9 @@ _SAID = 6  # the most links or pairs that one message names
 
 @cached_answer
 def _up_by_index(node: Reading) -> tuple[int | None, ...]:
-    """Return the number of active links of each GPU, or None if not reported."""
+    """
+    Return the number of active links of each GPU, or None for a GPU that does not report its links.
+    """
     known = {gpu.index: links_or_none(gpu) for gpu in node.gpus}
     indexes = range(len(node.document["gpus"]))
     return tuple(len(links.up) if (links := known.get(index)) else None for index in indexes)
@@ -81,7 +87,10 @@ def _up_by_index(node: Reading) -> tuple[int | None, ...]:
 
 def _up_on(sibling: Reading, gpu: GpuReading) -> int | None:
     """
-    Return a sibling's number of active links at this GPU's position, because not all have bridges.
+    Return the number of active links of the sibling's GPU at the same position, because not every
+    GPU has a bridge.
+
+    If the sibling has a different number of GPUs, its highest number of links is returned.
     """
     counts = _up_by_index(sibling)
     if len(counts) == len(gpu.node.document["gpus"]):
@@ -95,7 +104,10 @@ def _count(node: Reading) -> int:
 
 @cached_answer
 def _is_incomplete(node: Reading) -> bool:
-    """Return whether GPUs of the node do not answer, so that their peers' links are down."""
+    """
+    Return whether a GPU of the node does not answer or is missing. The links of its peers are then
+    down.
+    """
     on_bus = [
         each
         for each in node.known("pci", default=())
@@ -112,10 +124,11 @@ def _is_incomplete(node: Reading) -> bool:
 
 def nvlink_links(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that active links are as many as declared, or else on siblings, or else of the board.
+    Check that enough links are active: the declared number, or else the number on siblings or of
+    the board.
 
-    Behind NVSwitches, and on boards that are only sold with NVLink, the board uses all links. A
-    GPU's report of no NVLink is accepted only if none is expected.
+    All links of a board are in use if it is connected to NVSwitches, or if the board is only sold
+    with NVLink. If a GPU reports that it has no NVLink, this is accepted only if none is expected.
     """
     try:
         links = links_of(gpu)
@@ -168,7 +181,9 @@ def _short(gpu: GpuReading, links: Links, expected: Expectation) -> Problem:
 
 
 def _missed(links: Links, expected: int) -> str:
-    """Return the missing links in words: all, some of the expected number, or the inactive ones."""
+    """
+    Return which links are missing, in words: all links, links that do not exist, or inactive links.
+    """
     if links.count == 0:
         return "the GPU reports no NVLink"
     if links.up and links.count < expected:
@@ -187,9 +202,11 @@ def _down(links: Links) -> str:
 
 def _links_denied(gpu: GpuReading) -> Expectation | None:
     """
-    Return the expected number of links of a GPU that reports no NVLink, or None.
+    Return the expected number of links of a GPU that reports no NVLink, or None if none are
+    expected.
 
-    A board of a kind other than most of the node's (a workstation's display) may have none.
+    If the GPU's model differs from that of most of the node's GPUs (for example, a display board of
+    a workstation), it may have no NVLink.
     """
     node = gpu.node
     others = max((count for _, count in _alike(gpu)), default=0)
@@ -220,10 +237,10 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
         return expectation(declared, "gpus.nvlink_links", ())
     of_siblings = list(twin_answers(node, lambda twin: _up_on(twin, gpu)))
     of_node = max((count for count in _up_by_index(node) if count is not None), default=0)
-    # A GPU that was handed to a virtual machine by itself has all its links down, by design.
+    # If a virtual machine has only one GPU of a host, all links of the GPU are down by design.
     alone = len(node.document["gpus"]) == 1 and not links.up and not any(of_siblings)
     if not alone:
-        # Siblings do not count here: they may all be broken in the same way.
+        # Siblings are not used here, because all of them may have the same fault.
         name = gpu.known("name", default="")
         if name in LINKS_OF_BOARD:
             known = Expectation(LINKS_OF_BOARD[name], f"an {name} uses all its links")
@@ -236,8 +253,8 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
     if by_siblings:
         return _unless_peer_is_gone(gpu, by_siblings)
     if of_node > len(links.up):
-        # A desktop board without any link may be one without a bridge beside a pair with one.
-        # Of an odd number one has lost its peer.
+        # A desktop board without an active link may have no bridge, while a pair of boards beside
+        # it has one. If the number of GPUs is odd, one GPU has no peer.
         paired = is_for_servers(gpu) and len(node.document["gpus"]) % 2 == 0
         certain = bool(links.up) or paired
         others = Expectation(of_node, "the node's other GPUs", certain)
@@ -246,7 +263,10 @@ def _links_expected(gpu: GpuReading, links: Links) -> Expectation | None:
 
 
 def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
-    """Return the expected links, as uncertain while one of the node's GPUs is missing."""
+    """
+    Return the expected links. While one of the node's GPUs is missing, they are marked as
+    uncertain.
+    """
     if not _is_incomplete(gpu.node):
         return expected
     source = f"{expected.source}; the other end may be a GPU that does not answer"
@@ -254,7 +274,7 @@ def _unless_peer_is_gone(gpu: GpuReading, expected: Expectation) -> Expectation:
 
 
 def _partial_bridge(links: Links) -> str | None:
-    """Return the peer that only part of a bridge joins, or None."""
+    """Return a text about the peer to which only some links of a bridge lead, or None."""
     if not links.down or links.version < NVLINK_3:
         return None
     for peer, count in links.peers.items():
@@ -285,11 +305,11 @@ def _links_remedy(gpu: GpuReading) -> tuple[Step, ...]:
 
 def nvlink_widths(node: Reading) -> Iterator[Problem]:
     """
-    Check that NVLink pairs are as wide as the siblings' pairs, or else as each other.
+    Check that each pair of GPUs has as many NVLinks as on the siblings, or else as the other pairs.
 
-    NVLink 2 and older join GPUs unevenly by design (a DGX-1 by one or two links), so such pairs are
-    compared only with siblings. nvlink-links judges a pair that is narrow because of inactive
-    links; here it is a remark.
+    NVLink 2 and older connect GPUs unevenly by design (in a DGX-1, by one or two links), so such
+    pairs are compared only with siblings. If a pair has too few links because links are inactive,
+    the check nvlink-links reports the inactive links, and this check only makes a remark.
     """
     links = {gpu.index: own for gpu in node.gpus if (own := links_or_none(gpu))}
     short = {gpu.index for gpu in node.gpus if gpu.index in links and _is_short(gpu, links)}
@@ -303,7 +323,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
             )
             return
         for gpu in node.gpus:
-            links_of(gpu)  # raises: no NVLink, or could not be read
+            links_of(gpu)  # raises if the GPU has no NVLink or its links could not be read
         raise DoesNotApply("no GPU answers")
     found = widths(node)
     expected = _widths_expected(node, links)
@@ -343,7 +363,7 @@ def nvlink_widths(node: Reading) -> Iterator[Problem]:
 
 
 def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
-    """Return whether nvlink-links reports missing links of a GPU."""
+    """Return whether nvlink-links reports that links of the GPU are missing."""
     own = links[gpu.index]
     if not own.count:
         return _links_denied(gpu) is not None
@@ -354,7 +374,7 @@ def _is_short(gpu: GpuReading, links: Mapping[int, Links]) -> bool:
 def _widths_expected(
     node: Reading, links: Mapping[int, Links]
 ) -> dict[tuple[int, int], Expectation]:
-    """Return the expected width of the pairs that have a reference."""
+    """Return the expected number of links of each pair of GPUs that can be compared."""
 
     def sibling_widths(twin: Reading) -> tuple[tuple[tuple[int, int], int], ...] | None:
         return tuple(widths(twin).items()) if len(twin.gpus) == len(node.gpus) else None
@@ -382,7 +402,10 @@ def _narrow_pairs(pairs: Iterable[tuple[int, int]], found: Mapping[tuple[int, in
 def _culprits(
     narrow: Iterable[tuple[int, int]],
 ) -> Iterator[tuple[int, list[tuple[int, int]]]]:
-    """Yield the GPUs in most of the narrow pairs, with these pairs; a tie yields both GPUs."""
+    """
+    Yield the GPU that occurs in most of the narrow pairs, with these pairs, until no pair is left.
+    Of GPUs that occur equally often, all are yielded.
+    """
     left = set(narrow)
     while left:
         votes = Counter(gpu for pair in left for gpu in pair)
@@ -395,7 +418,7 @@ def _culprits(
 
 def _usual_speed(speeds: Sequence[int]) -> int:
     """
-    Return the speed of most links, or the highest of equally frequent ones.
+    Return the speed of most links. If several speeds are equally frequent, return the highest.
 
     >>> _usual_speed([25_000, 50_000])
     50000
@@ -404,7 +427,10 @@ def _usual_speed(speeds: Sequence[int]) -> int:
 
 
 def _slow_links(node: Reading) -> Iterator[Problem]:
-    """Yield GPUs with active links slower than on the node's other GPUs of the same name."""
+    """
+    Yield a problem for each GPU with active links that are slower than most links of the node's
+    GPUs with the same name.
+    """
     speeds = [
         (gpu, link["link"], link["speed_mbps"])
         for gpu in node.gpus
@@ -437,7 +463,10 @@ def _slow_links(node: Reading) -> Iterator[Problem]:
 
 
 def nvlink_errors(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that no link recovers repeatedly or has too many bit errors, and few retransmit."""
+    """
+    Check that no link recovers repeatedly or has too many bit errors, and that few links
+    retransmit.
+    """
     links_of(gpu)
     said: dict[Severity, list[str]] = {}
     for at, link in enumerate(gpu.section("nvlink", "links")):
@@ -467,7 +496,7 @@ def _errors_remedy(gpu: GpuReading, severity: Severity) -> tuple[Step, ...]:
 
 
 def _errors_of(gpu: GpuReading, at: int) -> Iterator[tuple[Severity, str]]:
-    """Yield the errors of one link's counters; NVLink 5 has different counters."""
+    """Yield the errors that the counters of one link show. NVLink 5 has different counters."""
     if "effective_ber" in gpu.section("nvlink", "links", at, "errors"):
         yield from _errors_of_nvlink_5(gpu, at)
         return
@@ -506,13 +535,14 @@ def _recoveries(gpu: GpuReading, count: float) -> tuple[Severity, str]:
 
 def _uptime(gpu: GpuReading, least: float) -> float:
     """
-    Return the node's uptime in seconds, but at least `least`, because shorter times give no rate.
+    Return the node's uptime in seconds, but at least `least`. A shorter time would not give a
+    meaningful rate.
     """
     return max(float(gpu.node.get("system", "uptime_seconds")), least)
 
 
 def _counter(gpu: GpuReading, at: int, kind: str) -> int | float:
-    """Return one of a link's counters, or 0 if this driver or board does not have it."""
+    """Return one counter of a link, or 0 if the driver or the board does not have this counter."""
     try:
         count: int | float = gpu.section("nvlink", "links", at, "errors", kind)
     except (DoesNotApply, CannotTell):

@@ -1,8 +1,13 @@
-"""Read a node's NVLinks, and the kind of board that they indicate.  Pure.
+"""
+Read the NVLinks of a node, and find out from them how its GPUs are connected. Pure.
 
-Three kinds must be distinguished. Behind NVSwitches every link of every GPU is in use. Boards on
-PCIe have links only with an installed bridge, and a bridge does not use all links. A single GPU has
-no peer. So a dead link behind NVSwitches looks like the normal state of a board on PCIe.
+Three cases must be distinguished:
+
+- If GPUs are connected to NVSwitches, every link of every GPU is in use.
+- PCIe boards have links only if a bridge is installed, and a bridge does not use all links.
+- A single GPU has no peer.
+
+So an inactive link to an NVSwitch looks like the normal state of a PCIe board.
 """
 
 from __future__ import annotations
@@ -27,10 +32,11 @@ from gpufleet.checks.probe_facts import (
 )
 from gpufleet.node.topology import LINK_UP, REMOTE_GPU, REMOTE_SWITCH, nvlink_widths
 
-# nvmlIntNvLinkDeviceType_t: a guest sees no switches, and NVML does not know what is there.
+# A value of nvmlIntNvLinkDeviceType_t: NVML does not know the other end of the link, because a
+# virtual machine does not see the host's switches.
 REMOTE_UNKNOWN = 255
 
-# nvmlNvlinkVersion_t: NVML's number of NVLink 3.0 (Ampere) and 5.0 (Blackwell).
+# The values of nvmlNvlinkVersion_t for NVLink 3.0 (Ampere) and NVLink 5.0 (Blackwell).
 NVLINK_3, NVLINK_5 = 4, 7
 
 # nvmlGpuFabricState_t.
@@ -56,10 +62,10 @@ RESTART_MANAGER = Step(
 @dataclass(frozen=True)
 class Links:
     """
-    One GPU's links, by number.
+    The NVLinks of one GPU, by number.
 
-    `peers` is the number of active links to each other GPU. `version` is NVML's number of the
-    NVLink version.
+    `peers` maps the PCI address of each other GPU to the number of active links to it. `version` is
+    NVML's number for the NVLink version, not the version itself.
     """
 
     up: tuple[int, ...]
@@ -77,14 +83,16 @@ class Links:
 @cached_answer
 def links_of(gpu: GpuReading) -> Links:
     """
-    Return a GPU's links. Raises `DoesNotApply` if it reports none, and `Unread`.
+    Return the links of a GPU. Raises `DoesNotApply` if the GPU reports no NVLink, and `Unread` if
+    the links could not be read.
 
-    The report may be wrong; `nvlink-links` checks whether the GPU should have links.
+    The GPU's report may be wrong. The check `nvlink-links` checks whether the GPU should have
+    links.
     """
     try:
         listed = gpu.section("nvlink", "links")
     except (CannotTell, DoesNotApply):
-        # "Invalid argument", of link 0, is how some boards without NVLink answer.
+        # Some boards without NVLink answer "invalid argument" for link 0.
         raise DoesNotApply("this GPU has no NVLink") from None
     read = [link for link in listed if not is_missing(link["state"])]
     up = [link for link in read if link["state"] in LINK_UP]
@@ -104,7 +112,7 @@ def links_of(gpu: GpuReading) -> Links:
 
 
 def known_links(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links, or None if it has or reports none."""
+    """Return the links of a GPU, or None if the GPU has no links or they could not be read."""
     try:
         return links_of(gpu)
     except (DoesNotApply, Unread):
@@ -116,7 +124,7 @@ NO_LINKS = Links(up=(), down=(), unread=(), peers={}, version=0)
 
 
 def links_or_none(gpu: GpuReading) -> Links | None:
-    """Return a GPU's links, `NO_LINKS` if it has none, or None if not reported."""
+    """Return the links of a GPU, `NO_LINKS` if it has none, or None if they could not be read."""
     try:
         return links_of(gpu)
     except DoesNotApply:
@@ -126,20 +134,25 @@ def links_or_none(gpu: GpuReading) -> Links | None:
 
 
 def driver_knows_links(gpu: GpuReading) -> bool:
-    """Return whether the driver has NVLink's functions, without which no GPU can be queried."""
+    """
+    Return whether the driver has the functions for NVLink. Without them, the links of GPUs cannot
+    be queried.
+    """
     found = gpu.node.document["nvlink"][gpu.at]
     listed = found if is_missing(found) else found["links"]
     return not (is_missing(listed) and listed["missing"] in {"function_not_found", "version"})
 
 
 def listed_links(gpu: GpuReading) -> Iterable[Mapping[str, Any]]:
-    """Return the probe's entry of each link of a GPU; empty without links or a report."""
+    """
+    Return the probe's entry for each link of a GPU, or nothing if the GPU has or reports no links.
+    """
     found: Iterable[Mapping[str, Any]] = _of_nvlink(gpu, "links", ())
     return found
 
 
 def links_up(gpu: GpuReading) -> list[Mapping[str, Any]]:
-    """Return the probe's entries of the active links of a GPU."""
+    """Return the probe's entries for the active links of a GPU."""
     return [link for link in listed_links(gpu) if link["state"] in LINK_UP]
 
 
@@ -148,7 +161,10 @@ def _of_nvlink(gpu: GpuReading, key: str, default: Any) -> Any:
 
 
 def has_unknown_peers(gpu: GpuReading) -> bool:
-    """Return whether active links have an end that NVML does not know, because it is in a host."""
+    """
+    Return whether NVML does not know the other end of an active link, as in a virtual machine that
+    does not see the host's switches.
+    """
     return any(
         is_missing(link["remote_type"]) or link["remote_type"] == REMOTE_UNKNOWN
         for link in links_up(gpu)
@@ -156,7 +172,7 @@ def has_unknown_peers(gpu: GpuReading) -> bool:
 
 
 def nvswitches(node: Reading) -> tuple[str, ...]:
-    """Return the PCI addresses of the node's NVSwitches, the only bridges that the probe lists."""
+    """Return the PCI addresses of the node's NVSwitches. The probe lists no other bridges."""
     functions = node.known("pci", default=())
     return tuple(
         each["bus_id"] for each in functions if str(each.get("class")).startswith("0x0680")
@@ -171,7 +187,7 @@ def links_into_switches(node: Reading) -> bool:
 
 @cached_answer
 def has_switches(node: Reading) -> bool:
-    """Return whether NVSwitches join the node's GPUs, inside or outside the node."""
+    """Return whether NVSwitches connect the node's GPUs. The switches may be outside the node."""
     return bool(
         nvswitches(node)
         or links_into_switches(node)
@@ -181,7 +197,9 @@ def has_switches(node: Reading) -> bool:
 
 
 def known_fabric_state(gpu: GpuReading) -> Any:
-    """Return the state of the GPU's registration with a fabric, or None if not reported."""
+    """
+    Return the state of the GPU's registration with a fabric, or None if the GPU does not report it.
+    """
     return lookup(gpu.node.document["fabric"][gpu.at], ("state",), None, None)
 
 
@@ -193,9 +211,10 @@ def is_grace(gpu: GpuReading) -> bool:
 @cached_answer
 def widths(node: Reading) -> dict[tuple[int, int], int]:
     """
-    Return the number of links of every pair of GPUs (i < j) that report their links.
+    Return the number of links between the GPUs of each pair (i < j). GPUs whose links could not be
+    read are left out.
 
-    A pair with a GPU that reports no NVLink has 0.
+    If a GPU of the pair reports no NVLink, the number is 0.
     """
     gpus = [gpu for gpu in node.gpus if links_or_none(gpu)]
     index = {gpu.at: gpu.index for gpu in gpus}

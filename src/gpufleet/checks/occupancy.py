@@ -1,4 +1,6 @@
-"""Check that modes and other processes leave the GPUs free for gpufleet's replicas. Pure."""
+"""
+Check that the GPUs' modes and other processes leave the GPUs free for gpufleet's replicas. Pure.
+"""
 
 from __future__ import annotations
 
@@ -10,25 +12,29 @@ from gpufleet.checks.finding import REBOOT_IT, STOP, Action, Problem, Severity, 
 from gpufleet.checks.probe_facts import CannotTell, DoesNotApply, GpuReading, Unread, is_missing
 
 OWN_UNITS = "vllm-MODEL-NUMBER.service"
-# The planner's names of units; a model's name matches settings.ModelName.
+# The names that the planner assigns to units. A model's name matches settings.ModelName.
 _OWN_UNIT = re.compile(r"vllm-(?P<model>[a-z0-9]([a-z0-9.-]{0,38}[a-z0-9])?)-\d+\.service")
-# NVIDIA's own services that use a GPU without computing on it. The names are those of
-# /proc/PID/comm, which has 15 characters at most, or NVML's, with a path.
+# NVIDIA's own services, which use a GPU without computing on it. A name comes from /proc/PID/comm,
+# which has at most 15 characters, or from NVML, which includes the path.
 _HELPERS = re.compile(r"(.*/)?(nvidia-cuda-mps(-server)?|nv-hostengine)")
 
 # nvmlComputeMode_t, nvml.h.
 COMPUTE_MODES = {1: "exclusive thread", 2: "prohibited", 3: "exclusive process"}
 
-# Share of the memory for others: vLLM leaves 8 % by default (--gpu-memory-utilization 0.92). If
-# others use more than half of that, its start is in danger.
+# The share of a GPU's memory that other programs may use. By default vLLM leaves 8 % free
+# (--gpu-memory-utilization 0.92). If other programs use more than half of that, vLLM may not start.
 SPARED = 0.04
-# Unowned memory on a healthy idle GPU is below this (gcm's check uses it, 1b7bde9).
+# On a healthy idle GPU, less memory than this is in use without a process (the limit of the check
+# in gcm, 1b7bde9).
 IDLE_MIB = 15
 MIB = 1 << 20
 
 
 def persistence(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that persistence mode is on, so that the driver keeps an unused GPU's state."""
+    """
+    Check that persistence mode is on, so that the driver keeps the state of a GPU that no program
+    uses.
+    """
     if gpu.get("persistence_mode"):
         return
     yield Problem(
@@ -50,7 +56,10 @@ def persistence(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def mig(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that MIG is off, because replicas use whole GPUs; MIG after a reset is a warning."""
+    """
+    Check that MIG is off, because replicas use whole GPUs. If MIG is off now but will be on after a
+    reset, the check only warns.
+    """
     current, pending = gpu.get("mig_mode", "current"), gpu.get("mig_mode", "pending")
     if not current and not pending:
         return
@@ -100,11 +109,18 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
     """
     Check that only gpufleet's own units compute on the GPU.
 
-    A desktop that only draws, and leaves vLLM its default share of memory, is a warning. A unit
-    named like gpufleet's for an undeclared model is also a warning, because a deploy would stop it.
-    If other users' processes are hidden from the SSH user (hidepid), the owner is unknown. NVIDIA's
-    own services, and processes that have ended, are no problem (`foreign_memory` checks for memory
-    left by ended processes).
+    The severity is lower in these cases:
+
+    - A desktop that uses the GPU only for graphics, and leaves vLLM its default share of the
+      memory, is
+    a warning.
+    - A unit with a name like gpufleet's, for a model that is not declared, is a warning, because a
+    deploy would stop the unit.
+    - If the SSH user cannot see the processes of other users (hidepid), the owner of the process is
+    unknown.
+    - NVIDIA's own services, and processes that have ended, are only remarks. (`foreign_memory`
+      checks
+    for memory that ended processes left in use.)
     """
     computing = [*gpu.get("processes"), *_listed(gpu, "mps_processes")]
     pids = {process["pid"] for process in computing}
@@ -137,7 +153,10 @@ def foreign_processes(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
-    """Return the problem of graphics programs, whose severity depends on their memory."""
+    """
+    Return the problem of programs that use the GPU for graphics. Its severity depends on how much
+    memory they use.
+    """
     said = f"a program uses the GPU for graphics: {_processes(others)}"
     source = f"vLLM leaves 8 % of the memory free, of which other programs may use {SPARED:.0%}"
     unseen = [at for at in others if _hidden(gpu, at) and is_missing(at["name"])]
@@ -171,7 +190,10 @@ def _drawing(gpu: GpuReading, others: list[Mapping[str, Any]]) -> Problem:
 
 
 def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Yield remarks on processes that do not block a replica: ended processes and helpers."""
+    """
+    Yield remarks on processes that do not prevent a replica: ended processes and NVIDIA's own
+    services.
+    """
     ended = [process for process in processes if _ended(gpu, process)]
     helpers = [process for process in processes if not _ended(gpu, process)]
     for said, some in (
@@ -186,7 +208,7 @@ def _passing(gpu: GpuReading, processes: list[Mapping[str, Any]]) -> Iterator[Pr
 
 
 def _undeclared(gpu: GpuReading, computing: Iterable[Mapping[str, Any]]) -> Iterator[Problem]:
-    """Yield warnings of units named like gpufleet's for a model that is not declared."""
+    """Yield a warning if a unit with a name like gpufleet's serves a model that is not declared."""
     models = gpu.node.settings.serving
     strays = [
         process
@@ -220,7 +242,7 @@ def _listed(gpu: GpuReading, kind: str) -> list[Mapping[str, Any]]:
 
 
 def _own_unit(process: Mapping[str, Any]) -> re.Match[str] | None:
-    """Return the parts of a process' unit name if the planner assigns such names, or None."""
+    """Return the parts of the process' unit name if the name has the planner's form, or None."""
     unit = process["unit"]
     return _OWN_UNIT.fullmatch(unit) if isinstance(unit, str) else None
 
@@ -232,11 +254,12 @@ def _is_passing(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 def _ended(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
     """
-    Return whether a process ended between the driver's answer and the read of /proc.
+    Return whether the process ended after the driver listed it and before the probe read /proc.
 
-    Root sees every process, including those of containers, so a missing process that the driver
-    cannot name has ended. Other users may be unable to see it, and so may root in a container,
-    where systemd does not run.
+    Root sees every process, including those in containers. If root cannot find a process and the
+    driver has no name for it, the process has ended. Other users may be unable to see the process.
+    The same is true for root in a container, which is recognised because systemd does not run
+    there.
     """
     node = gpu.node
     about = (process["name"], process["unit"], process["uid"])
@@ -251,7 +274,10 @@ def _hidden(gpu: GpuReading, process: Mapping[str, Any]) -> bool:
 
 
 def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
-    """Yield the steps to end processes: services by name, other processes by their owner."""
+    """
+    Yield the steps that end the processes: services by their names, other processes through their
+    owners.
+    """
     units = sorted({p["unit"] for p in foreign if not is_missing(p["unit"])})
     services = [unit for unit in units if unit.endswith(".service")]
     if services:
@@ -265,7 +291,7 @@ def _stopped(foreign: Iterable[Mapping[str, Any]]) -> Iterator[Step]:
 
 
 def _processes(processes: Iterable[Mapping[str, Any]]) -> str:
-    """Return processes in the form "pid 4711 python3 (train.service, 20000 MiB)"."""
+    """Return the processes as text in the form "pid 4711 python3 (train.service, 20000 MiB)"."""
     return ", ".join(_process(process) for process in processes)
 
 
@@ -279,10 +305,11 @@ def _process(process: Mapping[str, Any]) -> str:
 
 def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that no memory is in use without a listed process, for example after a dead one.
+    Check that no GPU memory is in use without a listed process, for example after a process has
+    died.
 
-    Only the newer struct is judged (R510), because the older counts the driver's own reserve as
-    used. On a board without a process list the owner of used memory is unknown.
+    Drivers before R510 are not checked, because they count the memory that the driver reserves for
+    itself as used. If the board has no list of processes, the owner of used memory is unknown.
     """
     kinds = ("graphics_processes", "mps_processes")
     listed = [process for kind in kinds for process in _listed(gpu, kind)]
@@ -293,7 +320,7 @@ def foreign_memory(gpu: GpuReading) -> Iterator[Problem]:
         silent = str(why)
     memory = gpu.get("memory")
     if any(not _is_passing(gpu, process) for process in listed):
-        return  # foreign-processes knows whose it is
+        return  # the check foreign-processes reports the owner of this memory
     if "reserved" not in memory:
         raise CannotTell("the driver is too old to report the memory that it reserves for itself")
     numa = gpu.node.document["numa"][gpu.at]

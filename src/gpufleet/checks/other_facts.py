@@ -1,6 +1,7 @@
-"""List the probe's numbers that `checks/outlier_facts.py` does not compare.
+"""
+List the numbers of a probe that `checks/outlier_facts.py` does not compare between nodes.
 
-Each has the check that judges it, or the reason why none does. Two tables.
+`ELSEWHERE` has the check that judges each number, and `UNJUDGED` has the reason why no check does.
 tests/unit/checks/test_outliers.py verifies that every number of a probe is in one of the tables.
 """
 
@@ -57,8 +58,8 @@ ELSEWHERE: dict[str, str] = {
     "system.shm": "shared-memory",
 }
 """
-The check that judges a number on its own, by the beginning of the number's path; the longest match
-counts.
+The check that judges a number. The keys are the beginnings of the numbers' paths in a probe. Of
+several keys that match a path, the longest one applies.
 """
 
 UNJUDGED: dict[str, str] = {
@@ -112,4 +113,7 @@ UNJUDGED: dict[str, str] = {
     "system.uptime_seconds": "the operator chooses when a node is booted",
     "user.uid": "the user that ran the probe",
 }
-"""Why no check judges a number, by the beginning of the number's path; the longest match counts."""
+"""
+The reason why no check judges a number. The keys are the beginnings of the numbers' paths in a
+probe. Of several keys that match a path, the longest one applies.
+"""

@@ -1,10 +1,11 @@
-"""Define each compared number of a probe, the allowed difference, and the severity.
+"""
+Define which numbers of a probe are compared, the allowed differences, and the severities. Pure.
 
-A table, pure: `JUDGED_OF_GPU` and `JUDGED_OF_NODE`, compared by `checks/outliers.py`. All other
-numbers that the probe reads are in `checks/other_facts.py`.
+`checks/outliers.py` compares the numbers in the tables `JUDGED_OF_GPU` and `JUDGED_OF_NODE`.
+`checks/other_facts.py` lists all other numbers in a probe.
 
-Severities: a difference by design, environment or choice (more memory, a GPU that idles warmer) is
-a remark. Only lost GPU memory blocks.
+A difference that comes from the design, the environment or the operator's choice is a remark: for
+example, more memory, or a GPU that is warmer while it idles. Only missing GPU memory is `block`.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ from gpufleet.checks.probe_facts import GpuReading, Reading, is_missing, lookup
 
 GIB = 1 << 30
 FULL = 0  # nvmlPstates_t: P0
-UP = "up"  # operstate of a net device with a link
+UP = "up"  # the operstate of a network device that has a link
 
 INFO, WARN, BLOCK = Severity.INFO, Severity.WARN, Severity.BLOCK
 
 
 class Reference(Enum):
-    """The reference of a value; the first one that applies decides."""
+    """What a value is compared with. The first reference that applies decides."""
 
     MATES = "the node's other GPUs of its model"
     SLOT = "sibling nodes' GPUs in the same slot"
@@ -37,10 +38,10 @@ class Reference(Enum):
 @dataclass(frozen=True)
 class Step:
     """
-    A severity, with the distance from which it applies.
+    A severity, with the difference from which it applies.
 
-    The distance is more than `share` of the usual value and more than `least`, which is in the
-    fact's own unit.
+    The step applies if the difference is more than `share` of the usual value, and more than
+    `least`. `least` has the unit of the number that is compared.
     """
 
     severity: Severity
@@ -48,22 +49,32 @@ class Step:
     least: float = 0.0
 
     def allowed(self, usual: float) -> float:
-        """Return the largest distance that is not yet a problem."""
+        """Return the largest difference for which this step does not yet apply."""
         return max(self.share * abs(usual), self.least)
 
 
 @dataclass(frozen=True)
 class Fact:
     """
-    One number of the table.
+    One number that is compared.
 
-    `path` is its position in the probe's document, and `words` its text in reports (with `{}` for
-    the value). `read` reads it from a GPU, or from a node by device ("" is the whole node). `low`
-    and `high` are the steps on either side, the mildest first; a side without steps is no problem.
-    `spread` means that healthy GPUs differ in it, so the mildest step counts from the nearest other
-    GPU. `names` means that the value is a name, so any different one is an outlier. `among` narrows
-    the comparison to GPUs with the same answer; a GPU with None is not compared. `asked_by` is
-    another check that needs the number and reports it if it is missing.
+    - `path` is the position of the number in the probe's document.
+    - `words` is the text for reports, with `{}` for the value.
+    - `read` is a function that reads the number from a GPU. For a node, it returns the number of
+      each
+    device ("" is the whole node).
+    - `low` and `high` are the steps for values that are too low and too high, the mildest step
+      first.
+    Without steps, a difference in that direction is no problem.
+    - `spread` is True if the number differs between healthy GPUs. The mildest step then applies to
+      the
+    difference from the nearest other GPU.
+    - `names` is True if the value is a name. Then any different value is an outlier.
+    - `among` returns a value for a GPU. Only GPUs with the same value are compared. A GPU for which
+      it
+    returns None is not compared.
+    - `asked_by` is another check that needs the number. That check reports it if the number is
+      missing.
     """
 
     path: str
@@ -93,18 +104,23 @@ def _nvlink_count(gpu: GpuReading) -> Any:
 
 
 def _is_idle(gpu: GpuReading) -> Any:
-    """Return "" for an idle GPU, or None for others, where heat is no symptom."""
+    """
+    Return "" for an idle GPU, and None for a busy GPU, on which heat is not a symptom of a fault.
+    """
     return "" if gpu.known("processes") == [] else None
 
 
 def _idle_at_full_clocks(gpu: GpuReading) -> Any:
-    """Return "" for an idle GPU at full clocks, or None, because other links may save power."""
+    """
+    Return "" for an idle GPU at full clocks, or else None, because the PCIe link of any other GPU
+    may save power.
+    """
     return _is_idle(gpu) if gpu.known("performance_state") == FULL else None
 
 
 def _above_0(name: str) -> Callable[[GpuReading], Any]:
     """
-    Return a reader of a number, which returns None below 1, because another check reports that.
+    Return a reader of a number. It returns None for a number below 1, which another check reports.
     """
     return lambda gpu: value if (value := gpu.known(name, default=0)) > 0 else None
 
@@ -144,11 +160,12 @@ _LESS = (Step(WARN),)
 _OTHER = (Step(INFO),)
 _EXACT = "equal for all boards of one product; no tolerance"
 _BOARD = "part of a board's design; no tolerance; compared only within one part number"
-# A GPU's memory: ECC on GDDR takes 1/16 (compared where it is on or off alike); what drivers take
-# differs by less than 1 % between branches (recordings). Xid 168 says "reduced memory".
+# On GDDR, ECC takes 1/16 of a GPU's memory, so only GPUs with the same ECC mode are compared. The
+# memory that drivers take differs by less than 1 % between branches (recordings). Xid 168 means
+# "reduced memory".
 _MEMORY = "drivers of two branches report totals within 2 % of each other"
-# No vendor publishes a number. SXM boards have two rows in one air stream, so the nearest GPU
-# counts.
+# On SXM boards, the same air cools two rows of GPUs one after the other, so a GPU is compared with
+# the nearest value.
 _HEAT = "gpufleet's own limit, because no vendor publishes one"
 
 JUDGED_OF_GPU: tuple[Fact, ...] = (
@@ -261,7 +278,7 @@ def _of_node(*path: str) -> Callable[[Reading], Mapping[str, Any]]:
 
 
 def _of_net(key: str, *, with_link: bool) -> Callable[[Reading], Mapping[str, Any]]:
-    """Return a reader of one number of each net device that belongs to a PCI function."""
+    """Return a reader of one number of each network device that belongs to a PCI function."""
 
     def read(node: Reading) -> Mapping[str, Any]:
         return {
@@ -287,14 +304,17 @@ def _disk_sizes(node: Reading) -> Mapping[str, Any]:
 
 
 def _clock_error(node: Reading) -> Mapping[str, Any]:
-    """Return the clock's maximum error if the clock is synchronised (check `clock`)."""
+    """
+    Return the largest possible error of the clock, or None if the clock is not synchronised. The
+    check `clock` reports that.
+    """
     if not node.known("system", "clock", "synchronized"):
         return {"": None}
     return {"": node.known("system", "clock", "max_error_us")}
 
 
 def _slots(node: Reading) -> Mapping[str, Any]:
-    """Return the GPUs' addresses as one text, or None while one of them is unknown."""
+    """Return the PCI addresses of the GPUs as one text, or None if an address is unknown."""
     places = [gpu.known("pci", "bus_id") for gpu in node.gpus]
     if None in places or node.silent_gpus or not places:
         return {"": None}
@@ -302,7 +322,7 @@ def _slots(node: Reading) -> Mapping[str, Any]:
 
 
 def _distances(node: Reading) -> Mapping[str, Any]:
-    """Return the PCIe distance of each pair of GPUs by their addresses: 10 PIX ... 50 SYS."""
+    """Return the PCIe distance (10 PIX ... 50 SYS) of each pair of GPUs, by their PCI addresses."""
     found: dict[str, Any] = {}
     for one in node.gpus:
         for other in node.gpus:
@@ -354,8 +374,8 @@ JUDGED_OF_NODE: tuple[Fact, ...] = (
     Fact(
         "system.clock.max_error_us", "a clock that may be wrong by {}", _clock_error,
         (Reference.LIMIT,),
-        # The kernel lets it grow by 500 ppm (MAXFREQ, linux/timex.h) from one correction to the
-        # next; systemd-timesyncd waits for up to 2048 s, which is 1.02 s.
+        # From one correction to the next, the kernel increases the possible error by 500 ppm
+        # (MAXFREQ, linux/timex.h). systemd-timesyncd waits up to 2048 s, which makes 1.02 s.
         (
             "a clock drifts by up to 500 ppm over 2048 s, the longest interval of "
             "systemd-timesyncd; at four times that error systemd-timesyncd got no answer"

@@ -1,8 +1,9 @@
-"""Find GPUs and nodes that differ from equal ones. Pure.
+"""
+Find GPUs and nodes that differ from others which should be equal. Pure.
 
 `checks/outlier_facts.py` has the table of comparisons and tolerances. A value is an outlier if more
-than half of the others agree and it differs. Of only two values, either may be wrong: the worse one
-is reported, but never blocks.
+than half of the other values agree with each other and it differs from them. If there are only two
+values, either of them may be wrong. Then the worse value is reported, but never as `block`.
 """
 
 from __future__ import annotations
@@ -26,9 +27,9 @@ from gpufleet.checks.outlier_facts import Step as Tolerance
 from gpufleet.checks.probe_facts import DoesNotApply, GpuReading, Reading, cached_answer
 
 CERTAIN = 2
-"""Number of agreeing others from which the differing value is certainly wrong."""
+"""If at least this number of other values agree, a different value is certainly wrong."""
 
-# ECC on GDDR takes 1/16 of the memory, and the catalogue does not say whether it was on.
+# On GDDR, ECC takes 1/16 of the memory, and the catalogue does not state whether ECC was on.
 WITH_ECC = 15 / 16
 
 _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError)
@@ -36,7 +37,9 @@ _NONSENSE = (ArithmeticError, AttributeError, LookupError, TypeError, ValueError
 
 @dataclass(frozen=True)
 class Outlier:
-    """One outlier, with its description, the others' value, and the compared group."""
+    """
+    One value that differs: its severity, its text, the usual value, and what it was compared with.
+    """
 
     severity: Severity
     found: str
@@ -46,10 +49,10 @@ class Outlier:
 
 def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that the GPU's numbers match the same model on its node and on the siblings.
+    Check that the GPU's numbers are like those of the same model on its node and on the siblings.
 
-    One problem names all outliers. A single GPU of its model, on a node without siblings, is not
-    compared.
+    One problem lists all outliers of the GPU. If a node has no siblings, a GPU that is the only one
+    of its model is not compared.
     """
     found: list[Outlier] = []
     compared = False
@@ -69,9 +72,11 @@ def gpu_outlier(gpu: GpuReading) -> Iterator[Problem]:
 
 def node_outlier(node: Reading) -> Iterator[Problem]:
     """
-    Check that the node's numbers match siblings with the same hardware, and its clock is right.
+    Check that the node's numbers are like those of siblings with the same hardware, and that the
+    possible error of its clock is small.
 
-    One problem names all outliers. Siblings with a different number of GPUs are not compared.
+    One problem lists all outliers of the node. Siblings with a different number of GPUs are not
+    compared.
     """
     found: list[Outlier] = []
     compared = False
@@ -152,7 +157,7 @@ _NODE_LADDER = (
 
 
 def _number(value: Any) -> Any:
-    """Return a value that can be compared as a number, or else None."""
+    """Return the value if it can be compared as a number, or else None."""
     return value if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -166,7 +171,9 @@ def _kept(fact: Fact, value: Any) -> Any:
 
 @cached_answer
 def _gpu_values(gpu: GpuReading) -> dict[str, tuple[Any, Any]]:
-    """Return, by fact, a GPU's value (or None) and the group to compare it with."""
+    """
+    Return for each fact the GPU's value, or None, and the group of GPUs with which it is compared.
+    """
     found = {}
     for fact in JUDGED_OF_GPU:
         try:
@@ -186,7 +193,10 @@ def _gpu_value(fact: Fact, gpu: GpuReading) -> Any:
 
 
 def _others_of(fact: Fact, gpu: GpuReading, against: Reference) -> list[Any]:
-    """Return the values of the GPUs to compare with, or None for each without a value."""
+    """
+    Return the values of the GPUs with which this GPU is compared. A GPU without a value counts as
+    None.
+    """
     among = _gpu_values(gpu)[fact.path][1]
     if among is None:
         return []
@@ -217,7 +227,10 @@ def _by_slot(node: Reading) -> dict[str, GpuReading]:
 
 @cached_answer
 def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
-    """Return, by fact and kind of GPU, the value of most of a node's GPUs of that kind."""
+    """
+    Return, for each fact and group of GPUs, the value that most of the node's GPUs in the group
+    have.
+    """
     votes: dict[tuple[str, Any], Counter[Any]] = {}
     for gpu in node.gpus:
         for path, (value, among) in _gpu_values(gpu).items():
@@ -228,7 +241,7 @@ def _usual_of_twin(node: Reading) -> dict[tuple[str, Any], Any]:
 
 @cached_answer
 def _node_values(node: Reading) -> dict[str, Mapping[str, Any]]:
-    """Return {fact: {device: value}} for a node; an impossible value is None."""
+    """Return the node's values as {path of the fact: {device: value}}. An invalid value is None."""
     found: dict[str, Mapping[str, Any]] = {}
     for fact in JUDGED_OF_NODE:
         try:
@@ -256,7 +269,9 @@ def _usual_keys(there: Sequence[Mapping[str, Any]]) -> list[str]:
 def _compared(
     fact: Fact, key: str, value: Any, others: Sequence[Any], against: Reference
 ) -> tuple[Outlier | None, bool]:
-    """Return the outlier, or None, and whether a comparison was possible."""
+    """
+    Return the outlier, or None if the value is usual, and whether the value could be compared.
+    """
     told = [other for other in others if other is not None]
     if value is None:
         if fact.asked_by or 2 * len(told) <= len(others) or len(told) < CERTAIN:
@@ -326,7 +341,7 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
     if len(near) < CERTAIN and len(told) < CERTAIN and Reference.LIMIT not in fact.against:
         other_side = fact.high if value < usual else fact.low
         if other_side and other_side[0].severity > steps[0].severity:
-            return None  # the other one is worse, and has its own finding
+            return None  # the other GPU or node is worse, and has its own finding
         severity = min(severity, Severity.WARN)
     return severity, usual
 
@@ -334,7 +349,9 @@ def _measured(fact: Fact, value: float, told: Sequence[float]) -> tuple[Severity
 def _reached(
     steps: Sequence[Tolerance], value: float, usual: float, nearest: float
 ) -> Severity | None:
-    """Return the severity of the last step that a value exceeds, or None."""
+    """
+    Return the severity of the last step that applies to the value, or None if no step applies.
+    """
     reached = None
     for number, step in enumerate(steps):
         start = nearest if number == 0 else usual

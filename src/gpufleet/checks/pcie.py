@@ -1,4 +1,4 @@
-"""Check the width, speed and error counts of GPUs' PCIe links. Pure."""
+"""Check the width, speed and error counts of the GPUs' PCIe links. Pure."""
 
 from __future__ import annotations
 
@@ -16,8 +16,9 @@ from gpufleet.checks.probe_facts import (
     expectation,
 )
 
-# PCIe replays that a sound link may have, a lane and minute, by generation: one wrong bit in 10^12
-# (PCI Express Base Specification) of 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM judges by the same.
+# The PCIe replays per lane and minute that a healthy link may have, by generation. They are one
+# wrong bit in 10^12 (PCI Express Base Specification) at 2.5, 5, 8, 16, 32 and 64 Gbit/s. DCGM uses
+# the same limits.
 REPLAYS_A_LANE_AND_MINUTE = {1: 0.15, 2: 0.3, 3: 0.48, 4: 0.96, 5: 1.92, 6: 3.84}
 
 WIDEST = 32  # lanes; PCI Express Base Specification
@@ -31,11 +32,11 @@ RESEAT = Step(
 
 def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that the GPU has all its PCIe lanes.
+    Check that the GPU uses all of its PCIe lanes.
 
-    "All" means the declared number, or else the number of siblings in the same slot, and of most
-    GPUs of its node. Fewer lanes than the device supports, without a GPU to compare with, may be
-    the slot's design.
+    "All" is the declared number. If none is declared, it is the number of siblings' GPUs in the
+    same slot, or of most other GPUs of the node. Without a GPU to compare with, a GPU with fewer
+    lanes than the device supports is only a warning, because the slot may have no more lanes.
     """
     width = gpu.get("pcie_width")
     if not 0 < width <= WIDEST:
@@ -53,14 +54,14 @@ def pcie_width(gpu: GpuReading) -> Iterator[Problem]:
     if expected and width < expected.value:
         yield _narrow(gpu, width, expected.value, expected.source, Severity.BLOCK)
     elif expected is None and width < (most := gpu.get("pcie_width_max")):
-        # Grace reaches its GPUs over NVLink-C2C, whatever the lanes.
+        # Grace CPUs communicate with their GPUs over NVLink-C2C, so the PCIe lanes matter little.
         severity = Severity.INFO if gpu.known("c2c_links") else Severity.WARN
         yield _narrow(gpu, width, most, "the device", severity)
 
 
 @cached_answer
 def _slots(node: Reading) -> tuple[tuple[Any, Any], ...]:
-    """Return the PCI address and number of lanes of each of a node's GPUs."""
+    """Return the PCI address and the number of lanes of each GPU of the node."""
     return tuple((gpu.known("pci", "bus_id"), gpu.known("pcie_width")) for gpu in node.gpus)
 
 
@@ -95,10 +96,10 @@ def _like(gpu: GpuReading) -> list[GpuReading]:
 
 def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that a GPU at full clocks uses the fastest PCIe generation of its slot.
+    Check that a GPU at full clocks uses the fastest PCIe generation that the GPU and its slot
+    support.
 
-    The fastest generation is what both the GPU and the slot support. An idle GPU lowers the
-    generation to save power, which is no fault.
+    An idle GPU uses a lower generation to save power, which is no fault.
     """
     generation, most = gpu.get("pcie_generation"), gpu.get("pcie_generation_max")
     if generation < 1 or most < 1:
@@ -127,9 +128,10 @@ def pcie_generation(gpu: GpuReading) -> Iterator[Problem]:
 
 def pcie_replays(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that PCIe repeats no more packets than its specified bit error rate explains.
+    Check that the PCIe link repeats no more packets than its specified bit error rate explains.
 
-    The counter runs since boot at most, so the mean since boot, a lower bound, is compared.
+    The counter may have started later than the node. The check divides it by the time since boot,
+    so the true rate may be higher than the rate that is compared.
     """
     replays = gpu.get("pcie_replays")
     if replays < 0:

@@ -1,7 +1,9 @@
-"""Accessors of a probe's document for checks.
+"""
+Give checks access to the facts in a probe's document.
 
-A missing fact is never a plain None: reading it raises an exception whose type tells the check what
-it means. So a check that does not handle missing facts results in "unknown", never "ok".
+Reading a missing fact never returns a plain None. It raises an exception, and the type of the
+exception tells the check why the fact is missing. So if a check does not handle missing facts, its
+result is "unknown", never "ok".
 """
 
 from __future__ import annotations
@@ -22,24 +24,26 @@ _RAISE = object()
 
 
 class DoesNotApply(Exception):  # noqa: N818  # an answer, not an error
-    """The hardware does not have the fact; `str()` is the reason."""
+    """The hardware does not have this fact. `str()` returns the reason."""
 
 
 class CannotTell(Exception):  # noqa: N818
-    """The driver is too old to be queried."""
+    """The driver is too old to report this fact."""
 
 
 class Unread(Exception):  # noqa: N818
     """The fact should be readable, but could not be read."""
 
 
-# What the probe's reasons mean (docs/reference/probe.md). Every other reason is `Unread`.
+# The reasons in a probe (docs/reference/probe.md) that mean `DoesNotApply` and `CannotTell`. Every
+# other reason means `Unread`.
 _NO_SUCH_THING = {"not_supported"}
 _TOO_OLD = {"function_not_found", "version", "invalid_argument"}
 
 
-# Facts of a GPU without which its checks still know enough: another limit of its temperature, its
-# other processes. InfoROM is only asked after; what is wrong with it is a warning.
+# Facts that a GPU may lack while other GPUs report them, because its checks can use other facts:
+# different limits of the temperature, or different lists of processes. The state of the InfoROM is
+# among them, because its problems are only warnings.
 _DISPENSABLE = {
     "graphics_processes",
     "inforom_valid",
@@ -53,23 +57,28 @@ _DISPENSABLE = {
 }
 
 
-# Settings that say what a fact should be, by the fact. Of ECC its check knows more.
+# The setting that declares the value of a fact. ECC is not here, because its check handles the
+# declaration itself.
 _DECLARED = {"pcie_width": "pcie_width", "power_limit_milliwatts": "power_limit_watts"}
 
 
 def is_missing(value: Any) -> bool:
-    """Return whether a value is the placeholder for one that the probe could not read."""
+    """Return whether a value is the probe's placeholder for a fact that it could not read."""
     return isinstance(value, dict) and "missing" in value
 
 
 def reason(value: Mapping[str, Any]) -> str:
-    """Return why a value is missing, with the probe's details: "lost, code 15"."""
+    """Return why a fact is missing, with the details that the probe has: "lost, code 15"."""
     more = [f"{key} {value[key]}" for key in ("code", "signal", "detail") if value.get(key)]
     return ", ".join([str(value["missing"]).replace("_", " "), *more])
 
 
 def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
-    """Return the value at `path`; if it is missing, raise or return a default."""
+    """
+    Return the value at `path`. If it is missing, return a default or raise an exception.
+
+    `default` is returned for any missing value, and `absent` for a missing file or device.
+    """
     # Judging 64 nodes calls this 300,000 times, so `is_missing` is inlined.
     value = tree
     for part in path:
@@ -92,10 +101,11 @@ def lookup(tree: Any, path: tuple[Any, ...], default: Any, absent: Any) -> Any:
 
 @dataclass(frozen=True)
 class Needs:
-    """Requirements of the declared software; a field is None if not declared.
+    """
+    What the declared software requires. A field is None if the software does not declare it.
 
-    `cuda` is the CUDA release of an engine's wheels, and `source` the file or setting that states
-    it. `engine` is the engine, as its section in the settings is named.
+    `cuda` is the CUDA release of the engine's wheels, and `source` is the file or setting that
+    contains it. `engine` is the name of the engine's section in the settings.
     """
 
     cuda: tuple[int, int] | None = None
@@ -104,15 +114,16 @@ class Needs:
 
     @property
     def title(self) -> str:
-        """Return the engine's name in messages."""
+        """Return the name of the engine for messages."""
         return engine_flags.of(self.engine).title
 
 
 @dataclass(frozen=True)
 class Expectation:
-    """An expected value, and its source.
+    """
+    An expected value, and where it comes from.
 
-    `certain` is False if too few siblings agree to regard the differing one as broken.
+    `certain` is False if too few siblings agree, so a different value is not certainly wrong.
     """
 
     value: Any
@@ -122,9 +133,7 @@ class Expectation:
 
 @dataclass(frozen=True)
 class Reading:
-    """
-    One node, with its probe's document, its settings, and its siblings, which should be alike.
-    """
+    """One node: its probe's document, its settings, and its siblings, which should be like it."""
 
     name: str
     document: Mapping[str, Any] = field(repr=False)
@@ -133,14 +142,14 @@ class Reading:
     siblings: tuple[Reading, ...] = field(default=(), repr=False)
     today: dt.date = dt.date.min
     claimed: Mapping[str, tuple[str, ...]] = field(default_factory=dict, repr=False)
-    """Other nodes that report each GPU, by the GPU's UUID."""
+    """A dict that maps the UUID of a GPU to the other nodes that also report the GPU as theirs."""
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """
         Return the fact at `path`, for example ("system", "clock", "synchronized").
 
-        Raises `DoesNotApply`, `CannotTell` or `Unread` if it is missing. For a missing file or
-        device it returns `absent`, if given.
+        Raises `DoesNotApply`, `CannotTell` or `Unread` if the fact is missing. If `absent` is
+        given, it is returned for a missing file or device.
         """
         return lookup(self.document, path, _RAISE, absent)
 
@@ -155,28 +164,31 @@ class Reading:
 
     @cached_property
     def gpus(self) -> tuple[GpuReading, ...]:
-        """Return every GPU that answered, in NVML's order."""
+        """Return every GPU that answered, in the order of NVML."""
         listed = enumerate(self.document["gpus"])
         return tuple(GpuReading(self, at) for at, facts in listed if not is_missing(facts))
 
     @cached_property
     def silent_gpus(self) -> tuple[GpuId, ...]:
-        """Return every GPU that NVML lists and that did not answer."""
+        """Return every GPU that is in NVML's list but did not answer."""
         return tuple(GpuId(at["index"]) for at in self.document["gpus"] if is_missing(at))
 
     @cached_property
     def product(self) -> str | None:
-        """Return the name of most of the node's GPUs, or None."""
+        """Return the name that most of the node's GPUs have, or None."""
         names = Counter(name for gpu in self.gpus if isinstance(name := gpu.known("name"), str))
         return names.most_common(1)[0][0] if names else None
 
     @cached_property
     def twins(self) -> tuple[Reading, ...]:
-        """Return the siblings with the same kind of GPU, which are the only ones compared."""
+        """Return the siblings with the same kind of GPU. Only these are compared with the node."""
         return tuple(other for other in self.siblings if other.product == self.product)
 
     def id_of(self, index: int | str) -> GpuId:
-        """Return a GPU's identifiers, by NVML's index or, if it is lost, by its PCI address."""
+        """
+        Return the identifiers of a GPU that is given by its NVML index or, if it is missing, by its
+        PCI address.
+        """
         if isinstance(index, str):
             return GpuId(None, bus_id=index or None)
         return next((gpu.id for gpu in self.gpus if gpu.index == index), GpuId(index))
@@ -187,7 +199,7 @@ class GpuReading:
     """One GPU that answered."""
 
     node: Reading
-    at: int  # its place in the document's lists
+    at: int  # the position of the GPU in the lists of the probe's document
 
     @cached_property
     def facts(self) -> Mapping[str, Any]:
@@ -214,10 +226,11 @@ class GpuReading:
 
     def get(self, *path: Any, absent: Any = _RAISE) -> Any:
         """
-        Return one of the GPU's facts, like ("ecc_mode", "current"). Raises as `Reading.get`.
+        Return one of the GPU's facts, for example ("ecc_mode", "current"). Raises as `Reading.get`.
 
-        An answer "not supported" counts (`DoesNotApply`) only if none of the node's GPUs of the
-        same name supports it, and its value is not declared.
+        The answer "not supported" is believed (`DoesNotApply`) only if no other GPU of the node
+        with the same name reports the fact, and no setting declares its value. Otherwise `Unread`
+        is raised.
         """
         try:
             return lookup(self.facts, path, _RAISE, absent)
@@ -237,7 +250,8 @@ class GpuReading:
 
     def _should_tell(self, path: tuple[Any, ...]) -> bool:
         """
-        Return whether this GPU should have a fact, because siblings have it and it is not disabled.
+        Return whether the GPU should report a fact, because other GPUs of the node with the same
+        name report it, and neither MIG nor a disabled ECC hides it.
         """
         fact = str(path[0])
         if fact in _DISPENSABLE or self.known("mig_mode", "current", default=0):
@@ -264,7 +278,10 @@ class GpuReading:
         return lookup(self.facts, path, default, _RAISE)
 
     def section(self, name: str, *path: Any) -> Any:
-        """Return the GPU's entry in another list: "nvlink", "numa", "fabric". Raises as `get`."""
+        """
+        Return the GPU's entry in another list of the document: "nvlink", "numa" or "fabric". Raises
+        as `get`.
+        """
         return lookup(self.node.document[name][self.at], path, _RAISE, _RAISE)
 
 
@@ -272,12 +289,12 @@ def expectation(
     declared: Any, key: str, of_siblings: Iterable[Any], own: Any = None, own_source: str = ""
 ) -> Expectation | None:
     """
-    Return the expected value: as declared, or else the siblings', or else `own`.
+    Return the expected value: the declared value, or else the siblings' value, or else `own`.
 
-    `key` is the setting's name for the source. `of_siblings` has their values, or None where
-    unknown; more than half of the known ones must agree. A single sibling makes the expectation
-    uncertain, because either of two different values may be wrong. The result is None if no value
-    is expected.
+    `key` is the name of the setting, for the text about the source. `of_siblings` has the values of
+    the siblings, or None for unknown values. More than half of the known values must agree. If
+    there is only one, the expectation is uncertain, because either of two different values may be
+    wrong. The result is None if no value is expected.
 
     >>> expectation(None, "gpus.count", [8, 8, 7]).value
     8
@@ -300,7 +317,7 @@ def gpu_facts(gpus: Iterable[GpuReading], *path: Any) -> Iterator[tuple[GpuReadi
             yield gpu, value
 
 
-# Exceptions if a sibling's facts are missing or invalid.
+# The exceptions that may be raised if a sibling's facts are missing or invalid.
 _NO_ANSWER = (CannotTell, DoesNotApply, Unread, ArithmeticError, AttributeError, LookupError,
               TypeError, ValueError)  # fmt: skip
 
@@ -313,10 +330,10 @@ Asked = TypeVar("Asked", Reading, GpuReading)
 
 def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
     """
-    Return a function that caches its result with the node or GPU, like `cached_property`.
+    Return a function that stores its result in the node or GPU, like `cached_property`.
 
-    Every node of a fleet is compared with every other. Without the cache 500 nodes would count each
-    other's links 250 000 times.
+    Every node is compared with its siblings. Without the cache, the links of the same node would be
+    counted once for each node that is compared with it.
     """
     key = f"{ask.__module__}.{ask.__name__}"
 
@@ -333,9 +350,10 @@ def cached_answer(ask: Callable[[Asked], Answer]) -> Callable[[Asked], Answer]:
 
 def twin_answers(node: Reading, ask: Callable[[Reading], Answer]) -> Iterator[Answer | None]:
     """
-    Yield the answer of each sibling with the same kind of GPU, or None if it has none.
+    Yield the result of `ask` for each sibling with the same kind of GPU, or None if it has no
+    result.
 
-    A broken sibling has its own findings, and does not make this node's state unknown.
+    A faulty sibling has its own findings, so it does not make the state of this node unknown.
     """
     for twin in node.twins:
         try:

@@ -23,13 +23,15 @@ ACTIVE = "4:"  # the link layer's state as the kernel writes it: "4: ACTIVE"
 _RATE = re.compile(r"([\d.]+) Gb/sec")  # drivers/infiniband/core/sysfs.c: "400 Gb/sec (4X NDR)"
 NAMES_SHOWN = 6
 
-# NCCL's user guide: NCCL_IB_DISABLE=1 keeps NCCL off InfiniBand and RoCE.
+# With NCCL_IB_DISABLE=1, NCCL does not use InfiniBand and RoCE (NCCL's user guide).
 _OFF = "NCCL_IB_DISABLE"
 
 
 @dataclass(frozen=True)
 class Port:
-    """One port ("mlx5_0/1"): whether it is up, its rate in Gbit/s or None, and its model."""
+    """
+    One port ("mlx5_0/1"): whether it is up, its rate in Gbit/s or None, and its adapter's model.
+    """
 
     name: str
     up: bool
@@ -39,11 +41,13 @@ class Port:
 
 def rdma(node: Reading) -> Iterator[Problem]:
     """
-    Check that active RDMA ports are as many as declared or on siblings, and none is slow.
+    Check that enough RDMA ports are active (the declared number, or the number on siblings), and
+    that no port is slow.
 
-    A problem blocks if replicas may span nodes (`span_nodes`) over the ports: every token waits for
-    the slowest port, or NCCL falls back to TCP. Otherwise served requests do not leave their node,
-    and a dead port is a `WARN`. Without an expectation an inactive port may have no cable.
+    A problem is `block` if replicas may span nodes (`span_nodes`) over the ports. Then every token
+    waits for the slowest port, or NCCL uses TCP instead. Otherwise requests are served within one
+    node, and a dead port is `WARN`. If no number is expected, an inactive port may simply have no
+    cable.
     """
     ports = _ports(node)
     active = [port.name for port in ports if port.up]
@@ -123,7 +127,10 @@ def _at_risk(spanning: tuple[str, ...]) -> str:
 
 
 def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterator[Problem]:
-    """Yield ports slower than siblings' ports of the name, or than the node's similar ports."""
+    """
+    Yield a problem for ports that are slower than the siblings' ports with the same name. Without
+    siblings, ports are compared with the node's other ports on adapters of the same model.
+    """
     there = [told for told in twin_answers(node, _rates) if told is not None]
     slow: dict[bool, list[tuple[Port, float, str]]] = {True: [], False: []}
     for port in ports:
@@ -141,7 +148,7 @@ def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterat
         )
         usual, votes = like.most_common(1)[0] if like else (None, 0)
         if usual is not None and votes > 1 and 2 * votes > like.total() and port.rate < usual:
-            # A port for storage may be slower by design; only siblings show that it should not be.
+            # A port for storage may be slower by design. Only siblings could show that it is not.
             slow[False].append(
                 (port, usual, "the node's other ports on adapters of the same model")
             )
@@ -162,18 +169,23 @@ def _slow(node: Reading, ports: list[Port], spanning: tuple[str, ...]) -> Iterat
 
 @cached_answer
 def _active(node: Reading) -> int:
-    """Return a node's number of active ports. Raises `Unread`."""
+    """Return the node's number of active ports. Raises `Unread` if they could not be read."""
     return sum(port.up for port in _ports(node))
 
 
 @cached_answer
 def _rates(node: Reading) -> Mapping[str, float | None]:
-    """Return the rate of each active port by name. Raises `Unread`."""
+    """
+    Return the rate of each active port, by the port's name. Raises `Unread` if they could not be
+    read.
+    """
     return {port.name: port.rate for port in _ports(node) if port.up}
 
 
 def _ports(node: Reading) -> list[Port]:
-    """Return each RDMA port; a port with an unread state counts as inactive."""
+    """
+    Return all RDMA ports. If the state of a port could not be read, the port counts as inactive.
+    """
     devices = node.get("nics", "infiniband", absent=[])
     if not isinstance(devices, list):
         raise Unread("nics.infiniband is not a list")
@@ -195,7 +207,10 @@ def _gbit(rate: Any) -> float | None:
 
 
 def _model(device: Mapping[str, Any]) -> str | None:
-    """Return the key of an adapter's kind; adapters that manage NVSwitches are a separate kind."""
+    """
+    Return a text that identifies the adapter's model. Adapters that manage NVSwitches count as a
+    separate model.
+    """
     place = device["pci"]
     if is_missing(place) or is_missing(place["device"]):
         return None

@@ -1,4 +1,6 @@
-"""Format the checks' report as a table: the worst findings first, then the fit nodes."""
+"""
+Format the report of the checks as a table: first the findings, the worst first, then the nodes.
+"""
 
 from __future__ import annotations
 
@@ -26,10 +28,10 @@ _VERDICTS = {Severity.BLOCK: "blocked", Severity.UNKNOWN: "unknown"}
 
 def report_table(found: Report, *, everything: bool = False) -> RenderableType:
     """
-    Return a table of the findings, the worst first, and then the fit nodes.
+    Return a table of the findings, the worst first, and then of the nodes by their verdict.
 
-    Equal findings of several GPUs or nodes share a line. Without `everything`, passed checks are
-    not shown, and each remark (`info`) has one line without its remedies.
+    GPUs or nodes with the same finding share a line. Without `everything`, passed checks are not
+    shown, and each remark (`info`) has one line without its remedies.
     """
     shown = [
         finding
@@ -48,7 +50,10 @@ def report_table(found: Report, *, everything: bool = False) -> RenderableType:
 
 
 def _likeness(finding: Finding) -> tuple[Any, ...]:
-    """Return the key of findings that share a line; a node's skipped checks share one."""
+    """
+    Return a key that is equal for findings which share a line. Checks of a node that were skipped
+    for the same reason share one line.
+    """
     if finding.cause:
         gpu = finding.gpu and finding.gpu.name
         return finding.severity, finding.accepted, finding.node, gpu, finding.found
@@ -109,7 +114,7 @@ def _gpu_names(gpus: Iterable[GpuId]) -> str:
 
 
 def _nodes_by_verdict(found: Report) -> Table:
-    """Return a line for each kind of node and verdict; a healthy fleet has one line per kind."""
+    """Return a table with one line for each verdict and kind of node."""
     kinds: dict[tuple[Severity, str], list[str]] = {}
     for node in found.nodes:
         verdict = found.verdict(node)

@@ -1,4 +1,4 @@
-"""Check whether GPUs are throttled by heat, power or a configured limit. Pure."""
+"""Check whether heat, power or a setting lowers the clocks of GPUs. Pure."""
 
 from __future__ import annotations
 
@@ -21,15 +21,17 @@ from gpufleet.checks.probe_facts import (
 # nvmlClocksEventReasons, nvml.h.
 CLOCKS_SETTING = 0x2
 SW_POWER_CAP, HW_SLOWDOWN, SW_THERMAL, HW_THERMAL, HW_POWER_BRAKE = 0x4, 0x8, 0x20, 0x40, 0x80
-# The probe takes this many samples, 0.3 s apart, if a hardware reason is set; a reason in every
-# sample is not transient. nvml.h: a change of clocks or power state may report 0x8 for a moment.
+# If a hardware reason is set, the probe takes this number of samples, 0.3 s apart. A reason that is
+# in every sample is not transient. After a change of clocks or power state, 0x8 may be set for a
+# moment (nvml.h).
 SAMPLES = 3
 
-# A T.Limit margin counts only on a GPU at least this warm: H100s have been seen to answer 0 and
-# less while cool (gpud ignores such answers too), and no NVIDIA board slows down below some 80 °C.
+# A T.Limit margin counts only if the GPU has at least this temperature. Cool H100s have been seen
+# to report margins of 0 and less (gpud ignores such answers too), and no NVIDIA board slows down
+# below about 80 °C.
 WARM_CELSIUS = 70
 
-# The driver rounds limits to its own steps.
+# The tolerance is needed because the driver rounds power limits.
 POWER_TOLERANCE_WATTS = 1
 
 
@@ -37,8 +39,8 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
     """
     Check that neither heat nor power halves the GPU's clocks (NVML's reasons 0x8, 0x40, 0x80).
 
-    A reason in all three samples stops work, and in some of them it is a warning. 0x8 alone in some
-    samples is only a remark, because a change of clocks also reports it.
+    A reason that is set in all three samples is `block`. A reason that is set in some of them is a
+    warning, but 0x8 alone is then only a remark, because it is also set after a change of clocks.
     """
     samples = [_reasons(bits) for bits in gpu.get("throttle_samples")]
     if not samples:
@@ -68,13 +70,13 @@ def hardware_slowdown(gpu: GpuReading) -> Iterator[Problem]:
                     gpu.index,
                 )
             )
-    # 0x8 accompanies the two others: report the worst one, and of equals the one that names a
-    # cause.
+    # 0x8 is set together with the other two reasons. Report the worst problem. Of equal problems,
+    # report the first, which names the cause.
     yield from found and [max(found, key=lambda problem: problem.severity)]
 
 
 def _reasons(bits: int) -> int:
-    """Return NVML's reasons. Raises `Unread` for a number that is no bit set."""
+    """Return NVML's reasons. Raises `Unread` if the number cannot be a set of bits."""
     if bits < 0:
         raise Unread(f"{bits} is not a set of clock event reasons")
     return bits
@@ -106,9 +108,9 @@ _BOTH_LADDER = (
 
 def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that neither power nor heat throttles an idle GPU (NVML's reasons 0x4 and 0x20).
+    Check that neither a power cap nor heat throttles an idle GPU (NVML's reasons 0x4 and 0x20).
 
-    Under load a power cap is normal, and heat is a remark.
+    Under load, a power cap is normal, and throttling by heat is a remark.
     """
     bits = _reasons(gpu.get("throttle_reasons"))
     if not bits & (SW_POWER_CAP | SW_THERMAL):
@@ -145,11 +147,12 @@ def software_throttle(gpu: GpuReading) -> Iterator[Problem]:
 
 def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that no setting holds the GPU's clocks below their default.
+    Check that no setting keeps the GPU's clocks below their default.
 
-    Application clocks are compared with their defaults (`nvidia-smi -ac`). NVML does not report
-    locked clocks (`-lgc`, `-lmc`), only that a setting limits the clocks now: reason 0x2. Raised
-    clocks, and defaults below the highest clocks (V100), also set it: they are no problem.
+    Application clocks (`nvidia-smi -ac`) are compared with their defaults. NVML does not report
+    locked clocks (`-lgc`, `-lmc`). It only reports that a setting limits the clocks now (reason
+    0x2). Reason 0x2 is no problem if the application clocks are above their default, or if the
+    default is below the highest clocks (V100).
     """
     held = bool(_reasons(gpu.get("throttle_reasons")) & CLOCKS_SETTING)
     lower, by_design = [], False
@@ -185,10 +188,10 @@ def locked_clocks(gpu: GpuReading) -> Iterator[Problem]:
 
 def temperature(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that GPU and memory are below the temperature at which the device slows down.
+    Check that the GPU and its memory are below the temperature at which the device slows down.
 
-    Limits in °C are used first. Where there are none (Ada and newer), the T.Limit margins are used
-    (NVML fields 193 to 196). The margin of a cool GPU is ignored.
+    Limits in °C are used if the device has them. Otherwise (Ada and newer) the T.Limit margins are
+    used (NVML fields 193 to 196). The margin of a cool GPU is ignored.
     """
     celsius = gpu.get("temperature_celsius")
     slowdown = _told(gpu, "temperature_slowdown_celsius")
@@ -231,7 +234,10 @@ def temperature(gpu: GpuReading) -> Iterator[Problem]:
 
 
 def _told(gpu: GpuReading, *path: str) -> Any:
-    """Return a fact, or None if the board or the driver does not have it. Raises `Unread`."""
+    """
+    Return a fact, or None if the board or driver does not have it. Raises `Unread` if it could not
+    be read.
+    """
     try:
         return gpu.get(*path)
     except (DoesNotApply, CannotTell):
@@ -239,7 +245,10 @@ def _told(gpu: GpuReading, *path: str) -> Any:
 
 
 def power_limit(gpu: GpuReading) -> Iterator[Problem]:
-    """Check that the power limit is as declared, or else the siblings', or else the default."""
+    """
+    Check that the power limit is the declared one. If none is declared, the limit must not be below
+    the siblings' limit and the board's default.
+    """
     enforced = gpu.get("power_limit_milliwatts") / 1000
     if enforced <= 0:
         raise Unread(f"{enforced:.0f} W is not a power limit")
@@ -260,7 +269,9 @@ def power_limit(gpu: GpuReading) -> Iterator[Problem]:
 
 @cached_answer
 def _usual_limit(node: Reading) -> Any:
-    """Return the power limit in mW of most of a node's GPUs, or None if not reported."""
+    """
+    Return the power limit in mW that most of the node's GPUs have, or None if no GPU reports it.
+    """
     most = multimode(value for _, value in gpu_facts(node.gpus, "power_limit_milliwatts"))
     return next(iter(most), None)
 

@@ -1,8 +1,10 @@
-"""The meaning, severity and remedy of the driver's Xid numbers. A table, pure.
+"""
+Define the meaning, severity and remedy of each Xid number of the driver. Pure.
 
-Actions are from NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, of October 2025: 1 to
-172). Severities are gpufleet's: `BLOCK` if the GPU needs a reset or a technician, `INFO` if at most
-the running program needs a restart. docs/checks/xid.md describes both.
+The actions are from NVIDIA's Xid catalogue (docs.nvidia.com/deploy/xid-errors, version of October
+2025, Xids 1 to 172). The severities are gpufleet's: `BLOCK` if the GPU needs a reset or a
+technician, `INFO` if at most the running program needs a restart. docs/checks/xid.md describes
+both.
 """
 
 from __future__ import annotations
@@ -23,9 +25,9 @@ REPLACE = (Action.DRAIN, Action.RESET_GPU, Action.SERVICE)
 @dataclass(frozen=True)
 class Kind:
     """
-    The meaning of an Xid number in a few words, its severity, and its remedies.
+    The meaning of an Xid number in a few words, its severity, and the steps of its remedy.
 
-    `action` is the catalogue's immediate action, or "" if it has none.
+    `action` is the immediate action in NVIDIA's catalogue, or "" if the catalogue has none.
     """
 
     meaning: str
@@ -88,7 +90,7 @@ KINDS: dict[int, Kind] = {
     152: _ignored("a memory access of a deep learning accelerator failed"),
     153: _ignored("a deep learning accelerator timed out"),
     78: Kind("a virtual GPU could not start", Severity.WARN, WATCH, "UPDATE_SWFW"),
-    # Azure's node checks fail a node for it, NVIDIA asks for a restart of the program.
+    # Azure's node checks fail a node with this Xid. NVIDIA recommends a restart of the program.
     80: Kind("data on its way to the GPU was corrupted", Severity.WARN, RESTART, RESTART_APP),
     159: Kind(
         "error in a packet without data between CPU and GPU", Severity.WARN, WATCH, "CHECK_UVM"
@@ -166,33 +168,33 @@ KINDS: dict[int, Kind] = {
     185: Kind("memory was replaced by spare memory", Severity.WARN, WATCH),
 }
 
-# For numbers that are missing in the table.
+# Used for numbers that are not in the table.
 UNKNOWN = Kind("not in gpufleet's table", Severity.WARN, (Action.LOOK,))
 
-# Xids for which NVIDIA only asks to restart the program. If they recur on a single GPU, the GPU is
-# at fault.
+# Xids for which NVIDIA only recommends a restart of the program. If they recur on a single GPU, the
+# GPU may be the cause.
 OF_PROGRAMS = frozenset(
     number
     for number, kind in KINDS.items()
     if kind.action == RESTART_APP and kind.severity is Severity.INFO
 )
 
-# Xids whose cause the GPU still counts: an uncorrectable memory error stays in its volatile
-# counters until the next reset.
+# Xids about uncorrectable memory errors. The GPU's volatile counters include such an error until
+# the next reset.
 COUNTED_BY_ECC = frozenset({48, 95, 140, 171, 172})
 
-# Errors of NVLink 5 whose line itself says whether they are fatal.
+# Errors of NVLink 5. The line of the error states whether it is fatal.
 NVLINK5 = range(144, 151)
 
-# Kinds with separate alerts (monitoring/rules/gpu_rules.py): different people handle them in
-# different ways.
+# Xids that have separate alerts (monitoring/rules/gpu_rules.py), because they are handled by
+# different people in different ways.
 OFF_THE_BUS = frozenset({79})
 GSP = frozenset({119, 120})
 NVLINK = frozenset({74, 136, *NVLINK5, 155})
 CONTAINED = frozenset({94})
 
-# The driver's recovery requests: (words, remedy) by NVML's number, which Xid 154 writes in
-# hexadecimal (nvmlDeviceGpuRecoveryAction_t, nvml.h).
+# The text and the remedy for each recovery action that the driver can request. The keys are NVML's
+# numbers (nvmlDeviceGpuRecoveryAction_t, nvml.h). Xid 154 has the number in hexadecimal.
 RECOVERY: dict[int, tuple[str, tuple[Action, ...]]] = {
     0: ("nothing", ()),
     1: ("a GPU reset", RESET),
