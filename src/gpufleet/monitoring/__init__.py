@@ -1,5 +1,6 @@
-"""Define a fleet's metrics, rules, dashboards, scrape configuration and routes. Pure.
+"""
+Define the fleet's metrics, rules, dashboards, scrape configuration and alert routes. Pure.
 
-`metrics/` is the only list of metrics. Rules and panels use only its metrics, and tests compare
-both with the answers of real servers.
+`metrics/` is the only list of metrics. Rules and panels may use only metrics in this list, and
+tests compare the list with the answers of real servers.
 """

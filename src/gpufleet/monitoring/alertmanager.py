@@ -1,10 +1,13 @@
-"""Render Alertmanager's configuration, which routes alerts to receivers. Pure.
+"""
+Render Alertmanager's configuration, which routes alerts to receivers. Pure.
 
-Pages go to `page`, everything else to `ticket`; alerts without a receiver are shown but not sent.
-Secrets are in files beside the configuration (credentials/), which refers to them. The exception is
-a webhook's URL, which Alertmanager before 0.26 cannot read from a file (config/notifiers.go of 0.25
-has no url_file, and amtool 0.25 refuses it). A URL in `urls` is written into the configuration,
-which is then secret.
+Pages are sent to the receiver `page`, and all other alerts to `ticket`. Alertmanager shows alerts
+without a receiver, but does not send them.
+
+Secrets are in files beside the configuration (credentials/), and the configuration has their paths.
+The exception is the URL of a webhook, which Alertmanager before 0.26 cannot read from a file
+(config/notifiers.go of 0.25 has no url_file, and amtool 0.25 rejects it). A URL in `urls` is
+written into the configuration, so the configuration is then secret.
 """
 
 from __future__ import annotations
@@ -18,11 +21,12 @@ from gpufleet.monitoring.prometheus import MARK
 from gpufleet.settings.monitoring_settings import Alertmanager, Mail, Receiver
 
 NODE_DOWN = "NodeDown"
-"""The alert that suppresses a node's other alerts, because it explains them."""
+"""The alert that suppresses the other alerts of the same node, because it explains them."""
 ALIVE = "MonitoringAlive"
-"""The alert that always fires. It is sent to `heartbeat`, if set, every minute."""
+"""The alert that always fires. If `heartbeat` is set, Alertmanager sends it there every minute."""
 
-# A page is sent at once but for what comes in the same breath; a ticket can wait to be one of many.
+# A page is sent after a few seconds, together with pages that fire at the same time. Tickets wait
+# longer, so that several tickets can be sent together.
 _PAGE = {"group_wait": "10s", "group_interval": "2m", "repeat_interval": "4h"}
 _TICKET = {"group_wait": "2m", "group_interval": "15m", "repeat_interval": "24h"}
 _HEARTBEAT = {"group_wait": "0s", "group_interval": "1m", "repeat_interval": "1m"}
@@ -38,9 +42,9 @@ def alertmanager_yml(
     """
     Return alertmanager.yml.
 
-    `urls` maps each secret file that holds a webhook URL to that URL. `folder` is the
-    configuration's directory with a trailing slash, because Alertmanager resolves file names from
-    its working directory, which may differ.
+    `urls` maps each secret file with a webhook's URL to that URL. `folder` is the directory of the
+    configuration with a trailing slash. It is needed because Alertmanager resolves file names from
+    its working directory, which may be different.
     """
     receivers = {
         "page": wanted.page,
@@ -75,7 +79,10 @@ def alertmanager_yml(
 
 
 def secret_files(wanted: Alertmanager) -> dict[str, str]:
-    """Return the secret files beside the configuration, with their source files on this machine."""
+    """
+    Return a dict that maps each secret file beside the configuration to its source file on this
+    machine.
+    """
     found: dict[str, str] = {}
     for name, each in (
         ("page", wanted.page),
@@ -96,7 +103,7 @@ def secret_files(wanted: Alertmanager) -> dict[str, str]:
 
 
 def webhooks(wanted: Alertmanager) -> tuple[str, ...]:
-    """Return the paths of `secret_files` that contain a webhook URL."""
+    """Return those paths of `secret_files` that contain the URL of a webhook."""
     return tuple(file for file in secret_files(wanted) if file.endswith("-webhook"))
 
 
@@ -105,13 +112,13 @@ def _file(name: str, way: str) -> str:
 
 
 def _inhibitions() -> Iterator[dict[str, Any]]:
-    """Yield the rules that suppress alerts while their cause fires."""
+    """Yield the rules that suppress an alert while the alert about its cause fires."""
     yield {
         "source_matchers": [f'alertname="{NODE_DOWN}"'],
         "target_matchers": [f'alertname!="{NODE_DOWN}"'],
         "equal": ["instance"],
     }
-    # Of the same GPU or the same server only: a page about one thing must not hide another.
+    # A page suppresses only tickets about the same GPU or the same server.
     for label in ("gpu", "stage"):
         yield {
             "source_matchers": ['severity="page"', f'{label}=~".+"'],

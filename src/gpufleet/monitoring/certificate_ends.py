@@ -1,7 +1,8 @@
-"""Publish the expiry of a node's certificates as textfiles of the node exporter. Pure.
+"""
+Publish when a node's certificates expire, as textfiles for the node exporter. Pure.
 
-Roles that place a certificate also place this file, so alerts are about the certificate on the
-node. The expiry is read on this machine, so nodes run no additional program.
+Roles that place a certificate on a node also place this file, so alerts are about the certificate
+that is on the node. The expiry is read on this machine, so nodes need no additional program.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
 
 def metrics_file(folder: str) -> str:
     """
-    Return the metrics file of the certificate in a folder of the node.
+    Return the path of the metrics file for the certificate in a folder of the node.
 
     >>> metrics_file("/etc/gpufleet/gateway")
     '/var/lib/gpufleet/textfile/certificate-gateway.prom'
@@ -27,9 +28,10 @@ def metrics_file(folder: str) -> str:
 
 def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value, ...]:
     """
-    Return the metrics file with the expiry of `folder/name`.
+    Return the desired state of the metrics file with the expiry of the certificate `folder/name`.
 
-    `end` is in seconds since 1970. Without a certificate, it is None, and the file is removed.
+    `end` is in seconds since 1970. If there is no certificate, `end` is None and the file is
+    removed.
     """
     path = metrics_file(folder)
     if end is None:
@@ -40,7 +42,7 @@ def end_values(folder: str, name: str, use: str, end: int | None) -> tuple[Value
 def end_text(path: str, use: str, end: int) -> str:
     """Return the metrics for the node exporter's textfile collector."""
     metric = CERTIFICATE_END
-    # The same help in each file: the collector refuses a name with two.
+    # All files have the same help text, because the collector rejects a metric with two texts.
     return (
         f"# HELP {metric.name} {metric.help}\n# TYPE {metric.name} {metric.type}\n"
         f"{metric.name}{format_labels({'path': path, 'use': use})} {end}\n"
@@ -49,9 +51,10 @@ def end_text(path: str, use: str, end: int) -> str:
 
 def certificate_end(setting: str, pem: bytes) -> int:
     """
-    Return the expiry of the first certificate in a PEM, in seconds since 1970.
+    Return when the first certificate in a PEM file expires, in seconds since 1970.
 
-    Further certificates are ignored. Raises `FleetError` with the setting's name if there is none.
+    Further certificates in the file are ignored. Raises `FleetError` with the setting's name if the
+    file has no certificate.
     """
     from gpufleet.monitoring import exporter_certificates
 

@@ -1,4 +1,6 @@
-"""Desired state of DCGM on a node: the host engine, and its Prometheus exporter.  Pure."""
+"""
+Compute the desired state of DCGM on a node: the host engine and its Prometheus exporter. Pure.
+"""
 
 from __future__ import annotations
 
@@ -22,20 +24,22 @@ EXPORTER = "nvidia-dcgm-exporter.service"
 
 CREDENTIALS = node_paths.DCGM_EXPORTER
 
-# The packaged list lacks ECC, row remapping, NVLink and throttling: most public alert rules would
-# never fire with it.
+# The list of counters in the package has no counters for ECC, row remapping, NVLink and throttling,
+# so most public alert rules would never fire with it.
 COUNTERS = PurePosixPath("/etc/dcgm-exporter/gpufleet-counters.csv")
 
-# Profiling needs no root on these; older ones need it, or a module parameter of the driver's, and
-# NVIDIA's proprietary package (docs.nvidia.com/datacenter/dcgm, "Profiling Metrics").
+# On these GPUs, profiling needs no root permissions. On older GPUs, it needs root permissions or a
+# parameter of the driver's module, and also NVIDIA's proprietary package
+# (docs.nvidia.com/datacenter/dcgm, "Profiling Metrics").
 _PROFILED = frozenset({"hopper", "blackwell"})
 
 
 def require_published(system: System, node: str) -> None:
     """
-    Raise `FleetError` if NVIDIA publishes no DCGM for a node's system.
+    Raise `FleetError` if NVIDIA publishes no DCGM for the node's operating system.
 
-    A system outside gpufleet's table is accepted, because the operator's repository may have DCGM.
+    An operating system that is not in gpufleet's table is accepted, because the operator's own
+    repository may have DCGM.
     """
     try:
         has = vendor_repository(system).dcgm
@@ -50,18 +54,18 @@ def require_published(system: System, node: str) -> None:
 
 
 def has_profiling(wanted: Dcgm, machine: Machine) -> bool:
-    """Return whether the exporter may read profiling counters of all GPUs of a machine."""
+    """Return whether the exporter may read profiling counters of all GPUs of the machine."""
     if wanted.profiling is not None:
         return wanted.profiling
-    # By the PCI bus, which every deploy can read: the driver's answer would change the file while
-    # the driver is broken.
+    # The GPUs are found on the PCI bus, which every deploy can read. With the driver's answer, the
+    # file would change while the driver does not work.
     return bool(machine.gpus) and all(generation(each) in _PROFILED for each in machine.gpus)
 
 
 def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
-    """Return DCGM's packages from the settings, without a lock."""
-    # Every package by version: strict dependencies between them are not resolved by apt when only
-    # one is named and a newer one exists.
+    """Return DCGM's packages in the versions of the settings, without a lock file."""
+    # Every package has a version here. If only one package had a version and newer packages exist,
+    # apt could not resolve the strict dependencies between the packages.
     versions = {
         "datacenter-gpu-manager-4-core": wanted.version,
         f"datacenter-gpu-manager-4-cuda{wanted.cuda_major}": wanted.version,
@@ -72,7 +76,10 @@ def declared_packages(wanted: Dcgm) -> tuple[Package, ...]:
 
 
 def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, ...]:
-    """Return the units and files of the host engine, and of the exporter if declared."""
+    """
+    Return the units and files of the host engine. If an exporter version is declared, include those
+    of the exporter.
+    """
     engine = drop_in("dcgm/nvidia-dcgm.conf.j2", ENGINE, started_with={"version": wanted.version})
     found: list[Value] = [engine.file, Unit(ENGINE, fingerprint=engine.fingerprint)]
     if wanted.exporter_version is None:
@@ -102,7 +109,7 @@ def services(wanted: Dcgm, access: Access, *, profiling: bool) -> tuple[Value, .
 
 
 def metrics(wanted: Dcgm, access: Access) -> Metrics:
-    """Return the metric families that alerts need from the exporter."""
+    """Return the metrics of the exporter that alerts need."""
     return Metrics(
         id="dcgm_exporter",
         unit=EXPORTER,
@@ -112,7 +119,8 @@ def metrics(wanted: Dcgm, access: Access) -> Metrics:
             "DCGM_FI_DEV_GPU_UTIL",
             "DCGM_FI_DEV_FB_USED",
             "DCGM_FI_DEV_POWER_USAGE",
-            # Not the last Xid: exporter 4.8.2 has no series of it before there was one.
+            # The last Xid is not required: exporter 4.8.2 has no series for it before the first
+            # Xid.
             "DCGM_EXP_XID_ERRORS_COUNT",
         ),
         access=access,

@@ -1,4 +1,4 @@
-"""Write the counters file of DCGM's exporter from the list of metrics. Pure."""
+"""Write the counters file of DCGM's exporter from gpufleet's list of metrics. Pure."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import io
 from gpufleet.monitoring.metrics import dcgm_metrics
 from gpufleet.monitoring.metrics.metric import Job
 
-# Fields of DCGM's profiling module, numbers 1001 and up (dcgm_fields.h).
+# The prefix of the fields of DCGM's profiling module, which have numbers from 1001 (dcgm_fields.h).
 _PROFILING = "DCGM_FI_PROF_"
 _HEAD = (
     "# Written by gpufleet; the next deploy overwrites what is changed here.\n"
@@ -18,12 +18,12 @@ _HEAD = (
 
 def counters(*, profiling: bool) -> bytes:
     """
-    Return the counters file of a node.
+    Return the content of a node's counters file.
 
-    Fields that a board lacks have no series, which is harmless. A profiling field without
-    permission breaks the exporter: it then reads no field of any GPU, but keeps running without
-    series (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). So the file has
-    profiling fields only with `profiling`.
+    If a board does not have a field, the field has no series, which is harmless. A profiling field
+    without permission makes the exporter useless: it reads no field of any GPU, but keeps running
+    without series (dcgm-exporter 4.8.2, startDeviceWatchListManager in pkg/cmd/app.go). Therefore
+    the file has profiling fields only if `profiling` is True.
     """
     text = io.StringIO(_HEAD)
     text.seek(0, io.SEEK_END)

@@ -1,6 +1,7 @@
-"""Check that clients will trust the certificate of an exporter or a gateway. Pure.
+"""
+Check that clients will accept the certificate of an exporter or a gateway. Pure.
 
-It is a separate module because `cryptography.x509` takes 14 ms to load, and only fleets with
+This is a separate module because `cryptography.x509` takes 14 ms to load, and only fleets with
 certificates need it.
 """
 
@@ -23,26 +24,28 @@ from cryptography.hazmat.primitives.serialization import (
 
 from gpufleet.errors import FleetError
 
-# A certificate is usually renewed a month ahead; with three weeks left that has not happened.
+# A certificate is usually renewed a month before it expires. If only three weeks are left, the
+# renewal has probably failed.
 REMARK_DAYS = 21
-# Servers take a file that has more than the key in it: its certificate, the curve's parameters.
+# Servers accept a key file that also contains other parts: the certificate, or the parameters of
+# the curve.
 _PRIVATE_KEY = re.compile(
     rb"-----BEGIN ([A-Z ]*)PRIVATE KEY-----.*?-----END \1PRIVATE KEY-----", re.DOTALL
 )
 
 
 class CertificateFiles(NamedTuple):
-    """A certificate's files, each as path and content."""
+    """The files of a certificate, each as a pair of path and content."""
 
     certificate: tuple[str, bytes]
     key: tuple[str, bytes]
     ca: tuple[str, bytes] | None
     setting: str = "exporters.tls"
-    """The setting that names the files."""
+    """The setting that contains the paths of the files."""
 
 
 def certificate_problems(named: CertificateFiles, now: dt.datetime) -> list[str]:
-    """Return the problems of a certificate, its key and its CA, as sentences."""
+    """Return the problems of a certificate, its key and its CA, one sentence each."""
     (path, certificate), (key_path, key) = named.certificate, named.key
     try:
         chain = x509.load_pem_x509_certificates(certificate)
@@ -112,15 +115,15 @@ def _signs(issuer: x509.Certificate, certificate: x509.Certificate) -> bool:
 
 
 def fingerprint(named: CertificateFiles) -> str:
-    """Return the SHA-256 of a certificate that can be parsed."""
+    """Return the SHA-256 hash of a certificate. The certificate must have been parsed before."""
     return _leaf(named).fingerprint(hashes.SHA256()).hex()
 
 
 def end(setting: str, pem: bytes) -> dt.datetime:
     """
-    Return the expiry of the first certificate in a PEM.
+    Return when the first certificate in a PEM file expires.
 
-    Raises `FleetError` with the setting's name if there is no certificate.
+    Raises `FleetError` with the setting's name if the file has no certificate.
     """
     try:
         return x509.load_pem_x509_certificates(pem)[0].not_valid_after_utc
@@ -141,7 +144,10 @@ def end_remarks(named: CertificateFiles, now: dt.datetime) -> Iterator[str]:
 
 
 def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime) -> Iterator[str]:
-    """Yield remarks on a certificate that expires soon, or is not for the clients' address."""
+    """
+    Yield a remark if the certificate expires soon, and one if it is not valid for the address that
+    clients use.
+    """
     path, leaf = named.certificate[0], _leaf(named)
     yield from end_remarks(named, now)
     if not _names(leaf, address):
@@ -153,7 +159,7 @@ def certificate_remarks(named: CertificateFiles, address: str, now: dt.datetime)
 
 
 def _names(leaf: x509.Certificate, address: str) -> bool:
-    """Return whether a certificate is for an address, by Go's rules (crypto/x509)."""
+    """Return whether a certificate is valid for an address, by the rules of Go (crypto/x509)."""
     try:
         found = leaf.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:

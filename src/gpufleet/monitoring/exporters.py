@@ -1,11 +1,11 @@
 """
-Prepare the access to a node's exporters: TLS and password. Reads the operator's files.
+Prepare the access to a node's exporters: TLS and a password. Reads the operator's files.
 
-A node gets a web configuration in the format of Prometheus' exporters
-(github.com/prometheus/exporter-toolkit, docs/web-configuration.md), its own certificate and key,
-and a hash of the password. Units load them as credentials. Everything is checked before a node is
-changed, because only the alerts on an exporter's metrics would show that its certificate is
-invalid.
+A node gets its own certificate and key, a hash of the password, and a web configuration in the
+format of Prometheus' exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md).
+The exporters' units load these files as credentials. gpufleet checks all of them before it changes
+a node, because an exporter with an invalid certificate starts normally, and only the alerts about
+its missing metrics would show the problem.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from gpufleet.settings.monitoring_settings import BasicAuth, Exporters
 WEB_CONFIG = "web-config.yml"
 CERTIFICATE = "certificate.pem"
 KEY = "key.pem"
-# bcrypt's cost: 2^10 rounds, some 50 ms of one core. An exporter asks once for each new password
-# and remembers; more would be felt at every start of a fleet's deploy.
+# bcrypt's cost: 2^10 rounds, about 50 ms on one core. An exporter computes the hash once for each
+# new password and caches it. A higher cost would noticeably delay every deploy of a fleet.
 COST = 10
-# bcrypt takes no more of a password.
+# In bytes. bcrypt ignores the rest of a longer password.
 LONGEST_PASSWORD = 72
 
 _STANDARD = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/"
@@ -43,14 +43,15 @@ _BCRYPT = b"./ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789"
 @dataclass(frozen=True)
 class Access:
     """
-    Access to the exporters of one node.
+    The access to the exporters of one node.
 
     Attributes:
-        credentials: the credentials of their units, by name; empty for plain HTTP without a login.
-        listen: the address to bind; "" binds all addresses.
-        username, password: the login; None without a login.
-        certificate_sha256: the hash of their certificate; None for plain HTTP.
-        certificate_end: the certificate's expiry, in seconds since 1970.
+        credentials: the credentials of the exporters' units, by name. Empty for plain HTTP without
+            a login.
+        listen: the address that the exporters bind. "" binds all addresses.
+        username, password: the login, or None without a login.
+        certificate_sha256: the SHA-256 hash of the certificate, or None for plain HTTP.
+        certificate_end: when the certificate expires, in seconds since 1970, or None for plain HTTP.
         remarks: remarks for the operator.
     """
 
@@ -66,7 +67,7 @@ class Access:
         """
         Return the credentials as files in a directory, readable only by root.
 
-        A certificate's expiry is in a public metrics file.
+        The expiry of the certificate is in a separate metrics file, which every user can read.
         """
         if not self.credentials:
             return ()
@@ -81,9 +82,9 @@ class Access:
 
     def only_these(self, directory: str) -> tuple[Value, ...]:
         """
-        Return the desired state without other credentials.
+        Return the desired state that also removes all other credentials from the directory.
 
-        Apply it after all units have dropped them.
+        Apply it after all units have stopped using the other credentials.
         """
         gone = self._end(directory) if self.certificate_end is None else ()
         return (*self.files(directory), NoOtherFiles(f"{directory}/*"), *gone)
@@ -94,7 +95,7 @@ class Access:
         )
 
     def started_with(self) -> dict[str, str]:
-        """Return the hashes of the credentials. A changed hash causes a restart."""
+        """Return the hashes of the credentials. If a hash changes, the unit is restarted."""
         return {
             f"credential {name}": hashlib.sha256(content).hexdigest()
             for name, content in self.credentials.items()
@@ -102,7 +103,7 @@ class Access:
 
     def address(self, port: int) -> str:
         """
-        Return an exporter's listen address in its flag's notation.
+        Return the address that an exporter binds, in the form of its flag.
 
         >>> Access(listen="192.0.2.7").address(9100)
         '192.0.2.7:9100'
@@ -110,7 +111,7 @@ class Access:
         return f"{_bracketed(self.listen)}:{port}"
 
     def url(self, port: int) -> str:
-        """Return the URL of an exporter's metrics on the node itself."""
+        """Return the URL of an exporter's metrics for a client on the node itself."""
         scheme = "https" if self.certificate_sha256 else "http"
         return f"{scheme}://{_bracketed(self.listen or '127.0.0.1')}:{port}/metrics"
 
@@ -119,8 +120,8 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
     """
     Return the access to the exporters of `node`.
 
-    `address` is the node's address for Prometheus. Raises `FleetError` with all problems of the
-    files in the settings, each with its key.
+    `address` is the address that Prometheus uses for the node. Raises `FleetError` with all
+    problems of the files that the settings name, each with the key of its setting.
     """
     problems: list[str] = []
     credentials: dict[str, bytes] = {}
@@ -188,7 +189,7 @@ def access(exporters: Exporters, node: str, address: str, *, now: dt.datetime) -
 
 def file_of_node(path: str, node: str) -> str:
     """
-    Return a file's name for one node.
+    Return the path of a file for one node: `{node}` in the path is replaced with the node's name.
 
     >>> file_of_node("secrets/tls/{node}.pem", "gpu-01")
     'secrets/tls/gpu-01.pem'
@@ -199,14 +200,14 @@ def file_of_node(path: str, node: str) -> str:
 @cache
 def password_hash(password: str, username: str, node: str) -> str:
     """
-    Return a password's bcrypt hash, which is constant for a user on a node.
+    Return the bcrypt hash of a password. The hash is always the same for a user on a node.
 
-    The salt is derived only from the two names, because the hash contains it, and a salt from the
-    password would allow guesses without bcrypt's cost.
+    The salt is derived only from the names of the node and the user. The hash contains the salt, so
+    a salt that is derived from the password would allow guesses without the cost of bcrypt.
     """
     names = f"gpufleet exporters\0{node}\0{username}".encode()
     digest = hashlib.sha256(names).digest()[:16]
-    # bcrypt's own alphabet for the same bits (openbsd: lib/libc/crypt/bcrypt.c).
+    # bcrypt encodes the bits with a different alphabet (openbsd: lib/libc/crypt/bcrypt.c).
     salt = base64.b64encode(digest).rstrip(b"=").translate(bytes.maketrans(_STANDARD, _BCRYPT))
     return bcrypt.hashpw(password.encode(), b"$2b$%02d$" % COST + salt).decode()
 
@@ -253,19 +254,23 @@ def _bracketed(address: str) -> str:
 
 @dataclass(frozen=True)
 class Metrics:
-    """One exporter and the metric families that it must serve."""
+    """One exporter, and the metric families that it must serve."""
 
     id: str
     unit: str
     url: str
     families: tuple[str, ...]
     access: Access = field(default_factory=Access)
-    """The access to the exporter. A query gets the password on standard input, never in a file."""
+    """
+    The access to the exporter. A query gets the password on standard input and never from a file.
+    """
     loopback_port: int | None = None
-    """Port of the exporter's source, which listens only on loopback; None without one."""
+    """
+    The port from which the exporter reads its values, which is open only on loopback, or None.
+    """
 
     def parameters(self) -> dict[str, Any]:
-        """Return the exporter's parameters for on_node/serving/endpoints.py."""
+        """Return the exporter's part of the parameters of on_node/serving/endpoints.py."""
         return {
             "id": self.id,
             "unit": self.unit,

@@ -1,8 +1,9 @@
-"""Compute the desired state of Prometheus' node exporter on a node: its unit and flags. Pure.
+"""
+Compute the desired state of Prometheus' node exporter on a node: its unit and its flags. Pure.
 
-The program is from the distribution's package or from its publisher. The unit has the package's
-name in both cases, so there is never a second exporter. gpufleet writes the whole unit, because a
-package's unit has no hardening.
+The program comes from the distribution's package or from the publisher's archive. The unit has the
+name of the package's unit in both cases, so a node never runs two exporters. gpufleet writes the
+whole unit, because the unit in the package has no hardening.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ UNIT = f"{PACKAGE}.service"
 
 PROGRAM = "node_exporter"
 
-# Debian's and Ubuntu's package makes that account; an archive's program gets one of its own.
+# The package of Debian and Ubuntu creates this account. A program from an archive gets an account
+# that gpufleet creates.
 PACKAGED_USER = "prometheus"
 
 ARCHIVED_USER = "node-exporter"
@@ -42,23 +44,25 @@ CREDENTIALS = node_paths.NODE_EXPORTER
 
 TEXTFILES = node_paths.TEXTFILES
 
-# Beside those that are on by default (README of prometheus/node_exporter): textfile, pressure,
-# infiniband and filesystem among them.
+# The collectors that are switched on in addition to the default ones (README of
+# prometheus/node_exporter), such as textfile, pressure, infiniband and filesystem.
 ON = ("ethtool", "systemd")
 
-# A series or more for every CPU, of which a GPU node has hundreds, and nothing here asks for them.
+# These collectors have one or more series for every CPU. A GPU node has hundreds of CPUs, and
+# nothing in gpufleet uses the series.
 OFF = ("cpufreq", "schedstat", "softnet")
 
-# Every one of these flags is known from 1.3.1 (Ubuntu 22.04) to 1.12.1, and the binary itself is
-# asked on the node before its unit is touched. Regular expressions are Go's; the exporter anchors
-# none of them by itself but that of units.
+# All of these flags exist from 1.3.1 (Ubuntu 22.04) to 1.12.1. Before gpufleet changes the unit, it
+# also runs the program on the node with the flags. Regular expressions have Go's syntax. The
+# exporter anchors only the expression for units.
 _UNITS = (
     "(vllm|gpufleet|nvidia|dcgm|prometheus|alertmanager|grafana|haproxy|chrony|ntp|systemd-timesyncd"
     "|ssh|openibd|opensm|nvlsm|nfs|lustre|docker|containerd|kubelet).*[.](service|timer|socket)"
 )
 
-# File systems without a disk. Overlays stay: one may be the root of a node that boots from an
-# image; overlays of containers are left out by their paths. /dev/shm stays: vLLM's ranks use it.
+# The types of file systems without a disk. Overlays are not among them, because the root of a node
+# that boots from an image may be an overlay. Overlays of containers are excluded by their paths.
+# /dev/shm is not excluded, because vLLM's ranks use it.
 _FILE_SYSTEMS = (
     "^(autofs|binfmt_misc|bpf|cgroup2?|configfs|debugfs|devpts|devtmpfs|efivarfs|fuse[.].+|fusectl|"
     "hugetlbfs|iso9660|mqueue|nsfs|proc|procfs|pstore|ramfs|rpc_pipefs|securityfs|selinuxfs|"
@@ -70,19 +74,19 @@ _MOUNTS = (
     "|var/lib/(containerd|containers|docker|kubelet))($|/))"
 )
 
-# Devices that come and go with containers and virtual machines, each with dozens of series.
+# Devices that containers and virtual machines create and remove. Each has dozens of series.
 _DEVICES = "^(br-|cali|cni|docker|flannel|lxc|podman|tap|tun|veth|virbr).*$"
 
-# Adapters have a thousand counters each; these say that packets were lost, or why: RoCE's pause
-# frames and congestion marks.
+# An adapter has about a thousand counters. The counters with these names show that packets were
+# lost, or why: RoCE's pause frames and congestion marks.
 _COUNTERS = (
     "^.*(buffer|cnp|crc|discard|drop|ecn|err|link_down|nack|out_of_|pause|retrans|symbol"
     "|timeout).*$"
 )
 
 FACTS_FAMILIES = ("gpufleet_facts_failed", "gpufleet_facts_timestamp_seconds")
-"""Metrics of gpufleet's facts that exist even if no fact could be read."""
-# A family of each collector that alerts rest on.
+"""The metrics about gpufleet's facts that exist even if no fact could be read."""
+# For each collector that alerts need, one of its metrics.
 _FAMILIES = {
     "cpu": "node_cpu_seconds_total",
     "filesystem": "node_filesystem_avail_bytes",
@@ -96,20 +100,22 @@ _FAMILIES = {
 
 
 def archive(wanted: NodeExporter) -> ProgramArchive | None:
-    """Return the publisher's program; None for the distribution's package."""
+    """Return the publisher's program, or None if the distribution's package is used."""
     return ProgramArchive(PROGRAM, wanted.archive, (PROGRAM,)) if wanted.archive else None
 
 
 def program(wanted: NodeExporter) -> str:
-    """Return the program's path on the node."""
+    """Return the path of the program on the node."""
     found = archive(wanted)
     return found.program(PROGRAM) if found else f"/usr/bin/{PACKAGE}"
 
 
 def required_state(wanted: NodeExporter) -> tuple[Value, ...]:
-    """Return the program's prerequisites."""
-    # Who is not root asks systemd over D-Bus; a minimal system has none, and packages only
-    # recommend it.
+    """
+    Return the desired state that must exist before the program runs: packages, account, directory.
+    """
+    # A program without root permissions queries systemd over D-Bus. A minimal system has no D-Bus,
+    # and packages only recommend it.
     asking = () if "systemd" in wanted.without else (Package("dbus"),)
     textfiles = Directory(TEXTFILES)
     if wanted.archive is None:
@@ -138,7 +144,10 @@ def unit(wanted: NodeExporter, access: Access) -> UnitFile:
 
 
 def services(rendered: UnitFile, access: Access) -> tuple[Value, ...]:
-    """Return the unit with its credentials. An earlier release's drop-in is removed."""
+    """
+    Return the unit and its credentials. The drop-in that an earlier release of gpufleet wrote is
+    removed.
+    """
     return (
         *access.files(CREDENTIALS),
         rendered.file,
@@ -148,11 +157,7 @@ def services(rendered: UnitFile, access: Access) -> tuple[Value, ...]:
 
 
 def arguments(wanted: NodeExporter, access: Access) -> tuple[str, ...]:
-    """
-    Return the program's flags.
-
-    systemd expands `$CREDENTIALS_DIRECTORY` in them.
-    """
+    """Return the flags of the program. systemd expands `$CREDENTIALS_DIRECTORY` in them."""
     on = [name for name in dict.fromkeys((*ON, *wanted.collectors)) if name not in wanted.without]
     off = [name for name in dict.fromkeys((*OFF, *wanted.without)) if name not in wanted.collectors]
     detailed = {
@@ -184,14 +189,20 @@ _CREDENTIAL = f"${{CREDENTIALS_DIRECTORY}}/{WEB_CONFIG}"
 
 
 def _quoted(word: str) -> str:
-    """Return a flag as one word of a unit; systemd expands the credentials directory."""
+    """
+    Return a flag as one word for a unit file. systemd still expands the credentials directory in
+    it.
+    """
     if word.endswith(_CREDENTIAL):
         return systemd_quote(word.removesuffix(_CREDENTIAL)) + _CREDENTIAL
     return systemd_quote(word)
 
 
 def flag_check_script(wanted: NodeExporter, access: Access) -> str:
-    """Return the shell script in which the program only parses its flags."""
+    """
+    Return a shell script that runs the program only to parse its flags, and fails if it rejects
+    them.
+    """
     words = [program(wanted), *arguments(wanted, access), "--version"]
     line = " ".join(map(quote, words))
     hint = (
@@ -207,9 +218,10 @@ def flag_check_script(wanted: NodeExporter, access: Access) -> str:
 
 def metrics(wanted: NodeExporter, access: Access, *, facts: bool = False) -> Metrics:
     """
-    Return the required metrics of the exporter: one family from each collector that alerts need.
+    Return the metrics that the exporter must serve: one for each collector that alerts need.
 
-    With `facts`, gpufleet's own metrics are also required, unless the textfile collector is off.
+    If `facts` is True, gpufleet's own metrics are also required, unless the textfile collector is
+    switched off.
     """
     ours = FACTS_FAMILIES if facts and "textfile" not in wanted.without else ()
     return Metrics(

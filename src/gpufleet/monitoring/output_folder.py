@@ -1,8 +1,9 @@
-"""Write, update and remove gpufleet's files in a shared folder, and no other files.
+"""
+Write, update and remove gpufleet's own files in a shared folder, without changing other files.
 
-A list in the folder has gpufleet's files with their hashes. A file that is not in the list, or has
-changed, is refused and left unchanged. The list is written before the files, so that the next run
-recognises a killed run's files.
+A list in the folder has gpufleet's files and their hashes. If a file is not in the list, or was
+changed, gpufleet reports an error and does not overwrite the file. The list is written before the
+files. So if a run is killed, the next run recognises the files of that run.
 """
 
 from __future__ import annotations
@@ -20,11 +21,11 @@ LIST = ".gpufleet-written.json"
 
 def write(folder: Path, wanted: Mapping[str, bytes]) -> list[str]:
     """
-    Write these files into `folder`, and remove obsolete files of earlier calls.
+    Write these files into `folder`, and remove files of earlier calls that are no longer wanted.
 
-    `wanted` maps paths inside the folder to contents. Returns the changes, one line each; empty
-    without changes. Raises `FleetError` for every file that gpufleet must not write, before writing
-    any.
+    `wanted` maps paths inside the folder to contents. Returns the changes, one line for each, or an
+    empty list if nothing changed. If there are files that gpufleet must not overwrite, it writes
+    nothing and raises `FleetError` with all of them.
     """
     ours = _listed(folder)
     now = {path: _hash(folder / path) for path in {*ours, *wanted}}
@@ -62,7 +63,7 @@ def _write(
     for path in stale:
         (folder / path).unlink()
         done.append(f"removed {folder / path}")
-        with suppress(OSError):  # something else is in it
+        with suppress(OSError):  # the directory is not empty
             (folder / path).parent.rmdir()
     if stale or changed or dict(ours) != hashes:
         _put(folder / LIST, _text(hashes))
@@ -76,7 +77,7 @@ def _why(listed: bool) -> str:
 
 
 def _listed(folder: Path) -> dict[str, list[str]]:
-    """Return the allowed hashes of previously written files by path."""
+    """Return the files in the list, each with the hashes that its content may have."""
     try:
         found: dict[str, list[str]] = json.loads((folder / LIST).read_bytes())["files"]
     except FileNotFoundError:

@@ -1,10 +1,11 @@
-"""Render Prometheus' configuration and its targets by job, from the inventory and the plan.
+"""
+Render Prometheus' configuration, and its targets by job, from the inventory and the plan. Pure.
 
-Targets are in files that Prometheus rereads after each change (file_sd), so adding or removing a
-node needs no reload. Exporters' access (TLS, a password) is configuration, so nodes with the same
-access share one scrape configuration and one file.
+The targets are in files that Prometheus reads again after each change (file_sd), so adding or
+removing a node needs no reload. How an exporter is accessed (TLS, a password) belongs to the
+configuration, so nodes with the same access share one scrape configuration and one file.
 
-Pure. `instance` is the node's name, independent of its address.
+The label `instance` is the node's name, whatever the node's address is.
 """
 
 from __future__ import annotations
@@ -29,14 +30,14 @@ Target: TypeAlias = dict[str, Any]
 MARK = "# Written by gpufleet; the next run overwrites what is changed here.\n"
 
 _LOOPBACK = ("127.0.0.1", "::1", "localhost")
-_ANY = ("0.0.0.0", "::", "")  # noqa: S104  # addresses that are read, not bound
-# prometheus.io/docs, scrape_timeout: 10 s unless said, and never above the interval.
+_ANY = ("0.0.0.0", "::", "")  # noqa: S104  # only compared with settings, not bound
+# The default of Prometheus' scrape_timeout is 10 s. It must not be longer than the interval.
 _MOST_SECONDS = 10
 
 
 @dataclass(frozen=True, order=True)
 class Access:
-    """Access to a target. Files are on this machine; "" if not required."""
+    """How a target is accessed. The files are on this machine. "" means not required."""
 
     tls: bool = False
     ca_file: str = ""
@@ -46,10 +47,13 @@ class Access:
 
 @dataclass(frozen=True)
 class Scrape:
-    """One scrape configuration with its targets."""
+    """One scrape configuration and its targets."""
 
     name: str
-    """The name of the configuration and its file, such as `node` or `node-tls-auth`."""
+    """
+    The name of the scrape configuration and of its targets' file, such as `node` or
+    `node-tls-auth`.
+    """
     job: Job
     access: Access
     targets: tuple[Target, ...] = field(hash=False)
@@ -66,7 +70,7 @@ class Scrape:
 
     @property
     def secrets(self) -> Iterator[tuple[str, str]]:
-        """Pairs of (file beside the configuration, source file on this machine)."""
+        """Pairs of a file beside the configuration and its source file on this machine."""
         if self.access.password_file:
             yield f"credentials/{self.name}.password", self.access.password_file
         if self.access.ca_file:
@@ -77,7 +81,8 @@ def unreachable_servers(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server], home: str
 ) -> list[str]:
     """
-    Return sentences on servers that `home` cannot scrape, because they listen on their node only.
+    Return a sentence for each node whose vLLM servers listen only on the node itself, so the
+    Prometheus on node `home` cannot scrape them.
     """
     alone = {each.node for each in servers if each.node != home} & {
         name for name, each in nodes.items() if _servers_listen(each) in _LOOPBACK
@@ -96,9 +101,10 @@ def scrapes(
     nodes: Mapping[str, NodeVars], servers: Iterable[Server] = (), home: str = ""
 ) -> tuple[Scrape, ...]:
     """
-    Return the scrapes of the Prometheus on node `home`; "" is an external Prometheus.
+    Return the scrape configurations of the Prometheus on node `home`. For an external Prometheus,
+    `home` is "".
 
-    A job without targets has an empty file, so that its first target needs no reload.
+    A job without targets still has an empty file, so its first target needs no reload.
     """
     found: list[Scrape] = []
     ports_of = {
@@ -135,10 +141,10 @@ def keep_silent_targets(
     wanted: Iterable[Scrape], before: Mapping[str, Iterable[Target]], silent: Collection[str]
 ) -> tuple[Scrape, ...]:
     """
-    Return `wanted` with the last known vLLM servers of silent nodes.
+    Return `wanted` with the last known vLLM servers of the nodes in `silent`.
 
-    `before` has the files' current contents. Silent nodes keep their targets, so that a server that
-    is down is still reported as down.
+    `before` has the current targets by file. Silent nodes keep their targets, so that Prometheus
+    still reports their servers as down.
     """
     return tuple(
         Scrape(
@@ -161,7 +167,10 @@ def keep_silent_targets(
 
 
 def targets(wanted: Iterable[Scrape]) -> dict[str, list[Target]]:
-    """Return the file_sd lists by name of the scrape configuration, which may be a job's name."""
+    """
+    Return the lists of targets (file_sd), by the name of the scrape configuration. The name may be
+    that of a job.
+    """
     return {each.name: list(each.targets) for each in wanted}
 
 
@@ -177,7 +186,10 @@ def _access(exporters: Exporters, node: str) -> Access:
 
 
 def _named(job: Job, by_access: Mapping[Access, list[Target]]) -> Iterator[Scrape]:
-    """Yield a job's scrape configurations, named after the job and numbered if names collide."""
+    """
+    Yield the scrape configurations of a job, one for each kind of access. They are named after the
+    job and the access, and numbered if two names would be equal.
+    """
     seen: dict[str, int] = {}
     for access, found in sorted(by_access.items()):
         parts = [str(job), *(["tls"] if access.tls else []), *(["auth"] if access.username else [])]
@@ -205,7 +217,7 @@ def server_address(node: NodeVars, *, here: bool) -> str | None:
     """
     Return the address of a node's model servers, or None if the scraper cannot reach them.
 
-    `here` is whether the scraper runs on the node.
+    `here` is True if the scraper runs on the same node.
     """
     listens = _servers_listen(node)
     if listens in _LOOPBACK:
@@ -218,7 +230,10 @@ def _servers_listen(node: NodeVars) -> str:
 
 
 def _monitor(nodes: Mapping[str, NodeVars], home: str, job: Job) -> Iterator[Target]:
-    """Yield the targets of monitoring servers: of node `home`, and of other nodes if reachable."""
+    """
+    Yield the targets for Prometheus or Alertmanager servers: that on node `home`, and those on
+    other nodes if `home` can reach them.
+    """
     for name, node in sorted(nodes.items()):
         monitoring = node.settings.monitoring
         server = monitoring and (
@@ -242,7 +257,7 @@ def _target(job: Job, host: str, port: int, instance: str, **labels: str) -> Tar
 
 def host_port(host: str, port: int) -> str:
     """
-    Return host and port as an address, with brackets around IPv6.
+    Return host and port as one address, with brackets around an IPv6 address.
 
     >>> host_port("2001:db8::1", 9090)
     '[2001:db8::1]:9090'
@@ -251,7 +266,7 @@ def host_port(host: str, port: int) -> str:
 
 
 def local_address(listen: str) -> str:
-    """Return the local address of a server that binds `listen`."""
+    """Return the address that a client on the same node uses for a server that binds `listen`."""
     return "127.0.0.1" if listen in _ANY else listen
 
 
@@ -260,10 +275,10 @@ def local_address(listen: str) -> str:
 
 def prometheus_yml(monitoring: Monitoring, wanted: Iterable[Scrape]) -> str:
     """
-    Return Prometheus' configuration, which refers to rules/, targets/ and credentials/ beside it.
+    Return Prometheus' configuration. It refers to rules/, targets/ and credentials/ beside it.
 
-    Prometheus also reads own-targets/<name>.json and own-rules/*.yml, for your own targets and
-    rules.
+    Prometheus also reads own-targets/<name>.json and own-rules/*.yml, which are for your own
+    targets and rules.
     """
     server = monitoring.prometheus
     seconds = server.scrape_seconds if server else 15
@@ -304,10 +319,11 @@ def _scrape_config(wanted: Scrape) -> dict[str, Any]:
 
 def _engines_own_names() -> Iterator[dict[str, Any]]:
     """
-    Yield the relabelings that give servers' metrics their names with a colon.
+    Yield the relabelings that restore the colon in the names of servers' metrics.
 
-    Prometheus before 3 asks for OpenMetrics, and SGLang's client library (prometheus_client 0.26)
-    then writes `_` for each `:` (measured with SGLang 0.5.23 and Prometheus 2.42).
+    Prometheus before 3 requests the OpenMetrics format, for which SGLang's client library
+    (prometheus_client 0.26) replaces each `:` with `_` (measured with SGLang 0.5.23 and Prometheus
+    2.42).
     """
     for engine in engines():
         yield {

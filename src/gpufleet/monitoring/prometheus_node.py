@@ -21,7 +21,9 @@ DATA = f"{STATE}/metrics2"
 
 
 def unit(server: Prometheus, program: ProgramArchive | None) -> UnitFile:
-    """Return Prometheus' unit, for the distribution's package or the publisher's program."""
+    """
+    Return Prometheus' unit, for the program of the distribution's package or of the publisher.
+    """
     return whole_unit(
         "prometheus/prometheus.service.j2",
         UNIT,
@@ -37,10 +39,14 @@ def unit(server: Prometheus, program: ProgramArchive | None) -> UnitFile:
 def configuration_files(
     configuration: Mapping[str, bytes], secrets: Mapping[str, bytes]
 ) -> DesiredState:
-    """Return Prometheus' directories, configuration and credentials; others are removed."""
+    """
+    Return Prometheus' directories, configuration and credentials. Other rules and credentials are
+    removed.
+    """
     return DesiredState(
         *directories(HOME, DATA),
-        # There from the beginning: Prometheus watches no directory that comes later.
+        # These directories must exist when Prometheus starts. Prometheus does not watch directories
+        # that are created later.
         *(Directory(f"{HOME}/{each}") for each in ("own-rules", "own-targets", "targets")),
         *(File(f"{HOME}/{path}", content) for path, content in configuration.items()),
         *credentials(HOME, secrets),
@@ -49,7 +55,7 @@ def configuration_files(
 
 
 def target_files(wanted: tuple[Scrape, ...]) -> DesiredState:
-    """Return the target files; other files of targets are removed."""
+    """Return the files with targets. Other files with targets are removed."""
     found = render.targets(wanted).items()
     return DesiredState(
         *(File(f"{HOME}/{path}", content) for path, content in found),

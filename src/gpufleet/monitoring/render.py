@@ -1,7 +1,8 @@
-"""Render every monitoring file by its path: for a monitoring node, or for your own servers.
+"""
+Render all monitoring files by their paths, for a monitoring node or for your own servers. Pure.
 
-Pure. The files contain no secrets: `needed_secrets` lists the files of this machine that the
-operator must copy, with their paths.
+The files contain no secrets. `needed_secrets` lists the files of this machine that the operator
+must copy, with the paths that they need.
 
     prometheus/prometheus.yml, rules/*.rules.yml, targets/*.json, credentials/
     alertmanager/alertmanager.yml, credentials/
@@ -24,7 +25,7 @@ from gpufleet.settings.monitoring_settings import Monitoring, Objectives
 from gpufleet.settings.node_variables import NodeVars
 
 DASHBOARDS = node_paths.DASHBOARDS
-"""Directory on a monitoring node from which Grafana loads gpufleet's dashboards."""
+"""The directory on a monitoring node from which Grafana loads gpufleet's dashboards."""
 
 
 def rule_settings(
@@ -33,7 +34,8 @@ def rule_settings(
     measured: Iterable[MeasuredReplica] = (),
 ) -> RuleSettings:
     """
-    Return the inputs of the rules: objectives, changed alerts, declared parts, measured rates.
+    Return the inputs of the rules: objectives, changed alerts, which parts are used, and measured
+    rates.
     """
     models = {
         name: served
@@ -63,7 +65,7 @@ def prometheus(
     wanted: Iterable[Scrape],
     measured: Iterable[MeasuredReplica] = (),
 ) -> dict[str, bytes]:
-    """Return the files that Prometheus reads at its start, so a change needs a reload."""
+    """Return the files that Prometheus reads only when it starts or reloads."""
     rules = rule_files(rule_settings(monitoring, nodes, measured))
     return {
         "prometheus.yml": prometheus_yml(monitoring, wanted).encode(),
@@ -72,12 +74,12 @@ def prometheus(
 
 
 def targets(wanted: Iterable[Scrape]) -> dict[str, bytes]:
-    """Return the files that Prometheus rereads without a reload."""
+    """Return the files that Prometheus reads again without a reload."""
     return {each.file: each.content.encode() for each in wanted}
 
 
 def grafana(monitoring: Monitoring) -> dict[str, bytes]:
-    """Return Grafana's provisioning files by path: for the data source and the dashboards."""
+    """Return Grafana's provisioning files for the data source and the dashboards, by path."""
     server = monitoring.prometheus
     at = host_port(local_address(server.listen), server.port) if server else "127.0.0.1:9090"
     seconds = server.scrape_seconds if server else 15
@@ -131,7 +133,10 @@ def render_files(
 
 
 def needed_secrets(monitoring: Monitoring, wanted: Iterable[Scrape]) -> dict[str, str]:
-    """Return the secrets of the rendered files: the source file on this machine by path."""
+    """
+    Return a dict that maps the path of each secret beside the rendered files to its source file on
+    this machine.
+    """
     found = {f"prometheus/{path}": file for each in wanted for path, file in each.secrets}
     if monitoring.alertmanager:
         own = alertmanager.secret_files(monitoring.alertmanager)

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from gpufleet.converge.desired import Directory, File, NoOtherFiles, Value
 
 ACCOUNT = "prometheus"
-"""The account of the processes, the same as in Debian's packages."""
+"""The account that the servers run as. Debian's packages use the same account."""
 
-# Debian's directories: what an existing server has measured or silenced stays.
+# Debian's directory, so that the measurements and silences of an existing server are kept.
 STATE = "/var/lib/prometheus"
 
 
 def directories(home: str, data: str) -> tuple[Value, ...]:
-    """Return the directories of a server's configuration and data."""
+    """Return the directories for the configuration and the data of a server."""
     return (
         Directory(home, group=ACCOUNT, mode=0o750),
         Directory(data, user=ACCOUNT, group=ACCOUNT),
@@ -22,7 +22,9 @@ def directories(home: str, data: str) -> tuple[Value, ...]:
 
 
 def credentials(home: str, secrets: Mapping[str, bytes]) -> Iterator[Value]:
-    """Yield a server's secrets, readable only by the server and root; other secrets are removed."""
+    """
+    Yield the secrets of a server, readable only by the server and root. Other secrets are removed.
+    """
     yield Directory(f"{home}/credentials", group=ACCOUNT, mode=0o750)
     for path, content in secrets.items():
         yield File(f"{home}/{path}", content, group=ACCOUNT, mode=0o640, secret=True)

@@ -1,7 +1,8 @@
-"""Create and parse silences of alerts. Pure.
+"""
+Create and parse silences of alerts. Pure.
 
-The format is that of Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). A silence is
-created with an end, so it needs no closing, and a killed upgrade leaves no lasting silence.
+The format is that of Alertmanager's API, version 2 (api/v2/openapi.yaml of 0.25). Every silence is
+created with an end. So if an upgrade is killed, its silence still ends.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.answer_forms import refuse_malformed
 
 MARK = "gpufleet: "
-"""The prefix of gpufleet's `createdBy`. Silences without it are never closed."""
+"""The prefix that gpufleet writes in `createdBy`. gpufleet never closes silences without it."""
 LONGEST = dt.timedelta(hours=24)
 _DURATION = re.compile(r"(\d+)([smhd])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
@@ -24,13 +25,13 @@ _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
 
 @dataclass(frozen=True)
 class Silence:
-    """One of Alertmanager's silences."""
+    """One silence in Alertmanager."""
 
     id: str
     state: str
     """The state: active, pending or expired."""
     nodes: tuple[str, ...]
-    """The silenced nodes; empty if the silence is not about nodes."""
+    """The silenced nodes. Empty if the silence does not select nodes."""
     by: str
     why: str
     until: dt.datetime
@@ -41,7 +42,7 @@ class Silence:
         return self.by.startswith(MARK)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
+        """Return the silence as plain values for `json.dumps`."""
         return {
             "id": self.id,
             "state": self.state,
@@ -56,7 +57,7 @@ def duration(text: str) -> dt.timedelta:
     """
     Parse a duration, such as `30m`, `2h` or `90s`.
 
-    Raises `FleetError` for an invalid duration, and for more than a day.
+    Raises `FleetError` if the duration is invalid or longer than a day.
 
     >>> duration("90s")
     datetime.timedelta(seconds=90)
@@ -73,7 +74,7 @@ def duration(text: str) -> dt.timedelta:
 def new_silence(
     node: str, by: str, why: str, until: dt.datetime, now: dt.datetime
 ) -> dict[str, Any]:
-    """Return the request for a silence of all alerts on a node."""
+    """Return the request that creates a silence of all alerts of a node."""
     return {
         "matchers": [{"name": "instance", "value": node, "isRegex": False, "isEqual": True}],
         "startsAt": now.isoformat(),
@@ -85,9 +86,10 @@ def new_silence(
 
 def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
     """
-    Return the unexpired silences in a server's list, sorted by end.
+    Return the silences in a server's list that have not expired, sorted by their end.
 
-    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for any other document.
+    Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` if the document is not such a
+    list.
     """
     found = (
         Silence(
@@ -113,9 +115,9 @@ def read(document: Iterable[Mapping[str, Any]]) -> tuple[Silence, ...]:
 
 def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ...]:
     """
-    Return a node's silences from `on_node/monitoring/silences.py`'s answer.
+    Return the silences in the answer of `on_node/monitoring/silences.py` from a node.
 
-    Raises `FleetError` naming the node if it did not execute the request.
+    Raises `FleetError` with the node's name if the node could not execute the request.
     """
     if isinstance(answer, str):
         raise FleetError(f"{node}: {answer}")
@@ -126,7 +128,7 @@ def read_answer(node: str, answer: Mapping[str, Any] | str) -> tuple[Silence, ..
 
 
 def _moment(text: str) -> dt.datetime:
-    """Parse a time with its zone. Raises `ValueError` for a time without a zone."""
+    """Parse a time with a time zone. Raises `ValueError` if the time has no zone."""
     found = dt.datetime.fromisoformat(text)
     if found.tzinfo is None:
         raise ValueError(f"{text!r} has no time zone")
@@ -134,7 +136,7 @@ def _moment(text: str) -> dt.datetime:
 
 
 def silences_to_close(found: Iterable[Silence], nodes: Collection[str]) -> tuple[Silence, ...]:
-    """Return gpufleet's silences that are only about these nodes."""
+    """Return those of gpufleet's silences that select only these nodes."""
     return tuple(
         each for each in found if each.ours and each.nodes and set(each.nodes) <= set(nodes)
     )

@@ -1,6 +1,7 @@
-"""Collect the targets of a monitoring node: the inventory's nodes and their servers.
+"""
+Collect the targets of a monitoring node: the nodes of the inventory and their servers.
 
-Pure, except that it reads the secrets named in the settings.
+Pure, except that it reads the secret files that the settings name.
 """
 
 from __future__ import annotations
@@ -21,16 +22,19 @@ from gpufleet.settings.node_variables import NodeVars
 
 @dataclass(frozen=True)
 class MonitoringTargets:
-    """One monitoring node and its targets."""
+    """One monitoring node, and the targets that it monitors."""
 
     name: str
     nodes: Mapping[str, NodeVars] = field(repr=False)
     servers: tuple[Server, ...]
     """The vLLM servers."""
     silent: frozenset[str] = frozenset()
-    """Nodes whose running servers are unknown."""
+    """The nodes for which it is not known which servers run."""
     measured: tuple[MeasuredReplica, ...] = ()
-    """Running replicas with an applicable measurement; empty if rules are not rendered."""
+    """
+    The running replicas that have a stored measurement which applies to their settings. Empty if no
+    rules are rendered.
+    """
 
     @property
     def settings(self) -> NodeSettings:
@@ -38,23 +42,27 @@ class MonitoringTargets:
 
     @property
     def monitoring(self) -> Monitoring:
-        """The node's monitoring settings. Raises `ValueError` unless it is a monitoring node."""
+        """
+        The node's monitoring settings. Raises `ValueError` if the node is not a monitoring node.
+        """
         if self.settings.monitoring is None:
             raise ValueError(f"{self.name} is not a monitoring node")
         return self.settings.monitoring
 
     def scrapes(self, before: Mapping[str, Iterable[Target]]) -> tuple[Scrape, ...]:
-        """Return the node's scrapes; `before` has the current target files by path."""
+        """
+        Return the scrape configurations of the node. `before` has the current targets by file.
+        """
         wanted = prometheus.scrapes(self.nodes, self.servers, self.name)
         return prometheus.keep_silent_targets(wanted, before, self.silent)
 
 
 def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
     """
-    Return the contents of files of this machine, by their path on the node.
+    Return the contents of files on this machine, by the path that each file gets on the node.
 
-    `where` is the setting that names the files. Raises `FleetError` with every file that is
-    unreadable or empty.
+    `where` is the setting that names the files. Raises `FleetError` with all files that cannot be
+    read or are empty.
     """
     found: dict[str, bytes] = {}
     problems: list[str] = []
@@ -68,8 +76,8 @@ def secrets(wanted: Mapping[str, str], where: str) -> dict[str, bytes]:
             continue
         if not content:
             problems.append(f"{file} is empty: see `{where}` in group_vars")
-        # A certificate or a key has lines, each of which ends. A password is one, without an end:
-        # some servers would take a line's end for a part of it.
+        # Certificates and keys have several lines and end with a newline. A password gets no
+        # newline, because some servers would treat it as a part of the password.
         found[path] = (content + b"\n") if b"\n" in content else content
     if problems:
         raise FleetError(*problems)

@@ -1,1 +1,1 @@
-"""The list of metrics for rules, dashboards and gates, by the server that exports them."""
+"""List the metrics that rules, dashboards and gates use, by the server that exports them."""

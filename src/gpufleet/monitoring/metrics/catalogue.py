@@ -1,4 +1,4 @@
-"""Join the lists of all metrics for rules, dashboards and gates. Pure."""
+"""Join the lists of all metrics that rules, dashboards and gates use. Pure."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ LISTS: tuple[tuple[Metric, ...], ...] = (
 
 def join_lists(*lists: tuple[Metric, ...]) -> dict[str, Metric]:
     """
-    Return {name: metric} of lists without common names.
+    Return {name: metric} of all metrics in the lists.
 
-    `up` and other metrics that every target has are only in the list of prometheus_metrics. Raises
-    ValueError for a name in two lists, which could contradict each other.
+    Metrics that every target has, such as `up`, are only in the list of prometheus_metrics. Raises
+    ValueError if a name is in the lists twice, because the two entries could contradict each other.
     """
     found: dict[str, Metric] = {}
     for metric in (metric for metrics in lists for metric in metrics):

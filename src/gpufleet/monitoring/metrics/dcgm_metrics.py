@@ -1,13 +1,14 @@
-"""List the fields of DCGM's exporter, from which the counters file is written. Pure.
+"""
+List the fields of DCGM's exporter that the counters file contains. Pure.
 
-The exporter does not start with an unknown name. These are DCGM's older names. Each was looked up
-in the field tables of NVIDIA's Go binding at the commits that exporters 4.1.0, 4.4.0, 4.5.0 and
-4.8.2 were built from (DCGM 4.2, 4.3, 4.4, 4.5), and at DCGM 4.6.1, which has them as aliases of its
-new names. So rules keep working over an upgrade of DCGM. A metric has its name in the counters
-file. DCGM 4.2 lacks the following fields, so they are omitted: NVLINK_COUNT_EFFECTIVE_ERRORS,
-FABRIC_HEALTH_MASK, GET_GPU_RECOVERY_ACTION.
+The exporter does not start if the file has an unknown name. The names here are DCGM's older names.
+Each name was found in the field tables of NVIDIA's Go binding, at the commits that exporters 4.1.0,
+4.4.0, 4.5.0 and 4.8.2 were built from (DCGM 4.2, 4.3, 4.4, 4.5). DCGM 4.6.1 has them as aliases of
+its new names. A metric has the name that is in the counters file, so rules continue to work after
+an upgrade of DCGM. The following fields are omitted, because DCGM 4.2 does not have them:
+NVLINK_COUNT_EFFECTIVE_ERRORS, FABRIC_HEALTH_MASK, GET_GPU_RECOVERY_ACTION.
 
-Help texts have no comma, because the counters file is read as CSV.
+Help texts contain no comma, because the counters file is read as CSV.
 """
 
 from __future__ import annotations
@@ -16,8 +17,8 @@ from typing import Literal
 
 from gpufleet.monitoring.metrics.metric import Job, Metric
 
-# The two that never changed their names; `Hostname` became `hostname` in May 2026, `modelName`,
-# `device` and `pci_bus_id` say nothing that `UUID` does not.
+# The two labels whose names never changed. `Hostname` became `hostname` in May 2026. `modelName`,
+# `device` and `pci_bus_id` are not needed, because `UUID` identifies the GPU.
 GPU = ("gpu", "UUID")
 
 ECC = "boards with ECC"
@@ -57,7 +58,7 @@ STATE = (
         "Degrees Celsius that are left until the board slows itself down",
         "Hopper and newer",
     ),
-    # From Hopper on NVML may say nothing here: the margin above is in its place.
+    # From Hopper on, NVML may not report this value. It reports the margin above instead.
     _gauge(
         "DEV_SLOWDOWN_TEMP",
         "Temperature in degrees Celsius at which it slows down",
@@ -80,8 +81,8 @@ STATE = (
 )
 
 ERRORS = (
-    # The number of the last Xid, and it stays until the exporter starts again: rules do not ask
-    # whether it is above 0.
+    # The value is the number of the last Xid, and it stays until the exporter is restarted. Rules
+    # must therefore not check whether it is above 0.
     _gauge("DEV_XID_ERRORS", "Number of the last Xid error since the exporter's start"),
     Metric(
         "DCGM_EXP_XID_ERRORS_COUNT",
@@ -157,8 +158,8 @@ NVLINK = (
         "NVLinks that went down and did not come back",
         NVLINK_5,
     ),
-    # 0 not supported; 1 not started; 2 in progress; 3 success; 4 failure; 5 unrecognized;
-    # 6 NVML too old (dcgmFabricManagerStatus_t).
+    # The values are those of dcgmFabricManagerStatus_t: 0 not supported, 1 not started, 2 in
+    # progress, 3 success, 4 failure, 5 unrecognized, 6 NVML too old.
     _gauge("DEV_FABRIC_MANAGER_STATUS", "State of the GPU's registration with the NVLink fabric"),
 )
 

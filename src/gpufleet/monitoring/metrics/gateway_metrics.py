@@ -1,8 +1,9 @@
-"""List the metrics of HAProxy's built-in exporter for rules and panels. Pure.
+"""
+List the metrics of HAProxy's built-in exporter that rules and panels use. Pure.
 
-HAProxy calls a backend or frontend `proxy`. A backend of the gateway is a model, and its servers
-are the model's replicas. The list was read from HAProxy 2.6.12 with two backends, one of them dead
-(tests/unit/monitoring/recorded/haproxy-2.6.txt).
+The label `proxy` is HAProxy's name of a backend or frontend. Each backend of the gateway is a
+model, and its servers are the model's replicas. The list was read from HAProxy 2.6.12 with two
+backends, one of which was down (tests/unit/monitoring/recorded/haproxy-2.6.txt).
 """
 
 from __future__ import annotations

@@ -1,11 +1,13 @@
-"""List the metrics that gpufleet writes for the node exporter's textfiles. Pure.
+"""
+List the metrics that gpufleet writes into textfiles for the node exporter. Pure.
 
-On nodes, `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py`
-writes check.prom and drift.prom, and the watchdog writes watchdog.prom.
-`on_node/common/metric_families.py`, which is sent to nodes, has their definitions. Roles that place
-a certificate write certificate-*.prom (`monitoring/certificate_ends.py`). Its metric is not in
-metric_families, because a change of that list restarts watchdogs. docs/reference/node-metrics.md
-has the source of each value.
+On each node, `on_node/monitoring/node_facts.py` writes facts.prom, `on_node/monitoring/record.py`
+writes check.prom and drift.prom, and the watchdog writes watchdog.prom. The definitions of these
+metrics are in `on_node/common/metric_families.py`, which is sent to the nodes.
+
+Roles that place a certificate write certificate-*.prom (`monitoring/certificate_ends.py`). The
+metric in these files is not in metric_families, because a change of that list restarts the
+watchdogs. docs/reference/node-metrics.md has the source of each value.
 """
 
 from __future__ import annotations
@@ -60,7 +62,8 @@ FACTS = (
     _own("stage_restarts_total", "stage", only=STAGES),
 )
 
-# The same as DCGM says where it is; rules take either (monitoring/rules/gpu_rules.py).
+# The values that DCGM reports on nodes with DCGM. Rules use whichever exists
+# (monitoring/rules/gpu_rules.py).
 GPU_FALLBACK = (
     _own("gpu_temperature_celsius", *GPU, only=WITHOUT_DCGM),
     _own("gpu_memory_used_bytes", *GPU, only=WITHOUT_DCGM),

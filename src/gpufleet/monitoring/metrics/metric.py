@@ -11,10 +11,11 @@ Release: TypeAlias = tuple[int, int]
 
 class Job(StrEnum):
     """
-    The server of a metric, which is the label `job` of its series and the group of its targets.
+    The server that exports a metric. It is the label `job` of the metric's series, and its targets
+    form one group.
     """
 
-    NODE = "node"  # node_exporter, with our own facts from its textfile collector
+    NODE = "node"  # node_exporter, including gpufleet's facts from its textfile collector
     DCGM = "dcgm"
     VLLM = "vllm"
     GATEWAY = "gateway"
@@ -25,18 +26,19 @@ class Job(StrEnum):
 @dataclass(frozen=True)
 class Metric:
     """
-    One metric, in its server's form.
+    One metric, as its server exports it.
 
     Attributes:
-        name: the name with its exported suffix (`_total`); for a histogram, without `_bucket`.
-        job: its server.
+        name: the name with its exported suffix (`_total`). For a histogram, without `_bucket`.
+        job: the server that exports the metric.
         type: the exported type.
-        help: its meaning and unit, in one sentence without a full stop.
-        labels: its series' own labels; `instance` and `job` come from the scrape.
-        only: the targets with it, such as "H100 and newer" or "nodes with NVLink". Empty:
-            every healthy target serves it, which a test checks.
-        since, before: the server's releases that have it, [since, before); None for all known.
-        source: the source of this entry: a document, a version, a measurement.
+        help: the meaning and the unit, in one sentence without a full stop.
+        labels: the labels of the series, without `instance` and `job`, which the scrape adds.
+        only: the targets that have the metric, such as "H100 and newer" or "nodes with NVLink".
+            If it is empty, every healthy target has the metric, which a test checks.
+        since, before: the releases of the server that have the metric: from `since` up to, but not
+            including, `before`. None: no limit among the known releases.
+        source: where this entry comes from: a document, a version, a measurement.
     """
 
     name: str

@@ -1,9 +1,10 @@
-"""List the metrics of the node exporter for rules and dashboards. Pure.
+"""
+List the metrics of the node exporter that rules and dashboards use. Pure.
 
-Names, types and labels were read from Debian's 1.5.0 on a Debian 12 machine, and also apply to the
-publisher's 1.12. Metrics that the exporter calls "untyped" (vmstat, netstat) have the kernel's
-type. `only` names the collector or hardware that a metric needs. monitoring/node_exporter.py has
-the collectors for GPU nodes.
+The names, types and labels were read from Debian's package 1.5.0 on a Debian 12 machine. They are
+the same in the publisher's 1.12. If the exporter exports a metric as "untyped" (vmstat, netstat),
+the type here is that of the kernel's value. `only` has the collector or the hardware that a metric
+needs. The collectors for GPU nodes are in monitoring/node_exporter.py.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
-"""List the metrics of Prometheus and Alertmanager for rules and panels. Pure.
+"""
+List the metrics of Prometheus and Alertmanager that rules and panels use. Pure.
 
-The list was read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12), whose /metrics are
-recorded in tests/unit/monitoring/recorded/. With only a failing webhook and an invalid target list,
-the two export every name.
+The list was read from Prometheus 2.42.0 and Alertmanager 0.25.0 (Debian 12). Their /metrics are
+recorded in tests/unit/monitoring/recorded/. The two servers were run with only a failing webhook
+and an invalid list of targets, which makes them export every name.
 """
 
 from __future__ import annotations
@@ -55,7 +56,7 @@ def _made(name: str, help_text: str, *labels: str, only: str = "") -> Metric:
     )
 
 
-# Every target has the first three, with its own job and instance; no exporter serves them.
+# Prometheus itself writes these. Every target has the first three, with its own job and instance.
 MADE = (
     _made("up", "Whether the last scrape of a target succeeded (1)"),
     _made("scrape_duration_seconds", "How long the last scrape of a target took, failed ones too"),

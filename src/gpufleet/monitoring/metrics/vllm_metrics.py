@@ -1,12 +1,13 @@
-"""List the metrics of vLLM's servers for rules, dashboards and gates. Pure.
+"""
+List the metrics of vLLM's servers that rules, dashboards and gates use. Pure.
 
-The list was read from `vllm/v1/metrics/` of releases 0.17.0 to 0.33.0; 0.28.0, 0.30.0 and 0.32.0
-were also run (tests/unit/monitoring/recorded/). A metric has the same name and labels in all
-releases from 0.18, or from its first release in `since`.
+The list was read from `vllm/v1/metrics/` of the releases 0.17.0 to 0.33.0. The releases 0.28.0,
+0.30.0 and 0.32.0 were also run (tests/unit/monitoring/recorded/). A metric has the same name and
+labels in all releases from 0.18 on, or from the release in `since` on.
 
-Some metrics in guides are missing here: `gpu_cache_usage_perc`, `time_per_output_token_seconds`,
-`gpu_prefix_cache_hit_rate`, `num_requests_swapped` and `avg_*_throughput` were removed in 0.12 at
-the latest, and `request_error_total` never existed.
+Some metrics that guides mention are not here. `gpu_cache_usage_perc`,
+`time_per_output_token_seconds`, `gpu_prefix_cache_hit_rate`, `num_requests_swapped` and
+`avg_*_throughput` were removed in 0.12 or earlier, and `request_error_total` never existed.
 """
 
 from __future__ import annotations
@@ -114,7 +115,7 @@ LATENCY = (
     _histogram("request_generation_tokens", "Tokens that a request generated"),
 )
 
-# Constants of a running server.
+# Values that do not change while a server runs.
 SETUP = (
     _gauge(
         "cache_config_info",
