@@ -13,7 +13,7 @@ from gpufleet.monitoring.metrics.gpufleet_metrics import CERTIFICATE_END
 from gpufleet.on_node.common.textfile import format_labels
 
 EXPORTER, GATEWAY, LITELLM = "exporter", "gateway", "litellm"
-"""Uses of a certificate, the label `use`. They identify the setting that names the file."""
+"""What a certificate is used for (label `use`). It shows which setting has the file's path."""
 
 
 def metrics_file(folder: str) -> str:

@@ -1,4 +1,7 @@
-"""Define common parts of dashboards: variables, selectors, thresholds and words. Pure."""
+"""
+Define parts that several dashboards use: variables, selectors, thresholds and displayed words.
+Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from gpufleet.monitoring.dashboards.panel import (
 )
 from gpufleet.monitoring.rules.vllm_rules import KV_FULL, KV_SATURATED
 
-# Every node has a node exporter, so its targets are the nodes.
+# Every node has a node exporter, so the targets of this job are all nodes.
 NODES = 'label_values(up{job="node"}, instance)'
 
 NODE = Variable("instance", "Node", NODES)
@@ -38,7 +41,7 @@ KV_STEPS = (
 UP = (ValueDisplay(1, "up", Colour.GOOD), ValueDisplay(0, "DOWN", Colour.BAD))
 YES_IS_BAD = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "YES", Colour.BAD))
 YES_IS_TO_LOOK_AT = (ValueDisplay(0, "no", Colour.GOOD), ValueDisplay(1, "yes", Colour.LOOK))
-# For timelines: most of their bands are good, so only the bad ones have a strong colour.
+# For timelines. Most of their bands show good states, so only bad states have a strong colour.
 YES_STANDS_OUT = (ValueDisplay(0, " ", Colour.QUIET), ValueDisplay(1, "yes", Colour.BAD))
 THERE = (ValueDisplay(1, " ", Colour.NEUTRAL),)  # for a series that shows only its labels
 
@@ -62,7 +65,7 @@ def stat(
     width: int = 3,
     decimals: int | None = None,
 ) -> Panel:
-    """Return a panel with one large number on a background coloured by its state."""
+    """Return a panel with one large number. The colour of its background shows the state."""
     return Panel(
         Kind.STAT,
         title,
@@ -92,7 +95,7 @@ def lines(
     stacked: bool = False,
     empty: str = "",
 ) -> Panel:
-    """Return a panel of values over time; `steps` are drawn as lines."""
+    """Return a panel that shows values over time. `steps` are drawn as lines."""
     return Panel(
         Kind.LINES,
         title,
@@ -120,7 +123,9 @@ def timeline(
     height: int = 8,
     empty: str = "",
 ) -> Panel:
-    """Return a panel with a band for each series, coloured by its state."""
+    """
+    Return a panel with a band for each series. The colours of a band show its states over time.
+    """
     return Panel(
         Kind.TIMELINE,
         title,
@@ -137,5 +142,5 @@ def timeline(
 def heatmap(
     title: str, unit: Unit, expr: str, what_to_do: str, *, width: int = 12, height: int = 8
 ) -> Panel:
-    """Return a panel of a histogram's distribution over its buckets, over time."""
+    """Return a panel that shows how the distribution of a histogram changes over time."""
     return Panel(Kind.HEATMAP, title, unit, (Query(expr),), what_to_do, width, height)

@@ -30,7 +30,7 @@ _NO_NVLINK = "the node has no NVLink or no DCGM"
 _NO_ECC = "these boards have no ECC"
 _NO_REMAPPING = "these boards do not remap rows"
 
-# Degrees left until the GPU slows down: with fewer than 3, a warm aisle is enough.
+# Degrees left until the GPU slows down. If fewer than 3 are left, a slightly warmer room is enough.
 _MARGIN = (Step(None, Colour.BAD), Step(3, Colour.LOOK), Step(10, Colour.GOOD))
 
 
@@ -247,7 +247,7 @@ NVLINK = Row(
                 Query(
                     "sum by (gpu) (rate(DCGM_FI_DEV_NVLINK_COUNT_TX_BYTES"
                     f"{{{_OF}}}{_RATE}) + rate(DCGM_FI_DEV_NVLINK_COUNT_RX_BYTES{{{_OF}}}{_RATE}))"
-                    # Older boards count megabytes in another counter; this counter is 0 there.
+                    # Older boards count megabytes in a different counter. The counter above is 0.
                     " or 1e6 * max by (gpu) "
                     f"(avg_over_time(DCGM_FI_DEV_NVLINK_BANDWIDTH_TOTAL{{{_OF}}}{_RATE}))",
                     _ONE,

@@ -1,7 +1,9 @@
-"""Render gpufleet's dashboards as Grafana's JSON. Pure, and the same for every fleet.
+"""
+Render gpufleet's dashboards as Grafana's JSON. They are the same for every fleet. Pure.
 
 The format is the classic model, which Grafana 10 to 13 accept as a file. schemaVersion 42 is the
-default of @grafana/schema 13.2.3 (raw/dashboard). All features exist since Grafana 10.
+default of @grafana/schema 13.2.3 (raw/dashboard). All features that are used exist since Grafana
+10.
 """
 
 from __future__ import annotations
@@ -92,7 +94,7 @@ def grafana(dashboard: Dashboard) -> Json:
 
 
 def description(panel: Panel) -> str:
-    """Return a panel's description as Markdown: what to do, and the meaning of its metrics."""
+    """Return the description of a panel in Markdown: what to do, and the meaning of its metrics."""
     known = meanings()
     named = dict.fromkeys(
         name for query in panel.queries for name in _NAME.findall(query.expr) if name in known
@@ -105,7 +107,7 @@ def description(panel: Panel) -> str:
 
 @cache
 def meanings() -> Mapping[str, str]:
-    """Return the meaning of every series and recording allowed in queries."""
+    """Return the meaning of every series and recording that queries may use."""
     return {
         **{name: metric.help for name, metric in catalogue.SERIES.items()},
         **{
@@ -330,7 +332,8 @@ def _column(column: Column) -> Json:
 
 def _only_bad(marks: tuple[_Marked, ...]) -> tuple[_Marked, ...]:
     """
-    Return marks without the colour of good values: in a green table a red cell is hard to see.
+    Return the marks without the colour for good values, because a red cell is hard to see among
+    green cells.
     """
     return tuple(
         replace(mark, colour=Colour.NONE) if mark.colour is Colour.GOOD else mark for mark in marks
@@ -344,10 +347,10 @@ def _cell_link(column: Column) -> Json:
 
 def _transformations(panel: Panel) -> list[Json]:
     """
-    Return the transformations that turn a table's answers into rows.
+    Return the transformations that turn the answers of a table's queries into rows.
 
-    Answers are joined by the label of the first column, which omits a query without an answer.
-    `merge` would not match the rows in that case.
+    The answers are joined by the label of the first column. If a query has no answer, the join
+    leaves the query out. The transformation `merge` would then not match the rows.
     """
     if panel.kind is not Kind.TABLE:
         return []
@@ -370,7 +373,9 @@ def _transformations(panel: Panel) -> list[Json]:
 
 
 def _field(panel: Panel, column: Column) -> str:
-    """Return Grafana's name of a column (@grafana/prometheus 13.1.4, result_transformer)."""
+    """
+    Return the name that Grafana gives a column (@grafana/prometheus 13.1.4, result_transformer).
+    """
     if column.query is None:
         return column.label
     return f"Value #{ascii_uppercase[column.query]}" if len(panel.queries) > 1 else "Value"
@@ -410,7 +415,7 @@ def _variable(variable: Variable) -> Json:
         "refresh": 2,
         "regex": "",
         "skipUrlSync": False,
-        "sort": 7,  # as people count: gpu-2 before gpu-10
+        "sort": 7,  # natural order: gpu-2 before gpu-10
         "type": "query",
     }
 

@@ -1,4 +1,4 @@
-"""Define the dashboard of a model and its replicas, with clients' view. Pure."""
+"""Define the dashboard of a model and its replicas, from the clients' point of view. Pure."""
 
 from __future__ import annotations
 
@@ -33,10 +33,10 @@ _ANSWERS = responses(_OF)
 _ERRORS = responses(_OF, only="5..")
 _NOT_2XX = responses(_OF, but="2..")
 _RATE = "[$__rate_interval]"
-# The share of an objective at which its alert fires, and a share near it.
+# The colours for a latency as a share of its objective. At 1, the alert fires.
 _PROMISE = (Step(None, Colour.GOOD), Step(0.8, Colour.LOOK), Step(1, Colour.BAD))
 _QUIET = "no request in this time"
-# Embeddings, rerank and the like have only the values of prompts and of whole requests.
+# Models for embeddings, rerank and similar tasks have only values of prompts and whole requests.
 _NO_TEXT = "no token generated in this time"
 _NO_GATEWAY = "no gateway has this model"
 _STALLED = 'gpufleet_watchdog_stalled{stage=~"$stage"}'
@@ -56,7 +56,10 @@ def _held(recorded: str, objective: str) -> str:
 
 
 def _of_this(vector: str) -> str:
-    """Return a vector of stages without a model label, restricted to this model's."""
+    """
+    Restrict a vector of stages, which has no label for the model, to the stages of the chosen
+    model.
+    """
     return f'{vector} and on (instance, stage) gpufleet_stage_info{{model="$model"}}'
 
 

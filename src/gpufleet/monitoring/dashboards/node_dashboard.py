@@ -1,4 +1,6 @@
-"""Define the dashboard of a node: hardware, versions, stages and short resources. Pure."""
+"""
+Define the dashboard of a node: hardware, versions, stages and resources that are running out. Pure.
+"""
 
 from __future__ import annotations
 
@@ -31,7 +33,7 @@ from gpufleet.monitoring.dashboards.panel import (
 _ON = 'instance="$instance"'
 _RATE = "[$__rate_interval]"
 _NEARLY_FULL = (Step(None, Colour.GOOD), Step(0.85, Colour.LOOK), Step(0.95, Colour.BAD))
-# The devices of local file systems; others are in memory, or on another machine.
+# The types of local file systems. Others are in memory or on a different machine.
 _DISKS = f'{_ON},fstype=~"ext[234]|xfs|btrfs|zfs|f2fs|overlay"'
 _CARDS = f'{_ON},device!~"lo|veth.*|docker.*|br-.*"'
 

@@ -1,7 +1,9 @@
-"""Define the parts of a dashboard: panels, queries and the meanings of colours. Pure.
+"""
+Define the parts of a dashboard: panels, queries and the meanings of colours. Pure.
 
 `monitoring/dashboards/grafana.py` converts them to Grafana's JSON. The ids of units and colours are
-Grafana's own (@grafana/data 13.2.3, valueFormats/categories and themes/createVisualizationColors).
+those of Grafana (@grafana/data 13.2.3, valueFormats/categories and
+themes/createVisualizationColors).
 """
 
 from __future__ import annotations
@@ -11,16 +13,16 @@ from enum import StrEnum
 
 from gpufleet.errors import FleetError
 
-COLUMNS = 24  # of Grafana's grid; a grid row is 30 pixels high, with 8 between
+COLUMNS = 24  # of Grafana's grid, whose rows are 30 pixels high, with 8 pixels between them
 
 
 class Unit(StrEnum):
     """The unit of a panel's numbers."""
 
     COUNT = "short"
-    RATIO = "percentunit"  # 0..1, written as percent
+    RATIO = "percentunit"  # from 0 to 1, displayed in percent
     SECONDS = "s"
-    BYTES = "bytes"  # of 1024
+    BYTES = "bytes"  # displayed with factors of 1024
     BYTES_PER_SECOND = "Bps"
     CELSIUS = "celsius"
     WATTS = "watt"
@@ -29,11 +31,11 @@ class Unit(StrEnum):
     REQUESTS_PER_SECOND = "reqps"
     TOKENS_PER_SECOND = "suffix: tok/s"
     AGO = "dateTimeFromNow"  # takes milliseconds since 1970
-    STATE = "none"  # the mappings give each number a word
+    STATE = "none"  # each number is displayed as a word
 
 
 class Kind(StrEnum):
-    """The panel types of Grafana in use; none of them needs Angular."""
+    """The types of Grafana's panels that gpufleet uses. None of them needs Angular."""
 
     LINES = "timeseries"
     STAT = "stat"
@@ -43,7 +45,7 @@ class Kind(StrEnum):
 
 
 class Colour(StrEnum):
-    """The meanings of colours, equal on all dashboards."""
+    """The meanings of colours, which are the same on all dashboards."""
 
     GOOD = "green"
     LOOK = "orange"
@@ -56,7 +58,7 @@ class Colour(StrEnum):
 
 @dataclass(frozen=True)
 class Step:
-    """A colour and the value from which it applies; the first step has no lower bound."""
+    """A colour, and the value from which it applies. The first step has no lower limit."""
 
     at: float | None
     colour: Colour
@@ -64,7 +66,7 @@ class Step:
 
 @dataclass(frozen=True)
 class ValueDisplay:
-    """A number shown as a word, or a label's value shown in a colour."""
+    """How a value is displayed: a number as a word, or the value of a label in a colour."""
 
     value: float | str
     text: str
@@ -77,9 +79,9 @@ class Query:
     One query of a panel.
 
     Attributes:
-        expr: PromQL, with the dashboard's variables such as `$instance`.
-        legend: a series' name, with its labels such as `{{gpu}}`.
-        limit: whether the query is a limit for the others, drawn dashed and red.
+        expr: the expression in PromQL, with the dashboard's variables such as `$instance`.
+        legend: the name of a series, with its labels such as `{{gpu}}`.
+        limit: whether the query is a limit for the other queries. A limit is drawn dashed and red.
     """
 
     expr: str
@@ -90,15 +92,15 @@ class Query:
 @dataclass(frozen=True)
 class Column:
     """
-    One column of a table.
+    One column of a table. It shows either a label or the value of a query.
 
     Attributes:
-        heading: its title, unique in the table.
-        label: the label to show; or
-        query: the number, from 0, of the query whose value is shown.
-        unit, steps, shown: the display of this value; `steps` colour a cell's background.
-        link: the uid of the dashboard that a cell opens, which has a variable named `label`.
-        width: in pixels; None takes the remaining space.
+        heading: the title, which must be unique in the table.
+        label: the label to show, or "".
+        query: the number of the query whose value is shown, counted from 0, or None.
+        unit, steps, shown: how the value is displayed. `steps` colour the background of a cell.
+        link: the uid of the dashboard that a cell opens. It has a variable with the name `label`.
+        width: the width in pixels. None uses the remaining space.
     """
 
     heading: str
@@ -117,11 +119,12 @@ class Panel:
     One panel.
 
     Attributes:
-        what_to_do: advice, written in the description before the meaning of the metrics.
-        empty: the meaning of an empty answer; "" if a healthy fleet always has values.
-        steps, shown: colours and words of values; `lines` draws the steps as lines.
-        minimum, maximum: the ends of the axis; None fits the values.
-        stacked: whether series are stacked to show their sum.
+        what_to_do: advice for the reader. The description has it before the meaning of the metrics.
+        empty: what an empty answer means. "" if a healthy fleet always has values.
+        steps, shown: colours and words for values.
+        lines: whether the steps are drawn as lines.
+        minimum, maximum: the ends of the axis. None: the ends follow the values.
+        stacked: whether the series are stacked, so that the panel shows their sum.
     """
 
     kind: Kind
@@ -144,7 +147,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Row:
-    """A heading with the panels below it. Each line of panels fills the width."""
+    """A heading and the panels below it. Each line of panels fills the whole width."""
 
     title: str
     panels: tuple[Panel, ...]
@@ -153,13 +156,14 @@ class Row:
 @dataclass(frozen=True)
 class Variable:
     """
-    A choice at the top of a dashboard, from the values of a label.
+    A selection at the top of a dashboard, from the values of a label.
 
     Attributes:
-        name: the variable's name in `$name`.
-        label: its displayed label.
-        values: the query for its values: label_values(...).
-        many: whether several may be selected; initially all are selected, otherwise the first.
+        name: the name of the variable, used as `$name`.
+        label: the label that is displayed.
+        values: the query for the values: label_values(...).
+        many: whether several values may be selected. If so, all are selected at first. Otherwise
+            the first value is selected.
     """
 
     name: str
@@ -170,7 +174,7 @@ class Variable:
 
 @dataclass(frozen=True)
 class Mark:
-    """A moment marked in every panel, when `expr` is 1."""
+    """A mark in every panel, at each time at which `expr` is 1."""
 
     name: str
     expr: str
@@ -184,9 +188,9 @@ class Dashboard:
     One dashboard.
 
     Attributes:
-        uid: Grafana's id in URLs and links, never changed.
+        uid: Grafana's id in URLs and links. It never changes.
         question: the question that the dashboard answers.
-        hours: the initial time range in hours.
+        hours: the time range in hours when the dashboard is opened.
     """
 
     uid: str
@@ -200,7 +204,7 @@ class Dashboard:
 
 @dataclass(frozen=True)
 class Place:
-    """A position in the grid, in its columns and rows."""
+    """A position and size in the grid, in columns and rows."""
 
     x: int
     y: int
@@ -212,7 +216,7 @@ def place_panels(rows: tuple[Row, ...]) -> tuple[tuple[Row | Panel, Place], ...]
     """
     Return every heading and panel with its place, from top to bottom.
 
-    Raises `FleetError` if panels of one line do not fill it or differ in height.
+    Raises `FleetError` if the panels of a line do not fill the line or have different heights.
     """
     result: list[tuple[Row | Panel, Place]] = []
     y = 0

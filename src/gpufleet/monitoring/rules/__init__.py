@@ -1,1 +1,1 @@
-"""Recording and alerting rules by subject."""
+"""Define recording rules and alerting rules, by subject."""

@@ -1,8 +1,10 @@
-"""Define rules that compare a model's finished requests with its measured rates. Pure.
+"""
+Define rules that compare a model's finished requests with the rates measured for it. Pure.
 
-A measured rate (`gpufleet measure`) is valid for one release on one node's hardware. Its rule
-checks the release in the node's facts, so that it ends with an upgrade, not with the next deploy of
-the rules. Replicas without an applicable rate count on neither side.
+A measured rate (`gpufleet measure`) applies only to one release on one node's hardware. The rule
+compares the release with the node's facts, so the rate stops to apply as soon as the release is
+upgraded, not only at the next deploy of the rules. Replicas without a rate that applies are left
+out of the comparison, with their requests.
 """
 
 from __future__ import annotations
@@ -20,29 +22,30 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 REPLICA = ("stage", "model")
 _BY_REPLICA = f"by ({', '.join(REPLICA)})"
 
-# A share of the measured rate. A measurement finds the limit to within 10 % at best
-# (docs/operate/measure.md): closer to it, it is unknown whether a model is above or below.
+# The share of the measured rate from which a model counts as full. A measurement finds the limit to
+# within 10 % at best (docs/operate/measure.md). Closer to the limit, nothing shows whether a model
+# is above or below it.
 FULL = 0.9
-# At one request per second these are 600 requests; random arrivals vary their number by 4 %.
+# At one request per second, the window has 600 requests. Random arrivals change this number by 4 %.
 WINDOW = "10m"
-# With the window 10 to 20 minutes: a burst is over sooner, and what lasts is not of this minute.
+# Together with the window, a model must be full for 10 to 20 minutes. A burst is shorter.
 FULL_SECONDS = 600
 
 
 @dataclass(frozen=True)
 class MeasuredReplica:
-    """A running replica with an applicable stored measurement."""
+    """A running replica that has a stored measurement which applies to its settings."""
 
     model: str
-    """The model's entry in `serving`."""
+    """The name of the model in `serving`."""
     stage: str
     """The replica's id, such as `llama-0`."""
     node: str
     """The node of the replica's first rank."""
     release: str
-    """The id of the release that the replica's unit starts."""
+    """The id of the release that the replica's unit runs."""
     requests_per_second: float
-    """The measured rate within the model's objectives."""
+    """The measured rate at which the replica still meets the model's objectives."""
     measured: dt.date
     """The date of the measurement in UTC."""
 
@@ -50,7 +53,10 @@ class MeasuredReplica:
 def rules(
     measured: Iterable[MeasuredReplica],
 ) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
-    """Return recordings and alerts for measured replicas; empty without replicas."""
+    """
+    Return the recordings and alerts for measured replicas, or nothing if there are no such
+    replicas.
+    """
     found = sorted(measured, key=lambda each: (each.model, each.stage))
     if not found:
         return (), ()
@@ -59,7 +65,8 @@ def rules(
 
 def _carried(found: Iterable[MeasuredReplica]) -> Recording:
     """
-    Return the recording of each replica's rate, while it is ready and runs the measured release.
+    Return the recording of each replica's measured rate. It has a value only while the replica is
+    ready and runs the release that was measured.
     """
     alike: dict[tuple[str, str, float], list[MeasuredReplica]] = {}
     for each in found:
@@ -79,7 +86,8 @@ def _carried(found: Iterable[MeasuredReplica]) -> Recording:
 
 
 def _any_of(names: Iterable[str]) -> str:
-    r"""Return a regular expression in PromQL's syntax that matches only these names.
+    r"""
+    Return a regular expression in PromQL's syntax that matches only these names.
 
     >>> _any_of(["gpu-02.example.net", "gpu-01"])
     '"gpu-01|gpu-02\\\\.example\\\\.net"'
@@ -89,7 +97,10 @@ def _any_of(names: Iterable[str]) -> str:
 
 
 def _dates(found: Iterable[MeasuredReplica]) -> Recording:
-    """Return a constant per model, whose label is the date of its oldest measurement."""
+    """
+    Return a recording with a constant for each model. Its label is the date of the oldest
+    measurement.
+    """
     oldest: dict[str, dt.date] = {}
     for each in found:
         oldest[each.model] = min(each.measured, oldest.get(each.model, each.measured))
@@ -117,8 +128,8 @@ LOAD = Recording(
     "model:measured_load:ratio",
     "sum by (model) (replica:finished_requests:rate10m"
     " and on (stage, model) replica:measured_requests_per_second)"
-    # A replica at which nothing ends is drained, or out of the balancer: what it would carry, it
-    # does not.
+    # A replica at which no request ends is drained, or the load balancer does not use it. Its rate
+    # therefore does not count.
     " / sum by (model) (replica:measured_requests_per_second"
     " and on (stage, model) (replica:finished_requests:rate10m > 0))",
     "a model's finished requests per second, divided by the measured rate of its replicas that get requests",

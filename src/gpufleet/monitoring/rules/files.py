@@ -1,4 +1,4 @@
-"""Render Prometheus' rule files, from gpufleet's rules and the operators' settings. Pure."""
+"""Render Prometheus' rule files from gpufleet's rules and the operator's settings. Pure."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from gpufleet.monitoring.rules.capacity_rules import MeasuredReplica
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 from gpufleet.settings.monitoring_settings import AlertChange, Objectives
 
-# With these, every alert exists, also those that need a promise or a measurement.
+# With these values every alert exists, including those that need an objective or a measurement.
 _ALL_OBJECTIVES = {"any": Objectives(ttft_p99_seconds=1, itl_p99_seconds=1, e2e_p99_seconds=1)}
 _ALL_MEASURED = (MeasuredReplica("any", "any-0", "any", "any", 1.0, dt.date(1970, 1, 1)),)
 
@@ -31,14 +31,14 @@ _ALL_MEASURED = (MeasuredReplica("any", "any-0", "any", "any", 1.0, dt.date(1970
 @dataclass(frozen=True)
 class RuleSettings:
     """
-    Settings that rules depend on.
+    The settings that the rules depend on.
 
     Attributes:
-        objectives: the objectives by model.
-        alerts: the operator's changes by alert, from `monitoring.alerts`.
-        settings: the names from `Alert.needs` that are present, e.g. "watchdog".
+        objectives: the objectives of each model.
+        alerts: the operator's changes of each alert, from `monitoring.alerts`.
+        settings: those names in `Alert.needs` that are set, for example "watchdog".
         runbooks_url: the address of docs/alerts/.
-        measured: running replicas with an applicable stored measurement.
+        measured: the running replicas that have a stored measurement which applies to them.
     """
 
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
@@ -50,7 +50,9 @@ class RuleSettings:
 
 @dataclass(frozen=True)
 class Rules:
-    """One group of rules. Its recordings precede its alerts, which then see new values."""
+    """
+    One group of rules. The recordings come before the alerts, so that alerts use their new values.
+    """
 
     name: str
     recordings: tuple[Recording, ...]
@@ -60,7 +62,7 @@ class Rules:
 def groups(
     objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
 ) -> tuple[Rules, ...]:
-    """Return all shipped rules. Each group becomes a file of its name."""
+    """Return all of gpufleet's rules. Each group becomes a file with its name."""
     return (
         Rules("gpu", gpu_rules.RECORDINGS, gpu_rules.ALERTS),
         Rules("node", node_rules.RECORDINGS, node_rules.ALERTS),
@@ -72,15 +74,19 @@ def groups(
 
 
 def all_groups() -> tuple[Rules, ...]:
-    """Return all possible rules, for every objective set and every model measured."""
+    """
+    Return all rules that can exist: with every objective set, and with a measurement for every
+    model.
+    """
     return groups(_ALL_OBJECTIVES, _ALL_MEASURED)
 
 
 def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str, int]:
     """
-    Return the seconds, by alert, for which its expression must be true before it fires.
+    Return for each alert how many seconds its expression must be true before the alert fires.
 
-    `changes` has `monitoring.alerts` of each monitoring node; the shortest time applies.
+    `changes` has the `monitoring.alerts` of each monitoring node. If they differ, the shortest time
+    is returned.
     """
     found = {}
     for alert in (alert for group in all_groups() for alert in group.alerts):
@@ -94,9 +100,9 @@ def hold_seconds(changes: Iterable[Mapping[str, AlertChange]] = ()) -> dict[str,
 
 def rule_files(declared: RuleSettings) -> dict[str, str]:
     """
-    Return `{"gpu.rules.yml": text, ...}`, without groups that have no rules.
+    Return `{"gpu.rules.yml": text, ...}`. Groups without rules have no file.
 
-    Raises FleetError for changes to unknown alerts.
+    Raises FleetError if the settings change an alert that does not exist.
     """
     shipped = groups(declared.objectives, declared.measured)
     _check_names(declared, shipped)

@@ -1,4 +1,4 @@
-"""Define alerts on gpufleet's own facts: whether nodes answer and match their declaration. Pure."""
+"""Define alerts on gpufleet's own facts: whether nodes answer and are as declared. Pure."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 _ON = "{{ $labels.instance }}"
 _DAY = 86400
 SOON_DAYS, URGENT_DAYS = 21, 7
-"""Days until a certificate expires. From the first one, a deploy also prints a note."""
+"""Days until a certificate expires. If fewer than SOON_DAYS are left, deploys print a note."""
 
 RECORDINGS: tuple[Recording, ...] = (
     Recording(
         "node:answers",
-        # The monitoring server itself is not checked here; a gateway may share a node's name.
+        # The jobs of the monitoring servers are left out. A gateway may have the name of a node.
         'max by (instance) (up{job=~"node|dcgm|vllm|gateway"})',
         "Whether any target on the node answered the last scrape",
         ("instance",),
@@ -38,10 +38,11 @@ RECORDINGS: tuple[Recording, ...] = (
     ),
 )
 
-# Prometheus' clock: a node's own may be wrong.
+# time() is Prometheus' clock, because the clock of a node may be wrong.
 _LEFT = "min by (instance, use, path) (gpufleet_certificate_end_timestamp_seconds)\n  - time()"
 _CERTIFICATE = f"{_ON}: the certificate {{{{ $labels.path }}}} ({{{{ $labels.use }}}})"
-# A scrape that failed must not end the alert and begin it again; NodeDown comes within this time.
+# An alert must not end and begin again because a scrape failed. If the node does not come back,
+# NodeDown fires within this time.
 _MISSED_SECONDS = 300
 
 ALERTS: tuple[Alert, ...] = (
@@ -49,7 +50,7 @@ ALERTS: tuple[Alert, ...] = (
         name="NodeDown",
         expr="node:answers == 0",
         severity=AlertSeverity.PAGE,
-        # Three scrapes of a minute: a reboot of a GPU server takes longer, and is silenced.
+        # Three scrapes, one a minute. A reboot of a GPU server takes longer, and is silenced.
         for_seconds=180,
         summary=f"{_ON}: nothing on the node answers",
         action="Try ssh to the node, then the node's console through the BMC. If neither answers, power the node off and on.",
@@ -58,7 +59,7 @@ ALERTS: tuple[Alert, ...] = (
         name="ExporterDown",
         expr='max by (instance, job) (up{job=~"node|dcgm"}) == 0 and on (instance) node:answers == 1',
         severity=AlertSeverity.TICKET,
-        for_seconds=300,  # a restart after an upgrade, with DCGM's own start of a minute
+        for_seconds=300,  # longer than a restart after an upgrade, in which DCGM takes a minute
         summary=f"{_ON}: the {{{{ $labels.job }}}} exporter does not answer, although the node does",
         action="Run `systemctl status` for the exporter's unit. Alerts on its values cannot fire until the exporter runs again.",
     ),
@@ -75,14 +76,14 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="FactsStale",
-        # Old, or never written at all.
+        # The facts are old, or were never written.
         expr=(
             "node:facts_age_seconds > 600\n"
             'or max by (instance) (up{job="node"}) == 1\n'
             "  unless on (instance) gpufleet_facts_timestamp_seconds"
         ),
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # they are written every minute; a hanging driver holds them up
+        for_seconds=600,  # they are written every minute, but a driver that hangs delays them
         summary=(
             f"{_ON} has {{{{ if gt $value 1.0 }}}}not written its facts for "
             "{{ $value | humanizeDuration }}{{ else }}never written its facts{{ end }}"
@@ -93,7 +94,7 @@ ALERTS: tuple[Alert, ...] = (
         name="FactsFailed",
         expr="max by (instance, part) (gpufleet_facts_failed) == 1",
         severity=AlertSeverity.TICKET,
-        for_seconds=900,  # a part that is slow for once
+        for_seconds=900,  # a part may be slow once
         summary=f"{_ON}: gpufleet cannot read the facts about {{{{ $labels.part }}}}",
         action="`journalctl -u gpufleet-facts` shows the reason. Until it is repaired, alerts about this part cannot fire.",
     ),
@@ -101,7 +102,7 @@ ALERTS: tuple[Alert, ...] = (
         name="DriverLibraryMismatch",
         expr='max by (instance) (gpufleet_driver_mismatch{part="library"}) == 1',
         severity=AlertSeverity.PAGE,
-        # An upgrade of the driver has both versions for some minutes, and silences its node.
+        # During an upgrade of the driver, a node has both versions for some minutes.
         for_seconds=900,
         summary=f"{_ON}: the loaded driver and the driver's libraries have different versions",
         action="Running servers continue, but no new CUDA program can start. Load the new driver, or reboot the node.",
@@ -110,7 +111,7 @@ ALERTS: tuple[Alert, ...] = (
         name="DriverMismatch",
         expr='max by (instance, part) (gpufleet_driver_mismatch{part!="library"}) == 1',
         severity=AlertSeverity.TICKET,
-        for_seconds=3600,  # an upgrade that is under way
+        for_seconds=3600,  # an upgrade may be in progress
         summary=f"{_ON}: the loaded driver and its {{{{ $labels.part }}}} have different versions",
         action="Bring all parts to one version: run deploys/node.py, then reload the driver or reboot the node.",
     ),
@@ -118,7 +119,7 @@ ALERTS: tuple[Alert, ...] = (
         name="RebootPending",
         expr="max by (instance, reason) (gpufleet_reboot_pending) == 1",
         severity=AlertSeverity.TICKET,
-        for_seconds=_DAY,  # a node may wait for its window; not for weeks
+        for_seconds=_DAY,  # a node may wait for its maintenance window, but not for weeks
         summary=f"{_ON} has needed a reboot for a day ({{{{ $labels.reason }}}})",
         action="Reboot the node at the next quiet hour. Reboot only one node at a time.",
     ),
@@ -126,16 +127,16 @@ ALERTS: tuple[Alert, ...] = (
         name="NodeUnchecked",
         expr="max by (instance) (gpufleet_node_unchecked) == 1",
         severity=AlertSeverity.TICKET,
-        for_seconds=1800,  # a driver's upgrade with its check takes 20 minutes at most
+        for_seconds=1800,  # an upgrade of the driver and its check take at most 20 minutes
         summary=f"{_ON}: the driver was changed, and no check has passed since then, so no stage starts",
         action="Run `gpufleet check` for the node, and fix the findings that block.",
     ),
     Alert(
         name="CheckFindings",
-        # Summed: the findings' own `severity` must not become the alert's.
+        # The sum removes the label `severity` of the findings, which is not that of the alert.
         expr='sum by (instance) (gpufleet_check_findings{severity=~"block|unknown"}) > 0',
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # an operator who checks is most likely about to fix it
+        for_seconds=600,  # the operator who ran the check is probably repairing the node
         summary=f"{_ON}: the last check has {{{{ $value }}}} findings with result block or unknown",
         action="`gpufleet check` shows the findings and how to fix them. Fix them, then run `gpufleet check --record`.",
     ),
@@ -151,7 +152,7 @@ ALERTS: tuple[Alert, ...] = (
         name="Drift",
         expr='max by (instance) (gpufleet_drift_differences{matters="now"}) > 0',
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # a deploy that is under way
+        for_seconds=600,  # a deploy may be in progress
         summary=f"{_ON} has {{{{ $value }}}} differences from its declaration that matter now",
         action="`gpufleet drift` shows the differences. Deploy the node, or declare what was changed by hand.",
     ),
@@ -159,7 +160,7 @@ ALERTS: tuple[Alert, ...] = (
         name="DriftUnknown",
         expr="max by (instance) (gpufleet_drift_unknown) == 1",
         severity=AlertSeverity.TICKET,
-        for_seconds=_DAY,  # unknown is no pass, but seldom urgent
+        for_seconds=_DAY,  # unknown is not a pass, but it is rarely urgent
         summary=f"{_ON}: a part of the node could not be compared with its declaration",
         action="`gpufleet drift` shows which part could not be compared, and the reason.",
     ),
@@ -173,10 +174,10 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="CertificateEndsSoon",
-        # Until the page takes over: one certificate is one alert.
+        # The ticket ends when the page begins, so each certificate has one alert.
         expr=f"{_LEFT} < {SOON_DAYS * _DAY} >= {URGENT_DAYS * _DAY}",
         severity=AlertSeverity.TICKET,
-        for_seconds=0,  # a date does not come and go
+        for_seconds=0,  # the value does not fluctuate
         summary=f"{_CERTIFICATE} expires in {{{{ $value | humanizeDuration }}}}",
         action="Replace the certificate's file at the path in your settings, then deploy.",
         keep_seconds=_MISSED_SECONDS,

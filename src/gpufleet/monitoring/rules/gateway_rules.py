@@ -1,7 +1,8 @@
-"""Define rules on the metrics of HAProxy, the fleet's gateway. Pure.
+"""
+Define rules on the metrics of HAProxy, the fleet's gateway. Pure.
 
-A backend (`proxy`) is a model, and its servers are replicas. The thresholds are gpufleet's, each
-with its reason.
+A backend (label `proxy`) is a model, and its servers are the model's replicas. The thresholds are
+gpufleet's own, and a comment has the reason for each.
 """
 
 from __future__ import annotations
@@ -9,11 +10,11 @@ from __future__ import annotations
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _BACKEND = "by (instance, proxy)"
-# As long as a model may take to load (vllm_rules.LOADING_SECONDS): until then a server is down
-# because it starts.
+# The time that a model may take to load (vllm_rules.LOADING_SECONDS). During this time a server is
+# down because it starts.
 _LOADING_SECONDS = 1800
-# A gateway's own 5xx (no server, a broken connection) and those of servers. Clients of one model
-# notice at a few of a hundred; the model's own promise is held by VllmErrors.
+# The share of 5xx answers: those of the gateway itself (no server, a broken connection) and those of
+# the servers. Clients notice a few percent. VllmErrors checks the objective of the model.
 ERROR_RATIO = 0.05
 ERRORS_AT_LEAST = 10
 
@@ -27,14 +28,14 @@ ALERTS: tuple[Alert, ...] = (
         "GatewayDown",
         'up{job="gateway"} == 0',
         AlertSeverity.PAGE,
-        120,  # a reload takes a second, a restart ten
+        120,  # a reload takes one second, a restart ten seconds
         "{{ $labels.instance }}: the gateway does not answer",
         "Run `systemctl status gpufleet-gateway` on the node. If there is a second gateway, it now "
         "has all traffic.",
     ),
     Alert(
         "GatewayNoServer",
-        # Backends that have no servers at all (of statistics, of errors) have no active one either.
+        # The backends for statistics and errors have no servers, so they are left out.
         f"sum {_BACKEND} (haproxy_backend_active_servers) == 0"
         f" and count {_BACKEND} (haproxy_server_status) > 0",
         AlertSeverity.PAGE,
@@ -66,7 +67,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "GatewayQueue",
-        # Servers are full (maxconn) all the time: not a burst, which is over within minutes.
+        # All servers are full (maxconn) for the whole time. A burst is over within minutes.
         f"sum {_BACKEND} (haproxy_backend_current_queue) > 0",
         AlertSeverity.TICKET,
         600,

@@ -1,9 +1,10 @@
-"""Define recording rules and alerts on GPUs, from DCGM or from gpufleet's facts. Pure.
+"""
+Define recording rules and alerts on GPUs. The values come from DCGM or from gpufleet's facts. Pure.
 
-`gpu:*` is recorded by instance, gpu and UUID, and some series also by reason, error or Xid, so that
-a label renamed by an exporter cannot change a rule. DCGM's blank values are omitted, because
-exporters before 4.8 write them as numbers. A node without DCGM has `gpufleet_gpu_*` instead, if
-NVML has the same values.
+The recordings `gpu:*` have the labels instance, gpu and UUID, and some also reason, error or Xid.
+So if an exporter renames a label, the rules do not change. DCGM's blank values are omitted, because
+exporters before 4.8 write them as numbers. On a node without DCGM, the recordings use
+`gpufleet_gpu_*`, if NVML has the same values.
 """
 
 from __future__ import annotations
@@ -20,10 +21,12 @@ from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 GPU = ("instance", "gpu", "UUID")
 BY_GPU = f"by ({', '.join(GPU)})"
 
-# dcgm_fields.h: blank values begin at 0x7ffffff0 (32 bits), at 2^47 (floating point) and at
-# 0x7ffffffffffffff0 (64 bits). No value that is taken as it is comes near the first.
+# DCGM's blank values begin at 0x7ffffff0 (32 bits), at 2^47 (floating point) and at
+# 0x7ffffffffffffff0 (64 bits) (dcgm_fields.h). All real values that are used here are far below the
+# first of these numbers.
 BLANK = 2147483632
-# A counter that goes blank seems to jump by 2^63: no rate or increase that happens is as large.
+# If a counter becomes blank, it seems to increase by 2^63. No real rate or increase is as large as
+# this limit.
 _JUMP = "1e12"
 _MIB = 1024 * 1024
 
@@ -37,7 +40,8 @@ REASONS = {
 }
 _HARDWARE = "hw_slowdown|hw_thermal|hw_power_brake"
 
-# NVLink 4 and older beside NVLink 5 and newer: a GPU has one of the two.
+# The first four counters are for NVLink 4 and older, and the others for NVLink 5 and newer. Every
+# GPU has only one kind of counters.
 NVLINK_ERRORS = {
     "crc_flit": "DCGM_FI_DEV_NVLINK_CRC_FLIT_ERROR_COUNT_TOTAL",
     "crc_data": "DCGM_FI_DEV_NVLINK_CRC_DATA_ERROR_COUNT_TOTAL",
@@ -51,7 +55,7 @@ NVLINK_ERRORS = {
 }
 _TRANSFER = "crc_flit|crc_data|replay|received|malformed|integrity"
 
-# No board's memory may be hotter, where DCGM does not say what this one's may be.
+# The limit for the memory's temperature if DCGM reports none. No board has a higher limit.
 _HBM_CELSIUS = 95
 _WIDEST_LANES = 16
 _REPLAYS_PER_MINUTE = round(max(REPLAYS_A_LANE_AND_MINUTE.values()) * _WIDEST_LANES)
@@ -70,14 +74,17 @@ def _gpu(name: str, expr: str, help_text: str, *labels: str) -> Recording:
 
 
 def _labelled(label: str, parts: dict[str, str]) -> str:
-    """Return several expressions joined into one, with their names as a label."""
+    """
+    Return several expressions joined into one. The label of each result is the name of its
+    expression.
+    """
     return "\nor ".join(
         f'label_replace({expr}, "{label}", "{name}", "", "")' for name, expr in parts.items()
     )
 
 
 def numbers(xids: Collection[int]) -> str:
-    """Return Xid numbers as a regular expression."""
+    """Return Xid numbers as a regular expression that matches each of them."""
     return "|".join(str(xid) for xid in sorted(xids))
 
 
@@ -87,13 +94,14 @@ CRITICAL = {
     if kind.severity is Severity.BLOCK and xid not in (OFF_THE_BUS | GSP | NVLINK | CONTAINED)
 }
 APPLICATION = {xid for xid, kind in KINDS.items() if kind.severity is Severity.INFO}
-# Everything else is worth a look, unknown numbers included.
+# All other Xids should be investigated, including unknown numbers.
 _CLASSIFIED = CRITICAL | APPLICATION | OFF_THE_BUS | GSP | NVLINK | CONTAINED
 
 _XID = "gpu:xid_errors:count5m"
-# A counter's first series appears with its first error, which `increase` would not see. New is
-# what was not there 5 minutes ago, on a node that did tell then: not what this Prometheus meets for
-# the first time. And counts that go down (the kernel log was rotated) are no errors.
+# The series of a counter begins with its first error, which `increase` does not count. Therefore a
+# series counts as a new error if it did not exist 5 minutes ago, although the node's facts did. The
+# second condition is needed for a Prometheus that scrapes the node for the first time. A count that
+# decreases (because the kernel log was rotated) is not an error.
 _OWN_XIDS = (
     f"max by ({', '.join(GPU)}, xid) (\n"
     "  (gpufleet_gpu_xid_errors_total - gpufleet_gpu_xid_errors_total offset 5m) > 0\n"
@@ -110,15 +118,15 @@ RECORDINGS: tuple[Recording, ...] = (
     ),
     _gpu(
         "temperature_margin_celsius",
-        # The limit where the board says it (0: it does not), less the temperature; else the margin
-        # that newer boards give instead.
+        # The limit minus the temperature, if the board reports the limit (0: not reported). Newer
+        # boards report the margin instead.
         f"({_dcgm('DEV_SLOWDOWN_TEMP')} > 0) - {_dcgm('DEV_GPU_TEMP')}\n"
         f"or {_dcgm('DEV_GPU_TEMP_LIMIT')}",
         "Degrees that are left until a GPU throttles itself",
     ),
     _gpu(
         "memory_temperature_celsius",
-        # 0 is what boards without such a sensor say.
+        # Boards without such a sensor report 0.
         f"{_dcgm('DEV_MEMORY_TEMP')} > 0",
         "Temperature of a GPU's memory (HBM), in degrees",
     ),
@@ -225,8 +233,8 @@ RECORDINGS: tuple[Recording, ...] = (
     ),
     Recording(
         "node:gpus_missing:count",
-        # The source that misses more is right: facts count what NVML lists, DCGM what still
-        # answers.
+        # The larger of the two numbers is right: facts count the GPUs that NVML lists, and DCGM
+        # counts the GPUs that still answer.
         "max by (instance) (\n"
         '  label_replace(max by (instance) (gpufleet_gpus{state="expected"})\n'
         '    - max by (instance) (gpufleet_gpus{state="present"}), "by", "facts", "", "")\n'
@@ -254,11 +262,11 @@ def _xid(
         name=name,
         expr=f"{_XID}{{{condition}}} > 0",
         severity=severity,
-        # An Xid is an event: there is nothing to wait for.
+        # An Xid is an event, so a longer time would not make the alert more certain.
         for_seconds=for_seconds,
         summary=f"{_ON} {summary} (Xid {{{{ $labels.xid }}}})",
         action=action,
-        # It is counted over 5 minutes; those who come in pairs are one alert.
+        # Xids are counted over 5 minutes. Xids that follow each other closely become one alert.
         keep_seconds=600,
     )
 
@@ -312,13 +320,14 @@ ALERTS: tuple[Alert, ...] = (
         AlertSeverity.TICKET,
         "keeps reporting the same kind of program error",
         "Read the log of the program on this GPU. Most likely the program itself is the cause.",
-        # One crash is the program's business. Half an hour of them, each within 5 minutes of the
-        # last, is a program without an owner, or a GPU that is to blame after all.
+        # A single crash concerns only the program. If crashes continue for half an hour, with less
+        # than 5 minutes between them, either no one maintains the program or the GPU is the cause.
         for_seconds=1800,
     ),
     Alert(
         name="GpuLost",
-        # With the labels of a GPU that was seen in the last 6 hours, else only by node.
+        # If the GPU had values in the last 6 hours, the alert has its labels. Otherwise it has only
+        # the label of the node.
         expr=(
             f"(max {BY_GPU} (last_over_time(gpu:temperature_celsius[6h]))\n"
             "  unless gpu:temperature_celsius)\n"
@@ -326,7 +335,7 @@ ALERTS: tuple[Alert, ...] = (
             "or on (instance) (node:gpus_missing:count > 0)"
         ),
         severity=AlertSeverity.PAGE,
-        # DCGM's engine takes up to a minute to have values of all GPUs after its start.
+        # After its start, DCGM's engine takes up to a minute until it has values of all GPUs.
         for_seconds=120,
         summary=(
             "{{ $labels.instance }}: {{ if $labels.gpu }}GPU {{ $labels.gpu }} "
@@ -342,7 +351,7 @@ ALERTS: tuple[Alert, ...] = (
             '  unless on (instance) up{job="dcgm"}'
         ),
         severity=AlertSeverity.TICKET,
-        # Facts are written every minute; a node that boots has none of its GPUs at first.
+        # Facts are written every minute. A node that boots has no values of its GPUs at first.
         for_seconds=600,
         summary="{{ $labels.instance }}: Prometheus gets no values for its GPUs, and the node has no DCGM",
         action="Run deploys/node.py for the node, then run `systemctl status gpufleet-facts` on the node.",
@@ -351,7 +360,7 @@ ALERTS: tuple[Alert, ...] = (
         name="EccUncorrected",
         expr="increase(gpu:ecc_uncorrected_total[1h]) > 0",
         severity=AlertSeverity.PAGE,
-        # Counted errors do not go away by waiting.
+        # The errors have happened, so there is nothing to wait for.
         for_seconds=0,
         summary=f"{_ON} had memory errors that could not be corrected",
         action="Read the log of the program on the GPU. Take the GPU out of service and reset it.",
@@ -360,7 +369,7 @@ ALERTS: tuple[Alert, ...] = (
         name="RowRemapPending",
         expr="gpu:row_remap_pending > 0",
         severity=AlertSeverity.TICKET,
-        # It stays until the reset; 5 minutes for the reset that is being done just now.
+        # The value stays until the reset. A reset that is in progress ends within 5 minutes.
         for_seconds=300,
         summary=f"{_ON} will remap rows of its memory at its next reset",
         action="Reset the GPU when the node is next free. Until then, the faulty memory rows stay in use.",
@@ -369,7 +378,7 @@ ALERTS: tuple[Alert, ...] = (
         name="RowRemapFailed",
         expr="gpu:row_remap_failure > 0",
         severity=AlertSeverity.PAGE,
-        for_seconds=300,  # it never goes away; 5 minutes against a half-started host engine
+        for_seconds=300,  # the value never goes away, but the host engine may still be starting
         summary=f"{_ON} could not remap a row of its memory",
         action="Take the GPU out of service permanently: the board must be replaced.",
     ),
@@ -377,7 +386,7 @@ ALERTS: tuple[Alert, ...] = (
         name="NvlinkDown",
         expr=f'max {BY_GPU} (gpu:nvlink_errors:rate5m{{error="lost"}}) > 0',
         severity=AlertSeverity.PAGE,
-        for_seconds=0,  # the hardware has tried already, and given up
+        for_seconds=0,  # the hardware has already tried to recover the link, and failed
         summary=f"{_ON} lost an NVLink, which did not recover",
         action="Take the replicas that use this GPU's links out of service, then reset all GPUs of its NVLink island.",
         keep_seconds=900,
@@ -390,7 +399,7 @@ ALERTS: tuple[Alert, ...] = (
             for error in ("recovery", "recovered")
         ),
         severity=AlertSeverity.TICKET,
-        for_seconds=0,  # a count of 6 hours; the half is for what `increase` adds by extrapolation
+        for_seconds=0,  # counted over 6 hours; 0.5 is added because `increase` extrapolates
         summary=f'{_ON} lost an NVLink {{{{ $value | printf "%.0f" }}}} times in 6 hours, and the link recovered each time',
         action="Run `gpufleet check` for the node. If the link fails again and again, call a technician.",
     ),
@@ -398,33 +407,34 @@ ALERTS: tuple[Alert, ...] = (
         name="NvlinkErrors",
         expr=f'sum {BY_GPU} (gpu:nvlink_errors:rate5m{{error=~"{_TRANSFER}"}}) > {CRC_PER_SECOND_MANY}',
         severity=AlertSeverity.TICKET,
-        # Single errors are sent again by the link itself. A burst while links are trained at a
-        # start ends within a minute or two.
+        # The link itself repeats packets after single errors. While links are trained at a start,
+        # there are many errors, but only for one or two minutes.
         for_seconds=600,
         summary=f"{_ON} has {{{{ $value | humanize }}}} NVLink errors per second",
         action="Run `gpufleet check` for the node. Replicas that use these GPUs are slower than normal.",
     ),
     Alert(
         name="FabricNotReady",
-        # Not started, in progress, failed. Other values: not supported, ready, or not known.
+        # 1: not started, 2: in progress, 4: failed. Other values mean not supported, ready or
+        # unknown.
         expr=" or ".join(
             f"max {BY_GPU} (DCGM_FI_DEV_FABRIC_MANAGER_STATUS) == {state}" for state in (1, 2, 4)
         ),
         severity=AlertSeverity.PAGE,
-        # Training the fabric of 8 GPUs after a boot takes a minute or two, 5 at most.
+        # After a boot, training the fabric of 8 GPUs takes one or two minutes, and at most 5.
         for_seconds=600,
         summary=f"{_ON} is not registered with the NVLink fabric",
         action="Restart nvidia-fabricmanager. Until the GPU is registered, no CUDA program can start on it.",
     ),
     Alert(
         name="GpuHardwareSlowdown",
-        # Most of 10 minutes: it comes and goes with the load, and a change of clocks may show it
-        # for a moment (nvml.h).
+        # The slowdown must be seen in more than half of 10 minutes, because it changes with the
+        # load, and a change of clocks may also show it for a moment (nvml.h).
         expr=(
             f'max {BY_GPU} (\n  avg_over_time(gpu:throttled{{reason=~"{_HARDWARE}"}}[10m])\n) > 0.5'
         ),
         severity=AlertSeverity.PAGE,
-        # The average of a series that has just begun is that of its first value.
+        # When a series has just begun, its average is its first value.
         for_seconds=300,
         summary=f"{_ON} runs at half its clock or less because the hardware slows it down",
         action="Find out whether heat or the power supply is the cause, and take the GPU out of service.",
@@ -433,22 +443,22 @@ ALERTS: tuple[Alert, ...] = (
         name="GpuThermalThrottling",
         expr=f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="thermal"}}) > 0.1',
         severity=AlertSeverity.TICKET,
-        # Fans need minutes to follow the load; a tenth of the time over a quarter of an hour is
-        # cooling that does not suffice.
+        # Fans need some minutes to follow the load. If the GPU is throttled for a tenth of the time
+        # over 15 minutes, the cooling is not sufficient.
         for_seconds=900,
         summary=f"{_ON} was throttled by heat {{{{ $value | humanizePercentage }}}} of the time",
         action="Check the fans, the temperature of the inlet air and the neighbouring machines in the rack.",
     ),
     Alert(
         name="GpuPowerThrottling",
-        # At its own limit a busy GPU is always slowed down for power: that is no fault. Slowed
-        # down for power far below it: something else limits it.
+        # A busy GPU is always slowed down at its power limit, which is not a fault. If it is slowed
+        # down far below its limit, something other than the limit is the cause.
         expr=(
             f'max {BY_GPU} (gpu:violation_ratio:rate5m{{reason="power"}}) > 0.5\n'
             "  and gpu:power_watts / gpu:power_limit_watts < 0.9"
         ),
         severity=AlertSeverity.TICKET,
-        # Half an hour: the two are measured at other moments, and loads change.
+        # Half an hour, because the two values are measured at different times and the load changes.
         for_seconds=1800,
         summary=(
             f"{_ON} is throttled for power, although it draws less than 90 % of its power limit"
@@ -457,12 +467,12 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         name="GpuHot",
-        # Cool H100s have been seen to say that no margin is left.
+        # Cool H100s have been seen to report that no margin is left.
         expr=(
             f"gpu:temperature_margin_celsius < 5\n  and gpu:temperature_celsius >= {WARM_CELSIUS}"
         ),
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # a burst of load, until the fans have followed
+        for_seconds=600,  # fans need some minutes to follow a burst of load
         summary=f"{_ON} is {{{{ $value }}}} degrees below the temperature at which it throttles",
         action="Check the fans, the temperature of the inlet air and the neighbouring machines in the rack.",
     ),
@@ -470,7 +480,7 @@ ALERTS: tuple[Alert, ...] = (
         name="GpuMemoryHot",
         expr="gpu:memory_temperature_celsius >= gpu:memory_temperature_limit_celsius",
         severity=AlertSeverity.TICKET,
-        for_seconds=600,  # as GpuHot
+        for_seconds=600,  # as for GpuHot
         summary=f"{_ON} has memory at {{{{ $value }}}} degrees, which is at or above its limit",
         action="Check the fans and the temperature of the inlet air. Hot memory causes memory errors.",
     ),
@@ -478,7 +488,7 @@ ALERTS: tuple[Alert, ...] = (
         name="PcieReplays",
         expr=f"gpu:pcie_replays:rate15m * 60 > {_REPLAYS_PER_MINUTE}",
         severity=AlertSeverity.TICKET,
-        for_seconds=900,  # with its 15 minutes of rate: no burst of a driver that starts
+        for_seconds=900,  # the rate is over 15 minutes too; the start of a driver is shorter
         summary=f"{_ON} has to resend {{{{ $value | humanize }}}} PCIe packets per minute",
         action="Run `gpufleet check` for the node. The board, its riser or the slot has a bad contact.",
     ),

@@ -1,7 +1,8 @@
-"""Define rules on the monitoring servers themselves. Pure.
+"""
+Define rules on the monitoring servers themselves. Pure.
 
-Prometheus cannot report its own failure. MonitoringAlive stops in that case, which an external
-service must detect (docs/alerts/monitoring-alive.md).
+Prometheus cannot report that it has failed itself. In that case the alert MonitoringAlive is no
+longer sent, and an external service must notice that (docs/alerts/monitoring-alive.md).
 """
 
 from __future__ import annotations
@@ -10,8 +11,8 @@ from gpufleet.engines.promql import JOBS
 from gpufleet.monitoring.rules.rule import Alert, AlertSeverity, Recording
 
 _ALERTMANAGER = ("alertmanager",)
-# Both servers write hundreds of samples, an exporter too: fewer come from something else that
-# listens there, or from an exporter whose collectors all failed.
+# Servers and exporters serve hundreds of samples. If there are fewer than this, a different program
+# listens on the port, or all collectors of the exporter have failed.
 FEWEST_SAMPLES = 30
 
 RECORDINGS: tuple[Recording, ...] = ()
@@ -30,13 +31,13 @@ ALERTS: tuple[Alert, ...] = (
         "MonitoringServerDown",
         'up{job=~"prometheus|alertmanager"} == 0',
         AlertSeverity.PAGE,
-        300,  # a restart that replays the log of samples takes minutes on a large fleet
+        300,  # on a large fleet, a restart takes minutes to replay the log of samples
         "{{ $labels.instance }}: {{ $labels.job }} does not answer",
         "Run `systemctl status` for its unit. While this server is down, no notification is sent.",
     ),
     Alert(
         "MonitoringBlind",
-        # Nothing of any node: no targets, or samples that cannot be stored (a full disk).
+        # No node has values: there are no targets, or samples cannot be stored (a full disk).
         'absent(up{job="node"})',
         AlertSeverity.PAGE,
         600,
@@ -45,7 +46,7 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "MonitoringTargetsUnreadable",
-        # A bad file is read again every five minutes, and counted every time.
+        # Prometheus reads an invalid file again every five minutes, and counts the error each time.
         "increase(prometheus_sd_file_read_errors_total[15m]) > 0",
         AlertSeverity.TICKET,
         600,
@@ -65,10 +66,10 @@ ALERTS: tuple[Alert, ...] = (
     ),
     Alert(
         "MonitoringStageUnseen",
-        # A replica over nodes has its server on one of them: ids of stages are the fleet's.
+        # Only `stage` is compared: a replica that spans nodes has its server on only one of them.
         f"count by (stage) (gpufleet_stage_info) unless on (stage) up{{{JOBS}}}",
         AlertSeverity.TICKET,
-        1800,  # the next run of deploys/monitoring.py, which follows that of deploys/vllm.py
+        1800,  # deploys/monitoring.py is run some time after deploys/vllm.py
         "Prometheus scrapes no server of stage {{ $labels.stage }}",
         "Run deploys/monitoring.py, which writes the target lists. Prometheus cannot scrape a server "
         "that listens only on its own node (vllm.listen).",
@@ -87,7 +88,7 @@ ALERTS: tuple[Alert, ...] = (
         "sum by (instance, rule_group) (increase(prometheus_rule_evaluation_failures_total[5m]))"
         " > 0",
         AlertSeverity.TICKET,
-        600,  # a join can fail in the minute in which a target changes its name
+        600,  # a join of series may fail in the minute in which a target changes its name
         "{{ $labels.instance }}: Prometheus cannot evaluate a rule of group {{ $labels.rule_group }}",
         "Prometheus' page /rules shows the rule and its error. The rule's alert cannot fire.",
     ),
@@ -105,7 +106,7 @@ ALERTS: tuple[Alert, ...] = (
         "prometheus_notifications_alertmanagers_discovered < 1"
         " or increase(prometheus_notifications_dropped_total[5m]) > 0",
         AlertSeverity.PAGE,
-        300,  # alerts are sent again every minute: one lost at a restart does not matter
+        300,  # alerts are sent again every minute, so an alert lost at a restart does not matter
         "{{ $labels.instance }}: Prometheus cannot reach any Alertmanager",
         "Check Alertmanager's unit and address. This alert reached you through another "
         "Alertmanager, or you see it on Prometheus' own page.",
@@ -126,7 +127,7 @@ ALERTS: tuple[Alert, ...] = (
         "sum by (instance, integration) (increase(alertmanager_notifications_failed_total[10m]))"
         " > 0",
         AlertSeverity.PAGE,
-        300,  # it tries again by itself; what counts here was given up
+        300,  # Alertmanager retries; only notifications that it has given up are counted
         "{{ $labels.instance }}: Alertmanager cannot send through {{ $labels.integration }}",
         "Alertmanager's log has the receiver's answer. Typical causes are an expired key, a proxy "
         "or a URL that has moved.",

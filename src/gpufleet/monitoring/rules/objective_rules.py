@@ -1,6 +1,8 @@
-"""Define rules that compare each model with its objectives, `serving.<model>.objectives`.
+"""
+Define rules that compare each model with its objectives, `serving.<model>.objectives`. Pure.
 
-Pure. `model:` values are the clients' view over all stages, so they have only the label model.
+The recordings `model:*` have the clients' view over all stages of a model, so they have only the
+label model.
 """
 
 from __future__ import annotations
@@ -15,18 +17,18 @@ from gpufleet.settings.monitoring_settings import Objectives
 _ANSWERS = responses(JOBS)
 _ERRORS = responses(JOBS, only="5..")
 _BROKEN = metric(Measure.FINISHED, 'finished_reason="error"')
-# A p99 of fewer requests is the slowest one of them.
+# With fewer requests, the p99 is simply the slowest request.
 REQUESTS_FOR_P99 = 100
 TOKENS_FOR_P99 = 1000
-# One failed request of ten is no outage.
+# With fewer errors, a high share of errors is not an outage: one of ten requests, for example.
 ERRORS_AT_LEAST = 5
 
 
 def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
     """
-    Return recordings and alerts for the declared `{model: its objectives}`.
+    Return the recordings and alerts for the declared objectives, `{model: its objectives}`.
 
-    An objective without a model has neither a recording nor an alert.
+    If no model has a certain objective, there is no recording and no alert for this objective.
     """
     promised = tuple(
         recording
@@ -61,7 +63,8 @@ def rules(objectives: Mapping[str, Objectives]) -> tuple[tuple[Recording, ...], 
 
 def _promised(what: str, about: str, values: Mapping[str, float | None]) -> Recording | None:
     """
-    Return the recording of an objective, constants with the label `model`; None without values.
+    Return the recording of one objective: a constant for each model, with the label `model`. Return
+    None if no model has the objective.
     """
     constants = [
         f'label_replace(vector({float(value)!r}), "model", "{model}", "", "")'
@@ -83,7 +86,7 @@ def _p99(record: str, of: Measure, window: str, about: str) -> Recording:
 
 
 MODELS = (
-    # Where the time goes, in a runbook: in the queue, or after it.
+    # These show whether requests spend their time in the queue or after it. Runbooks use them.
     _p99(
         "model:ttft_seconds:p99_5m",
         Measure.TTFT,
@@ -96,7 +99,7 @@ MODELS = (
         "5m",
         "p99 of the time in the queue over 5 minutes, in seconds",
     ),
-    # A promise is held over a longer time: so are 100 requests of a model that has few.
+    # Objectives are compared over a longer time, so that a model with few requests also has 100.
     _p99(
         "model:ttft_seconds:p99_15m",
         Measure.TTFT,
@@ -121,7 +124,7 @@ MODELS = (
         "share of requests that were answered with 5xx over 10 minutes, 0 to 1",
         ("model",),
     ),
-    # An answer that streams began with 200; that it broke off is to be seen here alone.
+    # A streamed answer begins with status 200. If it breaks off, only this recording shows it.
     Recording(
         "model:broken_requests:ratio_10m",
         f"sum by (model) (increase({_BROKEN}[10m]))"
@@ -131,7 +134,7 @@ MODELS = (
     ),
 )
 
-# Alerts over promises, with the recording that each needs.
+# The alerts on objectives, each with the recording that it needs.
 _HELD = (
     (
         "model:objective_ttft_p99_seconds",

@@ -8,21 +8,21 @@ from enum import StrEnum
 
 
 class AlertSeverity(StrEnum):
-    """The urgency of an alert, the label `severity` by which Alertmanager routes."""
+    """The urgency of an alert. Alertmanager routes alerts by it (label `severity`)."""
 
-    PAGE = "page"  # wakes a person: clients are hurt, or soon will be
-    TICKET = "ticket"  # on the next working day
+    PAGE = "page"  # wakes a person, because clients are affected or will be soon
+    TICKET = "ticket"  # can wait until the next working day
 
 
 @dataclass(frozen=True)
 class Recording:
     """
-    A recording rule: a value computed in advance, for rules and panels.
+    A recording rule: a value that Prometheus computes in advance, for rules and panels.
 
     Attributes:
-        record: the name, level:metric:operation (prometheus.io/docs/practices/rules).
-        expr: PromQL.
-        help: the meaning and unit.
+        record: the name, in the form level:metric:operation (prometheus.io/docs/practices/rules).
+        expr: the expression in PromQL.
+        help: the meaning and the unit.
         labels: the labels of its series.
     """
 
@@ -38,14 +38,16 @@ class Alert:
     A condition that an operator must act on.
 
     Attributes:
-        name: CamelCase; its runbook is `docs/alerts/<kebab-case>.md`.
-        expr: PromQL; its series have `instance` and, of a GPU, `gpu` and `UUID`; of vLLM `stage`.
+        name: the name in CamelCase. The runbook is `docs/alerts/<kebab-case>.md`.
+        expr: the expression in PromQL. Its series have the label `instance`. Those of GPUs also have
+            `gpu` and `UUID`, and those of vLLM also have `stage`.
         severity: the severity, which selects the receiver.
-        for_seconds: the seconds for which the expression must be true.
-        summary: one line with Prometheus' templates, e.g. "{{ $labels.instance }}: ...".
-        action: the first action, in one or two sentences.
-        keep_seconds: the seconds that it keeps firing after its end, against flapping.
-        needs: settings required to render it, e.g. "watchdog".
+        for_seconds: how many seconds the expression must be true before the alert fires.
+        summary: one line with Prometheus' templates, for example "{{ $labels.instance }}: ...".
+        action: what to do first, in one or two sentences.
+        keep_seconds: how many seconds the alert still fires after its expression is no longer true,
+            so that it does not end and begin again and again.
+        needs: the settings without which the alert does not exist, for example "watchdog".
     """
 
     name: str
@@ -59,7 +61,7 @@ class Alert:
 
     @property
     def page(self) -> str:
-        """The file name of the runbook in docs/alerts/, without suffix."""
+        """The file name of the alert's runbook in docs/alerts/, without suffix."""
         return runbook_page(self.name)
 
 

@@ -1,12 +1,13 @@
-"""Define rules on servers' metrics for each stage. Pure.
+"""
+Define rules on the metrics of model servers, for each stage. Pure.
 
-objective_rules and capacity_rules have the rules for models. `stage:` values have the labels
-instance, stage and model; `model:` values have only the label model. vLLM's own labels `model_name`
-and `engine` are summed away, because the first changes with a served name and the second with data
-parallelism. `engine` is kept where a single engine can stall.
+The rules for models are in objective_rules and capacity_rules. The recordings `stage:*` have the
+labels instance, stage and model, and the recordings `model:*` only have the label model. vLLM's own
+labels `model_name` and `engine` are removed, because `model_name` changes with a served name and
+`engine` with data parallelism. `engine` is kept in rules that must find a single stalled engine.
 
-All numbers are gpufleet's, each with the reason in a comment. `monitoring.alerts` can change or
-disable each alert.
+All numbers are gpufleet's own, and a comment has the reason for each. You can change or disable
+each alert in `monitoring.alerts`.
 """
 
 from __future__ import annotations
@@ -27,19 +28,21 @@ _BY_STAGE = f"by ({', '.join(STAGE)})"
 _BY_ENGINE = f"by ({', '.join(STAGE)}, server, engine)"
 _BY_SERVER = f"by ({', '.join(STAGE)}, server)"
 
-# A load of 700 GB from a disk of 1 GB/s takes 12 minutes, compiling and capturing graphs some
-# more; the deploy's own deadline, `start_seconds`, is 1800 as well.
+# Loading 700 GB from a disk with 1 GB/s takes 12 minutes, and compiling and capturing graphs takes
+# some more. The deadline of deploys, `start_seconds`, is also 1800.
 LOADING_SECONDS = 1800
-# A refused connection takes milliseconds, and while it loads vLLM's port refuses (0.33.0: bound
-# early, listening when the engine is ready). A frozen server lets Prometheus wait for its timeout.
+# While vLLM loads, connections to its port are refused, which takes milliseconds (0.33.0 binds the
+# port early, but listens only when the engine is ready). With a frozen server, Prometheus waits
+# until its timeout.
 HANGING_SECONDS = 2
-# The window in which nothing may have moved, and for how long that must be so: five minutes in
-# all. A step of the engine takes seconds; the longest things between two, a first request's
-# compilation and loading an adapter, took 37 s at most where we measured.
+# The window in which no value has changed, and for how long that must be true: five minutes in
+# all. A step of the engine takes seconds. The longest pauses between two steps, compilation for the
+# first request and loading an adapter, took at most 37 s in gpufleet's measurements.
 STILL = "2m"
 STILL_SECONDS = 180
-# From here on requests begin to wait for blocks: long ones push others out (vLLM's docs advise to
-# act on preemption, which is next). Without a queue a full cache is only well used.
+# From this share on, requests begin to wait for blocks of the KV cache, and long requests preempt
+# others (vLLM's docs recommend to act on preemption). If no requests wait, a full cache is only
+# well used.
 KV_SATURATED = 0.85
 KV_FULL = 0.98
 
@@ -48,10 +51,11 @@ def rules(
     objectives: Mapping[str, Objectives], measured: Iterable[MeasuredReplica] = ()
 ) -> tuple[tuple[Recording, ...], tuple[Alert, ...]]:
     """
-    Return recordings and alerts for the declared `{model: its objectives}` and measured replicas.
+    Return the recordings and alerts for the declared objectives, `{model: its objectives}`, and for
+    measured replicas.
 
-    An objective without a model has neither a recording nor an alert. The same applies to capacity
-    without measurements.
+    If no model has a certain objective, there is no recording and no alert for it. Without measured
+    replicas, there is no recording and no alert for capacity.
     """
     promised, held = objective_rules.rules(objectives)
     carried, near = capacity_rules.rules(measured)
@@ -100,10 +104,11 @@ STAGES = (
 
 
 def _nothing_moved() -> str:
-    """Return a PromQL suffix that keeps only engines without any progress."""
-    # Of a long prompt that is computed in parts only the KV cache moves: tokens and iterations
-    # are counted when it is through (vllm/v1/engine/async_llm.py of 0.28 to 0.32). Of a model that
-    # does not complete text only prompts move. A counter that restarts has moved as well.
+    """Return a suffix for a PromQL expression that keeps only engines without any progress."""
+    # While a long prompt is computed in parts, only the use of the KV cache changes, because tokens
+    # and iterations are counted when the prompt is complete (vllm/v1/engine/async_llm.py of 0.28 to
+    # 0.32). For a model that does not generate text, only the counts of prompts change. A counter
+    # that restarts has also changed.
     others = (
         metric(Measure.PROMPT_TOKENS_TOTAL),
         metric(Measure.PROGRESS),
@@ -123,13 +128,13 @@ _STALL_ACTION = (
 )
 
 ALERTS = (
-    # The facts say so, not a scrape: while a server loads, its port is closed as well.
+    # This uses facts instead of scrapes, because the port of a server is also closed while it loads.
     Alert(
         "VllmDown",
         "max by (instance, stage) (gpufleet_stage_active) == 0"
         f" unless on (instance, stage) up{{{JOBS}}} == 1",
         AlertSeverity.PAGE,
-        300,  # a restart by systemd (15 s), by a group's head, or in a deploy's batch is shorter
+        300,  # longer than a restart by systemd (15 s), by the head of a group or by a deploy
         "{{ $labels.instance }}: the unit of stage {{ $labels.stage }} is not running",
         "Run `systemctl status` and read the unit's journal on the node. Exit code 2 means a wrong flag.",
     ),
@@ -138,7 +143,7 @@ ALERTS = (
         f"(up{{{JOBS}}} == 0 and scrape_duration_seconds{{{JOBS}}} > {HANGING_SECONDS})"
         ' unless on (instance) up{job="node"} == 0',
         AlertSeverity.PAGE,
-        180,  # twelve scrapes in a row: a pause of one process, or a flapping link, is shorter
+        180,  # twelve scrapes, which is longer than a pause of a process or a flapping link
         (
             "{{ $labels.instance }}: stage {{ $labels.stage }} accepts connections but "
             "does not answer"
@@ -161,8 +166,8 @@ ALERTS = (
     Alert(
         "VllmNoProgress",
         f"(sum {_BY_ENGINE} ({metric(Measure.RUNNING)}) > 0"
-        # Requests that wait for something else ("deferred": an adapter, another stage's KV cache)
-        # may wait for long in an engine that is well.
+        # Requests that wait for something else ("deferred": an adapter, or the KV cache of a
+        # different stage) may wait for a long time, although the engine works.
         f" or sum {_BY_ENGINE} ({_FOR_ROOM}) > 0)" + _nothing_moved(),
         AlertSeverity.PAGE,
         STILL_SECONDS,
@@ -173,17 +178,17 @@ ALERTS = (
     Alert(
         "VllmStalled",
         "max by (instance, stage) (gpufleet_watchdog_stalled) == 1"
-        # What a dead watchdog last wrote says nothing of now.
+        # If the watchdog is dead, its last value is out of date.
         " and on (instance) time() - gpufleet_watchdog_timestamp_seconds < 120",
         AlertSeverity.PAGE,
-        60,  # one that acts has killed it by then; what is left are those that only warn
+        60,  # a watchdog that may restart stages has done so by then; the others only warn
         "{{ $labels.instance }}: the watchdog reports that stage {{ $labels.stage }} is stalled",
         _STALL_ACTION,
         needs=("watchdog",),
     ),
     Alert(
         "VllmRestartedByWatchdog",
-        # increase() extrapolates: a half stands for "at least one".
+        # increase() extrapolates, so "> 0.5" means at least one.
         "sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 0.5",
         AlertSeverity.TICKET,
         0,
@@ -206,8 +211,8 @@ ALERTS = (
     ),
     Alert(
         "VllmRestartLoop",
-        # Three: one is an accident, a second one its retry. systemd gives up after five in half
-        # an hour, and a stage over nodes never does.
+        # At least three: the first restart may be an accident, and the second its retry. systemd
+        # gives up after five restarts in half an hour, but never for a stage that spans nodes.
         "sum by (instance, stage) (increase(gpufleet_stage_restarts_total[30m])) > 2.5"
         " or sum by (instance, stage) (increase(gpufleet_watchdog_restarts_total[1h])) > 2.5",
         AlertSeverity.PAGE,
@@ -217,11 +222,12 @@ ALERTS = (
     ),
     Alert(
         "VllmKvCacheSaturated",
-        # Averaged: with every request that ends or is thrown out it falls for a moment.
+        # The average is used because the value falls for a moment whenever a request ends or is
+        # preempted.
         f"avg_over_time(stage:kv_cache_usage:max[5m]) >= {KV_SATURATED}"
         " and min_over_time(stage:requests_waiting:sum[5m]) > 0",
         AlertSeverity.TICKET,
-        600,  # with the average a quarter of an hour: a burst of long prompts is over sooner
+        600,  # 15 minutes together with the average, which is longer than a burst of long prompts
         "{{ $labels.instance }}: the KV cache of stage {{ $labels.stage }} is at "
         "{{ $value | humanizePercentage }}, and requests wait",
         "Add a replica, or let each request use less KV cache: lower max-model-len or set a smaller "
@@ -240,7 +246,7 @@ ALERTS = (
     ),
     Alert(
         "VllmQueueGrows",
-        # A queue as long as twice what runs: a new request waits for two requests' time.
+        # Twice as many requests wait as run, so a new request waits as long as two requests take.
         "stage:requests_waiting:sum > 2 * stage:requests_running:sum"
         " and stage:requests_waiting:sum >= 20"
         " and deriv(stage:requests_waiting:sum[10m]) > 0",
@@ -253,7 +259,7 @@ ALERTS = (
     ),
     Alert(
         "VllmPreemptions",
-        # One of ten requests computed twice is work that a replica more would save.
+        # If one of ten requests is computed twice, an additional replica would save this work.
         f"sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[15m])) > 10"
         f" and sum {_BY_STAGE} (increase({metric(Measure.PREEMPTED)}[15m]))"
         f" > 0.1 * sum {_BY_STAGE} (increase({metric(Measure.FINISHED)}[15m]))",
