@@ -1,1 +1,1 @@
-"""Check the conditions for opening a fleet to users, each with its proof. Pure."""
+"""Check, with a proof for each condition, whether a fleet can be opened to users. Pure."""

@@ -1,4 +1,4 @@
-"""Report whether alerts reach a person.  Pure."""
+"""Report whether alerts reach a person. Pure."""
 
 from __future__ import annotations
 
@@ -19,20 +19,22 @@ from gpufleet.settings.node_settings import NodeSettings
 METRICS = "alertmanager.metrics"
 PROMETHEUS = "prometheus.alertmanagers"
 """
-Ids of the pages that node_look.py fetches on a monitoring node, besides those of its services.
+The ids of the pages that node_look.py fetches on a monitoring node in addition to the pages of the
+node's services.
 """
 
 SENT, FAILED = "alertmanager_notifications_total", "alertmanager_notifications_failed_total"
 TEST_ALERT = "GpufleetPreflight"
 TEST_MINUTES = 5
-"""Duration of a test alert in minutes: it has its own end, so it needs no silence."""
+"""How many minutes a test alert lasts. It ends by itself, so it needs no silence."""
 RECEIPT_SECONDS = 30
 """
-Time limit for a delivery: `group_wait` of a page is 10 s (monitoring/alertmanager.py), and mail
-servers need more.
+How many seconds gpufleet waits for a delivery. Alertmanager waits 10 s before it sends a page
+(`group_wait` in monitoring/alertmanager.py), and mail servers need more time.
 """
 
-# The integrations of a receiver, as Alertmanager's metrics name them (notify/notify.go of 0.25).
+# The integrations of a receiver, with the names in Alertmanager's metrics (notify/notify.go of
+# 0.25).
 _INTEGRATIONS = {
     "webhook_url_file": "webhook",
     "slack_url_file": "slack",
@@ -43,15 +45,15 @@ _INTEGRATIONS = {
 
 @dataclass(frozen=True)
 class Counts:
-    """Notifications of one integration since Alertmanager's start."""
+    """The number of notifications of one integration since Alertmanager's start."""
 
     sent: float = 0.0
-    """All attempted notifications."""
+    """All notifications that Alertmanager tried to send, including failed ones."""
     failed: float = 0.0
 
     @property
     def delivered(self) -> float:
-        """Return the notifications that the receiver accepted."""
+        """Return the number of notifications that the receiver accepted."""
         return self.sent - self.failed
 
     def __sub__(self, other: Counts) -> Counts:
@@ -60,8 +62,8 @@ class Counts:
 
 def read_counts(page: str) -> dict[str, Counts]:
     """
-    Return the counts in Alertmanager's /metrics by integration. Raises `ValueError` for another
-    page.
+    Return the counts in Alertmanager's /metrics, by integration. Raises `ValueError` if the page is
+    not a page of metrics.
     """
     from prometheus_client.parser import text_string_to_metric_families
 
@@ -78,16 +80,16 @@ def read_counts(page: str) -> dict[str, Counts]:
 
 
 def integrations(receiver: Receiver | None) -> tuple[str, ...]:
-    """Return a receiver's integrations, as Alertmanager's metrics name them."""
+    """Return the integrations of a receiver, with the names that Alertmanager's metrics use."""
     return tuple(name for key, name in _INTEGRATIONS.items() if receiver and getattr(receiver, key))
 
 
 def new_test_alert(node: str, by: str, now: dt.datetime) -> dict[str, Any]:
     """
-    Return a test alert for the receiver `page` that describes itself as a test.
+    Return a test alert for the receiver `page`. Its summary states that the alert is a test.
 
-    Alertmanager delays repeated alerts of one name and instance by minutes; the time in the
-    instance makes each test a new one.
+    Alertmanager delays repeated alerts with the same name and instance by minutes. The instance
+    contains the time, so that each test is a new alert.
     """
     instance = f"{node} at {now:%H:%M:%S}"
     return {
@@ -108,7 +110,10 @@ class Receipt:
     before: Mapping[str, Counts]
     after: Mapping[str, Counts]
     confirmed: bool | None = None
-    """Whether an operator has confirmed its arrival; None: no answer was requested or given."""
+    """
+    Whether an operator has confirmed that the alert arrived. None if gpufleet did not ask, or got
+    no answer.
+    """
 
 
 def read_receipt(node: str, answer: Answer) -> Receipt:
@@ -131,8 +136,8 @@ def alert_lines(
     Yield a line for each Alertmanager: whether it is up, has a receiver, and delivers
     notifications.
 
-    `receipts` are the results of test alerts by node, or sentences why there is no result; empty:
-    no test alert was sent.
+    `receipts` maps nodes to the results of test alerts, or to the reason why there is no result. It
+    is empty if no test alert was sent.
     """
     watched = {
         node: here.monitoring.alertmanager
@@ -189,7 +194,10 @@ def _alerts(
 
 
 def _shared(ways: tuple[str, ...], wanted: Alertmanager) -> bool:
-    """Return whether other receivers count in the same metrics as the pages."""
+    """
+    Return whether other receivers use the integrations of `page`. Their notifications are counted
+    in the same metrics.
+    """
     others = {*integrations(wanted.heartbeat), *integrations(wanted.ticket)}
     return bool(set(ways) & others)
 
@@ -251,7 +259,10 @@ def _history(
 
 
 def _body(page: Any) -> tuple[bool, str]:
-    """Return whether the page could be fetched, and its text or the reason."""
+    """
+    Return whether the page could be fetched, and its text. If it could not, return the reason
+    instead.
+    """
     if not isinstance(page, Mapping):
         return False, "this Alertmanager was not queried"
     if "missing" in page:
@@ -263,7 +274,8 @@ def _body(page: Any) -> tuple[bool, str]:
 
 def _prometheus(page: Any) -> str:
     """
-    Return the Alertmanagers that Prometheus sends to, or `!` and the problem. "": not queried.
+    Return a text with the Alertmanagers to which Prometheus sends alerts. If there is a problem,
+    return `!` and the problem. If Prometheus was not queried, return "".
     """
     if page is None:
         return ""

@@ -1,4 +1,6 @@
-"""Report on the gateway's clients: keys, refusals and limits.  Pure."""
+"""
+Report on the gateway's access control: clients' keys, requests without a key, and limits. Pure.
+"""
 
 from __future__ import annotations
 
@@ -20,15 +22,15 @@ class GatewayAnswer:
     """A gateway's answer to `GET /v1/models` from this machine."""
 
     status: int | None
-    """HTTP status; None: no answer."""
+    """The HTTP status, or None if there was no answer."""
     why: str = ""
     """The reason if there was no answer."""
     models: tuple[str, ...] = ()
-    """The models in a 200 answer."""
+    """The models that an answer with status 200 lists."""
 
 
 def no_gateway(check: str, settings: Mapping[str, NodeSettings]) -> Line | None:
-    """Return the line of a fleet without a gateway; None: the fleet has a gateway."""
+    """Return the line for a fleet without a gateway, or None if the fleet has a gateway."""
     if any(each.gateway for each in settings.values()):
         return None
     if any(each.balancer for each in settings.values()):
@@ -45,7 +47,8 @@ def refusal_lines(
     answers: Mapping[str, GatewayAnswer], settings: Mapping[str, NodeSettings]
 ) -> Iterator[Line]:
     """
-    Yield a line on whether each gateway refuses a request without a key; `answers` are by node.
+    Yield a line for each gateway: whether it refuses a request without a key. `answers` are by
+    node.
     """
     if (line := no_gateway("refusal", settings)) is not None:
         yield line
@@ -71,7 +74,8 @@ def _refusal(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
 
 def _unreached(node: str, answer: GatewayAnswer, gateway: Gateway) -> Verdict:
     """
-    Return the verdict on a gateway that gives this machine no answer; clients may still reach it.
+    Return the verdict on a gateway from which this machine gets no answer. Clients may still reach
+    it.
     """
     remedy = (
         f"run gpufleet preflight from the users' network; on {node}: curl -i "
@@ -88,9 +92,10 @@ def key_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield a line on whether each gateway accepts a client's key, with the models that it may use.
+    Yield a line for each gateway: whether it accepts a client's key, and which models the client
+    may use.
 
-    `answers` are the answers to a request with the key; None: no key was given.
+    `answers` are the answers to a request with the key, by node. None if no key was given.
     """
     if (line := no_gateway("key", settings)) is not None:
         yield line
@@ -129,7 +134,10 @@ def _key(node: str, answer: GatewayAnswer, key: str, gateway: Gateway) -> Verdic
 
 
 def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
-    """Yield a line on the limits that each gateway declares: requests per client and per server."""
+    """
+    Yield a line for each gateway on its declared limits: requests per client and requests per
+    server.
+    """
     if (line := no_gateway("limits", settings)) is not None:
         yield line
         return
@@ -140,7 +148,10 @@ def limit_lines(settings: Mapping[str, NodeSettings]) -> Iterator[Line]:
 
 
 def _limits(gateway: Gateway, *, is_open: bool) -> Verdict:
-    """Return the verdict on a gateway's limits; `is_open`: other machines reach its port."""
+    """
+    Return the verdict on the limits of a gateway. `is_open` is True if other machines can reach its
+    port.
+    """
     free = [each.name for each in gateway.clients if each.requests_per_minute is None]
     said = []
     if free:

@@ -1,4 +1,4 @@
-"""Define a line of a preflight: its status, its subject, and the proof.  Pure."""
+"""Define a line of a preflight: its status, its subject, and the proof. Pure."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 from gpufleet.formatting import node_ranges
 
 SCHEMA = 1
-"""Version of `Preflight.as_json()`; increased when a key changes its meaning or is removed."""
+"""Version of `Preflight.as_json()`. It increases when a key is removed or its meaning changes."""
 
 CHECKS: Mapping[str, str] = {
     "settings": "settings and the files that they name are valid",
@@ -38,11 +38,11 @@ CHECKS: Mapping[str, str] = {
     "backup": "settings are committed to git and pushed to a remote",
     "spare-capacity": "an upgrade is possible without removing capacity that users need",
 }
-"""The checks in display order; each check has a line in every preflight."""
+"""The checks in the order of display. Each check has at least one line in every preflight."""
 
 
 class Status(StrEnum):
-    """The status of a line, the worst last."""
+    """The status of a line, ordered from the best to the worst."""
 
     OK = "OK"
     WARN = "WARN"
@@ -51,25 +51,26 @@ class Status(StrEnum):
 
     @property
     def badness(self) -> int:
-        """Return the rank of the status; a larger number is worse."""
+        """Return the rank of the status. A larger number is worse."""
         return list(Status).index(self)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """A finding, its proof, and the remedy."""
+    """What was found, its proof, and the remedy."""
 
     status: Status
     what: str
     proof: str
     remedy: str = ""
-    """The command or setting that helps; empty: nothing has to be done."""
+    """The command or setting that helps. Empty if nothing has to be done."""
 
 
 @dataclass(frozen=True)
 class Line:
     """
-    One line: `check` is a key of `CHECKS`, `subject` the nodes or the model that it describes.
+    One line. `check` is a key of `CHECKS`, and `subject` has the nodes or the model that the line
+    describes.
     """
 
     check: str
@@ -78,11 +79,11 @@ class Line:
 
     @property
     def status(self) -> Status:
-        """Return the verdict's status."""
+        """Return the status of the verdict."""
         return self.verdict.status
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
+        """Return the line as plain values for `json.dumps`."""
         of = self.verdict
         return {
             "check": self.check,
@@ -96,7 +97,9 @@ class Line:
 
 @dataclass(frozen=True)
 class Preflight:
-    """All lines about a fleet, in the order of `CHECKS`, the worst of each first."""
+    """
+    All lines about a fleet, in the order of `CHECKS`. The lines of each check begin with the worst.
+    """
 
     inventory: str
     when: dt.datetime
@@ -106,12 +109,12 @@ class Preflight:
 
     @property
     def counts(self) -> dict[Status, int]:
-        """Return the number of lines of each status."""
+        """Return the number of lines with each status."""
         return {each: sum(line.status is each for line in self.lines) for each in Status}
 
     @property
     def exit_status(self) -> int:
-        """Return 0 if all lines are OK or WARN, 1 with a FAIL, 2 with an UNKNOWN and no FAIL."""
+        """Return 1 if any line is FAIL, otherwise 2 if any line is UNKNOWN, otherwise 0."""
         counts = self.counts
         if counts[Status.FAIL]:
             return 1
@@ -119,7 +122,8 @@ class Preflight:
 
     def as_json(self) -> dict[str, Any]:
         """
-        Return plain values for `json.dumps`: docs/reference/preflight.schema.json describes them.
+        Return the preflight as plain values for `json.dumps`
+        (docs/reference/preflight.schema.json).
 
             {"schema": 1, "inventory": ..., "when": ..., "counts": {"OK": 20, ...},
              "lines": [{"check": "driver", "status": "OK", "subject": "gpu-[01-14]", ...}]}
@@ -135,7 +139,10 @@ class Preflight:
 
 
 def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
-    """Return lines in the order of `CHECKS`; a check without a line gets a line with UNKNOWN."""
+    """
+    Return the lines in the order of `CHECKS`. For a check without a line, add a line with status
+    UNKNOWN.
+    """
     found = list(lines)
     there = {line.check for line in found}
     found += [
@@ -152,7 +159,7 @@ def order_lines(lines: Iterable[Line]) -> tuple[Line, ...]:
 
 
 def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
-    """Return a line for each distinct verdict, with all nodes that have it."""
+    """Return one line for each different verdict, with all nodes that have this verdict."""
     nodes: dict[Verdict, list[str]] = {}
     for node, verdict in verdicts.items():
         nodes.setdefault(verdict, []).append(node)
@@ -160,11 +167,11 @@ def by_node(check: str, verdicts: Mapping[str, Verdict]) -> tuple[Line, ...]:
 
 
 def unknown(check: str, why: str, remedy: str, subject: str = "fleet") -> Line:
-    """Return a line with status UNKNOWN: the reason, and the command that helps."""
+    """Return a line with status UNKNOWN. It has the reason, and the command that helps."""
     return Line(check, subject, Verdict(Status.UNKNOWN, "could not be checked", why, remedy))
 
 
 def reason(missing: Mapping[str, Any]) -> str:
-    """Return the reason for a missing value in a node's answer."""
+    """Return why a value is missing in a node's answer."""
     words = str(missing.get("missing"))
     return f"{words}: {missing['detail']}" if missing.get("detail") else words

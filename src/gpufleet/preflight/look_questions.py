@@ -1,6 +1,8 @@
-"""Build the queries that `on_node/preflight/node_look.py` makes on each node. Pure.
+"""
+Build the queries that `on_node/preflight/node_look.py` makes on each node. Pure.
 
-This module sets the ids of pages and servers in the answers; the lines use them.
+This module assigns the ids of pages and servers in the answers. The modules that write lines use
+these ids.
 """
 
 from __future__ import annotations
@@ -23,32 +25,32 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 PYPI = "https://pypi.org/simple"
-"""uv's default package index (docs.astral.sh/uv/concepts/indexes)."""
+"""The package index that uv uses by default (docs.astral.sh/uv/concepts/indexes)."""
 
 
 @dataclass(frozen=True)
 class LookQuestions:
-    """The queries to each node, and the values to compare its answers with."""
+    """The queries for each node, and the values with which the answers are compared."""
 
     known: Mapping[str, KnownNode]
     models: Mapping[str, tuple[WantedModel, ...]]
-    """The models that are planned or run on each GPU node."""
+    """The models that are planned for each GPU node or run on it."""
     sources: Mapping[str, Mapping[str, str]]
-    """{node: {id of a page: address for downloads}}."""
+    """The addresses for downloads: {node: {id of a page: address}}."""
     tls: tuple[TlsServer, ...]
     releases: Mapping[str, str] = field(default_factory=dict)
-    """The directory of the declared release, by node."""
+    """The directory of the declared release on each node."""
 
     @property
     def hosts(self) -> dict[str, tuple[str, ...]]:
-        """Return the host names of download servers, by node."""
+        """Return the host names of the servers from which each node downloads."""
         return {
             node: tuple(sorted({urlsplit(url).hostname or "" for url in urls.values()} - {""}))
             for node, urls in self.sources.items()
         }
 
     def parameters(self, node: str, settings: NodeSettings) -> dict[str, Any]:
-        """Return the parameters of a node's program."""
+        """Return the parameters of the program that runs on a node."""
         pages = {each.key: {"url": each.url, "body": False} for each in services(settings)}
         pages |= {
             key: {"url": url, "body": False} for key, url in self.sources.get(node, {}).items()
@@ -86,9 +88,9 @@ def wanted_models(
     locks: Mapping[str, Models],
 ) -> dict[str, tuple[WantedModel, ...]]:
     """
-    Return the models' files that nodes must have.
+    Return, by node, the model files that the node must have.
 
-    `homes` are pairs of a model and a node; `locks` are the locks of models by file.
+    `homes` are pairs of a model and a node. `locks` maps each lock file of models to its content.
     """
     found: dict[str, dict[str, WantedModel]] = {}
     for model, node in sorted(set(homes)):
@@ -110,7 +112,10 @@ def wanted_models(
 def download_pages(
     models: Mapping[str, tuple[WantedModel, ...]], settings: Mapping[str, NodeSettings]
 ) -> dict[str, dict[str, str]]:
-    """Return the addresses from which nodes download models and packages, by node and id."""
+    """
+    Return the addresses from which nodes download models and packages: {node: {id of a page:
+    address}}.
+    """
     found: dict[str, dict[str, str]] = {}
     for node, here in settings.items():
         servers = here.servers
@@ -128,7 +133,9 @@ def download_pages(
 
 
 def _package_pages(here: NodeSettings) -> dict[str, str]:
-    """Return the addresses of packages; the first engine's has no name in its id."""
+    """
+    Return the addresses of packages by id. The id for the first engine does not contain its name.
+    """
     urls: dict[str, str] = {}
     for name, engine in here.engines.items():
         what = "source packages" + (f" of {name}" if urls else "")
@@ -145,14 +152,14 @@ def tls_servers(
     """
     Return the servers whose certificates are checked.
 
-    `gateway_authorities` is a file of authorities that clients of the gateway trust; None: the
-    certificate in the settings. `read` has the content of such files, by name.
+    `gateway_authorities` is the file of authorities that the gateway's clients trust. If it is
+    None, the certificate in the settings is used instead. `read` maps such files to their contents.
     """
     return tuple(_servers(nodes, gateway_authorities, read))
 
 
 def authority_files(nodes: Mapping[str, NodeVars], given: str | None) -> set[str]:
-    """Return the files on this machine that `tls_servers` needs."""
+    """Return the files on this machine whose contents `tls_servers` needs."""
     found = {given} if given else set()
     for node, each in nodes.items():
         tls, gateway = each.settings.exporters.tls, each.settings.gateway
@@ -187,8 +194,8 @@ def _servers(
                 )  # fmt: skip
         if here.gateway and here.gateway.tls:
             file = given or file_of_node(here.gateway.tls.certificate_file, node)
-            # Settings do not contain the name that clients use, so the line shows the certificate's
-            # names.
+            # The settings do not contain the host name that clients use. Therefore the line shows
+            # the names in the certificate.
             yield TlsServer(
                 node, node, "gateway.port", host_of(here.gateway.listen).strip("[]"),
                 here.gateway.port, read.get(file), Path(file).name, by_name=False,

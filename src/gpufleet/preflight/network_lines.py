@@ -1,4 +1,4 @@
-"""Report on names, clocks and the nodes' download addresses.  Pure."""
+"""Report on host names, clocks, and the addresses from which nodes download. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from gpufleet.remote.query import Answer
 
 
 def is_ip_address(address: str) -> bool:
-    """Return whether an address is an IP address, which needs no name resolution."""
+    """Return whether an address is an IP address and not a host name."""
     try:
         ipaddress.ip_address(address)
     except ValueError:
@@ -27,21 +27,21 @@ def is_ip_address(address: str) -> bool:
 
 @dataclass(frozen=True)
 class KnownNode:
-    """A node's addresses, from the inventory and from the node itself."""
+    """The addresses of a node: that in the inventory, and those that the node itself reports."""
 
     address: str
-    """The address for connections from nodes and this machine: an IP address or a name."""
+    """The address to which other nodes and this machine connect: an IP address or a host name."""
     own: frozenset[str] = frozenset()
-    """The addresses of its network devices; empty: unknown."""
+    """The addresses of the node's network devices. Empty if they are unknown."""
 
 
 def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
-    """Return the addresses of a node's network devices, from its probe."""
+    """Return the addresses of a node's network devices, from the node's probe."""
     found: set[str] = set()
     nics = document.get("nics")
     devices = nics.get("net") if isinstance(nics, Mapping) else None
     for device in devices if isinstance(devices, list) else ():
-        # Each may be {"missing": reason}.
+        # Each of these values may be {"missing": reason}.
         for value in (device.get("networks"), device.get("ipv6"), [device.get("ipv4")]):
             if isinstance(value, list):
                 found.update(each.partition("/")[0] for each in value if isinstance(each, str))
@@ -49,7 +49,7 @@ def own_addresses(document: Mapping[str, Any]) -> frozenset[str]:
 
 
 def wanted_names(nodes: Mapping[str, KnownNode], hosts: Collection[str]) -> tuple[str, ...]:
-    """Return the names to resolve on every node: names of nodes, and of other servers."""
+    """Return the names that every node must resolve: names of nodes and of other servers."""
     every = {*nodes, *(each.address for each in nodes.values()), *hosts}
     return tuple(sorted(name for name in every if not is_ip_address(name)))
 
@@ -60,11 +60,11 @@ def name_lines(
     hosts: Mapping[str, Collection[str]],
 ) -> tuple[Line, ...]:
     """
-    Return lines on whether names resolve on each node to the inventory's addresses.
+    Return lines on whether the nodes resolve names to the addresses in the inventory.
 
-    `looks` are node_look.py's answers; `hosts` has by node the host names of the remote servers
-    that it uses. A node's unresolved name is no fault if the inventory has an IP address: programs
-    use the address.
+    `looks` are the answers of node_look.py. `hosts` has, by node, the host names of the other
+    servers that the node uses. If the inventory has an IP address for a node, the node's name need
+    not resolve, because programs use the address.
     """
     return by_node(
         "names",
@@ -113,10 +113,13 @@ def _names(
 def _elsewhere(
     node: str, names: Mapping[str, Any], nodes: Mapping[str, KnownNode]
 ) -> tuple[list[str], list[str]]:
-    """Return the addresses and the nodes' names that lead to another machine on `node`."""
+    """
+    Return two lists of problems on `node`: addresses that lead to a different machine, and names of
+    nodes that do.
+    """
     addresses, others = [], []
     for name, known in nodes.items():
-        # A node's own name is often a loopback address there (Debian: 127.0.1.1).
+        # On a node, its own name often resolves to a loopback address (Debian: 127.0.1.1).
         if name == node:
             continue
         at = names.get(known.address)
@@ -128,7 +131,7 @@ def _elsewhere(
         said = names.get(name)
         if name == known.address or not isinstance(said, list):
             continue
-        # The other addresses of a node without a probe are unknown: one match is enough.
+        # If a node has no probe, its other addresses are unknown, so one match is enough.
         strange = set(said) - known.own - there if known.own else not there & set(said)
         if strange:
             others.append(
@@ -142,7 +145,10 @@ def _elsewhere(
 
 @dataclass(frozen=True)
 class ClockReading:
-    """The bounds in seconds of a node's clock relative to this machine's."""
+    """
+    The limits between which the difference of a node's clock from this machine's clock lies, in
+    seconds.
+    """
 
     low: float
     high: float
@@ -154,21 +160,22 @@ class ClockReading:
 
     @property
     def within(self) -> float:
-        """Return the maximum error in seconds: half of the round trip."""
+        """Return the largest possible error of `middle` in seconds: half of the round trip."""
         return (self.high - self.low) / 2
 
     def __str__(self) -> str:
-        """Format it for a sentence: `+0.012 s (within 0.040 s)`."""
+        """Return the difference as text for a sentence: `+0.012 s (within 0.040 s)`."""
         return f"{self.middle:+.3f} s (within {self.within:.3f} s)"
 
 
 def clock_reading(sent: float, answered: float, began: float, ended: float) -> ClockReading:
     """
-    Return the bounds of a node's clock offset, from one query and its answer.
+    Return the limits of a node's clock difference, from one query and its answer.
 
-    `sent` and `answered` are by this machine's clock, `began` and `ended` by the node's, when its
-    program began and ended, all in seconds since 1970. The program's own running time is
-    subtracted.
+    All times are in seconds since 1970. `sent` and `answered` are the times of the query and the
+    answer by this machine's clock. `began` and `ended` are the times at which the program on the
+    node began and ended, by the node's clock. The running time of the program is not part of the
+    result.
 
     >>> clock_reading(100.0, 101.0, 105.25, 105.75)
     ClockReading(low=4.75, high=5.25)
@@ -178,10 +185,11 @@ def clock_reading(sent: float, answered: float, began: float, ended: float) -> C
 
 def clock_lines(clocks: Mapping[str, ClockReading | str]) -> tuple[Line, ...]:
     """
-    Return lines on clocks that differ from this machine's, or from each other.
+    Return lines on clocks that differ from this machine's clock, or from each other.
 
-    Clocks of nodes that certainly differ by more than `CLOCK_SECONDS` are FAIL. If all nodes agree
-    with each other and not with this machine, this machine's clock may be wrong: WARN.
+    If a clock certainly differs by more than `CLOCK_SECONDS`, the line is FAIL. If all nodes agree
+    with each other but not with this machine, this machine's clock may be wrong, so the lines are
+    WARN.
     """
     known = {node: each for node, each in clocks.items() if isinstance(each, ClockReading)}
     found: dict[str, Verdict] = {}
@@ -218,7 +226,9 @@ def _clock(clock: ClockReading, *, together: bool) -> Verdict:
 
 
 def _shortened(lines: tuple[Line, ...], known: Mapping[str, ClockReading]) -> Iterator[Line]:
-    """Yield the lines; the proof of agreeing clocks is their largest difference."""
+    """
+    Yield the lines. For clocks that agree, the proof is replaced with their largest difference.
+    """
     for line in lines:
         if line.status is not Status.OK:
             yield line
@@ -235,7 +245,10 @@ def _agree(clocks: Mapping[str, ClockReading]) -> bool:
 
 
 def _pairs(clocks: Mapping[str, ClockReading]) -> Iterator[tuple[str, str, Verdict]]:
-    """Yield the nodes whose clocks are furthest ahead and behind, if they certainly differ."""
+    """
+    Yield the node whose clock is furthest ahead and the node whose clock is furthest behind, if the
+    two certainly differ.
+    """
     if not clocks:
         return
     first = max(clocks, key=lambda node: clocks[node].low)
@@ -257,10 +270,10 @@ def source_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return lines on whether nodes reach their download servers.
+    Return lines on whether nodes can reach the servers from which they download.
 
-    `wanted` has by node {id of the page: address}. `incomplete` has by node whether a model is
-    incomplete: then the node needs the pages now, otherwise at the next deploy.
+    `wanted` is {node: {id of a page: address}}. `incomplete` has, by node, whether a model is
+    incomplete. If one is, the node needs the servers now, otherwise at the next deploy.
     """
     found = {}
     for node, look in looks.items():
@@ -296,7 +309,10 @@ def source_lines(
 
 
 def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
-    """Return whether a server was reached, and its status or the reason."""
+    """
+    Return whether a server was reached, and its status. If it was not reached, return the reason
+    instead.
+    """
     page = look["pages"].get(key) or {"error": "the node was not queried"}
     if "missing" in page:
         return False, reason(page)
@@ -305,5 +321,5 @@ def _page(look: Mapping[str, Any], key: str) -> tuple[bool, str]:
         return False, str(page.get("error"))
     if status == 404:
         return False, "404: the server answers, but does not have this file"
-    # 401 and 403 of the Hub are about a model that needs a token: it is reached.
+    # The Hub answers 401 or 403 for a model that needs a token, so the server was reached.
     return status < 500, str(status)

@@ -1,4 +1,4 @@
-"""Report on the driver, the release and the checks of nodes.  Pure."""
+"""Report on the driver, the release and the checks of nodes. Pure."""
 
 from __future__ import annotations
 
@@ -17,9 +17,11 @@ from gpufleet.remote.query import Answer
 from gpufleet.settings.node_settings import NodeSettings
 
 _LOCK = "gpu_lock.driver"
-"""The source of findings of `fleet/drift.py` about a driver that differs from the lock."""
+"""
+The `source` that `fleet/drift.py` writes into findings about a driver that differs from the lock.
+"""
 NAMED = 3
-"""Maximum number of a node's findings in a line; `gpufleet check` shows all."""
+"""The most findings of a node that a line shows. `gpufleet check` shows all."""
 
 
 def driver_lines(
@@ -29,9 +31,9 @@ def driver_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return lines on whether each node's driver matches its lock.
+    Return lines on whether each node's driver has the version in the node's lock.
 
-    The sources are the node's probe and `drift_from_probes`.
+    `answers` are the probes of the nodes, and `drift` is the result of `drift_from_probes`.
     """
     return by_node(
         "driver",
@@ -73,7 +75,8 @@ def release_lines(
     """
     Return lines on whether replicas run the declared release.
 
-    `wanted` has the declared release's id by node, for nodes that declare one.
+    `wanted` maps nodes to the id of their declared release. Nodes without a declared release are
+    not in it.
     """
     here: dict[str, set[str]] = defaultdict(set)
     for each in running:
@@ -118,7 +121,9 @@ _STATUS = {
 
 
 def check_lines(report: Report, answers: Mapping[str, Any], inventory: str) -> tuple[Line, ...]:
-    """Return the checks' verdict on each node; a node without an answer is FAIL."""
+    """
+    Return lines with the verdict of the checks on each node. A node without an answer is FAIL.
+    """
     found = {}
     for node, answer in answers.items():
         if isinstance(answer, str):
@@ -157,7 +162,7 @@ def _checked(findings: tuple[Finding, ...], verdict: Severity, inventory: str) -
 
 
 def silent_nodes(answers: Mapping[str, Answer]) -> dict[str, str]:
-    """Return the nodes without an answer, with the reasons."""
+    """Return the nodes without an answer, each with the reason."""
     return dict(_silent(answers))
 
 

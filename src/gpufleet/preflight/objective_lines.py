@@ -1,4 +1,4 @@
-"""Report on objectives and measured rates of models.  Pure."""
+"""Report on the objectives and the measured rates of models. Pure."""
 
 from __future__ import annotations
 
@@ -19,13 +19,17 @@ from gpufleet.settings.serving_settings import Served
 
 OLD_DAYS = 90
 """
-Age in days from which a measurement is WARN, even for the same settings: users' prompts change.
+A measurement that is older than this number of days is WARN, even if the settings have not changed,
+because users' prompts change.
 """
 _LATENCIES = ("ttft_p99_seconds", "itl_p99_seconds", "e2e_p99_seconds")
 
 
 def objective_lines(models: Mapping[str, Served], inventory: str) -> Iterator[Line]:
-    """Yield a line on each model's latency objectives; `models` are by their entries."""
+    """
+    Yield a line for each model on its objectives for latency. The keys of `models` are those of
+    `serving`.
+    """
     if not models:
         yield unknown("objectives", "no model is declared", f"gpufleet validate {inventory}")
     for model, served in sorted(models.items()):
@@ -55,9 +59,10 @@ def measured_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield a line on whether each model was measured with its running settings, and when.
+    Yield a line for each model: whether it was measured with the settings that run now, and when.
 
-    `running` is None if the running stages are unknown; `stored` are the project's measurements.
+    `running` is None if it is not known which stages run. `stored` has the measurements in the
+    project.
     """
     if not models:
         yield unknown("measured", "no model is declared", f"gpufleet validate {inventory}")

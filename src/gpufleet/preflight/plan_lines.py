@@ -1,4 +1,4 @@
-"""Report on settings, the plan and the capacity during an upgrade.  Pure."""
+"""Report on the settings, the plan, and the capacity during an upgrade. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gpufleet.upgrade.plan.wave_plan import plan_waves
 
 
 def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Line]:
-    """Yield the findings of `gpufleet validate`: a mistake is FAIL, a note WARN."""
+    """Yield the findings of `gpufleet validate`. A mistake is FAIL, and a note is WARN."""
     see = f"gpufleet validate {inventory}"
     for problem in found.problems:
         yield Line("settings", inventory, Verdict(Status.FAIL, "has a mistake", problem, see))
@@ -35,7 +35,7 @@ def settings_lines(found: Validation, inventory: str, nodes: int) -> Iterator[Li
 
 
 def declared_replicas(settings: Mapping[str, NodeSettings]) -> dict[str, int]:
-    """Return the required number of replicas of each model; 1 for `fit`."""
+    """Return the number of replicas that each model must have. For `fit`, the number is 1."""
     return {
         model: 1 if served.replicas == "fit" else served.replicas
         for node in settings.values()
@@ -52,10 +52,11 @@ def plan_lines(
     keep: int = 1,
 ) -> Iterator[Line]:
     """
-    Yield lines on whether every model is planned, and whether it survives the loss of a node.
+    Yield lines on whether every model has a plan, and whether it keeps a replica if a node is lost.
 
-    `stages` are the plan's stages, or the sentences why there is no plan. `why_unknown` is the
-    reason if it is unknown whether there is a plan; "" if it is known. `keep` is `upgrade.keep`.
+    `stages` are the stages of the plan, or sentences that explain why there is no plan.
+    `why_unknown` is "", or the reason why gpufleet cannot know whether there is a plan. `keep` is
+    `upgrade.keep`.
     """
     see = f"gpufleet plan {inventory}"
     planned = [each for each in stages if isinstance(each, Stage)]
@@ -90,7 +91,9 @@ def plan_lines(
 
 
 def _no_plan(problem: str, see: str) -> Verdict:
-    """Return FAIL, or UNKNOWN if only the Hub knows a model's size."""
+    """
+    Return a verdict with FAIL, or with UNKNOWN if the model's size can only be read from the Hub.
+    """
     if isinstance(problem, UnsizedModel):
         remedy = (
             f"give this machine access to the Hub or to a mirror (HF_ENDPOINT), or write the "
@@ -102,7 +105,7 @@ def _no_plan(problem: str, see: str) -> Verdict:
 
 
 def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str, str], set[str]]:
-    """Return the nodes of each replica, by model and id."""
+    """Return the nodes of each replica. The keys are pairs of a model and the replica's id."""
     found: dict[tuple[str, str], set[str]] = defaultdict(set)
     for each in stages:
         found[each.model, each.id].add(each.node)
@@ -111,10 +114,10 @@ def replica_nodes(stages: Iterable[Stage] | Iterable[Running]) -> dict[tuple[str
 
 def lost_node(model: str, replicas: Mapping[str, set[str]], keep: int = 1) -> Verdict:
     """
-    Return whether a model keeps a replica after the loss of any one node.
+    Return whether a model keeps a replica if any one node is lost.
 
-    `replicas` has the nodes of each replica. With a larger `keep` (`upgrade.keep`) the model must
-    keep that many replicas.
+    `replicas` maps each replica to its nodes. If `keep` (`upgrade.keep`) is more than 1, the model
+    must keep that number of replicas.
     """
     left = {
         node: sum(node not in nodes for nodes in replicas.values())
@@ -152,10 +155,10 @@ def spare_capacity_lines(
     inventory: str,
 ) -> Iterator[Line]:
     """
-    Yield a line on whether each model's replicas could be changed one by one under the present
-    load.
+    Yield a line for each model: whether its replicas can be replaced one after the other under the
+    present load.
 
-    `loads` is a sentence if the loads are unknown.
+    `loads` is a sentence with the reason if the loads are unknown.
     """
     see = f"gpufleet upgrade {inventory} --dry"
     if isinstance(loads, str):

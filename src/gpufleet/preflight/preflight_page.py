@@ -1,7 +1,8 @@
-"""Render a preflight as one HTML file, for a change request.  Pure.
+"""
+Render a preflight as one HTML file, for example for a change request. Pure.
 
-The page loads and runs nothing: its Content-Security-Policy forbids both. The same preflight gives
-the same bytes. Text from nodes, settings and operators is escaped.
+The page loads no other files and runs no scripts: its Content-Security-Policy forbids both. The
+same preflight always gives the same bytes. Text from nodes, settings and operators is escaped.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ _ANSWERS = {
 
 
 def preflight_page(found: Preflight) -> str:
-    """Return a preflight as an HTML page."""
+    """Return the preflight as an HTML page."""
     title = f"Preflight of {found.inventory}"
     when = found.when.astimezone(dt.UTC).strftime("%Y-%m-%d %H:%M:%S UTC")
     counts = ", ".join(f"{found.counts[each]} {each}" for each in reversed(Status))

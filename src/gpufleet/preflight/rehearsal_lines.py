@@ -1,4 +1,4 @@
-"""Report on rehearsals, and on the copy of the settings.  Pure."""
+"""Report on rehearsals, and on whether the settings have a copy elsewhere. Pure."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ def rehearsal_lines(
     now: dt.datetime,
 ) -> Iterator[Line]:
     """
-    Yield lines on whether a drain and a rollback of this inventory are on record.
+    Yield lines on whether there is a record of a drain and of a rollback of this inventory.
 
-    `journals` are the journals of upgrades, `problems` the unreadable ones; `drained` are the
-    replicas that are drained now. A manual drain leaves no record after `undrain`.
+    `journals` are the journals of upgrades, and `problems` are those that could not be read.
+    `drained` are the replicas that are drained now. After `undrain`, a drain by hand leaves no
+    record.
     """
     drains: list[tuple[float, str]] = []
     rollbacks: list[tuple[float, str]] = []
@@ -68,7 +69,7 @@ def rehearsal_lines(
 
 
 def _unfinished(last: State, inventory: Path) -> Iterator[Line]:
-    """Yield lines on an unfinished last upgrade or rollback."""
+    """Yield a line if the last upgrade or rollback has not finished."""
     stuck = {name: each for name, each in last.groups.items() if each.phase == "stuck"}
     if stuck:
         why = "; ".join(f"{name}: {'; '.join(each.why)}" for name, each in stuck.items())
@@ -91,26 +92,29 @@ def _done(what: str, found: Sequence[tuple[float, str]], now: dt.datetime) -> Ve
 
 @dataclass(frozen=True)
 class GitState:
-    """The state of a project's directory in git."""
+    """The state of the project's directory in git."""
 
     commit: str = ""
-    """The last commit's abbreviated hash, with its date; "": there is no commit."""
+    """The abbreviated hash of the last commit, with its date. "" if there is no commit."""
     changed: tuple[str, ...] = ()
-    """Uncommitted files."""
+    """The files with changes that are not committed."""
     remotes: tuple[str, ...] = ()
-    """Names of the remotes."""
+    """The names of the remotes."""
     unpushed: int | None = None
-    """Number of commits not pushed to any remote, as far as this checkout knows; None: unknown."""
+    """
+    The number of commits that were not pushed to any remote, according to this checkout. None if it
+    is unknown.
+    """
     problem: str = ""
-    """Why git could not be queried, for example because this is not a checkout."""
+    """Why git could not be queried, for example because the directory is not a checkout."""
     commit_id: str = ""
-    """The last commit's full hash."""
+    """The full hash of the last commit."""
     secrets: tuple[str, ...] = ()
-    """Committed files that settings name as secrets."""
+    """The files that the settings name as secrets, but that are committed."""
 
 
 def backup_line(found: GitState, folder: str) -> Line:
-    """Return a line on whether a project's settings are committed and have a copy elsewhere."""
+    """Return a line on whether the project's settings are committed and have a copy elsewhere."""
     add = f"run git -C {folder} init, add and commit; then add a remote and push"
     if found.problem:
         proof = f"{folder}: {found.problem}"

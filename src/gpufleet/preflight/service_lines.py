@@ -1,4 +1,4 @@
-"""Report whether declared services answer, and to which clients.  Pure."""
+"""Report whether declared services answer, and which clients they answer. Pure."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.node_variables import NodeVars
 
 Guard = Literal["key", "password", "network"]
-"""The access control of a service: a client's key, a password, or none (`network`)."""
+"""
+How the access to a service is controlled: by a client's key, by a password, or only by the network.
+"""
 REFUSED = frozenset({401, 403})
 
 
@@ -25,22 +27,22 @@ class Service:
     """A service that a node declares."""
 
     key: str
-    """Its setting, for example `gateway.port`."""
+    """The setting that declares the service, for example `gateway.port`."""
     url: str
-    """Its URL on its own node; requested without a key or password."""
+    """The URL of the service on its own node. gpufleet requests it without a key or password."""
     listen: str
     guard: Guard
     open_by_choice: bool = False
-    """Whether the settings allow any client to use it."""
+    """Whether the settings allow all clients to use the service."""
 
     @property
     def is_public(self) -> bool:
-        """Return whether other machines can connect to it."""
+        """Return whether other machines can connect to the service."""
         return self.listen not in LOOPBACK
 
 
 def services(settings: NodeSettings) -> tuple[Service, ...]:
-    """Return the services that a node declares beside vLLM's own servers."""
+    """Return the services that a node declares, without vLLM's own servers."""
     return tuple(_services(settings))
 
 
@@ -55,7 +57,7 @@ def _services(settings: NodeSettings) -> Iterator[Service]:
 
     if settings.gpu_node or settings.monitoring or settings.gateway:
         yield metrics("node_exporter.port", settings.node_exporter.port)
-    # Settings of a group reach nodes without GPUs too, which have no DCGM.
+    # A group's settings also apply to its nodes without GPUs, but these nodes have no DCGM.
     if settings.gpu_node and settings.dcgm and settings.dcgm.exporter_version:
         yield metrics("dcgm.port", settings.dcgm.port)
     if (watch := settings.monitoring) is not None:
@@ -74,7 +76,8 @@ def _services(settings: NodeSettings) -> Iterator[Service]:
 
 def host_of(listen: str) -> str:
     """
-    Return the host part of a URL by which a node reaches a listener's address.
+    Return the host part of the URL under which a node reaches its own service, from the address
+    that the service binds.
 
     >>> host_of("0.0.0.0"), host_of("::"), host_of("10.0.0.7")
     ('127.0.0.1', '[::1]', '10.0.0.7')
@@ -89,7 +92,9 @@ def host_of(listen: str) -> str:
 def service_lines(
     looks: Mapping[str, Answer], settings: Mapping[str, NodeSettings], inventory: str
 ) -> tuple[Line, ...]:
-    """Return lines on each node's services: whether they answer, and how they are guarded."""
+    """
+    Return lines on the services of each node: whether they answer, and how they are protected.
+    """
     see = f"gpufleet drift {inventory}"
     found = {}
     for node, here in settings.items():
@@ -102,7 +107,7 @@ def service_lines(
 
 
 def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: str) -> Verdict:
-    # No `nft` on the node: no rules either.
+    # If the node has no program `nft`, it has no firewall rules.
     fence = look["firewall"]
     fenced = fence is True
     unread = isinstance(fence, Mapping) and fence.get("missing") != "no_program"
@@ -149,7 +154,7 @@ def _services_of(declared: tuple[Service, ...], look: Mapping[str, Any], see: st
 
 
 def _status(page: Any) -> tuple[int | None, str]:
-    """Return a page's HTTP status, or None and the reason."""
+    """Return the HTTP status of a page and "", or None and the reason why there is no status."""
     if not isinstance(page, Mapping):
         return None, "the node was not queried"
     if "missing" in page:
@@ -168,7 +173,7 @@ def server_lines(
     Yield lines on the state of vLLM's servers, as in `gpufleet status`, and on their access
     control.
 
-    In that state a server that answers without its key does not count as serving.
+    A server that answers requests without its key is not counted as serving in `gpufleet status`.
     """
     see = f"gpufleet status {inventory}"
     for missing in found.missing:
@@ -201,7 +206,10 @@ def server_lines(
 def adapter_lines(
     found: FleetStatus, declared: Mapping[str, NodeVars], inventory: str
 ) -> Iterator[Line]:
-    """Yield lines on whether each replica's server lists exactly the adapters of its model."""
+    """
+    Yield lines on whether the server of each replica lists exactly the declared adapters of its
+    model.
+    """
     see = f"gpufleet status {inventory}"
     known = declared_adapters(declared)
     wanted = {model: names for model, names in known.items() if names}

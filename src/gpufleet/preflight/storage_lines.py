@@ -1,4 +1,4 @@
-"""Report on models' files and free disk space.  Pure."""
+"""Report on the files of models and on free disk space. Pure."""
 
 from __future__ import annotations
 
@@ -13,26 +13,34 @@ from gpufleet.preflight.line import Line, Status, Verdict, by_node, reason, unkn
 from gpufleet.remote.query import Answer
 
 RELEASE = "release"
-"""Name of the next release among the items that need space; models have their own names."""
+"""
+The name of the next release among the items that need disk space. Models have their own names.
+"""
 
 
 @dataclass(frozen=True)
 class WantedModel:
-    """A model's files on a node."""
+    """The files that a model must have on a node."""
 
     model: str
-    """Its entry in `serving`."""
+    """The name of the model in `serving`."""
     directory: str
     from_hub: bool
-    """False: the model is at a path on the node, where an operator puts the files."""
+    """
+    Whether gpufleet downloads the model from the Hub. If not, the model is at a path on the node,
+    where an operator puts the files.
+    """
     files: Mapping[str, tuple[str, str]] | None
-    """{file: (algorithm, digest)}; None: no lock has hashes of the files."""
+    """{file: (algorithm, digest)}. None if no lock has hashes of the files."""
 
 
 def model_lines(
     looks: Mapping[str, Answer], wanted: Mapping[str, tuple[WantedModel, ...]], inventory: str
 ) -> tuple[Line, ...]:
-    """Return lines on whether the models are complete on the nodes' disks, one line per verdict."""
+    """
+    Return lines on whether the models are complete on the nodes' disks. Nodes with the same verdict
+    share a line.
+    """
     lines: list[Line] = []
     models = sorted({each.model for models in wanted.values() for each in models})
     for model in models:
@@ -56,7 +64,7 @@ def model_lines(
 
 
 def is_whole(look: Answer, wanted: WantedModel) -> bool:
-    """Return whether a model is known to be complete on a node."""
+    """Return whether it is known that the model is complete on the node."""
     return _model(look, wanted, "").status in {Status.OK, Status.WARN}
 
 
@@ -73,7 +81,7 @@ def _model(look: Answer, wanted: WantedModel, inventory: str) -> Verdict:
         if said["missing"] == "absent":
             return Verdict(Status.FAIL, "is missing", f"{where} does not exist", put)
         return Verdict(Status.UNKNOWN, "could not be checked", f"{where}: {reason(said)}", put)
-    # A deploy passes over a directory that is marked as complete.
+    # A deploy skips a directory that is marked as complete.
     again = f"remove {where}/.complete on the node, then {deploy}" if wanted.from_hub else put
     for names, what in ((said["missing"], "has files missing"), (said["wrong"], "has other files")):
         if names:
@@ -114,10 +122,11 @@ def disk_lines(
     inventory: str,
 ) -> tuple[Line, ...]:
     """
-    Return lines on the space for another release and another revision of each model of the Hub.
+    Return lines on whether each disk has space for one more release and for one more revision of
+    each model from the Hub.
 
-    Their sizes are assumed to equal those of the existing ones. `answers` are probes, `releases`
-    has the directory of the declared release by node.
+    It is assumed that they have the size of those that exist now. `answers` are the probes of the
+    nodes. `releases` maps each node to the directory of its declared release.
     """
     found = {
         node: _disk(
@@ -141,7 +150,7 @@ def _disk(
     for answer in (probe, look):
         if isinstance(answer, str):
             return Verdict(Status.UNKNOWN, "could not be checked", answer, see)
-    assert not isinstance(probe, str)  # noqa: S101  # what the loop has returned for
+    assert not isinstance(probe, str)  # noqa: S101  # the loop above has returned for a str
     assert not isinstance(look, str)  # noqa: S101
     disks: Mapping[str, Any] = probe["system"]["disks"]
     needs: dict[str, list[tuple[str, float]]] = defaultdict(list)

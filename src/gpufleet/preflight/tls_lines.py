@@ -1,4 +1,4 @@
-"""Report on certificates: their trust and their expiry.  Pure."""
+"""Report whether certificates are trusted, and when they expire. Pure."""
 
 from __future__ import annotations
 
@@ -20,27 +20,32 @@ class TlsServer:
     """A TLS server, and the node that checks its certificate."""
 
     asked_from: str
-    """The node that connects to it; for an exporter the monitoring node, if there is one."""
+    """
+    The node that connects to the server. For an exporter, this is the monitoring node, if there is
+    one.
+    """
     node: str
-    """The node on which it runs."""
+    """The node on which the server runs."""
     key: str
-    """Its setting, for example `gateway.port`."""
+    """The setting that declares the server, for example `gateway.port`."""
     host: str
     port: int
     authorities: str | None
-    """Certificate authorities in PEM; None: the authorities of the querying node."""
+    """
+    The certificate authorities in PEM format. None: the authorities of the node that connects.
+    """
     trusts: str
-    """The file with the authorities, for the proof."""
+    """The name of the file with the authorities, which the proof mentions."""
     by_name: bool
-    """Whether the certificate must contain the requested host name."""
+    """Whether the certificate must contain the host name that is requested."""
 
     @property
     def id(self) -> str:
-        """Return the server's key in node_look.py's answer."""
+        """Return the key of the server in the answer of node_look.py."""
         return f"{self.node} {self.key}"
 
     def parameters(self) -> dict[str, Any]:
-        """Return node_look.py's parameters for it."""
+        """Return the parameters of node_look.py for this server."""
         return {
             "host": self.host,
             "port": self.port,
@@ -56,7 +61,8 @@ def tls_lines(
     now: dt.datetime,
 ) -> tuple[Line, ...]:
     """
-    Return lines on whether each certificate is trusted by its clients and does not expire soon.
+    Return lines on certificates: whether the clients trust each certificate, and whether it expires
+    soon.
     """
     lines: list[Line] = []
     for key in sorted({each.key for each in servers}):
@@ -97,7 +103,10 @@ def tls_lines(
 
 
 def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Verdict:
-    """Return the verdict on a certificate that a node received: its trust and its expiry."""
+    """
+    Return the verdict on a certificate that a node received: whether it is trusted, and when it
+    expires.
+    """
     remedy = f"openssl s_client -connect {server.host}:{server.port}, on {server.asked_from}"
     if isinstance(look, str):
         return Verdict(
@@ -128,7 +137,10 @@ def certificate_verdict(server: TlsServer, look: Answer, now: dt.datetime) -> Ve
 
 
 def read_certificate(certificate: str) -> tuple[dt.datetime | None, tuple[str, ...]]:
-    """Return a certificate's expiry and its names; None: it cannot be parsed."""
+    """
+    Return when a certificate expires, and the names in it. The time is None if the certificate
+    cannot be parsed.
+    """
     from cryptography import x509
 
     try:
