@@ -1,1 +1,3 @@
-"""Diagnose a fleet: its problems, worst first, each with evidence and the next step."""
+"""
+Diagnose a fleet: list its problems, the worst first, each with its evidence and the next step.
+"""

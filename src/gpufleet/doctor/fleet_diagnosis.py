@@ -1,4 +1,4 @@
-"""The values of a fleet's diagnosis: problems, worst first, each with its evidence."""
+"""Define the values of a diagnosis: problems, the worst first, each with its evidence."""
 
 from __future__ import annotations
 
@@ -10,48 +10,52 @@ from typing import Any
 from gpufleet.serving.rank_status import iso
 
 SCHEMA = 1
-"""Version of `Diagnosis.as_json()`; increased when a key changes its meaning or is removed."""
+"""Version of `Diagnosis.as_json()`. It increases when a key is removed or its meaning changes."""
 
 
 class Impact(IntEnum):
-    """The effect of a problem on clients; a larger number is worse."""
+    """The effect of a problem on clients. A larger number is worse."""
 
     NOTICE = 0  # no effect now
-    RISK = 1  # no effect yet: a part is worn, a spare is missing, or the state is unknown
+    RISK = 1  # no effect yet, but a part is worn, a spare is missing, or the state is unknown
     DEGRADED = 2  # fewer or slower replicas
-    OUTAGE = 3  # a model, or all of them, is not served
+    OUTAGE = 3  # one model or all models are not served
 
     @property
     def word(self) -> str:
-        """Return the impact's name in tables and JSON."""
+        """Return the name of the impact in tables and JSON."""
         return self.name.lower()
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One problem of a fleet, with its impact, evidence and cause."""
+    """One problem of a fleet, with its impact, its evidence and its cause."""
 
     subject: str
-    """The affected part: `llama-0`, `gpu-07`, `gateway lb-01`."""
+    """The part that is affected, for example `llama-0`, `gpu-07` or `gateway lb-01`."""
     what: str
     impact: Impact
     evidence: tuple[str, ...] = ()
-    """Sentences, each with its source (a node, a file or a unit) and its time if known."""
+    """
+    Sentences. Each contains its source (a node, a file or a unit), and its time if that is known.
+    """
     cause: str = ""
-    """The cause; "": unknown."""
+    """The cause, or "" if it is unknown."""
     do: str = ""
-    """The next steps; commands in backquotes."""
+    """The next steps. Commands are in backquotes."""
     page: str = ""
     """The page of the documentation."""
     at: float | None = None
-    """Time at which it began, in seconds since 1970; None: unknown."""
+    """When the problem began, in seconds since 1970. None if it is unknown."""
     names: tuple[str, ...] = ()
-    """The affected nodes, replicas and models."""
+    """The nodes, replicas and models that are affected."""
     because: str = ""
-    """The subject of the problem that causes this one, which is listed first."""
+    """
+    The subject of a different problem that causes this problem and is listed before it, or "".
+    """
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
+        """Return the problem as plain values for `json.dumps`."""
         return {
             "subject": self.subject,
             "what": self.what,
@@ -68,23 +72,26 @@ class Problem:
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """All problems, worst first, and the parts that could not be read."""
+    """All problems, the worst first, and the parts of the fleet that could not be read."""
 
     problems: tuple[Problem, ...]
     serving: tuple[str, ...] = ()
-    """A sentence for each model, with its number of serving replicas."""
+    """A sentence for each model, with the number of its replicas that serve."""
     unseen: tuple[str, ...] = ()
-    """A sentence for each part that could not be read."""
+    """A sentence for each part of the fleet that could not be read."""
 
     @property
     def status(self) -> int:
-        """Return the exit status: 0 notices only, 1 problems, 2 something could not be read."""
+        """
+        Return the exit status: 1 if there are problems other than notices, otherwise 2 if something
+        could not be read, otherwise 0.
+        """
         if any(each.impact > Impact.NOTICE for each in self.problems):
             return 1
         return 2 if self.unseen else 0
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values for `json.dumps`."""
+        """Return the diagnosis as plain values for `json.dumps`."""
         return {
             "schema": SCHEMA,
             "problems": [each.as_json() for each in self.problems],
@@ -95,10 +102,10 @@ class Diagnosis:
 
 def worst_first(problems: Iterable[Problem]) -> tuple[Problem, ...]:
     """
-    Return problems in their reading order, worst first.
+    Return the problems in the order in which they are shown, the worst first.
 
-    A problem that causes others comes before the worst of them. Of equally bad problems the earlier
-    one comes first.
+    A problem that causes others comes before the worst of them. Of equally bad problems, the one
+    that began earlier comes first.
     """
     known = list(problems)
     subjects = {each.subject for each in known}

@@ -1,9 +1,9 @@
 """
-Find a fleet's problems from its nodes, gateways, journals and alerts. Pure.
+Find the problems of a fleet from its nodes, gateways, journals and alerts. Pure.
 
-Each symptom is joined with its explanation: a replica that is down with its log line, its GPU's
-check, and earlier changes. All verdicts come from `status`, `check` and the log rules; this module
-only joins them.
+Each symptom is combined with what explains it. For a replica that is down, these are a line of its
+log, a check of its GPU, and earlier changes. All verdicts come from `status`, `check` and the log
+rules, and this module only combines them.
 """
 
 from __future__ import annotations
@@ -26,24 +26,27 @@ from gpufleet.serving.rank_status import Health, LastRestart, RankStatus
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 RECENT_SECONDS = 86400.0
-"""Maximum age of restarts and changes that may explain a current problem."""
+"""Restarts and changes that are older than this do not explain a current problem."""
 AGAIN_SECONDS = 3600.0
-"""Time after a restart in which a serving replica is shown: it may fail again."""
+"""A replica that serves is still shown for this time after a restart, because it may fail again."""
 KERNEL_SECONDS = 600.0
 """
-Maximum time from a kernel message to a failure: a hung task is named after two minutes, and again.
+The longest time between a kernel message and a failure that it explains. The kernel reports a hung
+task only after two minutes, and then repeatedly.
 """
 CLOCK_SECONDS = 60.0
-"""Maximum delay of a cause's log entry after its effect, as in `diagnosis.SKEW`."""
+"""A cause may be logged up to this time after its effect, as in `diagnosis.SKEW`."""
 OF_NODES = frozenset({"driver", "cuda", "nccl", "rdma", "host"})
-"""Components of rules whose cause may lie in the node."""
+"""The components of rules whose cause may be in the node."""
 STOPPED = "the replica was stopped by hand, or by a deploy that did not finish"
 MOST_SENTENCES = 4
-"""Maximum number of sentences per replica: one for each of eight ranks adds nothing."""
+"""
+The most sentences for one replica. A sentence for each of eight ranks would not help the reader.
+"""
 
 
 def diagnose(observed: FleetObservations, now: float, inventory: str = "INVENTORY") -> Diagnosis:
-    """Return the fleet's problems, worst first. `now` is in seconds since 1970."""
+    """Return the problems of the fleet, the worst first. `now` is in seconds since 1970."""
     problems = [
         *_replicas(observed, now, inventory),
         *_missing(observed, inventory),
@@ -72,9 +75,9 @@ def problems_of(
     found: Diagnosis, name: str, status: FleetStatus, nodes: Collection[str]
 ) -> Diagnosis:
     """
-    Return the problems of a model, a replica or a node, and their causes.
+    Return the problems of one model, replica or node, and the problems that cause them.
 
-    Raises `FleetError` for an unknown name.
+    Raises `FleetError` if there is no model, replica or node with this name.
     """
     known = {*nodes, *(each.id for each in status.replicas), *(e.model for e in status.replicas)}
     if name not in known:
@@ -88,7 +91,7 @@ def problems_of(
     kept = [
         each
         for each in found.problems
-        # Problems of its nodes themselves, without those of other replicas on them.
+        # Also the problems of its nodes, but not those of other replicas on these nodes.
         if names & {*each.names} or (places & {*each.names} and {*each.names} <= {*nodes})
     ]
     causes = {each.because for each in kept}
@@ -98,7 +101,7 @@ def problems_of(
 
 
 def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ...]]:
-    """Return the replicas with journals that may explain a failure, by node."""
+    """Return, by node, the replicas whose journals may explain a failure."""
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:
         if replica.health is not Health.SERVES or _restarted(replica, now):
@@ -108,7 +111,10 @@ def journals_to_read(status: FleetStatus, now: float) -> dict[str, tuple[str, ..
 
 
 def ranks_to_connect(status: FleetStatus) -> dict[str, tuple[str, ...]]:
-    """Return the replicas with an unhealthy rank on a node and rank 0 on another node, by node."""
+    """
+    Return, by node, the replicas that have an unhealthy rank on this node and rank 0 on a different
+    node.
+    """
     found: dict[str, list[str]] = defaultdict(list)
     for replica in status.replicas:
         for rank in replica.ranks:
@@ -140,7 +146,7 @@ def _replica(
     log = next(iter(observed.logs.get(replica.id, ())), None)
     stopped = [rank.node for rank in replica.ranks if rank.stopped]
     if stopped:
-        log = last = None  # causes of earlier ends do not count: the unit was stopped on purpose
+        log = last = None  # the unit was stopped on purpose, so earlier failures do not matter
     began = log.at if log and log.at else last.when if last else min(since, default=None)
     evidence = list(replica.why[:MOST_SENTENCES])
     if log:
@@ -193,11 +199,13 @@ def _because(
     observed: FleetObservations, replica: ReplicaStatus, log: LogCause | None, began: float | None
 ) -> str:
     """
-    Return the subject of the node problem that certainly stopped a replica; "": none.
+    Return the subject of the node problem that certainly stopped the replica, or "".
 
-    Not certain are: a check of a GPU that the replica does not use, a check that could not run,
-    kernel messages from another time, and any finding on a node whose server's log names a cause,
-    such as a flag.
+    In these cases it is not certain that the node stopped the replica:
+
+    - The check is of a GPU that the replica does not use, or the check could not run.
+    - The kernel's messages are from a different time.
+    - The log of the server shows a cause that is not in the node, such as a wrong flag.
     """
     for rank in replica.ranks:
         if rank.node in observed.status.silent:
@@ -218,19 +226,19 @@ def _because(
 
 
 def _uses(rank: RankStatus, found: Finding) -> bool:
-    """Return whether a finding blocks a rank's node as a whole, or one of its GPUs."""
+    """Return whether a finding blocks the whole node of a rank, or one of the rank's GPUs."""
     if found.severity is not Severity.BLOCK or found.node != rank.node:
         return False
     return found.gpu is None or found.gpu.uuid in rank.gpus or found.gpu.index in rank.indices
 
 
 def _is_of_another_unit(line: str, replica: str) -> bool:
-    """Return whether the kernel's OOM killer ended a process of another unit."""
+    """Return whether the kernel's OOM killer ended a process of a different unit."""
     return line.startswith("oom-kill:") and not is_killed_for_memory(line, replica)
 
 
 def _differs(observed: FleetObservations, replica: str, nodes: Iterable[str]) -> Iterator[str]:
-    """Yield the parts of a replica's unit that gpufleet did not write."""
+    """Yield a sentence for each change of the replica's unit that was not made by gpufleet."""
     for node in nodes:
         known = observed.evidence.get(node)
         unit = known.units.get(replica) if known else None
@@ -248,7 +256,8 @@ def _damaged(
     observed: FleetObservations, replica: str, nodes: Iterable[str], inventory: str
 ) -> Iterator[tuple[str, str]]:
     """
-    Yield a model's files that differ from the deployed ones, and the command that repairs them.
+    Yield a sentence for each difference of the model's files from the deployed files, and the
+    command that repairs it.
     """
     for node in nodes:
         known = observed.evidence.get(node)
@@ -256,7 +265,7 @@ def _damaged(
         if model is None:
             continue
         deploy = f"`gpufleet deploy vllm {inventory}`"
-        # A deploy passes over a directory that is marked as complete.
+        # A deploy skips a directory that is marked as complete.
         again = f"`rm {model.directory}/.complete` on {node}, then {deploy}"
         if not model.complete:
             yield f"{node}: {model.directory} is not complete", deploy
@@ -269,14 +278,17 @@ def _damaged(
 
 @dataclass(frozen=True)
 class _WayToHead:
-    """The result of a rank's connection to rank 0 of its replica."""
+    """The result of a connection attempt from a rank to rank 0 of its replica."""
 
     sentence: str
     is_lost: bool
 
 
 def _ways_to_head(observed: FleetObservations, replica: ReplicaStatus) -> Iterator[_WayToHead]:
-    """Yield the result of each rank's connection to rank 0, if its node tried to connect."""
+    """
+    Yield the result of each rank's attempt to connect to rank 0. Ranks whose nodes did not try are
+    left out.
+    """
     head = next((rank.node for rank in replica.ranks if rank.rank == 0), "")
     if not head or head in observed.status.silent:
         return
@@ -328,12 +340,12 @@ def _impact(status: FleetStatus, replica: ReplicaStatus, *, drained: bool) -> Im
     ]
     if not others:
         return Impact.OUTAGE
-    # An operator took the replica out of service, and the others were meant to carry its requests.
+    # An operator drained the replica, so the others are expected to serve its requests.
     return Impact.NOTICE if drained else Impact.DEGRADED
 
 
 def _restarted(replica: ReplicaStatus, now: float) -> bool:
-    """Return whether systemd restarted a rank within the last hour."""
+    """Return whether systemd restarted a rank of the replica within the last hour."""
     return any(
         rank.last_restart is not None
         and bool(rank.restarts)
@@ -345,7 +357,7 @@ def _restarted(replica: ReplicaStatus, now: float) -> bool:
 def _changes(
     observed: FleetObservations, nodes: Iterable[str], began: float | None
 ) -> Iterator[str]:
-    """Yield the last change on each node before a moment."""
+    """Yield a sentence on the last change of each node before the problem began."""
     if began is None:
         return
     for node in nodes:
@@ -369,13 +381,13 @@ def _missing(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
             f"why they cannot run",
             page="docs/alerts/vllm-down.md",
             names=(model, *nodes),
-            # The replicas may still exist; the message says so.
+            # The replicas may still run on nodes that do not answer. `sentence` mentions that.
             because=next(iter(nodes), ""),
         )
 
 
 def _alerts(observed: FleetObservations, named: Collection[str]) -> Iterator[Problem]:
-    """Yield alerts that no other problem covers."""
+    """Yield a problem for each alert about something that no other problem covers."""
     for each in observed.alerts:
         if each.subject not in named:
             yield Problem(

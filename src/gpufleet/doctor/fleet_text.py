@@ -1,4 +1,4 @@
-"""Format a diagnosis for a terminal.  Pure."""
+"""Format a diagnosis for a terminal. Pure."""
 
 from __future__ import annotations
 
@@ -10,7 +10,10 @@ from gpufleet.serving.rank_status import iso
 
 
 def diagnosis_lines(found: Diagnosis, now: float) -> list[str]:
-    """Format the problems, worst first, the unread parts, and the serving replicas."""
+    """
+    Return the lines to print: the problems, the worst first, the parts that could not be read, and
+    the replicas that serve.
+    """
     lines: list[str] = []
     for number, each in enumerate(found.problems, 1):
         lines += [*_problem(number, each, now), ""]

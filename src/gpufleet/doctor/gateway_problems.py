@@ -1,4 +1,6 @@
-"""Find problems of gateways: stopped gateways, and servers without requests. Pure."""
+"""
+Find problems of gateways: stopped gateways, servers that get no requests, and certificates. Pure.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,7 @@ from gpufleet.serving.status import FleetStatus
 SOON_SECONDS = 7 * 86400.0
 _DEPLOYS = {"gateway": "gateway", "exporter": "node", "litellm": "litellm"}
 _UP = ("UP", "no check")
-"""HAProxy's states of a server that gets requests."""
+"""The states that HAProxy reports for a server that gets requests."""
 
 
 def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
@@ -84,7 +86,8 @@ def gateway_problems(observed: FleetObservations, inventory: str) -> Iterator[Pr
 
 def servers_to_connect(state: GatewayState) -> dict[str, tuple[str, int]]:
     """
-    Return {server's name: (address, port)} for a gateway's servers that are down and not drained.
+    Return {name of the server: (address, port)} for the servers of a gateway that are down and not
+    drained.
     """
     return {
         each.name: place
@@ -103,10 +106,10 @@ def _unused(
     inventory: str,
 ) -> Problem:
     """
-    Return the problem of a serving server that gets no requests from the gateway of `node`.
+    Return the problem that the gateway on `node` sends no requests to a server that serves.
 
-    `tried` is a connection from the gateway to the server, or only the address and port if none was
-    tried.
+    `tried` is the result of a connection attempt from the gateway to the server, or only the
+    address and port if there was no attempt.
     """
     known = isinstance(tried, Connection)
     address, port = (tried.address, tried.port) if isinstance(tried, Connection) else tried
@@ -145,7 +148,7 @@ def _unused(
 
 
 def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Problem]:
-    """Yield certificates on nodes that have expired or will expire soon."""
+    """Yield a problem for each certificate on a node that has expired or will expire soon."""
     for node, evidence in sorted(observed.evidence.items()):
         for each in evidence.certificates:
             left = each.ends - now
@@ -160,7 +163,8 @@ def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Pr
                     if ended
                     else f"expires in {format_duration(left)}"
                 ),
-                # Clients that check it are refused; one server's traffic is another's scrape.
+                # Clients that verify the certificate cannot connect. For an exporter, the only
+                # client is Prometheus.
                 Impact.OUTAGE if ended and each.use != "exporter" else Impact.RISK,
                 (f"{node}: {each.path} expires at {iso(each.ends)}",),
                 "clients that verify certificates reject it" if ended else "",
@@ -175,9 +179,13 @@ def certificate_problems(observed: FleetObservations, now: float) -> Iterator[Pr
 
 
 def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the replica and the node of a gateway's server; (): no serving replica has it."""
+    """
+    Return the serving replica behind a gateway's server, and its node. Return () if the server
+    belongs to no serving replica.
+    """
     for replica, node in well:
-        # As `haproxy.server_name`: with a number where a replica has several servers.
+        # The name is that of `haproxy.server_name`: if a replica has several servers, a number
+        # follows.
         name = f"{node}.{replica}"
         if server.server == name or server.server.startswith(f"{name}."):
             return replica, node
@@ -185,6 +193,6 @@ def _served(server: ServerState, well: Collection[tuple[str, str]]) -> tuple[str
 
 
 def _down_of(status: FleetStatus, model: str) -> str:
-    """Return a replica of a model that is down; "": there is none."""
+    """Return the id of a replica of the model that is down, or "" if there is none."""
     down = [each for each in status.replicas if each.model == model and not each.health.is_good]
     return down[0].id if down else ""

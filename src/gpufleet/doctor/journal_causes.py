@@ -1,4 +1,4 @@
-"""Find causes of failures in the journals of replicas and in kernel logs. Pure."""
+"""Find the causes of failures in the journals of replicas and in kernel logs. Pure."""
 
 from __future__ import annotations
 
@@ -18,17 +18,23 @@ from gpufleet.serving.rank_status import Health
 from gpufleet.serving.status import FleetStatus, ReplicaStatus
 
 LIVES = 2
-"""Number of a unit's runs to read: a unit that has just restarted has not yet failed again."""
+"""
+The number of a unit's runs to read. If the unit has just restarted, the failure is in the run
+before.
+"""
 GATEWAY = "gateway"
-"""The key of a node's gateway, in place of a replica's id. Ids of replicas end with a number."""
+"""
+The key of a node's gateway in dicts that have replicas' ids as keys. It cannot be the id of a
+replica, because these ids end with a number.
+"""
 OF_HOSTS = frozenset({"host", "rdma"})
-"""Components of rules about kernel messages; the node check judges messages about GPUs."""
+"""The components of rules about kernel messages. The node's checks judge messages about GPUs."""
 
 
 def replica_causes(
     status: FleetStatus, evidence: Mapping[str, NodeEvidence], report: Report, inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
-    """Return the causes in the journals of replicas, by replica, the earliest first."""
+    """Return, by replica, the causes that the replica's journals show, the earliest first."""
     found = {}
     for each in status.replicas:
         # Journals of multi-node replicas are read even if the replica serves.
@@ -46,7 +52,10 @@ def replica_causes(
 
 
 def _signal(replica: ReplicaStatus, evidence: Mapping[str, NodeEvidence]) -> str | None:
-    """Return the signal that ended a replica's process on one of its nodes; None: unknown."""
+    """
+    Return the signal that ended the replica's process on one of its nodes, "" if there was none, or
+    None if it is unknown.
+    """
     known = [evidence[rank.node] for rank in replica.ranks if rank.node in evidence]
     if any(is_killed_for_memory(line.text, replica.id) for each in known for line in each.kernel):
         return "SIGKILL"
@@ -55,7 +64,10 @@ def _signal(replica: ReplicaStatus, evidence: Mapping[str, NodeEvidence]) -> str
 
 
 def is_killed_for_memory(line: str, replica: str) -> bool:
-    """Return whether a kernel's line reports that a process of a replica's unit was killed."""
+    """
+    Return whether the kernel's line reports that it killed a process of the replica's unit because
+    memory was short.
+    """
     return line.startswith("oom-kill:") and f"/vllm-{replica}.service," in f"{line},"
 
 
@@ -83,21 +95,23 @@ def _of_replica(
 def gateway_causes(
     evidence: Mapping[str, NodeEvidence], inventory: str
 ) -> dict[str, tuple[LogCause, ...]]:
-    """Return the causes in the journals of gateways, by `gateway NODE`."""
+    """Return the causes that the journals of gateways show. The keys are `gateway NODE`."""
     found = {}
     for node, each in evidence.items():
         if lines := each.stages.get(GATEWAY):
             place = f"gateway on {node}"
             last = last_lives(lines, 1)
             if all(line.by_systemd for line in last):
-                last = last_lives(lines, 2)  # it has just been started again
+                last = last_lives(lines, 2)  # the unit has just been started again
             findings = explain(log_lines(place, last))
             found[f"{GATEWAY} {node}"] = tuple(_causes(findings, inventory, "REPLICA"))
     return found
 
 
 def kernel_causes(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...]:
-    """Return the host's failures in a node's kernel log; the node check covers GPUs."""
+    """
+    Return the failures of the host that the node's kernel log shows. The node's checks judge GPUs.
+    """
     place = f"kernel of {evidence.node}"
     findings = explain(log_lines(place, evidence.kernel))
     causes = replace(
@@ -109,7 +123,7 @@ def kernel_causes(evidence: NodeEvidence, inventory: str) -> tuple[LogCause, ...
 
 
 def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine]:
-    """Return the log lines of a unit's last `count` starts, finished or running."""
+    """Return the lines of a unit's last `count` runs. The last run may still be going on."""
     starts = [
         at for at, line in enumerate(lines) if line.by_systemd and line.text.startswith("Starting ")
     ] or [
@@ -119,7 +133,9 @@ def last_lives(lines: Sequence[JournalLine], count: int) -> Sequence[JournalLine
 
 
 def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
-    """Yield journal lines in the form that the rules read, with the journal's own times."""
+    """
+    Yield the lines of a journal in the form that the log rules need, with the journal's own times.
+    """
     for number, line in enumerate(lines, 1):
         moment = f"{datetime.fromtimestamp(line.at, UTC):%Y-%m-%dT%H:%M:%S.%fZ}"
         for text in line.text.splitlines():
@@ -127,7 +143,9 @@ def log_lines(place: str, lines: Iterable[JournalLine]) -> Iterator[LogLine]:
 
 
 def _facts(nodes: Iterable[str], report: Report, signal: str | None) -> Evidence:
-    """Return the evidence outside a replica's journals, for rules with several causes."""
+    """
+    Return the evidence outside the replica's journals. Rules with several possible causes need it.
+    """
     checks: dict[str, bool] = {}
     names: list[str] = []
     for node in nodes:
@@ -153,7 +171,7 @@ def _causes(findings: Findings, inventory: str, replica: str) -> Iterator[LogCau
 
 def _told_apart(findings: Findings) -> Finding | None:
     """
-    Return the consequence whose cause the evidence shows, such as a worker that a signal ended.
+    Return a consequence whose own cause the evidence shows, such as a worker that a signal ended.
     """
     return next(
         (

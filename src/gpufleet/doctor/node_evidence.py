@@ -1,4 +1,6 @@
-"""Nodes' logs before a failure, and changes on these nodes, as values. Pure."""
+"""
+Define what is read from a node for a diagnosis: logs before a failure, and earlier changes. Pure.
+"""
 
 from __future__ import annotations
 
@@ -18,33 +20,36 @@ class JournalLine:
     """Seconds since 1970, by the node's clock."""
     text: str
     priority: int | None = None
-    """syslog's priority: 3 is an error."""
+    """The priority in syslog's numbers: 3 is an error."""
     by_systemd: bool = False
-    """Whether systemd wrote the line about the unit, not the unit itself."""
+    """Whether systemd wrote this line about the unit. If not, the unit itself wrote it."""
 
 
 @dataclass(frozen=True)
 class UnitDifference:
-    """Parts of a stage's unit that gpufleet did not write, and the unit's last exit."""
+    """Parts of a stage's unit that gpufleet did not write, and how its main process last ended."""
 
     drop_ins: tuple[str, ...] = ()
-    """Paths of its drop-ins."""
+    """The paths of the unit's drop-ins that gpufleet did not write."""
     reload: bool = False
-    """Whether its file was changed and systemd has not reloaded it since."""
+    """Whether the unit's file was changed and systemd has not reloaded it since then."""
     signal: str | None = None
-    """The signal that ended its main process: SIGKILL; "": it exited; None: unknown."""
+    """
+    The signal that ended the main process, such as SIGKILL. "" if the process exited. None if it is
+    unknown.
+    """
 
 
 @dataclass(frozen=True)
 class PlacedModel:
-    """The files of a model that a deploy has placed."""
+    """The files of a model that a deploy placed on a node."""
 
     directory: str
     complete: bool
     """Whether the model is marked as complete."""
     missing: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
-    """Files written after the model was complete."""
+    """The files that were written after the model was complete."""
 
 
 @dataclass(frozen=True)
@@ -53,63 +58,66 @@ class Certificate:
 
     path: str
     use: str
-    """gateway, exporter or litellm."""
+    """What the certificate is used for: gateway, exporter or litellm."""
     ends: float
-    """Time of its expiry, in seconds since 1970."""
+    """When the certificate expires, in seconds since 1970."""
 
 
 @dataclass(frozen=True)
 class Connection:
-    """A connection attempt, just now, from a node to a port of another node."""
+    """The result of an attempt to connect from a node to a port of a different node."""
 
     address: str
     port: int
     error: str | None = None
-    """The reason of a failure; None: it succeeded."""
+    """Why the attempt failed, or None if it succeeded."""
 
     @property
     def is_refused(self) -> bool:
-        """Return whether the other node answered that no process listens on the port."""
+        """Return whether the other node answered that no program listens on the port."""
         return "refused" in (self.error or "")
 
     @property
     def is_lost(self) -> bool:
-        """Return whether the attempt had no answer, or the network in between rejected it."""
+        """
+        Return whether there was no answer, or the network between the nodes rejected the attempt.
+        """
         return self.error is not None and not self.is_refused
 
     def __str__(self) -> str:
-        """Format it for a sentence: `10.1.0.1 port 29500: no answer within 2 s`."""
+        """Return the result as text for a sentence: `10.1.0.1 port 29500: no answer within 2 s`."""
         return f"{self.address} port {self.port}: {self.error or 'connected'}"
 
 
 @dataclass(frozen=True)
 class NodeEvidence:
-    """The evidence from one node."""
+    """The evidence that was read from one node."""
 
     node: str
     boot: float | None = None
-    """Time of its boot, in seconds since 1970; None: unknown."""
+    """When the node was booted, in seconds since 1970. None if it is unknown."""
     stages: Mapping[str, tuple[JournalLine, ...]] = field(default_factory=dict)
-    """Journals of stages, by id."""
+    """The journals of stages, by the stage's id."""
     units: Mapping[str, UnitDifference] = field(default_factory=dict)
-    """Readable units of the same stages."""
+    """The units of these stages that could be read, by the stage's id."""
     models: Mapping[str, PlacedModel] = field(default_factory=dict)
-    """Readable models of the same stages."""
+    """The models of these stages that could be read, by the stage's id."""
     kernel: tuple[JournalLine, ...] = ()
     changes: tuple[tuple[float, str], ...] = ()
-    """Changes as (time in seconds since 1970, description), oldest first."""
+    """The changes on the node as (time in seconds since 1970, description), oldest first."""
     certificates: tuple[Certificate, ...] = ()
     connections: Mapping[str, Connection] = field(default_factory=dict)
     """
-    Connections of a replica's rank to rank 0, by the replica's id, and of a gateway to servers, by
-    the server's name.
+    Attempts to connect. Those from a rank to rank 0 have the replica's id as their key. Those from
+    a gateway to a server have the server's name.
     """
     unread: tuple[str, ...] = ()
     """A sentence for each part that could not be read."""
 
     def last_change(self, before: float, within: float) -> tuple[float, str] | None:
         """
-        Return the last change within `within` seconds before a moment; a boot counts as a change.
+        Return the last change within the `within` seconds before a time. A boot also counts as a
+        change.
         """
         found = [each for each in self.changes if before - within <= each[0] <= before]
         if self.boot is not None and before - within <= self.boot <= before:
@@ -119,10 +127,10 @@ class NodeEvidence:
 
 def node_evidence(node: str, answer: Mapping[str, Any] | str) -> NodeEvidence:
     """
-    Parse a node's answer (`on_node/doctor/failure_evidence.py`).
+    Parse the answer of a node (`on_node/doctor/failure_evidence.py`).
 
-    A sentence in place of an answer goes into `unread`. Raises `FleetError` with the node's name
-    for an invalid answer.
+    If the node did not answer, `answer` is a sentence with the reason, which is returned in
+    `unread`. Raises `FleetError` with the node's name if the answer is invalid.
     """
     if isinstance(answer, str):
         return NodeEvidence(node, unread=(f"{node}: {answer}",))
@@ -200,6 +208,7 @@ def _unread(node: str, answer: Mapping[str, Any]) -> Iterator[str]:
         },
     }
     for part, said in parts.items():
-        # A container has no kernel log of its own, a fresh node no changes: nothing is hidden.
+        # A container has no kernel log of its own, and a new node has no changes. Then nothing is
+        # missing from the evidence.
         if isinstance(said, Mapping) and said["missing"] != "absent":
             yield f"{node}: {part} cannot be read: {reason(said)}"

@@ -1,4 +1,7 @@
-"""Find problems of nodes: no answer, failed checks, kernel log entries, leftover marks. Pure."""
+"""
+Find the problems of nodes: nodes that do not answer, failed checks, entries in kernel logs, and
+cordons and upgrades that were not ended. Pure.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from gpufleet.doctor.observations import FleetObservations
 from gpufleet.formatting import format_duration, node_ranges
 
 MOST_EXAMPLES = 4
-"""Maximum number of examples per check: more nodes or GPUs add nothing."""
+"""The most examples for one check. More nodes or GPUs would not help the reader."""
 
 
 def node_problems(observed: FleetObservations, inventory: str) -> list[Problem]:
     """
-    Return the nodes' problems except marks.
+    Return the problems of the nodes, without cordons and unfinished upgrades.
 
-    Causes of replicas' failures are reported with the replicas.
+    A problem that stopped a replica is linked from the problem of that replica (`Problem.because`).
     """
     return [
         *_silent(observed),
@@ -41,11 +44,13 @@ def _silent(observed: FleetObservations) -> Iterator[Problem]:
 
 
 def failed_checks(observed: FleetObservations) -> list[tuple[str, list[Finding]]]:
-    """Return findings grouped by check and severity, each group with its subject."""
+    """
+    Return the findings in groups with the same check and severity, each group with its subject.
+    """
     alike: dict[tuple[str, Severity], list[Finding]] = defaultdict(list)
     for each in observed.report.findings:
         known = each.accepted is None and each.cause is None and each.severity >= Severity.WARN
-        # A silent node has its own problem.
+        # A node that does not answer is reported as a separate problem.
         if known and each.node not in observed.status.silent:
             alike[each.check, each.severity].append(each)
     return [
@@ -77,12 +82,12 @@ def _place(found: Finding) -> str:
 
 
 def kernel_subject(node: str) -> str:
-    """Return the subject of problems in a node's kernel log."""
+    """Return the subject of the problems in a node's kernel log."""
     return f"kernel of {node}"
 
 
 def _kernels(observed: FleetObservations) -> Iterator[Problem]:
-    """Yield the hosts' problems in kernel logs; the node check covers GPUs."""
+    """Yield the problems of hosts that kernel logs show. The node's checks judge GPUs."""
     for node, causes in sorted(observed.kernels.items()):
         for each in causes:
             yield Problem(
@@ -98,7 +103,7 @@ def _kernels(observed: FleetObservations) -> Iterator[Problem]:
 
 
 def marks_of(observed: FleetObservations, now: float, inventory: str) -> Iterator[Problem]:
-    """Yield cordons, and upgrades that have not ended."""
+    """Yield the nodes that are cordoned, and the upgrades that have not ended."""
     for node, mark in observed.status.out.cordoned:
         yield Problem(
             f"{node} (cordon)",

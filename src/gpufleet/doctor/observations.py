@@ -1,4 +1,4 @@
-"""All observations of a fleet by `gpufleet doctor`, as values."""
+"""Define the values that `gpufleet doctor` has observed on a fleet."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from gpufleet.sizing.options import Sizing
 
 @dataclass(frozen=True)
 class LogCause:
-    """The cause of a failure that a log line states."""
+    """A line of a log, and the cause of the failure that it shows."""
 
     cause: str
-    """The cause; "": no rule matches the line."""
+    """The cause, or "" if no rule matches the line."""
     do: str
     line: str
     where: str
-    """The source of the line, for example `rank 1 on gpu-02` or `kernel of gpu-02`."""
+    """Where the line is, for example `rank 1 on gpu-02` or `kernel of gpu-02`."""
     component: str = ""
-    """The rule's component, for example `vllm`, `driver` or `host`."""
+    """The component of the rule, for example `vllm`, `driver` or `host`."""
     at: float | None = None
-    """Time of the line, in seconds since 1970; None: unknown."""
+    """The time of the line, in seconds since 1970. None if it is unknown."""
     rule: str = ""
-    """The rule's id; "": no rule matches the line."""
+    """The id of the rule, or "" if no rule matches the line."""
 
     @property
     def quote(self) -> str:
@@ -41,35 +41,35 @@ class LogCause:
 
 @dataclass(frozen=True)
 class Alert:
-    """A firing alert."""
+    """An alert that fires."""
 
     name: str
     summary: str
     subject: str = ""
-    """The node, model or gateway in its labels."""
+    """The node, model or gateway in the alert's labels."""
     page: str = ""
     since: str = ""
 
 
 @dataclass(frozen=True)
 class FleetObservations:
-    """All observations of a fleet."""
+    """Everything that was observed on a fleet."""
 
     status: FleetStatus
     report: Report
     gateways: Mapping[str, GatewayState | str] = field(default_factory=dict)
-    """Gateways' states by node; a sentence if the gateway could not be queried."""
+    """The state of the gateway on each node, or a sentence if the gateway could not be queried."""
     evidence: Mapping[str, NodeEvidence] = field(default_factory=dict)
-    """Evidence by node."""
+    """The evidence from each node."""
     logs: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
-    """Causes in each replica's log, the earliest first, without their consequences."""
+    """The causes that each replica's log shows, the earliest first, without their consequences."""
     kernels: Mapping[str, Sequence[LogCause]] = field(default_factory=dict)
-    """Causes in each node's kernel log."""
+    """The causes that each node's kernel log shows."""
     speeds: Mapping[str, ReplicaSpeed | str] = field(default_factory=dict)
-    """The speed of each replica; a sentence if it could not be read."""
+    """The speed of each replica, or a sentence if the speed could not be read."""
     objectives: Mapping[str, Objectives] = field(default_factory=dict)
     """The objectives of each declared model."""
     sizes: Mapping[tuple[str, str], Sizing] = field(default_factory=dict)
-    """The planned memory, by model and node, of models whose log reports too little memory."""
+    """The planned memory of models whose log reports too little memory, by model and node."""
     alerts: Sequence[Alert] = ()
     unseen: tuple[str, ...] = ()

@@ -1,4 +1,4 @@
-"""Compare planned GPU memory with the memory that vLLM reports.  Pure."""
+"""Compare the GPU memory in the plan with the memory that vLLM reports. Pure."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ RULES = frozenset(
     }
     | {"mem-sampler-warmup", "mem-free-below-util", "mem-external-weights"}
 )
-"""Rules about memory that a plan includes."""
+"""The log rules about memory that a plan also takes into account."""
 
 
 def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]]) -> Collection[str]:
-    """Return the models whose logs report too little memory."""
+    """Return the models whose logs report that there is too little memory."""
     return {
         each.model
         for each in status.replicas
@@ -44,7 +44,7 @@ def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, s
 
 
 def size_sentence(size: Sizing) -> str:
-    """Return a sentence on the planned memory of one GPU."""
+    """Return a sentence on the memory that the plan assigns on each GPU."""
     fits = "no context fits"
     if size.largest_max_model_len:
         fits = f"{size.largest_max_model_len:,} tokens fit"

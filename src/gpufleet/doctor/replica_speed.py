@@ -27,14 +27,15 @@ MEASURES = (
 
 APART_SECONDS = 3
 """
-Seconds between the two readings: a saturated server generates hundreds of tokens in that time.
+The seconds between the two readings. In this time, a saturated server generates hundreds of tokens.
 """
 
 
 @dataclass(frozen=True)
 class Histogram:
     """
-    Observations between two readings: {bound: number at or below it}; the last bound is infinite.
+    The observations between two readings, as {bound: number of observations up to this bound}. The
+    last bound is infinite.
     """
 
     counts: Mapping[float, float]
@@ -46,13 +47,13 @@ class Histogram:
 
     def quantile(self, share: float) -> float:
         """
-        Return the bound of the bucket that contains the quantile; infinite: above all finite
-        bounds.
+        Return the upper bound of the bucket that contains the quantile. It is infinite if the
+        quantile is above all finite bounds.
         """
         return next(at for at, count in self.counts.items() if count >= share * self.total)
 
     def share_above(self, value: float) -> float:
-        """Return the share of observations above the bucket that contains a value."""
+        """Return the share of the observations that are above the bucket which contains a value."""
         if not self.total:
             return 0.0
         below = next(count for at, count in self.counts.items() if at >= value)
@@ -60,7 +61,7 @@ class Histogram:
 
     @property
     def mean(self) -> float:
-        """Return the mean; each observation counts as the middle of its bucket."""
+        """Return the mean. Each observation counts with the middle of its bucket."""
         sums, before, low = 0.0, 0.0, 0.0
         for at, count in self.counts.items():
             middle = low if math.isinf(at) else (low + at) / 2
@@ -70,30 +71,30 @@ class Histogram:
 
 @dataclass(frozen=True)
 class ReplicaSpeed:
-    """The requests, latencies and load of one replica between two readings."""
+    """The requests, latencies and load of one replica in the time between two readings."""
 
     itl: Histogram
     ttft: Histogram
     prompts: Histogram
-    """Prompt tokens of finished requests."""
+    """The numbers of prompt tokens of finished requests."""
     preempted: float
-    """Number of preemptions because the KV cache was full."""
+    """The number of preemptions, which happen when the KV cache is full."""
     running: float
     waiting: float
     kv_use: float
-    """KV cache usage from 0 to 1, of the fullest engine."""
+    """The share of the KV cache that is used, from 0 to 1, on the engine with the highest share."""
     missing: tuple[str, ...] = field(default=())
-    """Metrics that this release lacks."""
+    """The metrics that the server's release does not have."""
     e2e: Histogram = field(default_factory=lambda: Histogram({}))
-    """Times of whole requests: the only latency of a model that generates no text."""
+    """The times of whole requests. For a model that generates no text, this is the only latency."""
 
 
 def replica_speeds(answers: Mapping[str, Mapping[str, Any] | str]) -> dict[str, ReplicaSpeed | str]:
-    """Return each replica's speed by id; a sentence if it could not be read."""
+    """Return the speed of each replica by its id, or a sentence if the speed could not be read."""
     servers: dict[str, list[Any]] = defaultdict(list)
     found: dict[str, ReplicaSpeed | str] = {}
     for node, answer in answers.items():
-        # The replicas of a silent node are unknown; the status names the node.
+        # If the node did not answer, its replicas are unknown. The status contains the node.
         if isinstance(answer, str):
             continue
         try:
@@ -129,7 +130,7 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
         counts: dict[float, float] = defaultdict(float)
         for first, last in looks:
             for labels, value in last[name].items():
-                # Since a restart between the looks it counts from 0.
+                # If the server restarted between the two readings, it counts from 0 again.
                 before = first[name].get(labels, 0.0)
                 counts[float(dict(labels)["le"])] += value - (before if before <= value else 0)
         return Histogram(dict(sorted(counts.items())))
@@ -157,7 +158,9 @@ def _speed(pairs: list[Any]) -> ReplicaSpeed | str:
 
 
 def _series(text: str) -> dict[Measure, dict[tuple[tuple[str, str], ...], float]]:
-    """Return each measure's samples by their labels. Raises `ValueError` for an invalid page."""
+    """
+    Return the samples of each measure by their labels. Raises `ValueError` if the page is invalid.
+    """
     page = read_page(text)
     for name, rows in page.samples.items():
         for _, value in rows:

@@ -1,4 +1,9 @@
-"""Find slow replicas and the causes: objectives, queues, KV cache, hardware, siblings. Pure."""
+"""
+Find replicas that are slow, and why. Pure.
+
+A replica is compared with its objectives and its siblings. Causes may be in its queue, its KV
+cache, its prompts, or its hardware.
+"""
 
 from __future__ import annotations
 
@@ -17,32 +22,39 @@ from gpufleet.serving.rank_status import Health, RankStatus
 from gpufleet.serving.status import ReplicaStatus
 
 LEAST_TOKENS = 200
-"""Minimum number of tokens for a p99: with fewer, p99 is only the slowest one or two."""
+"""
+The fewest tokens for a p99. With fewer tokens, the p99 is only the slowest one or two of them.
+"""
 LEAST_REQUESTS = 20
 FULL = 0.9
-"""The share of the KV cache from which vLLM preempts."""
+"""The share of the KV cache from which vLLM begins to preempt requests."""
 LONG_TOKENS = 8000
 """
-Tokens of a prompt that fills vLLM's default batch of 8,192 tokens: other requests wait for it.
+A prompt with this number of tokens nearly fills vLLM's default batch of 8,192 tokens, so other
+requests have to wait for it.
 """
 LONG_SHARE = 0.05
 STRAGGLES = 1.5
 """
-Multiple of the siblings' time between tokens from which a replica is slow. Boards of one kind
-differ by some per cent (own choice).
+A replica is slow if its time between tokens is this many times that of its siblings. Boards of the
+same kind differ by some percent (gpufleet's own number).
 """
 LIKE_LOAD = 2.0
-"""Siblings are compared if neither runs more than this many times the requests of the other."""
+"""
+Two siblings are compared only if neither runs more than this many times the requests of the other.
+"""
 OF_SPEED = frozenset(
     {"hardware-slowdown", "software-throttle", "temperature", "power-limit", "locked-clocks"}
     | {"pcie-width", "pcie-generation", "pcie-replays", "nvlink-links", "nvlink-width"}
     | {"foreign-processes", "gpu-outlier"}
 )
-"""Checks for conditions that slow a GPU without ending its programs."""
+"""The checks for conditions that make a GPU slow but do not end its programs."""
 
 
 def slow_problems(observed: FleetObservations, inventory: str) -> Iterator[Problem]:
-    """Yield serving replicas that are slower than their objectives or their siblings."""
+    """
+    Yield a problem for each serving replica that is slower than its objectives or its siblings.
+    """
     serving = [each for each in observed.status.replicas if each.health is Health.SERVES]
     siblings: dict[str, list[tuple[str, ReplicaSpeed]]] = defaultdict(list)
     for each in serving:
@@ -61,7 +73,7 @@ def slow_problems(observed: FleetObservations, inventory: str) -> Iterator[Probl
 
 
 def unknown_speeds(observed: FleetObservations) -> Iterator[str]:
-    """Yield a sentence for each replica with an objective whose speed could not be read."""
+    """Yield a sentence for each replica that has an objective but whose speed could not be read."""
     for each in observed.status.replicas:
         objectives = observed.objectives.get(each.model)
         promised = objectives and (
@@ -80,7 +92,7 @@ def unknown_speeds(observed: FleetObservations) -> Iterator[str]:
 
 
 def _missed(observed: FleetObservations, model: str, speed: ReplicaSpeed) -> Iterator[str]:
-    """Yield a sentence for each objective that is currently missed."""
+    """Yield a sentence for each objective that the replica does not meet now."""
     objectives = observed.objectives.get(model)
     if objectives is None:
         return
@@ -91,7 +103,8 @@ def _missed(observed: FleetObservations, model: str, speed: ReplicaSpeed) -> Ite
     ):
         if promised is None or histogram.total < least:
             continue
-        # Only the lower bound is certainly exceeded: within a bucket the position is unknown.
+        # The value is certainly above the lower bound of its bucket. Its exact position in the
+        # bucket is unknown.
         above = [at for at in histogram.counts if at < histogram.quantile(0.99)]
         low = max(above, default=0.0)
         if low >= promised:
@@ -99,7 +112,7 @@ def _missed(observed: FleetObservations, model: str, speed: ReplicaSpeed) -> Ite
 
 
 def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
-    """Return a sentence if a replica is slower than siblings under similar load."""
+    """Return a sentence if the replica is slower than its siblings under a similar load, or ""."""
     if speed.itl.total < LEAST_TOKENS:
         return ""
     alike = [
@@ -121,9 +134,9 @@ def _straggles(speed: ReplicaSpeed, others: Iterable[ReplicaSpeed]) -> str:
 class _Slowness:
     speed: ReplicaSpeed
     missed: list[str]
-    """A sentence for each missed objective."""
+    """A sentence for each objective that the replica does not meet."""
     behind: str
-    """A sentence if the replica is slower than its siblings; "": it is not."""
+    """A sentence if the replica is slower than its siblings, or ""."""
 
 
 def _problem(
@@ -168,7 +181,7 @@ def _problem(
 
 
 def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
-    """Yield the causes in the load itself, each with the setting to change."""
+    """Yield the causes that are in the load itself, each with the setting to change."""
     flags = f"serving.{model}.flags"
     if speed.preempted or (speed.kv_use >= FULL and speed.waiting):
         yield (
@@ -195,7 +208,10 @@ def _load_causes(model: str, speed: ReplicaSpeed) -> Iterator[tuple[str, str]]:
 
 
 def _because(observed: FleetObservations, replica: ReplicaStatus) -> str:
-    """Return the subject of the check that explains a replica's slow GPUs; "": no check does."""
+    """
+    Return the subject of the check that explains why the replica's GPUs are slow, or "" if there is
+    none.
+    """
     for subject, findings in failed_checks(observed):
         if any(_slows(rank, each) for each in findings for rank in replica.ranks):
             return subject
@@ -203,7 +219,7 @@ def _because(observed: FleetObservations, replica: ReplicaStatus) -> str:
 
 
 def _slows(rank: RankStatus, found: Finding) -> bool:
-    """Return whether a finding reports a slowed GPU of a rank."""
+    """Return whether a finding reports that a GPU of the rank is slowed down."""
     return (
         found.check in OF_SPEED
         and found.node == rank.node

@@ -1,4 +1,4 @@
-"""Build the archive for a vendor or an issue from a fleet's data, without secrets. Pure."""
+"""Build an archive of a fleet's data for a vendor or for an issue, without secrets. Pure."""
 
 from __future__ import annotations
 
@@ -15,10 +15,15 @@ from gpufleet.redact import hide_secrets
 from gpufleet.serving.rank_status import iso
 
 MOST_BYTES = 50 << 20
-"""Limit for all files before compression: issue trackers and mail accept them compressed."""
+"""
+The most bytes of all files before compression. Issue trackers and mail servers accept the
+compressed archive.
+"""
 README = "README.txt"
 README_BYTES = 1 << 18
-"""Size limit of README.txt: one line for each of some thousand omitted files."""
+"""
+The most bytes of README.txt. It has room for one line about each of some thousand omitted files.
+"""
 
 
 def bundle_files(
@@ -29,11 +34,11 @@ def bundle_files(
     now: float,
 ) -> dict[str, str]:
     """
-    Return the files of a bundle by name, together at most `MOST_BYTES`.
+    Return the files of the archive by name. Together they have at most `MOST_BYTES`.
 
-    `settings` are each node's settings as JSON values; no file may contain a text in `secrets`. If
-    the limit is exceeded, journals lose their first lines, and other files are left out; README.txt
-    lists both.
+    `settings` has the settings of each node as JSON values. No file contains any of the texts in
+    `secrets`. If the files are too large, the first lines of journals and some whole files are left
+    out, and README.txt lists both.
     """
     first = {
         "diagnosis.txt": "\n".join([*diagnosis_lines(found, now), ""]),
@@ -93,7 +98,7 @@ def bundle_files(
 
     for name, text in first.items():
         add(name, text, left)
-    # Journals get half of the rest, whatever the number of nodes.
+    # Half of the remaining space is reserved for journals, for any number of nodes.
     kept_for_logs = left // 2
     for name, text in parts.items():
         add(name, text, left - kept_for_logs)
@@ -116,7 +121,7 @@ def _log(lines: Iterable[JournalLine]) -> str:
 
 
 def _end(text: str, size: int) -> str:
-    """Return a text's last complete lines, within a limit in bytes."""
+    """Return the last complete lines of a text, up to a number of bytes."""
     raw = text.encode()
     if len(raw) <= size:
         return text
