@@ -1,1 +1,1 @@
-"""Explain failures from logs, by rules that are data."""
+"""Explain failures from logs. The rules for this are data."""

@@ -1,8 +1,10 @@
-"""Separate the cause of a failure from its consequences. Pure.
+"""
+Distinguish the cause of a failure from its consequences. Pure.
 
-The cause is the earliest line whose rule is not a consequence. Derived lines (`Engine core
-initialization failed`), and lines that follow from another rule (`follows`), are never causes.
-Failures that do not follow from each other are all causes, the earliest first.
+The cause is the earliest line whose rule does not describe a consequence. Two kinds of lines are
+never causes: derived lines (`Engine core initialization failed`), and lines that follow from the
+line of a different rule (`follows`). If failures do not follow from each other, all of them are
+causes, the earliest first.
 """
 
 from __future__ import annotations
@@ -21,8 +23,8 @@ from gpufleet.failures.tallies import Place, Seen, count_lines, stamp_utc
 
 SKEW = timedelta(seconds=60)
 """
-Maximum delay of a cause's log entry after its effect: the kernel and programs write with different
-delays, and clocks of nodes differ (own choice).
+A cause may be logged up to this time after its effect. The kernel and programs write their lines
+with different delays, and the clocks of nodes differ (gpufleet's own number).
 """
 
 EARLIEST = datetime.min.replace(tzinfo=UTC)
@@ -37,7 +39,7 @@ _XID = re.compile(r"Xid \(.{1,40}\): (\d{1,4}),")
 
 @dataclass(frozen=True)
 class Finding:
-    """All matches of one rule, over all logs and processes."""
+    """All lines in all logs and processes that match one rule."""
 
     rule: Rule
     first: Place
@@ -45,23 +47,24 @@ class Finding:
     count: int
     processes: tuple[tuple[str, int], ...]
     """
-    Processes and their numbers of lines, the most frequent first; "": the lines name no process.
+    The processes that wrote the lines, each with its number of lines, the most frequent first. The
+    name is "" if the lines do not contain a process.
     """
     causes: tuple[Advice, ...]
-    """One cause, or several that only further evidence can distinguish."""
+    """The cause. If there is not enough evidence, all possible causes."""
     looks: tuple[str, ...] = ()
-    """Sources of the evidence, one for each cause."""
+    """If there are several possible causes: for each, where to find the evidence."""
     detail: str = ""
-    """The meaning of a number in the line."""
+    """What a number in the line means."""
     first_at: datetime | None = None
-    """In UTC; None: the log has no times."""
+    """The time in UTC, or None if the log has no times."""
     last_at: datetime | None = None
     started_after: Place | None = None
-    """The later line of the same log that shows that a server began to answer."""
+    """A later line of the same log which shows that a server began to answer, or None."""
 
     @property
     def cause(self) -> str:
-        """Return the cause; without evidence to decide, all possible causes."""
+        """Return the cause. If the evidence does not decide, return all possible causes."""
         said = [each.cause for each in self.causes]
         if len(said) == 1:
             return said[0]
@@ -70,7 +73,8 @@ class Finding:
     @property
     def sentence(self) -> str:
         """
-        Return the cause and the fix in one line; if several causes are possible, the rule's own.
+        Return the cause and the fix in one line. If several causes are possible, the texts are
+        those of the rule.
         """
         advice = self.causes[0] if len(self.causes) == 1 else self.rule.advice
         return f"{advice.cause} {advice.fix}"
@@ -78,7 +82,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Unknown:
-    """A failure without a matching rule: the first error, and the end of its traceback."""
+    """A failure that matches no rule: its first error, and the end of its traceback."""
 
     first_error: Place | None
     exception: Place | None
@@ -86,31 +90,36 @@ class Unknown:
 
 @dataclass(frozen=True)
 class Waiting:
-    """A wait for another program, in a log without any error."""
+    """A server that waits for a different program. Its log has no error."""
 
     last: Place
-    """The log's last line."""
+    """The last line of the log."""
     last_at: datetime | None
-    """In UTC; None: the log has no times."""
+    """The time in UTC, or None if the log has no times."""
     served: bool
-    """Whether the server had begun to answer before; otherwise it is starting, or hangs."""
+    """Whether the server had answered before. If not, it is still starting, or it hangs."""
     fix: str
 
 
 @dataclass(frozen=True)
 class Findings:
-    """The result of `explain`. It is healthy without causes and unknown failures."""
+    """
+    The result of `explain`. The logs show no failure if there are no causes and `unknown` is None.
+    """
 
     causes: tuple[Finding, ...]
     consequences: tuple[Finding, ...]
     notes: tuple[Finding, ...]
     unknown: Unknown | None
     lines: Mapping[str, int]
-    """Number of lines read, by log."""
+    """The number of lines that were read from each log."""
     waiting: Waiting | None = None
-    """Set if `unknown` is an unfinished wait without an error."""
+    """Set if `unknown` is only a wait that has not ended, without an error."""
     unordered: bool = False
-    """Whether one of several logs had no times, so that the order is unknown."""
+    """
+    Whether the order of lines is unknown, because there are several logs and one of them has no
+    times.
+    """
 
     @property
     def healthy(self) -> bool:
@@ -126,10 +135,10 @@ def explain(
     year: int | None = None,
 ) -> Findings:
     """
-    Explain the failures in lines of one or several logs, each in its own order.
+    Explain the failures in the lines of one or several logs. Each log has its own order of lines.
 
-    `evidence` distinguishes the causes of one line. `year` is the year of times without one; by
-    default, the year of other lines.
+    `evidence` distinguishes several possible causes of one line. `year` is used for times without a
+    year. By default, it is the year of other lines.
     """
     by_id = {rule.id: rule for rule in (rules() if known is None else known)}
     seen = count_lines(lines, by_id.values())
@@ -140,8 +149,8 @@ def explain(
     ]
     found.sort(key=_order)
     failures = [each for each in found if each.rule.kind is Kind.FAILURE]
-    # A consequence of a consequence also counts. If two findings name each other, the earlier one
-    # is the cause.
+    # A failure that follows from a consequence is also a consequence. If two findings follow from
+    # each other, the earlier finding is the cause.
     causes: list[Finding] = []
     for each in failures:
         others = [other for other in failures if other is not each]
@@ -168,7 +177,10 @@ def explain(
 
 
 def _waiting(consequences: Sequence[Finding], seen: Seen, clock: _Clock) -> Waiting | None:
-    """Return the wait of a server; None: there is an error, or another consequence than a wait."""
+    """
+    Return the wait of the server. Return None if there is an error, or a consequence that is not a
+    wait.
+    """
     if seen.first_error or not all(each.rule.until for each in consequences):
         return None
     wait = max(consequences, key=lambda each: clock.key(each.last, EARLIEST))
@@ -177,7 +189,7 @@ def _waiting(consequences: Sequence[Finding], seen: Seen, clock: _Clock) -> Wait
 
 
 class _Clock:
-    """Times in UTC, computed from stamps that may lack the year and the zone."""
+    """Convert times to UTC. The times in logs may lack the year or the time zone."""
 
     def __init__(self, seen: Seen, year: int | None) -> None:
         places = [place for tally in seen.tallies.values() for place in (tally.first, tally.last)]
@@ -189,12 +201,15 @@ class _Clock:
         return stamp_utc(place.stamp, self._offset, self._year)
 
     def key(self, place: Place, untimed: datetime) -> tuple[datetime, int]:
-        """Return the sort key of places: time, then order of reading."""
+        """Return the key for sorting places: by time, then by the order of reading."""
         return self.time(place) or untimed, place.order
 
 
 def _order(finding: Finding) -> tuple[datetime, int]:
-    """Return the sort key of findings: time, then order of reading; logs without times last."""
+    """
+    Return the key for sorting findings: by time, then by the order of reading. Logs without times
+    come last.
+    """
     return finding.first_at or LATEST, finding.first.order
 
 
@@ -227,8 +242,8 @@ def _causes(
     rule: Rule, evidence: Evidence, seen: set[str]
 ) -> tuple[tuple[Advice, ...], tuple[str, ...]]:
     """
-    Return the cause that evidence proves, or else all possible causes with their evidence's
-    sources.
+    Return the cause that the evidence proves and (). If none is proven, return all possible causes,
+    and for each where to find evidence.
     """
     open_ones = []
     for tell in rule.tells:
@@ -256,7 +271,7 @@ def _detail(text: str) -> str:
 
 
 def _follows(finding: Finding, other: Finding) -> bool:
-    """Return whether a finding is a consequence of another one."""
+    """Return whether the finding is a consequence of the other finding."""
     named = finding.rule.follows
     if other.rule.id in named:
         return _is_before(other, finding, SKEW) and not (
@@ -270,7 +285,10 @@ def _follows(finding: Finding, other: Finding) -> bool:
 
 
 def _is_before(one: Finding, other: Finding, skew: timedelta) -> bool:
-    """Return whether a finding came before another one; with unknown times, whether it may have."""
+    """
+    Return whether the first finding came before the second. If times are unknown, return whether
+    that is possible.
+    """
     if one.first_at is not None and other.first_at is not None:
         return one.first_at <= other.first_at + skew
     return one.first.source != other.first.source or one.first.order < other.first.order

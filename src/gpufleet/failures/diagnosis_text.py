@@ -1,4 +1,4 @@
-"""Format findings for an operator and as JSON.  Pure."""
+"""Format findings as text for an operator, and as JSON. Pure."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ SCHEMA = 1
 
 def text_lines(findings: Findings, now: datetime | None = None) -> Iterator[str]:
     """
-    Yield the lines to print, without terminal control characters.
+    Yield the lines to print, without control characters of terminals.
 
-    `now` is used for a line's age.
+    `now` is used to compute the age of a line.
     """
     for at, finding in enumerate(findings.causes):
         yield from _cause(finding, "cause" if at == 0 else "also")
@@ -137,7 +137,7 @@ def _read(findings: Findings) -> str:
 
 
 def as_json(findings: Findings) -> dict[str, Any]:
-    """Return findings as values of JSON; times in UTC."""
+    """Return the findings as values for JSON. Times are in UTC."""
     return {
         "schema": SCHEMA,
         "causes": [_entry(each) for each in findings.causes],

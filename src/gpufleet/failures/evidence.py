@@ -1,6 +1,7 @@
-"""Facts about a node that distinguish the causes of one log line.  Pure.
+"""
+Define facts about a node that distinguish several possible causes of one log line. Pure.
 
-Offline every fact is None, and a rule lists all its possible causes.
+If only log files are available, every fact is None, and all possible causes of a rule are listed.
 """
 
 from __future__ import annotations
@@ -10,22 +11,26 @@ from dataclasses import dataclass
 
 CONDITIONS = ("check", "not check", "seen", "gpu", "signal")
 """
-Conditions that a rule may have. `check NAME`: the check found a problem; `not check NAME`: the
-check passed; `seen RULE`: the logs have that rule's line; `gpu NAME`: a GPU's name contains it;
-`signal NAME`: the signal ended the process.
+The conditions that a rule may have:
+
+- `check NAME`: the check found a problem.
+- `not check NAME`: the check passed.
+- `seen RULE`: the logs have a line of this rule.
+- `gpu NAME`: the name of a GPU contains this text.
+- `signal NAME`: this signal ended the process.
 """
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """Facts from outside the logs; None: unknown."""
+    """Facts that are not from the logs. None means unknown."""
 
     checks: dict[str, bool] | None = None
-    """Whether each check passed, by name. Checks without a result are left out."""
+    """Whether each check passed, by the check's name. Checks without a result are not in it."""
     gpus: tuple[str, ...] | None = None
     """The names of the node's GPUs."""
     signal: str | None = None
-    """The signal that ended the unit's main process, such as SIGKILL; "": it exited."""
+    """The signal that ended the unit's main process, such as SIGKILL. "" if the process exited."""
 
 
 NONE = Evidence()
@@ -33,7 +38,7 @@ NONE = Evidence()
 
 def is_met(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | None:
     """
-    Return whether a condition of a rule is met; None: not known.
+    Return whether a rule's condition is met, or None if that is not known.
 
     >>> is_met("check fabric-state", Evidence(checks={"fabric-state": False}), ())
     True
@@ -42,7 +47,7 @@ def is_met(condition: str, evidence: Evidence, seen: Collection[str]) -> bool | 
     """
     kind, _, name = condition.rpartition(" ")
     if kind == "seen":
-        # The line may be in a log that was not given.
+        # If the line is not in these logs, it may be in a log that was not read.
         return True if name in seen else None
     if kind in {"check", "not check"}:
         passed = (evidence.checks or {}).get(name)

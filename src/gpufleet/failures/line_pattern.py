@@ -1,8 +1,10 @@
-"""Match log lines by patterns whose time is bounded, even on hostile text.  Pure.
+"""
+Match log lines with patterns that take a limited time, even for hostile text. Pure.
 
-A pattern is plain text, or a regular expression between slashes: `/Xid \\(.{1,40}\\): 79,/`. Its
-repeats are bounded, it has no alternatives at its top level, and it contains plain text that every
-match contains: lines without that text are skipped.
+A pattern is plain text, or a regular expression between slashes: `/Xid \\(.{1,40}\\): 79,/`. A
+regular expression must meet three conditions. All repeats have an upper limit. It has no
+alternatives at its top level. It contains plain text that is in every match, so that lines without
+this text can be skipped.
 """
 
 from __future__ import annotations
@@ -11,18 +13,18 @@ import re
 from dataclasses import dataclass
 
 SHORTEST_NEEDLE = 4
-"""Minimum number of plain characters in a pattern."""
+"""The fewest plain characters that a pattern must contain."""
 
 MOST_STEPS = 20_000
 """
-Maximum number of ways in which a pattern may divide a text, at one position. Own choice: the worst
-line of 4,000 characters takes less than a second.
+The most ways in which a pattern may divide a text from one position. With this number (gpufleet's
+own), the worst line of 4,000 characters takes less than a second.
 """
 
 _SINGLE = 16
 """
-Maximum of a repeat that counts as one way: such repeats are for digits and spaces, which end by
-themselves.
+A repeat with at most this upper limit counts as one way. Such repeats are used for digits and
+spaces, which end by themselves.
 """
 
 _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
@@ -31,8 +33,8 @@ _COUNTED = re.compile(r"\{(\d*)(?:,(\d*))?\}")
 @dataclass(frozen=True, slots=True)
 class LinePattern:
     """
-    One pattern: the text that a line must contain, and the expression; None: the text alone
-    decides.
+    One pattern: the plain text that a line must contain, and the regular expression. If the
+    expression is None, only the plain text decides.
     """
 
     needle: str
@@ -40,14 +42,14 @@ class LinePattern:
     written: str
 
     def matches(self, text: str) -> bool:
-        """Return whether a line's text matches."""
+        """Return whether the text of a line matches the pattern."""
         if self.needle not in text:
             return False
         return self.expression is None or self.expression.search(text) is not None
 
 
 def parse(written: str) -> LinePattern:
-    """Parse a pattern of a rule. Raises `ValueError` for an invalid pattern."""
+    """Parse the pattern of a rule. Raises `ValueError` if the pattern is invalid."""
     if not (len(written) > 1 and written.startswith("/") and written.endswith("/")):
         if len(written) < SHORTEST_NEEDLE:
             raise ValueError(f"{written!r} is shorter than {SHORTEST_NEEDLE} characters")
@@ -72,9 +74,9 @@ def parse(written: str) -> LinePattern:
 
 def _steps(text: str) -> int:
     """
-    Return the number of ways in which an expression's repeats may divide a text.
+    Return the number of ways in which the repeats of an expression may divide a text.
 
-    Raises `ValueError` for an unbounded repeat, or a repeated group.
+    Raises `ValueError` if a repeat has no upper limit, or if a group is repeated.
     """
     steps, at, in_class = 1, 0, False
     while at < len(text):
@@ -103,7 +105,7 @@ def _steps(text: str) -> int:
 
 
 def _plain_runs(text: str) -> list[str]:
-    """Return the plain texts outside of groups that every match of an expression contains."""
+    """Return the plain texts outside groups that are in every match of an expression."""
     if re.search(r"(?<!\\)\|", _without_groups(text)):
         raise ValueError(f"/{text}/ has alternatives at its top level: write two patterns")
     runs, run, at = [], "", 0
@@ -130,7 +132,7 @@ def _plain_runs(text: str) -> list[str]:
 
 
 def _without_groups(text: str) -> str:
-    """Return an expression with each group and each class as one NUL."""
+    """Return the expression with each group and each character class replaced with one NUL."""
     kept, depth, in_class, at = "", 0, False, 0
     while at < len(text):
         width = 2 if text[at] == "\\" else 1

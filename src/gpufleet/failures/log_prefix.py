@@ -1,7 +1,9 @@
-"""Split a log line into its prefix (time, process, level) and its message.  Pure.
+"""
+Split a log line into its prefix (time, process, level) and its message. Pure.
 
-Formats are stripped from the outside: kubectl and Docker, the journal, the kernel, Ray, vLLM of
-several releases, SGLang, PyTorch. An unknown format stays part of the message.
+A line may have several prefixes, which are removed from left to right: those of kubectl and Docker,
+the journal, the kernel, Ray, several releases of vLLM, SGLang and PyTorch. A prefix in an unknown
+format remains a part of the message.
 """
 
 from __future__ import annotations
@@ -14,37 +16,42 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 LONGEST_PROCESS = 80
-"""Maximum number of characters of a process's name."""
+"""The most characters of a process' name."""
 
 LAYERS = 8
 """
-Maximum number of prefixes of one line: kubectl's pod, its time, Ray's process, vLLM's time ...
+The most prefixes of one line: the pod and the time from kubectl, the process from Ray, the time
+from vLLM, and so on.
 """
 
 _RANK = r"(?:ATTN_CP|MOE_DP|DP|EP|PP|TP)\d{1,5}"
 RANKS = rf"{_RANK}(?: {_RANK}){{0,5}}"
-"""A scheduler of SGLang in its prefix (SGLang 0.5.23 srt/managers/scheduler.py)."""
+"""The ranks of a scheduler in SGLang's prefix (SGLang 0.5.23 srt/managers/scheduler.py)."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stamp:
-    """A log line's time: `offset` is its zone's in minutes; None: not stated."""
+    """
+    The time of a log line. `offset` is its time zone in minutes, or None if the line has no time
+    zone.
+    """
 
     moment: datetime
     """
-    The time without a zone. A line without a year has the year 1900, which `stamp_utc` replaces.
+    The time without a time zone. If the line has no year, the year is 1900, which `stamp_utc`
+    replaces.
     """
     offset: int | None = None
 
     @property
     def has_year(self) -> bool:
-        """Return whether the line has a year."""
+        """Return whether the line contains a year."""
         return self.moment.year != _NO_YEAR
 
 
 @dataclass(frozen=True, slots=True)
 class Prefix:
-    """A log line's prefix, and its message."""
+    """The parts of a log line's prefix, and the message in `text`."""
 
     text: str
     stamp: Stamp | None = None
@@ -63,7 +70,7 @@ _MONTH = "|".join(_MONTHS)
 _CLOCK = r"(?P<h>\d\d):(?P<m>\d\d):(?P<s>\d\d)(?:[.,](?P<f>\d{1,9}))?"
 _COLOUR = re.compile(r"\x1b\[[0-9;]{0,20}[A-Za-z]")
 
-# Formats at the beginning of the rest of a line, each with its source:
+# The formats of prefixes. Each comment has the program that writes the format:
 _FORMATS = tuple(
     re.compile(each)
     for each in (
@@ -111,7 +118,8 @@ _FORMATS = tuple(
 )
 _NEEDS_TIME = 4
 """
-Index of the format that only follows a time: `host unit[1]: ` alone could be part of a message.
+The index of the format that is accepted only after a time, because `host unit[1]: ` could also be a
+part of the message.
 """
 
 _LETTERS = {"I": "INFO", "W": "WARNING", "E": "ERROR", "F": "CRITICAL"}
@@ -119,7 +127,9 @@ _PRIORITIES = {"0": "CRITICAL", "1": "CRITICAL", "2": "CRITICAL", "3": "ERROR", 
 
 
 def split_prefix(line: str) -> Prefix:
-    """Return a line's prefix and its message. Of several times the first one counts."""
+    """
+    Return the prefix of a line and its message. If the line has several times, the first is used.
+    """
     if line.startswith("{") and (found := _from_json(line)):
         stamp, process, level, line = found
     else:
@@ -177,7 +187,7 @@ def _offset(zone: str | None) -> int | None:
         return None
     if zone in {"Z", "UTC"}:
         return 0
-    if zone.isalpha():  # an abbreviation, of which several zones have the same
+    if zone.isalpha():  # an abbreviation is ambiguous: several zones have the same one
         return None
     sign = -1 if zone[0] == "-" else 1
     digits = zone[1:].replace(":", "")
@@ -185,7 +195,7 @@ def _offset(zone: str | None) -> int | None:
 
 
 def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:
-    """Return time, process, level and text of a JSON line; None: its form is unknown."""
+    """Return the time, process, level and text of a JSON line, or None if its form is unknown."""
     try:
         entry = json.loads(line)
     except (ValueError, RecursionError):
@@ -207,7 +217,7 @@ def _from_json(line: str) -> tuple[Stamp | None, str, str, str] | None:
     if isinstance(message, str):
         # `journalctl -o json`.
         level = _PRIORITIES.get(str(entry.get("PRIORITY")), "")
-        # systemd stores what a service prints with one priority for every line.
+        # systemd gives all lines that a service prints the same priority, so it has no meaning.
         level = "" if entry.get("_TRANSPORT") == "stdout" else level
         return (
             _realtime(entry.get("__REALTIME_TIMESTAMP")),

@@ -1,4 +1,4 @@
-"""Read log files of any size and with any bytes as lines, in bounded memory."""
+"""Read the lines of log files with any size and any bytes, in limited memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,9 @@ from gpufleet.failures.log_prefix import Prefix, split_prefix
 
 CHUNK = 1 << 20
 LONGEST_LINE = 16_384
-"""Maximum number of bytes read of a line; the rest is skipped. Errors of vLLM have up to 3,000."""
+"""
+The most bytes of a line that are read. The rest is skipped. Errors of vLLM have up to 3,000 bytes.
+"""
 
 _HEAD = 4096
 _FORMS = {
@@ -24,23 +26,25 @@ _FORMS = {
 }
 _UTF16 = {b"\xff\xfe": "utf-16-le", b"\xfe\xff": "utf-16-be"}
 _CONTROLS = bytes({*range(32), 127} - set(b"\t\n\r\f\b\x1b"))
-"""Bytes that occur in no text encoding; a tenth of random bytes are among them."""
+"""Bytes that do not occur in any text encoding. About a tenth of random bytes are among them."""
 
 
 class LogLine(NamedTuple):
-    """One line of a log. `number` counts the file's lines from 1."""
+    """One line of a log. `number` is the line's number in the file, counted from 1."""
 
     source: str
     number: int
     raw: str
 
     def split(self) -> Prefix:
-        """Return the prefix and the message."""
+        """Return the prefix and the message of the line."""
         return split_prefix(self.raw)
 
 
 def is_log_line(raw: str) -> bool:
-    """Return whether a line is a program's, and neither blank nor a remark of journalctl."""
+    """
+    Return whether a program wrote this line. Blank lines and remarks of journalctl do not count.
+    """
     text = raw.strip()
     # `-- No entries --`, `-- Boot ... --`, `-- Logs begin at ... --`
     return bool(text) and not (text.startswith("-- ") and text.endswith(" --"))
@@ -50,8 +54,8 @@ def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
     """
     Yield the lines of a log. Bytes that are not UTF-8 are replaced.
 
-    A carriage return also ends a line, because progress bars write it; the line's number stays.
-    Raises `FleetError` if the stream is not text.
+    A carriage return also ends a line, because progress bars write it, but the line number does not
+    change. Raises `FleetError` if the stream is not text.
     """
     for number, raw in _raw_lines(stream, source):
         if "\r" not in raw:
@@ -65,7 +69,7 @@ def read_log(stream: BinaryIO, source: str) -> Iterator[LogLine]:
 
 def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
     head = stream.read(_HEAD)
-    # A log that was emptied while its program wrote begins with as many zero bytes.
+    # If a log file is emptied while the program writes, it begins with many zero bytes.
     while head and not head.strip(b"\0"):
         head = stream.read(CHUNK)
     head = head.lstrip(b"\0")
@@ -82,7 +86,7 @@ def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
         if len(kept) > LONGEST_LINE:
             if not skipping:
                 yield number, kept[:LONGEST_LINE].decode(encoding, "replace")
-            # With two bytes per character, an even number of bytes is kept.
+            # If a character has two bytes, the number of bytes that remain must be even.
             kept, skipping = kept[len(kept) - len(kept) % len(newline) :], True
         chunk = stream.read(CHUNK)
     if kept and not skipping:
@@ -90,7 +94,7 @@ def _raw_lines(stream: BinaryIO, source: str) -> Iterator[tuple[int, str]]:
 
 
 def _split(data: bytes, newline: bytes) -> list[bytes]:
-    """Return the pieces between line ends; in UTF-16 only line ends at even offsets count."""
+    """Return the pieces between line ends. In UTF-16, only line ends at even offsets count."""
     if len(newline) == 1:
         return data.split(newline)
     pieces, begin, at = [], 0, data.find(newline)

@@ -1,7 +1,8 @@
-"""Read and validate the rules, which explain log lines. They are data (`data/*.yml`).
+"""
+Read and validate the rules that explain log lines. The rules are data (`data/*.yml`).
 
-A line belongs to the first matching rule, in the order of FILES and within each file: more specific
-rules come first.
+If several rules match a line, the first rule applies. The order is that of FILES, and then that in
+each file. Therefore more specific rules come first.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ COMPONENTS = frozenset(
     | {"requests"}
 )
 ANY = "*"
-"""In `follows`: every other failure."""
+"""In `follows`: all other failures."""
 
 _KEYS = frozenset(
     {"id", "component", "kind", "lines", "tells", "cause", "fix", "command", "setting"}
@@ -51,16 +52,16 @@ _TELL_REQUIRED = ("when", "cause", "fix", "look")
 
 
 class Kind(StrEnum):
-    """The meaning of a line: a failure, a consequence of another one, or a remark."""
+    """What a line means: a failure, the consequence of a different failure, or a remark."""
 
     FAILURE = "failure"
-    DERIVED = "derived"  # never named as the cause
-    NOTE = "note"  # no failure: healthy logs may have it
+    DERIVED = "derived"  # a consequence, which is never reported as the cause
+    NOTE = "note"  # not a failure: the logs of healthy servers may have this line
 
 
 @dataclass(frozen=True)
 class Advice:
-    """A cause and its fix, with the command to type and the setting to change, if any."""
+    """A cause and its fix. If there are any, also the command to run and the setting to change."""
 
     cause: str
     fix: str
@@ -70,7 +71,10 @@ class Advice:
 
 @dataclass(frozen=True)
 class PossibleCause:
-    """One of several causes of a line: the evidence for it, and the source of such evidence."""
+    """
+    One of several possible causes of a line: the condition that proves it (`when`), and where to
+    find the evidence (`look`).
+    """
 
     when: str
     advice: Advice
@@ -80,7 +84,7 @@ class PossibleCause:
 @dataclass(frozen=True)
 class Rule:
     """
-    The meaning of a log line. `source` is the file or issue of a public project that has the line.
+    What a log line means. `source` is the file or issue of a public project that contains the line.
     """
 
     id: str
@@ -91,24 +95,27 @@ class Rule:
     source: str
     tells: tuple[PossibleCause, ...] = ()
     follows: tuple[str, ...] = ()
-    """Rules that cause this one if both match; ANY: every earlier failure does."""
+    """
+    The rules whose failures cause this one, if both match. ANY: every earlier failure causes it.
+    """
     until: tuple[str, ...] = ()
-    """Texts of a later line that ends the failure."""
+    """Texts. If a later line contains one of them, the failure is over."""
     excuses: tuple[str, ...] = ()
     """
-    Rules whose later lines belong to this one, for example those of a server that is stopping.
+    The rules whose later lines follow from this one and are not failures, for example the lines of
+    a server that is stopping.
     """
     releases: str = ""
 
     @property
     def derived(self) -> bool:
-        """Return whether the line only follows from another failure."""
+        """Return whether the line is only a consequence of a different failure."""
         return self.kind is Kind.DERIVED
 
 
 @cache
 def rules() -> tuple[Rule, ...]:
-    """Return the rules of this package in their order."""
+    """Return the rules in this package, in their order."""
     return parse(
         entry for name in FILES for entry in _load((DATA / f"{name}.yml").read_text("utf-8"))
     )
@@ -117,13 +124,13 @@ def rules() -> tuple[Rule, ...]:
 def _load(text: str) -> list[Any]:
     import yaml
 
-    # The same result as safe_load, in a tenth of the time where libyaml is built in.
+    # The result is that of safe_load. If PyYAML has libyaml, this takes a tenth of the time.
     loader = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
     return list(yaml.load(text, Loader=loader))  # noqa: S506
 
 
 def parse(entries: Iterator[Any]) -> tuple[Rule, ...]:
-    """Return rules from their data. Raises `FleetError` with all problems."""
+    """Return the rules in the data. Raises `FleetError` with all problems."""
     found: list[Rule] = []
     problems: list[str] = []
     for at, entry in enumerate(entries):

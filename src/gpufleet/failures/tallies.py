@@ -1,4 +1,8 @@
-"""Count the matches of each rule: number, first and last line, ranks. Bounded memory. Pure."""
+"""
+Count the lines that match each rule, in limited memory. Pure.
+
+For each rule, the result has the number of lines, the first and the last line, and the processes.
+"""
 
 from __future__ import annotations
 
@@ -13,46 +17,48 @@ from gpufleet.failures.log_reader import LogLine
 from gpufleet.failures.rule_file import Kind, Rule
 
 MOST_PROCESSES = 64
-"""Maximum number of processes that are counted separately for a rule; others count as `others`."""
+"""
+The most processes that are counted separately for a rule. Further ones are counted as `others`.
+"""
 
 MOST_OPEN = 256
-"""Maximum number of tracebacks that are followed at once."""
+"""The most tracebacks that are followed at the same time."""
 
 LONGEST_TRACEBACK = 2000
-"""Maximum number of lines in which the end of a traceback is searched."""
+"""The most lines in which the end of a traceback is searched."""
 
 LONGEST_QUOTE = 300
-"""Maximum number of characters of a line for display."""
+"""The most characters of a line that are displayed."""
 
 OTHERS = "others"
 STARTED = "Application startup complete"
 """
-Line of uvicorn when a server answers (starlette, in every release of vLLM). SGLang opens its port
-after it has loaded the model, and is ready some seconds later.
+The line that uvicorn writes when a server begins to answer (starlette, in every release of vLLM).
+SGLang opens its port after it has loaded the model, and is ready some seconds later.
 """
 
 _BEGINS = ("vLLM API server version", "server_args=")
-# The first three contain clients' text (SGLang's with --log-requests), and most lines of a long log
-# are of the other two kinds.
+# Lines that are skipped. Lines with the first three texts contain text of clients (SGLang's with
+# --log-requests). Most lines of a long log contain one of the other two.
 _SKIPPED = ("Received request ", "Receive: obj=", "Finish: obj=", '" 200 OK', "Avg prompt through")
 
 _TRACEBACK = "Traceback (most recent call last)"
-# Texts of lines that are examined: a level, a start, a traceback, an exception.
+# Lines with one of these texts are parsed: a level, a start, a traceback or an exception.
 _TAKEN_APART = ("ERROR", "CRITICAL", "[E", STARTED, *_BEGINS, _TRACEBACK, "Error: ", "Exception: ")
 _CLOCK = re.compile(r"\d\d:\d\d:\d\d")
 _PREFIX_LENGTH = 120
 _EXCEPTION = re.compile(r"^(?:[A-Za-z_][\w.]{2,120}(?:Error|Exception|Interrupt|Exit|Warning)\b)")
-# SGLang's ranks at the end of a process's name. Only the first line of a message has them: a
-# traceback's other lines do not.
+# SGLang's ranks at the end of a process' name. Only the first line of a message contains them, not
+# the other lines of a traceback.
 _RANKS = re.compile(rf"(?:^|/){RANKS}$")
 _SERIOUS = frozenset({"ERROR", "CRITICAL"})
-# An exception without traceback and level, as the end of a log that was cut or filtered.
+# An exception without a traceback and a level, as in a log that was cut or filtered.
 _BARE = re.compile(r"[A-Za-z_][\w.]{2,120}(?:Error|Exception): ")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """One line for display: its file, time, process and text."""
+    """One line to display: its log, number, time, process and text."""
 
     source: str
     number: int
@@ -60,12 +66,12 @@ class Place:
     stamp: Stamp | None
     text: str
     order: int
-    """Number of lines of all logs that were read before this one."""
+    """The number of lines of all logs that were read before this line."""
 
 
 @dataclass
 class Tally:
-    """The matching lines of one rule in one log."""
+    """The lines of one log that match one rule."""
 
     first: Place
     last: Place
@@ -84,35 +90,40 @@ class Tally:
 
 @dataclass
 class Seen:
-    """The data collected from the logs."""
+    """What was collected from the logs."""
 
     tallies: dict[tuple[str, str], Tally] = field(default_factory=dict)
-    """Tallies by (rule, log)."""
+    """The tallies by (rule, log)."""
     lines: dict[str, int] = field(default_factory=dict)
-    """Number of lines of each log."""
+    """The number of lines of each log."""
     first_error: Place | None = None
-    """The first line of level ERROR or CRITICAL, the first traceback, or a bare exception."""
+    """
+    The first line with level ERROR or CRITICAL, the first traceback, or an exception without a
+    level.
+    """
     first_exception: Place | None = None
     """The end of the first traceback."""
     started: dict[str, Place] = field(default_factory=dict)
-    """The last line of each log in which a server began to answer."""
+    """For each log, the last line in which a server began to answer."""
     ended: dict[str, Place] = field(default_factory=dict)
     """The last line of each log."""
     offset: int | None = None
-    """The zone of times without one, in minutes: the first zone other than UTC in a line."""
+    """
+    The time zone for times without a zone, in minutes: the first zone other than UTC in any line.
+    """
 
 
 def count_lines(lines: Iterable[LogLine], rules: Iterable[Rule]) -> Seen:
-    """Read lines of one or several logs, and return each rule's matches."""
+    """Read the lines of one or several logs, and return the lines that match each rule."""
     return _Counter(rules).count(lines)
 
 
 @cache
 def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
     """
-    Return the texts that contain no other of these texts.
+    Return those texts that do not contain any other of the texts.
 
-    Every line that contains one of the texts also contains one of the result.
+    If a line contains one of the texts, it also contains one of the returned texts.
     """
     return tuple(
         text for text in texts if not any(other in text for other in texts if other != text)
@@ -120,7 +131,9 @@ def _shortest(texts: frozenset[str]) -> tuple[str, ...]:
 
 
 class _Counter:
-    """Count lines by rule. Most lines are only searched for plain texts; few are parsed."""
+    """
+    Count lines by rule. Most lines are only searched for plain texts, and few lines are parsed.
+    """
 
     def __init__(self, rules: Iterable[Rule]) -> None:
         self._rules = list(rules)
@@ -133,9 +146,9 @@ class _Counter:
         self._stamped: dict[str, str] = {}
         """The last line of each log that may have a time."""
         self._excused: dict[str, frozenset[str]] = {}
-        """Rules whose lines belong to an earlier one until a server starts, by log."""
+        """For each log, the rules whose lines follow from an earlier line until a server starts."""
         self._tracebacks: dict[tuple[str, str], int] = {}
-        """Processes that print a traceback, with the number of the line in which it began."""
+        """The processes that print a traceback, with the number of its first line."""
 
     def count(self, lines: Iterable[LogLine]) -> Seen:
         seen, stamped, needles = self._seen, self._stamped, self._needles
@@ -168,7 +181,7 @@ class _Counter:
             self._seen.offset = stamp.offset
 
     def _take(self, line: LogLine, order: int) -> None:
-        """Parse a line, and count it if it matches a rule."""
+        """Parse a line. If it matches a rule, count it."""
         seen, prefix = self._seen, line.split()
         text = prefix.text
         found = next(
@@ -200,9 +213,10 @@ class _Counter:
 
     def _forget_survived_error(self, source: str) -> None:
         """
-        Drop a log's first error if the server started nevertheless.
+        Forget the first error of a log if the server started although the error occurred.
 
-        The error is kept if a process ended: a later start does not explain an earlier failure.
+        If a process ended, the error is kept, because a later start does not explain an earlier
+        failure.
         """
         seen = self._seen
         derived = {rule.id for rule in self._rules if rule.derived}
@@ -219,14 +233,16 @@ class _Counter:
         return Place(line.source, line.number, prefix.process, stamp, text, order)
 
     def _note_error(self, place: Place, prefix: Prefix, kind: Kind | None) -> None:
-        """Keep the first error, and the end of the first traceback of a failure."""
+        """
+        Remember the first error, and the end of the first traceback that belongs to a failure.
+        """
         seen, key = self._seen, (place.source, place.process)
         if kind is Kind.NOTE:
-            # A traceback that ends like this was no failure, such as a client's mistake; neither
-            # was its first line.
+            # A traceback that ends with this line was not a failure (it may be the mistake of a
+            # client), so its first line was not an error.
             began = self._tracebacks.pop(key, None)
             error = seen.first_error
-            # The line before a traceback names the failure.
+            # The line before a traceback states the failure, so it is forgotten too.
             if began and error and (error.source, error.process) == key:
                 seen.first_error = None if error.number >= began - 1 else error
             return
@@ -253,9 +269,10 @@ class _Counter:
 
 def stamp_utc(stamp: Stamp | None, offset: int | None, year: int) -> datetime | None:
     """
-    Convert a timestamp to UTC; None: there is no time.
+    Convert the time of a line to UTC. Return None if the line has no time.
 
-    `offset` is the zone in minutes for times without one, `year` the year for times without one.
+    `offset` is the time zone in minutes for times without a zone. `year` is used for times without
+    a year.
     """
     if stamp is None:
         return None
