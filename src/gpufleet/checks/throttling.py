@@ -246,8 +246,8 @@ def _told(gpu: GpuReading, *path: str) -> Any:
 
 def power_limit(gpu: GpuReading) -> Iterator[Problem]:
     """
-    Check that the power limit is the declared one. If none is declared, the limit must not be below
-    the siblings' limit and the board's default.
+    Check that the power limit is the declared one. If none is declared, the limit must be at least
+    the smaller of the siblings' limit and the board's default.
     """
     enforced = gpu.get("power_limit_milliwatts") / 1000
     if enforced <= 0:

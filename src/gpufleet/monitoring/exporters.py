@@ -4,8 +4,8 @@ Prepare the access to a node's exporters: TLS and a password. Reads the operator
 A node gets its own certificate and key, a hash of the password, and a web configuration in the
 format of Prometheus' exporters (github.com/prometheus/exporter-toolkit, docs/web-configuration.md).
 The exporters' units load these files as credentials. gpufleet checks all of them before it changes
-a node, because an exporter with an invalid certificate starts normally, and only the alerts about
-its missing metrics would show the problem.
+a node. Otherwise only the alerts on an exporter's metrics would show that its certificate is
+invalid.
 """
 
 from __future__ import annotations
