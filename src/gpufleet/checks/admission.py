@@ -50,7 +50,7 @@ class Admission:
     """
     problems: tuple[str, ...]
     hidden: frozenset[str]
-    """Names of nodes with problems that hide hardware from their probe."""
+    """The names of nodes with problems because of which their probes do not show all hardware."""
 
 
 def admit(report: Report, nodes: Iterable[Node], settings: Mapping[str, NodeSettings]) -> Admission:

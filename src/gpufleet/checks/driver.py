@@ -237,7 +237,7 @@ def _not_loaded(node: Reading) -> _Ladder:
 
 
 def _refusal(node: Reading) -> str | None:
-    """Return the evidence that Secure Boot refused the module, or None."""
+    """Return the evidence that Secure Boot rejected the module, or None."""
     if not node.known("system", "secure_boot"):
         return None
     lines = [text for _, text in node.known("kernel_log", "lines", default=[])]
@@ -342,7 +342,10 @@ def driver_minimum(node: Reading) -> Iterator[Problem]:
 
 
 def _too_old(node: Reading, said: str, has: tuple[int, int], needs: Needs) -> Problem:
-    """Return the problem of a driver whose CUDA has an older major version than the wheels'."""
+    """
+    Return the problem that the driver's CUDA has an older major version than the CUDA of the
+    wheels.
+    """
     cuda = needs.cuda or has
     wanted = f"driver {_oldest(cuda[0])}"
     locked = node.settings.gpu_lock

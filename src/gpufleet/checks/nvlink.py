@@ -223,7 +223,7 @@ def _links_denied(gpu: GpuReading) -> Expectation | None:
 
 
 def _alike(gpu: GpuReading) -> Iterator[tuple[GpuReading, int]]:
-    """Yield the node's GPUs of the same kind, each with its board's number of links."""
+    """Yield the node's GPUs with the same name, each with the number of NVLinks on its board."""
     for other in gpu.node.gpus:
         links = known_links(other)
         if links and other.known("name") == gpu.known("name"):

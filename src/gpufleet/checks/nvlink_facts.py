@@ -76,7 +76,7 @@ class Links:
 
     @property
     def count(self) -> int:
-        """Return the board's number of links."""
+        """Return the number of NVLinks on the board: active, inactive and unreadable."""
         return len(self.up) + len(self.down) + len(self.unread)
 
 

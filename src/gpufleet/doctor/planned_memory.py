@@ -34,7 +34,7 @@ def short_of_memory(status: FleetStatus, logs: Mapping[str, Sequence[LogCause]])
 
 
 def planned_sizes(plan: FleetPlan, models: Collection[str]) -> dict[tuple[str, str], Sizing]:
-    """Return the planned memory of these models, by model and node."""
+    """Return the memory that the plan assigns to these models, by model and node."""
     return {
         (considered.model, node): chosen.sizing
         for considered in plan.candidates
