@@ -1,4 +1,4 @@
-"""Settings of LoRA adapters, and names that adapters cannot have. Pure."""
+"""Settings of LoRA adapters, and checks of the adapters' names. Pure."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ AdapterName = Annotated[
 ]
 
 FLAGS = frozenset({"default-mm-loras", "enable-lora", "lora-modules"})
-"""Flags that `adapters` sets, or that would load other adapters."""
+"""Flags that gpufleet sets from `adapters`, and flags that would load other adapters."""
 
 
 class Adapter(Setting):
@@ -90,7 +90,7 @@ class Adapter(Setting):
 
 
 def flag_mistakes(adapters: Mapping[str, Adapter], flags: Iterable[str]) -> Iterator[str]:
-    """Yield a mistake if an entry's flags set adapters beside `adapters`."""
+    """Yield a mistake if an entry sets adapters both in `flags` and in `adapters`."""
     if adapters and (both := sorted(FLAGS & set(flags))):
         yield (
             f"`flags` and `adapters` both set {', '.join(both)}: remove {', '.join(both)} "
@@ -109,9 +109,10 @@ class NamedModel(NamedTuple):
 
 def name_clashes(models: Iterable[NamedModel]) -> Iterator[tuple[str, KeyPath, str]]:
     """
-    Yield each adapter name that is also a model's or another adapter's, as (node, key, message).
+    Yield a mistake for each adapter whose name is also a model's name or a different adapter's
+    name.
 
-    An entry that several nodes declare counts as one entry.
+    A mistake is (node, key, message). An entry that several nodes declare counts as one entry.
     """
     every = tuple(models)
     owners: dict[str, set[str]] = {}

@@ -17,9 +17,9 @@ KeyPath: TypeAlias = tuple[str | int, ...]
 
 def pattern_rule(pattern: str, what: str) -> AfterValidator:
     """
-    Return a validator that requires a text to match a pattern; null passes.
+    Return a validator that requires a text to match a pattern. The validator accepts null.
 
-    The message contains `what`, the text to write, and not the pattern.
+    The error message contains `what`, which describes the text to write, instead of the pattern.
     """
 
     def has_form(text: str | None) -> str | None:
@@ -61,7 +61,7 @@ PythonVersion = Annotated[
 
 
 def _in_units(units: Mapping[str, int], what: str) -> BeforeValidator:
-    """Return a validator for numbers with optional units, for example `10m`."""
+    """Return a validator that converts texts with units, for example `10m`, to numbers."""
     known = re.compile("(?:[0-9]+[" + "".join(units) + "])+")
 
     def number(value: Any) -> Any:

@@ -1,6 +1,6 @@
 """Settings of NVIDIA's repository, and of its packages CUDA and DCGM.
 
-Pure, like `settings/node_settings.py`, which contains these.
+Pure. `settings/node_settings.py` contains these settings.
 """
 
 from __future__ import annotations

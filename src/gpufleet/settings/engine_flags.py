@@ -1,6 +1,7 @@
-"""The flags of each engine that gpufleet sets or refuses, and settings that an engine lacks. Pure.
+"""Define which flags gpufleet sets or refuses, and which settings it does not support, by engine.
+Pure.
 
-`engines/` has the rest of an engine, which settings do not need.
+Everything else about an engine is in `engines/`. Settings do not need it.
 """
 
 from __future__ import annotations
@@ -11,24 +12,26 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
 EngineName: TypeAlias = Literal["vllm", "sglang"]
-"""The name of an engine in settings. They cannot ask `engines/` for it, which imports them."""
+"""
+The name of an engine in settings. It is defined here and not in `engines/`, because `engines/`
+imports the settings.
+"""
 DEFAULT: EngineName = "vllm"
-"""The engine of an entry without `engine`."""
+"""The engine of an entry that does not set `engine`."""
 
 
 @dataclass(frozen=True)
 class FileFlags:
     """
-    The flags of an engine that name files or models, which its servers read at their start.
+    The flags of an engine whose values are files or models that a server reads when it starts.
 
     Attributes:
-        read: all of them.
-        hub: those that also accept a name on the Hub.
-        adapters: those of `hub` that name LoRA adapters.
-        one_file: those that name a file. A relative value of these is certainly a path; that of a
-            tokenizer may be a name on the Hub.
-        of_the_server: those that are read only by the rank that answers requests.
-        not_paths: patterns of values that are no paths, by flag.
+        read: all of these flags.
+        hub: the flags that also accept a name on the Hub.
+        adapters: the flags of `hub` that name LoRA adapters.
+        one_file: the flags that name a single file. The other flags may name a directory.
+        of_the_server: the flags that only the rank that answers requests reads.
+        not_paths: for a flag, the pattern of its values that are not paths.
     """
 
     read: frozenset[str]
@@ -48,13 +51,15 @@ class EngineFlags:
         title: the engine's name in messages.
         command: the command that starts a server.
         length: the flag for the maximum context.
-        slots: the flag for the most requests that a server runs at once.
-        planned: the flags that gpufleet sets: an operator's value would contradict the plan.
+        slots: the flag for the maximum number of requests that a server runs at once.
+        planned: the flags that gpufleet sets from the plan. An operator's value would contradict
+            the plan.
         refused: flags that operators cannot set, with the reason.
         refused_variables: environment variables that operators cannot set, with the reason.
-        accepted: the values that gpufleet supports for settings that it has for another engine.
+        accepted: the settings that gpufleet does not fully support for this engine. Each has the
+            values that gpufleet accepts.
         files: the flags that name files.
-        opens_ports: whether a server on one node opens ports to other nodes.
+        opens_ports: whether a server that runs on only one node also opens ports to other nodes.
     """
 
     title: str
@@ -293,13 +298,13 @@ _ENGINES: dict[EngineName, EngineFlags] = {
 }
 
 NAMES: tuple[EngineName, ...] = tuple(_ENGINES)
-"""The engines, the default first."""
+"""The names of all engines, with the default engine first."""
 
 LENGTH_FLAGS: Mapping[str, str] = {name: rules.length for name, rules in _ENGINES.items()}
 """The flag for the maximum context, by engine."""
 
 SLOT_FLAGS: Mapping[str, str] = {name: rules.slots for name, rules in _ENGINES.items()}
-"""The flag for the most requests that a server runs at once, by engine."""
+"""The flag for the maximum number of requests that a server runs at once, by engine."""
 
 
 def of(engine: EngineName) -> EngineFlags:
@@ -329,7 +334,9 @@ def flag_mistakes(engine: EngineName, flags: Mapping[str, Any]) -> Iterator[str]
 
 
 def setting_mistakes(engine: EngineName, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the settings of an entry, by name, that gpufleet does not have for its engine."""
+    """
+    Yield a mistake for each setting of an entry that gpufleet does not support for the engine.
+    """
     rules = of(engine)
     for key, accepted in rules.accepted.items():
         if values[key] not in accepted:

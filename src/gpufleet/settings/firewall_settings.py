@@ -1,6 +1,6 @@
 """Settings of a node's firewall.
 
-Pure, like `settings/node_settings.py`, which contains these.
+Pure. `settings/node_settings.py` contains these settings.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Settings of gateways and of your own load balancer.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
-sizes contain the unit.
+Pure. `settings/node_settings.py` contains these settings. Durations are in seconds. The name of a
+size contains its unit.
 """
 
 from __future__ import annotations
@@ -164,7 +164,7 @@ def access_mistakes(
     allow_unauthenticated: bool,
     allow_plain_http: bool,
 ) -> Iterator[str]:
-    """Yield problems of a server's clients, their keys, and unencrypted access."""
+    """Yield the mistakes in a server's clients, in their keys, and in the encryption of access."""
     if not clients and not allow_unauthenticated:
         yield (
             "no client has access: set `clients`, or allow access without keys with "
@@ -276,7 +276,7 @@ class Gateway(Setting):
     ] = None
 
     def model_limits(self, model: str) -> ModelLimits:
-        """Return a model's limits; `queue_seconds` is None if the gateway's value applies."""
+        """Return a model's limits. If the gateway's value applies, `queue_seconds` is None."""
         own = self.limits.get(model, ModelLimits())
         return own if own.per_server else own.model_copy(update={"per_server": self.per_server})
 

@@ -1,7 +1,7 @@
 """The setting `gpu_lock`: versions to install together, and combinations to refuse.
 
-Pure. Objections that depend on the node, vLLM's release or the date are in
-`gpu_software/lock_rules.py`.
+Pure. `gpu_software/lock_rules.py` has the objections that depend on the node, on vLLM's release or
+on the date.
 """
 
 from __future__ import annotations
@@ -160,7 +160,9 @@ class Objection:
 
 
 def lock_objections(lock: GpuLock) -> Iterator[Objection]:
-    """Yield a lock's problems that do not depend on the node, vLLM's release or the date."""
+    """
+    Yield the objections to a lock that do not depend on the node, on vLLM's release or on the date.
+    """
     if lock.modules not in flavours(lock.branch):
         yield Objection(
             ("gpu_lock", "modules"),
@@ -173,11 +175,11 @@ def lock_objections(lock: GpuLock) -> Iterator[Objection]:
 
 def _toolkit_objections(lock: GpuLock) -> Iterator[Objection]:
     """
-    Yield objections to a toolkit whose programs the driver cannot run.
+    Yield objections to a toolkit if the driver cannot run the programs that it compiles.
 
-    A toolkit's kernels run on any driver of its CUDA major version. If the toolkit's minor version
-    is newer, only kernels compiled to machine code run ("minor version compatibility" in NVIDIA's
-    CUDA compatibility guide).
+    A driver runs the kernels of every toolkit of its CUDA major version. If the toolkit's minor
+    version is newer than the driver's, the driver runs only kernels that are compiled to machine
+    code ("minor version compatibility" in NVIDIA's CUDA compatibility guide).
     """
     if lock.toolkit.branch is None:
         return

@@ -1,7 +1,7 @@
 """Settings of a node's GPU software: `gpu_lock` and `gpu`.
 
-Pure models. `gpu_software/lock_rules.py` refuses combinations that cannot work;
-`driver_packages.py` has the names of packages in each operating system.
+Pure. `gpu_software/lock_rules.py` refuses combinations that cannot work. `driver_packages.py` has
+the names of the packages in each operating system.
 """
 
 from __future__ import annotations

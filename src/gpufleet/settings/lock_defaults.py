@@ -1,11 +1,12 @@
-"""Fill in settings of `cuda`, `dcgm` and `vllm` from `gpu_lock`, or refuse them.  Pure.
+"""Fill in settings of `cuda`, `dcgm` and `vllm` from `gpu_lock`, and find contradictions.  Pure.
 
-Works on the unvalidated variables: only these distinguish written values from defaults. So
-variables are valid before and after a group is locked:
+The functions read the variables before validation. After validation, a written value cannot be
+distinguished from a default. Because of the following rules, variables are valid both before and
+after a group is locked:
 
-* values in both must be equal;
-* values only in the lock are filled in, so that roles read one section;
-* a toolkit or DCGM that only `cuda` or `dcgm` names is filled into the lock.
+* A value that is both in a section and in the lock must be equal in both.
+* A value that is only in the lock is filled into the section, so that roles read only the section.
+* A toolkit or DCGM that is only in `cuda` or `dcgm` is filled into the lock.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def fill_in(given: Mapping[str, Any], lock: GpuLock) -> dict[str, Any]:
 
 def lock_key(key: KeyPath) -> KeyPath | None:
     """
-    Return the lock's key that fills in another key if unset; None if there is no such key.
+    Return the key in the lock whose value is used if `key` is not set, or None if there is none.
 
     >>> lock_key(("vllm", "version"))
     ('gpu_lock', 'vllm', 'version')
@@ -108,7 +109,7 @@ def lock_key(key: KeyPath) -> KeyPath | None:
 
 
 def _only_beside(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the lock's keys whose values only `cuda` and `dcgm` have, in the lock's form."""
+    """Return the versions in `cuda` and `dcgm` as the lock's keys `toolkit` and `dcgm`."""
     found: dict[str, Any] = {}
     version = _value(given, ("cuda", "version"))
     branch = _value(given, ("cuda", "toolkit"), TOOLKIT)

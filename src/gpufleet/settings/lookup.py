@@ -2,8 +2,8 @@
 All settings by dotted key, for `gpufleet settings` and the reference page.  Pure.
 
 In a key, `*` replaces a name that you choose (`serving.*.context`) or an item of a list
-(`gateway.clients.*.name`). Descriptions, limits and defaults come from the models; examples of
-settings without a default are in `data/examples.yml`.
+(`gateway.clients.*.name`). Descriptions, limits and defaults come from the classes of the settings.
+For settings without a default, `data/examples.yml` has examples.
 """
 
 from __future__ import annotations
@@ -91,13 +91,16 @@ class SettingEntry:
     key: str
     description: str
     type: str
-    """The type in words; "section" for a key with settings below it."""
+    """The type in words. It is "section" for a key with settings below it."""
     unit: str
-    """The unit of a number; "" for a number without a unit and for other types."""
+    """The unit of a number. It is "" for a number without a unit and for other types."""
     default: str
-    """The default in YAML; "required": no default, so the key must be set if its section is."""
+    """
+    The default in YAML. "required" means that there is no default: if its section is set, the key
+    must be set too.
+    """
     example: str
-    """A line of YAML; "" for a section."""
+    """A line of YAML. It is "" for a section."""
     choices: tuple[str, ...] = ()
 
     def as_json(self) -> dict[str, Any]:
@@ -115,8 +118,8 @@ def find_settings(key: str) -> tuple[SettingEntry, ...]:
     """
     Return the setting of a key, or a section with all settings below it.
 
-    A name of your own is accepted in place of `*`. Raises `FleetError` for an unknown key, with
-    similar keys.
+    In place of `*`, the key may have a name that you chose. If the key is unknown, raises
+    `FleetError` with similar keys.
     """
     known = all_settings()
     wanted = _known_key(key.strip(".").split("."))
@@ -198,7 +201,9 @@ def _entries(model: type[BaseModel], above: str) -> Iterator[SettingEntry]:
 
 
 def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
-    """Yield the settings models inside a type, each with the suffix of its key: "" or ".*"."""
+    """
+    Yield the settings classes inside a type. The suffix of a class's key is either empty or ".*".
+    """
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         yield annotation, ""
         return
@@ -215,7 +220,10 @@ def _models(annotation: Any) -> Iterator[tuple[type[BaseModel], str]]:
 
 def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
     """
-    Return a setting's description; for a section, its class's text unless the field has its own.
+    Return a setting's description.
+
+    If a section has no description, or only one of null, the result begins with the text of its
+    class.
     """
     own = field.description or ""
     about = (inspect.getdoc(section) or "").split("\n\n")[0] if section else ""
@@ -225,7 +233,7 @@ def _description(section: type[BaseModel] | None, field: FieldInfo) -> str:
 
 
 def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """Return the unit of a number; "" for other values."""
+    """Return the unit of a number, or "" if the setting is not a number or has no unit."""
     if not any(kind in _NUMBERS for kind in _scalars(field.annotation)):
         return ""
     for key in (f"{model.__name__}.{name}", name):
@@ -235,7 +243,7 @@ def _unit(model: type[BaseModel], name: str, field: FieldInfo) -> str:
 
 
 def _scalars(annotation: Any) -> Iterator[Any]:
-    """Yield the scalar types inside a type; none for mappings and literals."""
+    """Yield the scalar types inside a type. Mappings and literals have none."""
     origin = get_origin(annotation)
     if origin in (dict, Literal):
         return
@@ -289,7 +297,7 @@ _PLURALS = {"whole number": "whole numbers", "network": "networks"}
 
 
 def _spaced(name: str) -> str:
-    """Return the name of an address or date type in words; "value" for other types."""
+    """Return the name of an address or date type in words, or "value" for other types."""
     return {
         "date": "date",
         "IPv4Network": "network, for example 10.0.0.0/16",
@@ -308,7 +316,12 @@ def _default(field: FieldInfo) -> str:
 
 
 def _example(model: type[BaseModel], name: str, field: FieldInfo) -> str:
-    """Return a line of YAML with the example of `data/examples.yml`, a choice, or the default."""
+    """
+    Return a line of YAML with an example of a setting.
+
+    The value is the one in `data/examples.yml`. If there is none, it is one of the setting's
+    choices, the opposite of its default (true or false), or its default.
+    """
     kinds = (each.__name__ for each in model.__mro__)
     written = next((found for kind in kinds if (found := _examples().get(f"{kind}.{name}"))), None)
     if written is None:

@@ -1,7 +1,8 @@
 """Replace download addresses with addresses on a mirror. Pure.
 
-Roles see only the result, so a mirror needs no separate code path. The path of a file in a bundle
-is its original address without the scheme: https://host:81/a/b is at apt/host_81/a/b.
+Roles see only the new addresses, so roles need no separate code for a mirror. The path of a file in
+a bundle is the file's original address without the scheme: https://host:81/a/b is at
+apt/host_81/a/b.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ _LOOPBACK = re.compile(r"\w+://(127\.\d+\.\d+\.\d+|\[::1\]|localhost)([:/]|$)")
 
 def bundle_path(url: str, kind: str = PACKAGES) -> str:
     """
-    Return the path of `url` in a bundle; `kind` is the top folder, by default that of apt archives.
+    Return the path of `url` in a bundle. `kind` is the top folder (default: that of apt archives).
 
     >>> bundle_path("https://archive.example:8080/debian/")
     'apt/archive.example_8080/debian'
@@ -46,7 +47,9 @@ def bundle_path(url: str, kind: str = PACKAGES) -> str:
 
 
 def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
-    """Return settings with addresses replaced by the mirror's; unchanged without a mirror."""
+    """
+    Return settings whose download addresses are on the mirror. Without a mirror, nothing changes.
+    """
     mirror = settings.mirror
     if mirror is None:
         return settings
@@ -79,7 +82,7 @@ def rewrite_addresses(settings: NodeSettings) -> NodeSettings:
 
 
 def _program(mirror: Mirror, wanted: _Program) -> _Program:
-    """Return a program's settings with the address of its archive, if any, on the mirror."""
+    """Return a program's settings. If the program has an archive, its address is on the mirror."""
     if wanted.archive is None:
         return wanted
     url = _of_bundle(mirror, wanted.archive.url, PROGRAMS)
@@ -110,10 +113,11 @@ def _of_bundle(mirror: Mirror, url: str, kind: str = PACKAGES) -> str:
 
 def unreachable_addresses(settings: NodeSettings) -> Iterator[tuple[tuple[str | int, ...], str]]:
     """
-    Yield the settings that fail on an offline node, as (path of the key, message).
+    Yield the settings that fail on a node without internet access, as (path of the key, message).
 
-    `settings` contain the mirror's addresses. All texts are searched, including environments and
-    flags, because a node without internet access reports a failed download only after minutes.
+    The addresses in `settings` must already be replaced by the mirror's. All texts are searched,
+    also environment variables and flags, because such a node reports a failed download only after
+    minutes.
     """
     if not settings.offline:
         return

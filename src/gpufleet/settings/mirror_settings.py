@@ -1,6 +1,6 @@
-"""Settings of networks without internet access: `mirror`, and the archives for filling it.
+"""Settings for networks without internet access: `mirror`, and the archives that fill a mirror.
 
-Pure models. `settings/mirror_rewrite.py` applies them, `bundle/` fills a mirror.
+Pure. `settings/mirror_rewrite.py` applies the settings, and `bundle/` fills a mirror.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ class Archive(Setting):
 
     @property
     def sections(self) -> tuple[str, ...]:
-        """Return the components; empty for a flat archive, whose suite ends in a slash."""
+        """Return the components. A flat archive, whose suite ends in a slash, has none."""
         return () if self.suites[0].endswith("/") else self.components
 
     @model_validator(mode="after")

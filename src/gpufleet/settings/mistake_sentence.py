@@ -14,7 +14,9 @@ _MOST_SHOWN = 60
 
 
 def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
-    """Return the key's path and a message for one of `ValidationError.errors()`."""
+    """
+    Return the path of the key and a message for one of the errors in `ValidationError.errors()`.
+    """
     kind, value = str(error["type"]), error["input"]
     at = tuple(part for part in error["loc"] if part != "[key]")
     if kind == "extra_forbidden":
@@ -29,7 +31,7 @@ def describe_mistake(error: Mapping[str, Any]) -> tuple[KeyPath, str]:
 
 
 def _got(value: Any) -> str:
-    """Return the given value for a message, shortened if it is long."""
+    """Return the part of a message that shows the given value. A long value is shortened."""
     if value is None:
         return "the key has no value"
     if isinstance(value, bool):
@@ -112,4 +114,4 @@ _WANTED: Mapping[str, Callable[[Mapping[str, Any], Any], str]] = {
     "too_short": _always("a list of {min_length} or more items"),
     "tuple_type": _LIST,
 }
-"""The requirement in words, by pydantic's error type."""
+"""Functions that describe the required value in words, by pydantic's error type."""

@@ -1,7 +1,7 @@
 """Settings of exporters, monitoring nodes, objectives and watchdogs.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
-sizes contain the unit.
+Pure. `settings/node_settings.py` contains these settings. Durations are in seconds. The name of a
+size contains its unit.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Groups of nodes and their nesting. Pure.
 
-A group has hosts and child groups; a child's hosts also belong to the parent. The variables of a
-deeper, more specific group take precedence.
+A group has hosts and child groups. The hosts of a child group also belong to its parent. The
+variables of a deeper, more specific group take precedence.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ from gpufleet.formatting import suggestion
 @dataclass(frozen=True)
 class Groups:
     """
-    Groups and their hosts. `members`: {group: its hosts and those of its children}, parents before
-    children.
+    Groups and their hosts.
 
-    The order of the mapping is Ansible's order of precedence, least specific first: by depth, then
-    by name.
+    `members` maps each group to its own hosts and the hosts of its children, with parents before
+    children. The order is Ansible's order of precedence, with the least specific group first: by
+    depth, then by name.
     """
 
     members: Mapping[str, tuple[str, ...]]
 
     def groups_of(self, host: str) -> tuple[str, ...]:
-        """The groups of a host, least specific first."""
+        """Return the groups of a host, with the least specific group first."""
         return tuple(group for group, hosts in self.members.items() if host in hosts)
 
 
@@ -35,9 +35,10 @@ def resolve_groups(
     hosts: Mapping[str, Sequence[str]], children: Mapping[str, Sequence[str]]
 ) -> Groups:
     """
-    Resolve {group: its own hosts} and {group: its child groups}.
+    Return the groups with all hosts that belong to them.
 
-    Raises FleetError for children that do not exist and for groups that contain themselves.
+    `hosts` maps each group to its own hosts, and `children` to its child groups. Raises FleetError
+    for children that do not exist and for groups that contain themselves.
     """
     names = [*hosts, *(name for name in children if name not in hosts)]
     problems = [

@@ -1,7 +1,7 @@
 """All settings of `group_vars/` and `host_vars/`, with defaults and descriptions.
 
-Pure: converts plain values to frozen models without reading files. `variables.py` records the file
-that set each key; `node_variables.py` adds file and line to each mistake.
+Pure: converts plain values to immutable objects without reading files. `variables.py` records the
+file that set each key. `node_variables.py` adds the file and line to each mistake.
 
 Units are in the names (`_mib`, `_seconds`) or in the description.
 """
@@ -55,10 +55,10 @@ OF_THE_NODE = (
     "hf_endpoint",
     "distribution",
 )
-"""The keys of an engine's section that are equal for all engines of a node."""
+"""The keys whose values must be equal in the sections of all engines of a node."""
 
 OF_THE_ENGINE = frozenset({"version", "lock", "environment"})
-"""The keys of an engine's section that another engine's section does not take over."""
+"""The keys that one engine's section does not take from another engine's section."""
 
 
 class Gpus(Setting):
@@ -302,24 +302,31 @@ class NodeSettings(Setting):
 
     @property
     def used_engines(self) -> tuple[EngineSettings, ...]:
-        """Return the sections of the engines that entries use; all of them without an entry."""
+        """
+        Return the sections of the engines that entries use, or all sections if there is no entry.
+        """
         used = {each.engine for each in self.serving.values()} or self.engines.keys()
         return tuple(each for name, each in self.engines.items() if name in used)
 
     @property
     def servers(self) -> EngineSettings | None:
-        """Return the section for what all servers of the node share; None without an engine."""
+        """
+        Return the section with the values that all servers of the node share, or None without an
+        engine.
+        """
         return next(iter(self.engines.values()), None)
 
     def engine_of(self, model: str) -> EngineSettings:
-        """Return the section of the engine that serves an entry. It is always set."""
+        """
+        Return the section of the engine that serves an entry. Validation requires this section.
+        """
         return self.engines[self.serving[model].engine]
 
     def with_serving(self, change: Callable[[str, Served], Served | None]) -> NodeSettings:
         """
-        Return the settings with each model replaced by the result of `change`.
+        Return the settings with each entry of `serving` replaced by the result of `change`.
 
-        A model is removed if `change` returns None.
+        If `change` returns None, the entry is removed.
         """
         found = {model: change(model, served) for model, served in self.serving.items()}
         kept = {model: served for model, served in found.items() if served is not None}
@@ -328,14 +335,16 @@ class NodeSettings(Setting):
     @property
     def watchdog_port(self) -> int | None:
         """
-        The port on which this node's watchdog answers gateways; None without a watchdog or a port.
+        Return the port on which this node's watchdog answers gateways.
+
+        It is None if the node has no watchdog, or if its watchdog has no port.
         """
         watched = any(each.watchdog.mode != "off" for each in self.serving.values())
         return self.servers.watchdog_port if self.servers and watched else None
 
     @property
     def ports(self) -> dict[str, int]:
-        """Return the ports of gpufleet's programs other than engines, by setting key."""
+        """Return the ports of all gpufleet programs except engines, by the key of the setting."""
         found = {"node_exporter.port": self.node_exporter.port}
         section = self.servers.engine if self.servers else ""
         if watchdog := self.watchdog_port:

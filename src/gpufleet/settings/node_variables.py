@@ -1,7 +1,8 @@
 """Validate a node's variables: gpufleet's settings, and pyinfra's own variables.
 
-The input is merged variables. Every mistake names the file and line that set the key, and similar
-valid names.
+The input is the variables of a node after its groups and host are merged. Each mistake is reported
+with the file and line that set the key. If a name is unknown, the message suggests similar valid
+names.
 """
 
 from __future__ import annotations
@@ -54,7 +55,7 @@ class NodeVars:
     One node with its variables and settings.
 
     `groups` are ordered from least to most specific, without `all`. `variables` has every key with
-    its value and origin. `settings` are the validated settings among the variables.
+    its value and origin. `settings` has the variables that are settings, after validation.
     """
 
     name: str
@@ -64,27 +65,28 @@ class NodeVars:
 
     @property
     def values(self) -> dict[str, Any]:
-        """Every variable as plain data."""
+        """Return every variable as plain data."""
         return {key: value for key, (value, _) in self.variables.items()}
 
     @property
     def origins(self) -> dict[str, Origin]:
-        """The origin of each variable."""
+        """Return the origin of each variable."""
         return {key: origin for key, (_, origin) in self.variables.items()}
 
     @property
     def address(self) -> str:
-        """The address for SSH, a name or an IP address; `localhost` for `@local`."""
+        """Return the name or IP address for SSH, or `localhost` for `@local`."""
         if self.name == "@local":
             return "localhost"
         return str(self.values.get("ssh_hostname", self.name))
 
     def leaves(self, *, changed: bool = False) -> Iterator[tuple[str, Any, Origin | None]]:
         """
-        Yield every leaf: its dotted key, its value, and the file and line that set it.
+        Yield every value that is not a mapping: its dotted key, the value, and its origin.
 
-        The origin of a default is None; a value from the lock has the lock's origin. With
-        `changed`, yield only set values that differ from the default.
+        The origin is the file and line that set the value, or None for a default. If the value was
+        filled in from the lock, the origin is that of the lock. With `changed`, yield only values
+        that are set and differ from the default.
         """
         for key, value, origin in self._leaves():
             if not changed or (origin and not _is_default(key, value)):
@@ -105,9 +107,7 @@ class NodeVars:
                     yield ".".join((key, *path)), leaf, self._filled_from((key, *path))
 
     def _filled_from(self, path: KeyPath) -> Origin | None:
-        """
-        Return the origin, in the lock, of a value that the lock filled in; None for other values.
-        """
+        """Return the origin in the lock if the lock filled in the value, or None."""
         source = lock_defaults.lock_key(path)
         if source is None or self.settings.gpu_lock is None:
             return None
@@ -118,14 +118,14 @@ class NodeVars:
         """
         Return the node with the paths of the operator's files resolved against `root`.
 
-        Relative paths do not depend on the current directory.
+        The paths are then valid in any current directory.
         """
         if root == Path.cwd() == PROJECT:
             return self
         return replace(self, settings=operator_paths.from_root(self.settings, root, self.name))
 
     def for_pyinfra(self, root: Path) -> dict[str, Any]:
-        """Return the values with absolute paths of the operator's SSH files."""
+        """Return all variables as plain data, with absolute paths of the operator's SSH files."""
         paths = {
             key: str(root / Path(value).expanduser())
             for key in _LOCAL_PATHS
@@ -138,10 +138,10 @@ def check(
     merged: Mapping[str, Variables], groups: Mapping[str, tuple[str, ...]]
 ) -> dict[str, NodeVars]:
     """
-    Validate the variables of nodes; return the nodes with their settings.
+    Validate the variables of nodes, and return the nodes with their settings.
 
-    Raises FleetError with every mistake of every node; a mistake that several nodes inherit from
-    one file is reported once.
+    Raises FleetError with every mistake of every node. If several nodes inherit a mistake from one
+    file, the mistake is reported once.
     """
     nodes: dict[str, NodeVars] = {}
     settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables
@@ -192,7 +192,7 @@ def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]
 
 
 def _adapter_names(nodes: Mapping[str, NodeVars]) -> Iterator[tuple[Origin, str]]:
-    """Yield an origin and a message for each adapter whose name is also used otherwise."""
+    """Yield an origin and a message for each adapter whose name is also used for something else."""
     models = (
         NamedModel(name, entry, served.served_name, tuple(served.adapters))
         for name, node in nodes.items()
@@ -207,7 +207,7 @@ def _is_default(key: str, value: Any) -> bool:
 
 
 def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield (path, value) for each leaf of nested mappings."""
+    """Yield (path, value) for each value in nested mappings that is not a mapping itself."""
     if not isinstance(value, Mapping):
         yield path, value
         return
@@ -216,7 +216,9 @@ def _flat(value: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, .
 
 
 def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
-    """Yield the mistakes in keys that are not settings, and in settings that are not JSON data."""
+    """
+    Yield the mistakes in variables that are not settings, and in settings that are not JSON data.
+    """
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
             if origin.line:  # what was typed at a prompt comes without one
@@ -235,7 +237,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
 
 
 def _of_pyinfra(node: str, key: str, value: Any) -> str | None:
-    """Return the problem of a variable that is not a setting, or None if it is valid."""
+    """Return why a variable that is not a setting is invalid, or None if it is valid."""
     from gpufleet.settings import pyinfra_arguments
 
     if key in pyinfra_arguments.known_variables(node):
@@ -249,14 +251,14 @@ def _hint(at: KeyPath, what: str) -> str:
 
 
 def _also_at(layers: Variables, at: KeyPath | None) -> str:
-    """Return the key that contradicts a mistake's key, with its origin, for a message."""
+    """Return the part of a message that shows a contradicting key and its origin."""
     if not at or str(at[0]) not in layers:
         return ""
     return f" ({'.'.join(map(str, at))} is in {layers[str(at[0])][1].place_of(*at[1:])})"
 
 
 def _names_beside(at: KeyPath) -> list[str]:
-    """Return the names of the settings that are valid beside the key `at`."""
+    """Return the names of the settings that are valid in the section of the key `at`."""
     kind: Any = NodeSettings
     for part in at[:-1]:
         kind = _below(kind, str(part))
@@ -264,7 +266,7 @@ def _names_beside(at: KeyPath) -> list[str]:
 
 
 def _below(kind: Any, name: str) -> Any:
-    """Return the type of the member `name` in values of type `kind`, or None."""
+    """Return the type of the key `name` in values of type `kind`, or None."""
     for each in _kinds(kind):
         if _is_model(each) and name in each.model_fields:
             return each.model_fields[name].annotation
@@ -274,7 +276,7 @@ def _below(kind: Any, name: str) -> Any:
 
 
 def _kinds(kind: Any) -> tuple[Any, ...]:
-    """Return the members of a union, or the type itself."""
+    """Return the members of a union. For any other type, return only the type itself."""
     return get_args(kind) if get_origin(kind) in {Union, UnionType} else (kind,)
 
 

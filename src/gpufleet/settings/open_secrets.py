@@ -1,8 +1,9 @@
 """Find secrets among a node's variables.  Pure.
 
-Variables are under version control, and their values appear in units and command lines that every
-account of a node can read. A secret belongs in a file that git does not track; settings name the
-file. A secret is recognised by its form anywhere, and by its name in process variables and flags.
+Variables are under version control. Their values appear in units and command lines, which every
+account of a node can read. So a secret belongs in a file that git does not track, and a setting has
+the path of this file. A value is recognised as a secret by its form. In environment variables and
+flags, it is also recognised by the name of its key.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ _FILE = "write the secret to a file that git does not track"
 
 @dataclass(frozen=True)
 class OpenSecret:
-    """A secret among variables: its key, its value, and a message with the remedy."""
+    """A secret in variables: its key, its value, and a message that explains what to do instead."""
 
     at: KeyPath
     value: str
@@ -61,7 +62,7 @@ def _strings(value: Any, at: KeyPath = ()) -> Iterator[tuple[KeyPath, str]]:
 
 def _is_free(at: KeyPath) -> bool:
     """
-    Return whether the operator chooses a key's name: an environment variable, or a key in a flag.
+    Return whether the operator chose the name of a key, as in environment variables and in flags.
     """
     return bool({"environment", "flags", "_env"} & set(at[:-1]))
 

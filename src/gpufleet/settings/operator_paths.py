@@ -1,4 +1,4 @@
-"""Resolve the operator's files, which settings name, against the project's root."""
+"""Resolve the paths of the operator's files in settings against the project's root."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ SECRET_FILES = frozenset(
         "webhook_url_file",
     }
 )
-"""Keys that name secret files; a certificate's `key_file` is also secret."""
+"""Keys whose value is the path of a secret file. A certificate's `key_file` is also secret."""
 _NODE = "{node}"
 """Placeholder for the node's name in file names."""
 
@@ -33,8 +33,8 @@ def from_root(settings: Whole, root: Path, node: str) -> Whole:
     """
     Return a node's settings with the full path of every file that exists.
 
-    A missing lock is replaced by gpufleet's lock of the same name. The path of any other missing
-    file is unchanged; the reader of the file reports the error.
+    If a lock does not exist in the project, gpufleet's lock of the same name replaces it. The path
+    of any other missing file stays unchanged, and the code that reads the file reports the error.
     """
     changed = {}
     for name in type(settings).model_fields:
@@ -80,10 +80,10 @@ class NamedFile(NamedTuple):
 
 def named_files(settings: Setting, node: str) -> Iterator[NamedFile]:
     """
-    Yield every file that a node's settings name, with the paths from `from_root`.
+    Yield every file on the operator's machine that a node's settings name.
 
-    The optional model lock is excluded, and so are the keys of a mirror's archives, which are on
-    the machine that fills the mirror.
+    `settings` are the result of `from_root`. The optional model lock is left out. The keys of a
+    mirror's archives are also left out, because they are on the machine that fills the mirror.
     """
     yield from _files_below(settings, (), node)
 

@@ -1,7 +1,7 @@
 """Parse one node's variables: return its settings, or raise every mistake with the path of its key.
 
-Pure: takes plain values. `variables.py` records the file that set each key; `node_variables.py`
-adds file and line to each mistake.
+Pure: takes plain values. `variables.py` records the file that set each key. `node_variables.py`
+adds the file and line to each mistake.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ from gpufleet.settings.server_sandbox import sandbox_mistakes
 
 class SettingsError(Exception):  # it is a list of mistakes, not a program error
     """
-    Mistakes in a node's variables: pairs of (key path, sentence).
+    The mistakes in a node's variables, each as (path of the key, sentence).
 
-    `against` maps the path of a key to the path of the key that it contradicts.
+    If a key contradicts another key, `against` maps the path of the first to the path of the
+    second.
     """
 
     def __init__(
@@ -42,15 +43,16 @@ class SettingsError(Exception):  # it is a list of mistakes, not a program error
 
 
 def with_key(at: KeyPath, what: str) -> str:
-    """Return a mistake after its key; a mistake that concerns all settings has no key."""
+    """Return a mistake as text that begins with its key. A mistake in all settings has no key."""
     return f"{'.'.join(map(str, at))}: {what}" if at else what
 
 
 def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
     """
-    Return a node's settings for roles, from its merged variables (only keys of `NodeSettings`).
+    Return the settings of a node, as roles use them, from its merged variables.
 
-    Raises `SettingsError` with every mistake at once, each with the path of its key.
+    `data` has only variables that are settings. Raises `SettingsError` with every mistake at once,
+    each with the path of its key.
     """
     settings = rewrite_addresses(parse_written(data))
     found = (
@@ -65,10 +67,10 @@ def parse_settings(data: Mapping[str, Any]) -> NodeSettings:
 
 def parse_written(data: Mapping[str, Any]) -> NodeSettings:
     """
-    Parse variables like `parse_settings`, but keep their addresses if there is a mirror.
+    Return the settings of a node with the addresses as written, even if there is a mirror.
 
-    Settings that fail on an offline node or in a server's sandbox are not refused, nor are control
-    routes.
+    Unlike `parse_settings`, this function accepts control routes and settings that fail on an
+    offline node or in a server's sandbox.
     """
     secrets = tuple(open_secrets(data))
     lock, mistakes = _lock(data)
@@ -102,9 +104,9 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
 
 def _with_shared(given: dict[str, Any]) -> tuple[dict[str, Any], frozenset[KeyPath]]:
     """
-    Return variables with the keys that `sglang` takes from `vllm`, and the paths of these keys.
+    Return the variables after `sglang` has taken keys from `vllm`, and the paths of the taken keys.
 
-    An engine's own keys (release, lock, variables) are never taken.
+    Keys that belong to one engine (release, lock, environment variables) are never taken.
     """
     vllm, sglang = given.get("vllm"), given.get("sglang")
     if not isinstance(vllm, Mapping) or not isinstance(sglang, Mapping):
@@ -115,7 +117,9 @@ def _with_shared(given: dict[str, Any]) -> tuple[dict[str, Any], frozenset[KeyPa
 
 
 def _lock(data: Mapping[str, Any]) -> tuple[GpuLock | None, list[tuple[KeyPath, str]]]:
-    """Return the lock in the variables, or None, and the mistakes in it."""
+    """
+    Return the lock in the variables, or None if it is missing or invalid, and the mistakes in it.
+    """
     if data.get("gpu_lock") is None:
         return None, []
     try:

@@ -1,7 +1,7 @@
 """pyinfra's own variables of a node: global arguments and connector keys.
 
-It is a separate module, because importing pyinfra takes 0.25 s, and inventories without these
-variables do not need it.
+They are in a separate module, because importing pyinfra takes 0.25 s, and inventories without these
+variables do not need pyinfra.
 """
 
 from __future__ import annotations
@@ -16,15 +16,19 @@ from pyinfra.api.util import raise_if_bad_type
 from pyinfra.connectors.ssh import ConnectorData
 
 SSH: Mapping[str, Any] = get_type_hints(ConnectorData)
-"""Variables of the SSH connector, with their types."""
+"""The variables of pyinfra's SSH connector, with their types."""
 ARGUMENTS: Mapping[str, Any] = {
     name: kind for name, kind in all_global_arguments() if name.startswith("_")
 }
-"""Arguments of every operation, with their types."""
+"""The arguments that every pyinfra operation accepts, with their types."""
 
 
 def value_problem(key: str, value: Any) -> str | None:
-    """Return why a value does not fit a variable; None if it fits, or if its type is unknown."""
+    """
+    Return why a value does not have the type of its variable.
+
+    The result is None if the type is correct or unknown.
+    """
     kind = SSH.get(key) or ARGUMENTS.get(key)
     if kind is None:
         return None

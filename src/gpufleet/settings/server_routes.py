@@ -1,11 +1,12 @@
 """Refuse settings that add control routes to a server, or that bypass gpufleet's guard.  Pure.
 
-It also refuses variables by an engine's rules (`settings/engine_flags.py`).
+The module also refuses the environment variables that `settings/engine_flags.py` refuses for an
+engine.
 
-The guard (`on_node/serving/guard.py`) requires the API key on every path. A client with the key may
-use the models; these routes allow more: `/collective_rpc` calls any method of the workers,
-`/update_weights` changes the model, `/pause` stops it. The routes of each setting come from
-vllm/entrypoints of 0.31.0 and 0.32.0.
+The guard (`on_node/serving/guard.py`) requires the API key on every path. Clients with the key may
+use the models, but must not control the servers. Control routes would allow this: `/collective_rpc`
+calls any method of the workers, `/update_weights` changes the model, and `/pause` stops the model.
+The routes of each setting come from vllm/entrypoints of vLLM 0.31.0 and 0.32.0.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ CONTROL_FLAGS = {
     "enable-fault-tolerance": "/fault_tolerance/apply",
     "profiler-config": "/start_profile and /stop_profile",
 }
-"""Flags that add routes for controlling a server, with these routes."""
+"""Flags that add control routes to a server, with these routes."""
 
 CHOSEN_PATHS = ("VLLM_LORA_RESOLVER_CACHE_DIR", "VLLM_LORA_RESOLVER_HF_REPO_LIST")
 """
@@ -44,7 +45,7 @@ _NO = {"", "0", "false"}
 
 
 def route_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each setting that is refused, as (path of the key, problem)."""
+    """Yield each setting that gpufleet refuses, as (path of the key, problem)."""
     yield from _refused_variables(settings)
     vllm = settings.vllm
     if vllm is None:
@@ -92,7 +93,9 @@ def _refused_variables(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
 
 
 def _set(settings: NodeSettings) -> Iterator[tuple[KeyPath, str, Any]]:
-    """Yield each variable and flag that is on, with the path of its key."""
+    """
+    Yield each variable and flag of vLLM that is switched on, as (path of the key, name, value).
+    """
     named: dict[KeyPath, Mapping[str, Any]] = {}
     if settings.vllm:
         named["vllm", "environment"] = settings.vllm.environment

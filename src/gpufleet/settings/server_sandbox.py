@@ -1,6 +1,7 @@
 """Refuse settings that fail in a server's unit, which has no privileges and sees few files.  Pure.
 
-templates/vllm/vllm.service.j2 hides files with PrivateTmp=, ProtectHome= and a private /dev/shm.
+templates/vllm/vllm.service.j2 hides files from the server with PrivateTmp=, ProtectHome= and a
+private /dev/shm.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ _HIDDEN = {
     "/run/user/": "the system removes a user's directory there when the user logs out",
     _HOMES: "the directories of users are hidden from servers",
 }
-"""Paths that servers cannot see, each with the reason."""
+"""Directories that servers cannot see, each with the reason."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 _HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
@@ -47,7 +48,7 @@ _HUB_VARIABLES = frozenset(
 
 
 def sandbox_mistakes(settings: NodeSettings) -> Iterator[tuple[KeyPath, str]]:
-    """Yield each setting that prevents servers from working, as (path of the key, problem)."""
+    """Yield each setting that prevents a server from working, as (path of the key, problem)."""
     yield from _ports(settings)
     for name, served in settings.serving.items():
         here: KeyPath = ("serving", name)
@@ -134,7 +135,11 @@ def absolute_paths(served: Served) -> Iterator[tuple[str, str]]:
 
 
 def _path_mistake(files: FileFlags, flag: str, path: str, *, homes: bool) -> str | None:
-    """Return why a server cannot open a path; None if it can, or if the value is not a path."""
+    """
+    Return why a server cannot open a path.
+
+    The result is None if the server can open the path, or if the value is not a path.
+    """
     if place := _hidden(path, homes=homes):
         return (
             f"{path} is under {place}, which servers cannot see: {_why(place)}; on every "
@@ -159,12 +164,14 @@ def _relative(files: FileFlags, flag: str, path: str) -> str:
 
 
 def _in_a_home(served: Served) -> bool:
-    """Return whether a server's model is under /home; the sandbox of such a server shows /home."""
+    """Return whether the entry's model is under /home. The sandbox of such a server shows /home."""
     return served.model.startswith(_HOMES)
 
 
 def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, str]]:
-    """Yield a mistake if a replica runs fewer requests at once than `concurrency`."""
+    """
+    Yield a mistake if a replica cannot run as many requests at once as `concurrency` requires.
+    """
     flag = SLOT_FLAGS[served.engine]
     seats = served.flags.get(flag)
     # The plan chooses several engines only for `objective: throughput`.
@@ -182,7 +189,7 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
 
 
 def _hidden(path: str, *, homes: bool) -> str | None:
-    """Return the hidden directory that contains a path, or None; with `homes`, /home is visible."""
+    """Return the hidden directory that contains a path, or None. With `homes`, /home is visible."""
     below = path.rstrip("/") + "/"
     places = [place for place in _HIDDEN if not (homes and place == _HOMES)]
     return next((place.rstrip("/") for place in places if below.startswith(place)), None)
@@ -202,7 +209,7 @@ def _named(files: FileFlags, flags: Mapping[str, Any]) -> Iterator[tuple[str, st
 
 
 def _names(flag: str, value: Any) -> Iterator[str]:
-    """Yield the paths and names in a flag's value."""
+    """Yield the paths and the names of models in a flag's value."""
     if flag == "default-mm-loras" and isinstance(value, str):
         with suppress(ValueError, RecursionError):
             value = json.loads(value)
@@ -212,7 +219,9 @@ def _names(flag: str, value: Any) -> Iterator[str]:
 
 
 def _texts(value: Any) -> Iterator[str]:
-    """Yield the possible paths in a flag's value: in `name=path`, in a list, in JSON."""
+    """
+    Yield the texts in a flag's value that may be paths, also in `name=path`, in a list or in JSON.
+    """
     if isinstance(value, str) and value.startswith("{"):
         with suppress(ValueError, RecursionError):
             yield from _texts(json.loads(value))

@@ -1,7 +1,7 @@
-"""Settings of vLLM: the release, and the models to serve.
+"""Settings of the engines: the releases, and the models to serve.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds; the names of
-sizes contain the unit.
+Pure. `settings/node_settings.py` contains these settings. Durations are in seconds. The name of a
+size contains its unit.
 """
 
 from __future__ import annotations
@@ -54,17 +54,20 @@ Argument: TypeAlias = Annotated[
     bool | int | float | str | list[Any] | dict[str, Any] | None, BeforeValidator(_as_json_has_it)
 ]
 """
-The value of a vLLM flag in YAML.
+The value of a vLLM flag in YAML:
 
-`true` passes the bare flag, `false` its `--no-` form, a mapping JSON, and a list one value after
-another; with null, the flag is not passed.
+- `true`: gpufleet passes the flag without a value.
+- `false`: gpufleet passes the `--no-` form of the flag.
+- a mapping: gpufleet passes it as JSON.
+- a list: gpufleet passes its items as separate values.
+- null: gpufleet does not pass the flag.
 """
 
 
 ModelKind: TypeAlias = Literal["generate", "embed", "rerank", "classify", "reward", "transcribe"]
 """
 The type of a model's answers: text, vectors, scores of documents, labels, a pooler's numbers, or
-transcribed speech. on_node/serving/questions.py has the request for each.
+transcribed speech. For each type, on_node/serving/questions.py has a request.
 """
 
 
@@ -99,8 +102,10 @@ PLANNED_ENVIRONMENT = frozenset(
 LEAST_SHARE = 0.01
 MOST_OF_A_GPU = 0.95
 """
-The largest sum of the shares of one GPU. The rest is for the driver and exporters (checks allow
-others 4 %), and for servers' allocations beyond their budgets.
+The maximum sum of the shares of one GPU.
+
+The rest of the GPU's memory is for the driver and exporters, and for memory that servers allocate
+beyond their budgets. Checks allow other programs to use 4 % of the memory.
 """
 
 # Flags that divide a replica over GPUs, or that set the share in another way.
@@ -341,7 +346,7 @@ class Sglang(EngineSettings):
 def _environment_mistakes(
     environment: Mapping[str, str], environment_files: Mapping[str, str]
 ) -> list[str]:
-    """Return the mistakes in the variables of `vllm` or of a model."""
+    """Return the mistakes in the environment variables of `vllm` or of a model."""
     mistakes = [
         f"`{key}` sets {', '.join(planned)}, but gpufleet sets this from the plan: remove "
         f"{', '.join(planned)}"

@@ -1,6 +1,6 @@
 """Settings of upgrades of a fleet under load.
 
-Pure, like `settings/node_settings.py`, which contains these. Durations are in seconds.
+Pure. `settings/node_settings.py` contains these settings. Durations are in seconds.
 """
 
 from __future__ import annotations

@@ -1,12 +1,13 @@
 """Read operators' variables: YAML files under `group_vars/` and `host_vars/`.
 
-Every value keeps its origin, so that messages can name the file and line. Pure except for reading
-the files; independent of pyinfra, of settings and of the groups of a node.
+Each value has an origin, so that messages can show the file and line. The module is pure, except
+that it reads the files. It does not depend on pyinfra, on settings or on the groups of a node.
 
-The layout is Ansible's: one file per group or host (`NAME.yml`, `NAME.yaml`, or a directory `NAME/`
-of them), and a more specific layer replaces a whole top-level key; mappings are not merged into
-each other. gpufleet refuses some files that Ansible accepts: a key twice in one mapping, keys that
-are not identifiers, `NAME.yml` beside `NAME.yaml`, and values that JSON cannot represent.
+The layout is Ansible's: each group or host has one file (`NAME.yml` or `NAME.yaml`), a directory
+`NAME/` of such files, or both. If several layers set a top-level key, the most specific layer
+replaces the whole value, and mappings are not merged. gpufleet refuses some files that Ansible
+accepts: a key twice in one mapping, keys that are not identifiers, `NAME.yml` beside `NAME.yaml`,
+and values that JSON cannot represent.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 
 
 class _Loader(yaml.SafeLoader):
-    """A YAML loader without dates: `until: 2026-12-31` is text, which the setting parses."""
+    """A YAML loader without dates: `until: 2026-12-31` is text. The setting parses the date."""
 
     yaml_implicit_resolvers = {  # PyYAML's types call it an instance's
         first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
@@ -53,8 +54,8 @@ class Origin:
     """
     The file and line that set a top-level key. `str(origin)` is `group_vars/gpu.yml:12`.
 
-    `line` counts from 1; 0 for an origin without lines, such as the command line. `inner` has the
-    lines of nested keys, by path.
+    `line` counts from 1. It is 0 for an origin without lines, such as the command line. `inner` has
+    the lines of nested keys, by path.
     """
 
     file: str
@@ -65,7 +66,10 @@ class Origin:
         return f"{self.file}:{self.line}" if self.line else self.file
 
     def place_of(self, *path: str | int) -> Origin:
-        """Return the origin of a nested key; if unknown, the origin of its nearest known parent."""
+        """
+        Return the origin of a nested key. If it is unknown, return that of the nearest known
+        parent.
+        """
         for length in range(len(path), 0, -1):
             if line := self.inner.get(path[:length]):
                 return Origin(self.file, line)
@@ -73,7 +77,7 @@ class Origin:
 
 
 Variables: TypeAlias = Mapping[str, tuple[Any, Origin]]
-"""Top-level keys with their value and its origin."""
+"""Top-level keys, each with its value and the origin of the value."""
 
 
 def load_file(path: Path, root: Path | None = None) -> Variables:
@@ -106,7 +110,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
 
 def load(directories: Iterable[Path], name: str, root: Path | None = None) -> Variables:
     """
-    Read the variables of one group or host from each directory in turn; later ones win.
+    Read the variables of one group or host from all directories. Later directories take precedence.
 
     Raises FleetError with every problem of every file.
     """
@@ -123,16 +127,19 @@ def load(directories: Iterable[Path], name: str, root: Path | None = None) -> Va
 
 
 def merge(*layers: Variables) -> Variables:
-    """Merge layers of variables; the last layer with a key sets the key's whole value."""
+    """
+    Merge layers of variables. If several layers have a key, the last one sets the key's whole
+    value.
+    """
     return {key: found for layer in layers for key, found in layer.items()}
 
 
 def set_below(found: Variables, dotted: str, value: Any) -> Variables | None:
     """
-    Return variables with one value inside a mapping replaced: `serving.llama.replicas`.
+    Return variables after one value inside a mapping is replaced, such as `serving.llama.replicas`.
 
-    None if the key does not exist down to its second part (`serving.llama`). A key may itself
-    contain dots, for example a model's name: the longest existing key is used.
+    The result is None if the first two parts of the key (`serving.llama`) do not exist. A part may
+    itself contain dots, for example a model's name. In this case, the longest existing key is used.
     """
     top, *parts = dotted.split(".")
     whole, origin = found.get(top, (None, Origin("")))
@@ -152,7 +159,7 @@ def _put(whole: Mapping[str, Any], parts: Sequence[str], value: Any) -> dict[str
 
 
 def _known_parts(whole: Mapping[str, Any], parts: Sequence[str]) -> int:
-    """Return how many leading parts form an existing key; 0 if none do."""
+    """Return how many of the first parts together form an existing key, or 0 if no key matches."""
     return next((n for n in range(len(parts), 0, -1) if ".".join(parts[:n]) in whole), 0)
 
 
@@ -189,7 +196,7 @@ def _yaml_files(directory: Path) -> Iterator[Path]:
 
 
 def _problems(node: yaml.Node, shown: str) -> Iterator[str]:
-    """Yield mistakes in top-level keys, which become names that deploys use."""
+    """Yield the mistakes in the names of top-level keys. Deploys use them as names of variables."""
     if not isinstance(node, yaml.MappingNode):
         kind = "a list" if isinstance(node, yaml.SequenceNode) else f"{_text(node)!r}"
         yield (
@@ -216,8 +223,8 @@ def _walk(
     """
     Record the line of every key in `lines`, and yield the mistakes below `node`.
 
-    `seen` has the visited nodes, with True during a node's visit. An alias is not checked again:
-    its content is checked at its definition.
+    `seen` has every node that was visited. Its value is True while the visit of the node lasts. An
+    alias is not checked again, because its content is checked where it is defined.
     """
     if id(node) in seen:
         if seen[id(node)]:
