@@ -1,6 +1,6 @@
-"""One run of `gpufleet batch`: check, observe the fleet's load, send the lines, print the summary.
+"""Run `gpufleet batch` once: check, observe the fleet's load, send the lines, print the summary.
 
-Border: it queries nodes over SSH, and the fleet over HTTP.
+Border: the module queries nodes over SSH, and the fleet over HTTP.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from gpufleet.upgrade.run.connections import open_nodes
 
 ASK_AGAIN_SECONDS = 300.0
 """
-Seconds between two status queries.
+Seconds between two queries of the nodes' status.
 
 If a replica's load is unknown, the next query follows at once.
 """
 REPLICA_BODY_MIB = 32
 """
-Maximum size in MiB of a request without a gateway's limit.
+The maximum size in MiB of a request that is sent to a replica, not to a gateway.
 
-The value is the gateway's default; vLLM has no limit.
+The value is the default limit of a gateway. vLLM has no limit.
 """
 REPLICA_SECONDS = 3600.0
-"""Time limit in seconds for the answer to a request without a gateway."""
+"""Time limit in seconds for the answer to a request that is sent to a replica, not to a gateway."""
 CHECK_SECONDS = 30.0
-"""Time limit in seconds for the answer to the empty request before the first line."""
+"""Time limit in seconds for the answer to each empty test request before the first line."""
 MOST_AT_ONCE = 512
-"""The maximum of concurrent requests: half of a process's default limit of open files."""
+"""The maximum number of concurrent requests: half of a process's default limit of open files."""
 
 
 @dataclass(frozen=True)
@@ -85,13 +85,13 @@ class Summary:
     seconds: float
     """The duration of this run in seconds."""
     stopped: str = ""
-    """Why lines are left; "" if all lines are answered."""
+    """Why some lines have no answer, or "" if all lines are answered."""
     signal: int = 0
-    """The signal that ended the run; 0 without a signal."""
+    """The signal that ended the run, or 0 if no signal ended it."""
 
     @property
     def left(self) -> int:
-        """The number of lines without an answer."""
+        """Return the number of lines without an answer."""
         return self.lines - self.totals.lines
 
     def as_json(self) -> dict[str, Any]:
@@ -126,10 +126,10 @@ class Session:
 
     def run(self) -> Summary:
         """
-        Send the input's lines without an answer in the output, and return the summary.
+        Send the lines that have no answer in the output, and return the summary.
 
-        Raises `FleetError` before the first request for all mistakes found, and later for a refused
-        key or an output that cannot be written.
+        Before the first request, raises `FleetError` with all mistakes found. Later, raises
+        `FleetError` for a refused key or an output that cannot be written.
         """
         began = time.monotonic()
         wanted = self._wanted
@@ -152,7 +152,7 @@ class Session:
     def _ask(
         self, source: BatchInput, checked: CheckedInput, output: BatchOutput
     ) -> tuple[str, int]:
-        """Send the remaining lines; return why lines remain, and the signal that ended the run."""
+        """Send the remaining lines. Return why lines remain, and the signal that ended the run."""
         with open_nodes(self._inventory) as nodes:
             fleet = ServedFleet(self._project, nodes)
             look = GuestLook(fleet, self._model, self._wanted, self._gateway)
@@ -190,9 +190,10 @@ class Session:
     @property
     def _most(self) -> int:
         """
-        The maximum of concurrent requests.
+        Return the maximum number of concurrent requests.
 
-        A gateway closes connections above its limit per address.
+        A gateway has a limit of connections from one address, and closes connections above the
+        limit.
         """
         limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
         # Half: other clients on this machine may use the same gateway.
@@ -202,14 +203,16 @@ class Session:
     @property
     def _request_seconds(self) -> float:
         """
-        The time limit in seconds for one request: the gateway's own limits, or `REPLICA_SECONDS`.
+        Return the time limit in seconds for one request.
+
+        For a gateway, it is the sum of the gateway's own limits, otherwise `REPLICA_SECONDS`.
         """
         found = self._gateway
         return found.queue_seconds + found.request_seconds if found else REPLICA_SECONDS
 
 
 def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | None:
-    """Return the settings of the lines' gateway, or None if they are sent to a replica."""
+    """Return the settings of the gateway that gets the lines, or None if a replica gets them."""
     if wanted.replica is not None or (wanted.gateway is None and not declared.gateways):
         return None
     node = load_target.choose_gateway(wanted.gateway, declared)
@@ -225,9 +228,10 @@ def _gateway(wanted: BatchOptions, declared: TargetDeclaration) -> Gateway | Non
 
 def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
     """
-    Raise `FleetError` for a rejected key, and for routes that the model does not have.
+    Raise `FleetError` if the server refuses the key, or has no route for some lines.
 
-    The test request is empty: servers answer 400 and compute nothing. A missing answer is ignored.
+    The test requests are empty: servers answer with status 400 and compute nothing. If an answer is
+    missing, the check of its route is skipped.
     """
     problems = []
     for path in checked.paths:
@@ -250,9 +254,9 @@ def _check_paths(asker: Asker, checked: CheckedInput, target: Target) -> None:
 
 class GuestLook:
     """
-    The observer of the target's replicas.
+    Observes the replicas that get the lines.
 
-    Called, it returns the number of requests that a guest may have in flight.
+    If an object of this class is called, it returns how many requests the batch may have in flight.
     """
 
     def __init__(
@@ -281,7 +285,7 @@ class GuestLook:
         return target
 
     def __call__(self, under_way: Callable[[], int]) -> guest.Allowance:
-        """Return the maximum of lines in flight now. An unknown load allows no lines."""
+        """Return the maximum number of lines in flight now. It is 0 if the load is unknown."""
         try:
             if time.monotonic() - self._asked_at > ASK_AGAIN_SECONDS:
                 self._ask_nodes()
@@ -301,7 +305,10 @@ class GuestLook:
 
     @property
     def _drained(self) -> str | None:
-        """The named replica, which a person may have drained; None while the fleet is changed."""
+        """
+        Return the named replica, because it may be drained. While the fleet is changed, return
+        None.
+        """
         return None if self.answers.changes() else self._wanted.replica
 
     def _target(self) -> tuple[Target, tuple[str, ...]]:
@@ -330,7 +337,7 @@ class GuestLook:
 
 
 class Progress:
-    """Progress lines on stderr: after 2 s, then every 5 s, and every 30 s after a minute."""
+    """Prints progress lines on stderr: after 2 s, then every 5 s, and every 30 s after a minute."""
 
     def __init__(self, totals: Totals, lines: int) -> None:
         self._totals = totals
@@ -351,7 +358,7 @@ class Progress:
 
 @contextmanager
 def _signals(run: BatchRun) -> Iterator[list[int]]:
-    """End a run on SIGINT or SIGTERM; the yielded list holds the received signals."""
+    """Stop the run on SIGINT or SIGTERM. The yielded list has the received signals."""
     caught: list[int] = []
 
     def stop(number: int) -> None:

@@ -14,12 +14,12 @@ from gpufleet.upgrade.run.connections import Nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 Questions: TypeAlias = Mapping[tuple[str, str], NodeQuestion]
-"""Questions by (name of the question, node)."""
+"""Questions by (the question's name, node)."""
 
 
 @dataclass(frozen=True)
 class Timed:
-    """A node's answer, with the times of question and answer by this machine's clock."""
+    """A node's answer, and when this machine sent the question and received the answer."""
 
     sent: float
     answered: float
@@ -35,12 +35,12 @@ def ask_bounded(
     then: Callable[[str, str, Answer], Questions] = lambda *_: {},
 ) -> dict[tuple[str, str], Timed]:
     """
-    Query nodes in parallel; keys are pairs of a question's name and a node.
+    Query nodes in parallel. The keys of questions and answers are (the question's name, node).
 
-    The round takes at most `seconds`. A question without an answer by then gets a sentence instead.
-    So does every question to a node that takes longer than `connect_seconds` to connect: `not
-    reached: ...`. `then` returns the follow-up questions to an answer, for the same node and with
-    the same deadline.
+    The round takes at most `seconds`. If a question has no answer by then, its answer is a sentence
+    that says so. If it takes longer than `connect_seconds` to connect to a node, the answer to each
+    of its questions is `not reached: ...`. After each answer, `then` returns further questions to
+    the same node. They have the same deadline.
     """
     late = Timed(0, 0, f"no answer within {seconds:.0f} s")
     found = dict.fromkeys(questions, late)

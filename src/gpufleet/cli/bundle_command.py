@@ -107,9 +107,9 @@ def bundle(
 
 def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) -> list[NodeNeeds]:
     """
-    Return each node's needs, from its settings and its probe.
+    Return what each node needs, from its settings and its probe.
 
-    Raises FleetError with every node without a probe.
+    Raises FleetError with every node whose probe is missing.
     """
     from gpufleet.bundle.requirements import NodeNeeds
     from gpufleet.inventory.loader import read
@@ -155,7 +155,10 @@ def _nodes(inventory_file: str, files: tuple[str, ...], limit: tuple[str, ...]) 
 
 
 def _packages() -> Callable[..., tuple[Package, ...]]:
-    """Return `packages` of roles/package_list.py, which lists the packages that roles install."""
+    """
+    Return the function `packages` of roles/package_list.py. It lists the packages that roles
+    install.
+    """
     bundled = import_from_project(
         "roles.package_list", needed_by="gpufleet bundle", run="the command"
     )

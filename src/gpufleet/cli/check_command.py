@@ -135,7 +135,7 @@ def check(
 
 
 def checks_table() -> Table:
-    """Return one line per check: its name, its question, and the parts that need root."""
+    """Return one line per check: its name, its question, and which of its parts need root."""
     from gpufleet.catalog.checks import CHECKS
 
     table = new_table("check", "question", "needs root for")

@@ -68,10 +68,10 @@ record_option = click.option(
 
 
 class FleetCommand(StrictCommand):
-    """A command whose first argument is INVENTORY, by default the default inventory."""
+    """A command whose first argument is INVENTORY. The argument may be omitted."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default inventory if the first word is no inventory."""
+        """If the first word is not an inventory, insert the default inventory before it."""
         if not ctx.resilient_parsing and not {"-h", "--help"}.intersection(args):
             typed, _, _ = self.make_parser(ctx).parse_args(list(args))
             word = typed.get("inventory_file")
@@ -80,7 +80,9 @@ class FleetCommand(StrictCommand):
         return super().parse_args(ctx, args)
 
     def _takes_more(self) -> bool:
-        """Return whether other arguments may follow INVENTORY, such as a node or a replica."""
+        """
+        Return whether the command has more arguments than INVENTORY, such as a node or a replica.
+        """
         return sum(isinstance(each, click.Argument) for each in self.params) > 1
 
 
@@ -88,7 +90,7 @@ def fleet_command(
     name: str | None = None,
 ) -> Callable[[Callable[..., Any]], FleetCommand]:
     """
-    Return the decorator of a command whose first argument is INVENTORY (`inventory_argument`).
+    Return the decorator for a command whose first argument is INVENTORY (`inventory_argument`).
     """
     return click.command(name, cls=FleetCommand)
 
@@ -99,12 +101,12 @@ def print_json(value: Any) -> None:
 
 
 def print_error(error: FleetError) -> None:
-    """Print every problem of an error on stderr; each line begins with `error: `."""
+    """Print every problem of an error on stderr. Each line begins with `error: `."""
     for problem in error.problems:
         for line in problem.splitlines():
             click.echo(f"error: {printable(line)}", err=True)
 
 
 def operator_name() -> str:
-    """Return the user and host of this command, such as `ada@control`."""
+    """Return the user who runs this command and the name of this machine, such as `ada@control`."""
     return f"{getpass.getuser()}@{socket.gethostname()}"

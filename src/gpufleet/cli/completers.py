@@ -1,8 +1,9 @@
 """
 Complete inventories, nodes, replicas and names of catalogues in a shell.
 
-Each function takes click's arguments and returns the names that begin with the typed text. An
-inventory with a mistake gives no completions; the command itself reports the mistake.
+Each function has the parameters that click requires, and returns the names that begin with the
+typed text. For an inventory with a mistake there are no completions, and the command itself reports
+the mistake.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ def nodes_and_groups(ctx: click.Context, _param: click.Parameter, incomplete: st
 
 
 def replicas(ctx: click.Context, param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the first replica of each declared model."""
+    """Return the first replica of each declared model, for example `llama-0`."""
     return _beginning((f"{model}-0" for model in models(ctx, param, "")), incomplete)
 
 
@@ -59,7 +60,7 @@ def models(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list
 
 
 def deploys(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the deploys of this directory, and the deploys that gpufleet ships."""
+    """Return the names of the deploys in this directory, and of those that gpufleet ships."""
     from gpufleet.inventory.pyinfra_command import deploy_names
 
     return _beginning(deploy_names(), incomplete)
@@ -80,7 +81,7 @@ def gpus(_ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[
 
 
 def hardware(ctx: click.Context, _param: click.Parameter, incomplete: str) -> list[str]:
-    """Return the hardware names for --as, also after `GROUP=`."""
+    """Return the hardware names for --as. A typed `GROUP=` stays in front of the name."""
     from gpufleet.catalog import recorded_nodes
 
     before, equals, typed = incomplete.rpartition("=")
@@ -98,7 +99,9 @@ def setting_keys(_ctx: click.Context, _param: click.Parameter, incomplete: str) 
 
 
 def _fleet(ctx: click.Context) -> Fleet | None:
-    """Return the fleet of the typed or default inventory; None if it does not load."""
+    """
+    Return the fleet of the typed or default inventory, or None if the inventory has a mistake.
+    """
     from gpufleet.inventory.loader import read
     from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 

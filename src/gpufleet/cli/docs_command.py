@@ -1,4 +1,4 @@
-"""`gpufleet docs`: print the pages that messages refer to, also without a checkout."""
+"""`gpufleet docs`: print the pages that messages refer to. No git checkout is needed."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def docs(page: str | None) -> None:
 
 
 def _find(page: str, pages: dict[str, Path]) -> Path:
-    """Return the page at a path, or the only page with that file name."""
+    """Return the page with this path, or the only page whose file has this name."""
     wanted = f"{page.partition('#')[0].removeprefix('docs/').removesuffix('.md')}.md"
     if wanted in pages:
         return pages[wanted]

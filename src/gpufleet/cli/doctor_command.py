@@ -90,7 +90,9 @@ def doctor(logs: tuple[str, ...], *, bundle: Path | None, seconds: float, as_jso
 
 
 def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as_json: bool) -> int:
-    """Diagnose an inventory's fleet; with a name, print only the problems of it."""
+    """
+    Diagnose an inventory's fleet. If a name is given, print only the problems of what it names.
+    """
     if len(names) > 2:
         raise click.UsageError("Give an inventory and at most one model, replica or node.")
     use_gevent()
@@ -111,7 +113,7 @@ def _of_fleet(names: tuple[str, ...], bundle: Path | None, seconds: float, *, as
 
 
 def _check_names(logs: tuple[str, ...]) -> None:
-    """Raise `FleetError` with all names that are not logs, before any line is read."""
+    """Raise `FleetError` with all names that are not logs. No log is read before this check."""
     problems = []
     for name in dict.fromkeys(logs):
         if logs.count(name) > 1:
@@ -142,7 +144,9 @@ def _not_a_file(path: Path) -> str | None:
 
 def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
     """
-    Raise `FleetError` for logs without a line: an empty log does not prove that nothing failed.
+    Raise `FleetError` for logs that have no lines.
+
+    An empty log does not prove that nothing failed.
     """
     empty = [name for name in logs if name not in with_lines]
     if empty:
@@ -159,7 +163,7 @@ def _refuse_empty(logs: tuple[str, ...], with_lines: set[str]) -> None:
 
 
 def _lines(logs: tuple[str, ...], with_lines: set[str]) -> Iterator[LogLine]:
-    """Yield the lines of logs; add the names of logs that have lines to `with_lines`."""
+    """Yield the lines of all logs. If a log has lines, add its name to `with_lines`."""
     from gpufleet.failures.log_reader import is_log_line, read_log
 
     def lines_of(stream: BinaryIO, name: str, source: str) -> Iterator[LogLine]:

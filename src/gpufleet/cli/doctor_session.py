@@ -1,6 +1,6 @@
 """Read everything for `gpufleet doctor INVENTORY`, from all nodes at once.
 
-Border: it queries nodes over SSH.
+Border: the module queries nodes over SSH.
 """
 
 from __future__ import annotations
@@ -51,13 +51,19 @@ from gpufleet.upgrade.run.connections import Nodes, open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 JOURNAL_LINES = 1500
-"""Lines per replica: a start with its traceback on eight ranks has some 1,000 lines."""
+"""
+The number of log lines to read for each replica.
+
+A start that fails with a traceback on eight ranks logs about 1,000 lines.
+"""
 CONNECT_SHARE = 0.3
-"""The share of the time limit for connecting, so that unreachable nodes do not delay others."""
+"""
+The part of the time limit that may be used to connect, so that unreachable nodes delay no others.
+"""
 PLAN_SECONDS = 3.0
-"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
+"""Time limit in seconds for the plan. It may query the Hub about models that no node has."""
 ABOUT = ("instance", "model_name", "model", "gateway", "node")
-"""Labels that name an alert's subject."""
+"""Labels of an alert that may name what the alert is about. The first label found is used."""
 
 
 @dataclass(frozen=True)
@@ -79,11 +85,11 @@ class FleetLook:
     declared: Fleet
     observed: FleetObservations
     now: float
-    """Seconds since 1970."""
+    """The time of the query, in seconds since 1970."""
 
     def diagnosis(self, name: str = "") -> Diagnosis:
         """
-        Return the diagnosis; with a name, only the problems of that model, replica or node.
+        Return the diagnosis. With a name, return only the problems of this model, replica or node.
 
         Raises `FleetError` for an unknown name.
         """
@@ -93,7 +99,7 @@ class FleetLook:
         return fleet_problems.problems_of(found, name, self.observed.status, self.declared.nodes)
 
     def write_bundle(self, file: Path) -> None:
-        """Write an archive for a vendor or an issue, readable only by its owner."""
+        """Write an archive for a vendor or an issue. Only its owner can read it."""
         nodes = self.declared.gpu_nodes
         secrets = {each for name in nodes for each in _secrets(nodes[name].settings)}
         settings = {
@@ -113,7 +119,7 @@ class FleetLook:
 
 
 def _write_private(file: Path, content: bytes) -> None:
-    """Write a file atomically, readable only by its owner. Raises `FleetError`."""
+    """Write a file atomically. Only its owner can read it. Raises `FleetError`."""
     new = file.with_name(f".{file.name}.new")
     try:
         new.unlink(missing_ok=True)
@@ -201,7 +207,7 @@ def _objectives(declared: Fleet) -> dict[str, Objectives]:
 def _sizes(
     probes: Mapping[str, Answer], declared: Fleet, models: Collection[str]
 ) -> tuple[dict[tuple[str, str], Sizing], tuple[str, ...]]:
-    """Return the planned memory by model and node, and the problems if it is unknown."""
+    """Return the planned memory by (model, node), and problems that explain why it is unknown."""
     if not models:
         return {}, ()
     known = {name: each for name, each in probes.items() if not isinstance(each, str)}
@@ -215,7 +221,7 @@ def _sizes(
 
 
 def _evidence(node: str, answer: Answer) -> NodeEvidence:
-    """Return a node's log evidence; an invalid answer becomes a message in it."""
+    """Return what a node's logs contain. If the answer is invalid, the result has the reason."""
     try:
         return node_evidence(node, answer)
     except FleetError as error:
@@ -223,7 +229,7 @@ def _evidence(node: str, answer: Answer) -> NodeEvidence:
 
 
 def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
-    """Query everything at once. A message replaces each answer that is late."""
+    """Query everything at once. If an answer is late, a sentence about this replaces the answer."""
 
     def then(what: str, node: str, answer: Answer) -> Questions:
         if what == "status":
@@ -284,10 +290,10 @@ def _ask(nodes: Nodes, declared: Fleet, seconds: float) -> _Answers:
 
 def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Questions:
     """
-    Return the question for a node's logs, chosen by the node's status.
+    Return the question for the logs of a node. It depends on the node's status.
 
-    One node of a multi-node replica does not know whether the replica serves, so its journal is
-    always read. A silent node is not queried again.
+    The journals of replicas that span nodes are always read, because one node does not know whether
+    the whole replica serves. If a node did not report its status, it is not queried again.
     """
     status = fleet_status({node: answer}, {}, whole=False)
     if status.silent:
@@ -305,9 +311,10 @@ def _journals(node: str, answer: Answer, seconds: float, declared: Fleet) -> Que
 
 def _gateway_log(node: str, answer: Answer, seconds: float) -> Questions:
     """
-    Return the question for a gateway's log.
+    Return the question for the log of a gateway.
 
-    If the gateway runs, the question is about the ports of servers that it cannot reach.
+    If the gateway runs, the question is instead whether the ports of servers that the gateway
+    cannot reach accept connections.
     """
     if isinstance(answer, str):
         return {}

@@ -1,6 +1,6 @@
 """`gpufleet cordon`, `uncordon`, `drain` and `undrain`: take a node out of service and back.
 
-Thin: `drain_session.py` drains, and `on_node/change/change.py` sets the marks.
+Thin: `drain_session.py` drains the node, and `on_node/change/change.py` sets the marks.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def undrain(inventory_file: str, name: str, *, force: bool, as_json: bool) -> in
 
 @contextmanager
 def _node_drains(inventory_file: str, name: str) -> Iterator[NodeDrains]:
-    """Yield a node's drain session, with open connections."""
+    """Yield the drain session for a node. Its connections stay open until the session ends."""
     declared = _load_inventory(inventory_file, (name,))
     from gpufleet.cli.drain_session import NodeDrains
     from gpufleet.upgrade.run.connections import open_nodes
@@ -163,7 +163,7 @@ def _change_marks(
     *,
     as_json: bool,
 ) -> int:
-    """Set or remove a mark on nodes, and print their marks afterwards."""
+    """Set or remove a mark on nodes. Afterwards, print all marks of these nodes."""
     _load_inventory(inventory_file, names)
     from gpufleet.cli.drain_session import mark_json
     from gpufleet.fleet import live
@@ -236,7 +236,7 @@ def _print_result(found: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _load_inventory(inventory_file: str, names: tuple[str, ...]) -> Fleet:
-    """Return an inventory's declaration. Raises `FleetError` for names that are no GPU node."""
+    """Return the inventory. Raises `FleetError` if one of the names is not a GPU node in it."""
     use_gevent()
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read

@@ -1,7 +1,7 @@
-"""Take one node out of service and back: set marks, tell gateways, and wait for requests.
+"""Take a node out of service and back: set marks, inform gateways, and wait for requests to end.
 
-Border. `fleet/draining.py` determines the replicas that a drain affects, `on_node/change/change.py`
-sets the marks, and `upgrade/run/traffic.py` tells gateways, as in an upgrade.
+Border. `fleet/draining.py` determines the replicas that a drain affects. `on_node/change/change.py`
+sets the marks. `upgrade/run/traffic.py` informs the gateways, as in an upgrade.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from gpufleet.upgrade.run.node_answers import Marks, NodeLook, RequestsLeft
 from gpufleet.upgrade.run.traffic import Frontends
 
 TELL_SECONDS = 60
-"""Time limit in seconds for retries of gateways that do not answer."""
+"""Time limit in seconds within which gateways that do not answer are queried again."""
 
 
 class NodeDrains:
@@ -108,15 +108,15 @@ class NodeDrains:
         }
 
     def cordon(self, name: str, by: str, why: str) -> None:
-        """Cordon a node. An existing cordon is kept."""
+        """Cordon a node. If the node is already cordoned, its cordon does not change."""
         self._set_marks({name: node_questions.cordon(by, why)})
 
     def uncordon(self, name: str) -> None:
-        """Lift a person's cordon. Drain marks are kept."""
+        """Remove the cordon that a person has set. The marks of drained replicas stay."""
         self._set_marks({name: node_questions.uncordon()})
 
     def find(self, name: str) -> tuple[Drain, Mapping[str, NodeLook]]:
-        """Return the replicas that a node's drain affects, and the marks of their nodes."""
+        """Return the replicas that a node's drain affects, and the marks of all nodes."""
         answers = observe.survey(self.nodes, self.declared)
         if isinstance(said := answers[name], str):
             raise FleetError(f"{name}: {said}")
@@ -131,9 +131,9 @@ class NodeDrains:
 
     def _drain_seconds(self, name: str, looks: Mapping[str, NodeLook]) -> int:
         """
-        Return the longest `drain_seconds` of a node's running models.
+        Return the longest `drain_seconds` of the models that run on a node.
 
-        If none of them runs, return the longest of its declared models.
+        If none of its models runs, return the longest of all models that the node declares.
         """
         serving = self.declared.gpu_nodes[name].settings.serving
         here = {
@@ -146,9 +146,9 @@ class NodeDrains:
 
     def _wait_until_quiet(self, found: Drain, seconds: int) -> tuple[int, list[str]]:
         """
-        Wait for requests to end.
+        Wait until no requests are left, but at most `seconds`.
 
-        Returns the number of remaining requests, and the servers that reported no number.
+        Returns the number of remaining requests, and the servers that did not report their number.
         """
         end = time.monotonic() + seconds
         queued = self.front.wait(found.servers, seconds)
@@ -169,7 +169,9 @@ _NOBODY = "neither a gateway nor a `balancer` is set, so clients keep sending re
 
 
 def _is_of_drain(cordon: Mark, drained: Any) -> bool:
-    """Return whether a cordon has the author and reason of a drain."""
+    """
+    Return whether a drain has set a cordon: its author and reason are those of a drained replica.
+    """
     return any((each.by, each.why) == (cordon.by, cordon.why) for each in drained)
 
 

@@ -1,4 +1,4 @@
-"""`gpufleet drift`: show and optionally record where nodes differ from their declaration."""
+"""`gpufleet drift`: show where nodes differ from their declaration, and optionally record it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -
     """
     Compare the nodes of an inventory with their declaration.
 
-    Side effects and exceptions are those of `dry_run`.
+    The function has the same side effects and exceptions as `dry_run`.
     """
     from gpufleet.fleet.drift import Drift, NodeDrift, deploy_files, drift_from_probes
     from gpufleet.fleet.dry_run import dry_run
@@ -103,7 +103,10 @@ def compare_nodes(inventory_file: str, limit: tuple[str, ...], seconds: float) -
 
 
 def drift_table(found: Drift) -> RenderableType:
-    """Return the differences and unknowns of each node as a table, with a line for the fleet."""
+    """
+    Return the differences and unknown parts of each node as a table, and the number of nodes by
+    state.
+    """
     from rich.console import Group
     from rich.text import Text
 

@@ -1,7 +1,7 @@
 """`gpufleet flags ...`: look up and check vLLM's flags by release. Contacts no node.
 
 Thin: reads files, calls the library, prints. Each command imports only the modules that it needs,
-because `check` must answer in 300 ms from a cold start.
+because `check` must answer within 300 ms after a cold start.
 """
 
 from __future__ import annotations
@@ -272,7 +272,9 @@ def _variables(given: tuple[str, ...]) -> dict[str, str]:
 
 
 def _schema(version: str) -> Schema:
-    """Return the schema of a packaged release, or of a file written by `extract`."""
+    """
+    Return the schema of a release that gpufleet ships, or of a file that `extract` has written.
+    """
     from pathlib import Path
 
     from gpufleet.flags import schema

@@ -1,6 +1,6 @@
 """Read nodes, probes and settings for commands, and record findings.
 
-Imports are inside functions, because every command loads this module.
+Every command loads this module, so its functions contain the slow imports.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ RECORD_SECONDS = 30
 
 
 def use_gevent() -> None:
-    """Patch sockets for gevent, with which pyinfra connects. Call it before they are imported."""
+    """
+    Replace sockets by those of gevent, which pyinfra uses. Call this before sockets are imported.
+    """
     from gevent import monkey
 
     monkey.patch_all()
@@ -46,7 +48,7 @@ def _exit_interrupted(_signal: int, _frame: FrameType | None) -> NoReturn:
 def probe_live(
     inventory_file: str, limit: tuple[str, ...] = (), seconds: float = 60
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Probe the nodes of an inventory, and return their answers and the declaration."""
+    """Probe the nodes of an inventory. Return their answers, and the declared GPU nodes."""
     use_gevent()
     from gpufleet.fleet import live
     from gpufleet.fleet.model_configs import probe_paths
@@ -62,9 +64,10 @@ def read_saved(
     inventory_file: str, files: tuple[str, ...], hardware: tuple[str, ...]
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
     """
-    Return the saved or assumed probes of an inventory's nodes, and the declaration.
+    Return saved or assumed probes of an inventory's nodes, and the declared GPU nodes.
 
-    `files` have probes, and `hardware` is the value of --as. A node's probe takes precedence.
+    `files` have saved probes. `hardware` is the value of --as, from which probes are assumed. If a
+    node has a saved probe, it takes precedence.
     """
     from gpufleet.fleet.declared_hardware import hardware_documents, parse_hardware
     from gpufleet.inventory.loader import read
@@ -81,7 +84,7 @@ def read_saved(
 
 
 def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
-    """Return each node's probe from files, or the reason why it is missing."""
+    """Return each node's probe in the files, or the reason why the probe is missing."""
     from gpufleet.node.probe_document import parse_documents
 
     documents: dict[str, Any] = {}
@@ -95,7 +98,7 @@ def load_probes(files: tuple[str, ...]) -> Mapping[str, Answer]:
 
 
 def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
-    """Return one variable file's values for all nodes."""
+    """Return nodes that all have the variables in one file."""
     from gpufleet.settings import node_variables, variables
 
     names = list(nodes)
@@ -104,14 +107,17 @@ def load_variables(vars_file: str, nodes: Iterable[str]) -> dict[str, NodeVars]:
 
 
 def select_names(known: list[str], wanted: tuple[str, ...], where: str) -> list[str]:
-    """Return the requested names, by default all. Raises `FleetError` for unknown names."""
+    """
+    Return the wanted names, or all known names if none are given. Raises `FleetError` for unknown
+    names.
+    """
     if missing := [name for name in wanted if name not in known]:
         raise FleetError(*(f"{where} has no {name!r}{suggestion(name, known)}" for name in missing))
     return list(wanted) or known
 
 
 def select_limit(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes and groups in --limit; empty without --limit."""
+    """Return the nodes and groups in --limit, or an empty tuple without --limit."""
     known = [*declared.nodes, *declared.groups.members]
     return tuple(select_names(known, limit, declared.inventory)) if limit else ()
 
@@ -120,8 +126,8 @@ def write_records(inventory_file: str, name: str, samples: Mapping[str, Samples]
     """
     Write each node's findings to the node, and report failures on stderr.
 
-    A failure does not change the exit status: the node then has stale metrics, which an alert
-    reports.
+    A failure does not change the exit status. Instead, an alert reports that the node's metrics are
+    old.
     """
     from gpufleet.fleet import live, node_records
     from gpufleet.remote import payload

@@ -1,7 +1,7 @@
 """`gpufleet import FILE`: convert launch scripts and manifests to settings. Contacts no node.
 
 Thin: reads one text, calls the library, prints. The settings go to standard output or to a file.
-Dropped and renamed parts go to standard error with the reason, one sentence per line.
+For each part that was dropped or renamed, a sentence with the reason goes to standard error.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from gpufleet.errors import FleetError, file_fault
 from gpufleet.paths import write_whole
 
 _MOST = 1 << 24
-"""The maximum number of characters to read, far above the limit that `detect` enforces."""
+"""The maximum number of characters to read. It is far above the limit that `detect` enforces."""
 
 
 @click.command("import", cls=StrictCommand)
@@ -117,7 +117,7 @@ def import_(
 
 
 def _target(output: str, file: str, *, force: bool) -> Path:
-    """Return the file to write. Raises `FleetError` if it exists, except with `force`."""
+    """Return the file to write. Raises `FleetError` if it exists, unless `force` is set."""
     target = Path(output)
     if target.is_dir():
         raise FleetError(f"{output}: is a directory: write the name of a file")

@@ -127,7 +127,7 @@ def init(
 
 
 def _settings(file: Path | None) -> dict[str, Any]:
-    """Return a settings file's values; {} without a file."""
+    """Return the values in a settings file, or {} if there is no file."""
     from gpufleet.settings import variables
 
     if file is None:
@@ -168,7 +168,7 @@ def _hosts(words: tuple[str, ...], ansible: str | None, key: str | None) -> tupl
 
 
 def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -> dict[str, str]:
-    """Return the known host key lines, from a file or an earlier run."""
+    """Return the host key lines that are already known, from a file or from an earlier run."""
     from gpufleet.setup import fleet_files, host_keys
 
     earlier = directory / fleet_files.KNOWN_HOSTS
@@ -179,7 +179,7 @@ def _known(directory: Path, hosts: tuple[Host, ...], known_hosts: Path | None) -
 
 
 def _accept(*, yes: bool) -> None:
-    """Ask the operator to accept the displayed keys."""
+    """Ask the operator whether the keys on the screen are correct."""
     if yes:
         return
     if not sys.stdin.isatty():
@@ -194,7 +194,7 @@ def _accept(*, yes: bool) -> None:
 def _probe(
     folder: Path, hosts: tuple[Host, ...], known: str, given: Mapping[str, Any]
 ) -> dict[str, Mapping[str, Any]]:
-    """Probe each host. Raises `FleetError` with every host without an answer."""
+    """Probe each host. Raises `FleetError` with every host that does not answer."""
     import yaml
 
     from gpufleet.fleet import live
@@ -218,7 +218,7 @@ def _probe(
 def _first_model(
     wanted: FirstModel | None, findings: Findings, given: Mapping[str, Any]
 ) -> FirstModel | None:
-    """Return the model to serve, with its commit if the Hub reports it."""
+    """Return the model to serve. It has a commit if the Hub reports one."""
     from dataclasses import replace
 
     from gpufleet.setup.first_model import choose, hub_revision
@@ -234,14 +234,14 @@ def _first_model(
 
 
 def _own_key(given: Mapping[str, Any]) -> bool:
-    """Return whether the fleet generates its own API key, because no setting names a key."""
+    """Return whether to generate an API key for the fleet, because no setting names a key file."""
     vllm = given.get("vllm")
     return not (isinstance(vllm, Mapping) and "api_key_file" in vllm)
 
 
 def _check(root: Path, files: Mapping[str, str], *, api_key: bool) -> None:
     """
-    Load the files to write, for validation.
+    Write the files to a folder and load them, to validate them.
 
     Raises `FleetError` with every mistake in the settings.
     """

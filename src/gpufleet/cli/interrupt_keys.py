@@ -1,4 +1,4 @@
-"""Handle Ctrl-C while an upgrade runs. Loads gevent: import it after `use_gevent()`."""
+"""Handle Ctrl-C while an upgrade runs. Import this module after `use_gevent()`: it loads gevent."""
 
 from __future__ import annotations
 
@@ -14,7 +14,10 @@ if TYPE_CHECKING:
 
 class InterruptKeys:
     """
-    The Ctrl-C handler of an upgrade: once finishes the groups in progress, twice stops at once.
+    The Ctrl-C handler of an upgrade.
+
+    After the first Ctrl-C, the upgrade finishes the groups in progress. The second one stops it at
+    once.
     """
 
     def __init__(self, journal: Journal) -> None:
@@ -35,7 +38,10 @@ class InterruptKeys:
         self._handler = gevent.signal_handler(signal.SIGINT, self._interrupted)
 
     def restore_handler(self) -> None:
-        """Return Ctrl-C to Python, because no greenlet runs while a question waits."""
+        """
+        Restore Python's own handler, because no greenlet runs while the operator is asked a
+        question.
+        """
         if self._handler is not None:
             self._handler.cancel()
             self._handler = None

@@ -1,4 +1,4 @@
-"""Observe a target's servers during a load test, for its time series and to protect users."""
+"""Observe a target's servers during a load test, to record their load and to protect users."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from gpufleet.upgrade.plan import replica_load
 GUEST_LOOK_SECONDS, LOOK_SECONDS = 3.0, 10.0
 STALE_SECONDS = 60.0
 """
-Seconds without a known load after which a guest stops.
+Seconds after which a guest stops if the load is not known.
 
-A node has 30 s to answer, and connecting may take 40 s.
+A node has 30 s to answer, and a connection to it may take 40 s.
 """
 
 
@@ -33,11 +33,11 @@ class Look:
     loads: list[ServerLoad | str]
     """The load of each replica, or the reason why it is unknown."""
     pages: Mapping[str, str] = field(default_factory=dict, repr=False)
-    """The page /metrics of each server, by `NODE:PORT`."""
+    """The text of each server's page /metrics, by `NODE:PORT`."""
 
 
 class LoadWatch:
-    """Observes the servers during a load test without other clients."""
+    """Observes the servers during a load test. No other client may send requests meanwhile."""
 
     def __init__(
         self, look: Callable[[], Look], record: Callable[[list[ServerLoad | str]], None]
@@ -53,7 +53,7 @@ class LoadWatch:
             gevent.sleep(LOOK_SECONDS)
 
     def look_once(self) -> None:
-        """Observe the servers once, and record their loads, or the reason if a query fails."""
+        """Observe the servers once, and record their loads. If a query fails, record the reason."""
         try:
             seen = self._look()
         except FleetError as error:
@@ -71,7 +71,7 @@ class LoadWatch:
             self._finished[server] = sample.finished
 
     def reason(self, _in_flight: int) -> str:
-        """Return why the load must end; "" if it may continue."""
+        """Return why the load must end, or "" if it may continue."""
         return self._reason
 
 
@@ -91,9 +91,9 @@ class GuestWatch(LevelObserver):
         """
         Make the first observation.
 
-        Raises `FleetError` if other clients' latencies cannot be measured. `most` is the limit of
-        requests in flight: the `share` of the slots that were idle before. Each observation
-        computes the limit again.
+        `most` is the maximum number of requests in flight: the part `share` of the slots that were
+        idle before the guest began. Each observation computes this maximum again. Raises
+        `FleetError` if other clients' latencies cannot be measured.
         """
         self._look, self._record, self._clock = look, record, clock
         self._contract, self._most, self._reason = contract, most, ""
@@ -115,7 +115,7 @@ class GuestWatch(LevelObserver):
             self._reason = self.look_once()
 
     def look_once(self) -> str:
-        """Observe the servers once; return why the guest must stop, or "" if it may continue."""
+        """Observe the servers once. Return why the guest must stop, or "" if it may continue."""
         try:
             seen = self._look()
             self._looked = self._clock()
@@ -129,7 +129,7 @@ class GuestWatch(LevelObserver):
             return error.problems[0]
 
     def began(self, _load: float, /) -> None:
-        """Begin a level."""
+        """Record that a level begins."""
         self._others.begin_level()
 
     def outcome(self, outcome: Outcome) -> None:
@@ -137,17 +137,17 @@ class GuestWatch(LevelObserver):
         self._others.add(outcome)
 
     def beat(self, beat: Beat) -> None:
-        """Record the guest's requests in flight at a heartbeat."""
+        """Record which of the guest's requests are in flight now."""
         self._others.beat(beat.now, beat.in_flight)
         # Requests above its share wait in the client.
         self._own = max(self._own, min(len(beat.in_flight), self._most))
 
     def ended(self, run: LevelRun) -> None:
-        """End a level."""
+        """Record that a level has ended."""
         self._others.end_level(len(run.unfinished))
 
     def reason(self, in_flight: int) -> str:
-        """Return why the load must end; "" if it may continue."""
+        """Return why the load must end, or "" if it may continue."""
         why = self._reason or self._others.late_reason()
         if not why and self._clock() - self._looked > STALE_SECONDS:
             why = f"the servers' load has not been known for {STALE_SECONDS:.0f} s"
@@ -164,9 +164,9 @@ class GuestWatch(LevelObserver):
 
 def read_servers(seen: Look, contract: Contract) -> dict[str, dict[str, Counts]]:
     """
-    Return the counts of each server's latencies that have an objective.
+    Return each server's counts for the latencies that have an objective.
 
-    Raises `FleetError` for a server whose counts, or whose replica's load, are unknown.
+    Raises `FleetError` if the counts of a server or the load of a replica are unknown.
     """
     found: dict[str, dict[str, Counts]] = {}
     problems = [each for each in seen.loads if isinstance(each, str)]

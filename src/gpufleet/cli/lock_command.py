@@ -1,6 +1,6 @@
 """`gpufleet lock INVENTORY`: lock the versions that a group's nodes run.
 
-Thin: probes, calls the library, writes one file. Changes no node.
+Thin: probes the nodes, calls the library, writes one file. The command changes no node.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpufleet.settings.gpu_lock import GpuLock
 
 CHANGED = 1
-"""Exit status of `--dry` if the file would change."""
+"""The exit status of `--dry` if the command would change the file."""
 
 
 @fleet_command("lock")
@@ -135,7 +135,7 @@ def _read(
 
 
 def _there(file: Path, root: Path) -> GpuLock | None:
-    """Return the lock in a file; None if the file is missing or cannot be parsed."""
+    """Return the lock in a file, or None if the file does not exist or its lock is invalid."""
     from pydantic import ValidationError
 
     from gpufleet.settings.gpu_lock import GpuLock
@@ -150,7 +150,7 @@ def _there(file: Path, root: Path) -> GpuLock | None:
 
 
 def _refused(fleet: Fleet, nodes: tuple[str, ...], found: GpuLock, file: Path) -> Iterator[str]:
-    """Yield the mistakes in the group's variables with this lock."""
+    """Yield the mistakes that the group's variables would have with this lock."""
     import datetime as dt
 
     from gpufleet.gpu_software import lock_check

@@ -185,18 +185,18 @@ GROUPS = {
     "Lab and shell": ("lab", "completion"),
 }
 OTHERS = "Others"
-"""The section of commands without a group."""
+"""The title for commands that belong to no group."""
 
 
 class LazyGroup(click.Group):
-    """A group that imports a command only when it is used."""
+    """A group of commands that imports a command only when it is used."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:  # noqa: ARG002
         """Return the names of all commands."""
         return sorted(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:  # noqa: ARG002
-        """Import and return a command; None for an unknown name."""
+        """Import and return a command, or return None for an unknown name."""
         if cmd_name not in COMMANDS:
             return None
         module, _, attribute = COMMANDS[cmd_name][0].partition(":")
@@ -204,7 +204,7 @@ class LazyGroup(click.Group):
         return command
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:  # noqa: ARG002
-        """Write a line for each command without importing any."""
+        """Write one line of help for each command, without importing the commands."""
         named = {name for names in GROUPS.values() for name in names}
         others = tuple(sorted(COMMANDS.keys() - named))
         width = max(map(len, COMMANDS))

@@ -36,10 +36,10 @@ They are defined in `load_test.workloads`, `load_test.pooled_work` and `load_tes
 
 
 class MeasureCommand(FleetCommand):
-    """A command that compares two results without an inventory."""
+    """The command `measure`, which needs no inventory if it compares two results."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Insert the default inventory unless the command compares results."""
+        """Insert the default inventory, unless the command compares two results."""
         if "--compare" in args:
             return click.Command.parse_args(self, ctx, ["-", *args])
         return super().parse_args(ctx, args)

@@ -21,17 +21,17 @@ from gpufleet.sanitize import printable
 
 
 class Progress(LevelObserver):
-    """A line on stderr every ten seconds of a level."""
+    """Prints a line on stderr every ten seconds of a level."""
 
     def __init__(self) -> None:
         self._load, self._next = 0.0, 10.0
 
     def began(self, load: float, /) -> None:
-        """Begin a level."""
+        """Record that a level begins."""
         self._load, self._next = load, 10.0
 
     def beat(self, beat: Beat) -> None:
-        """Print the line if it is due."""
+        """Print the line if ten seconds have passed since the last one."""
         if beat.now >= self._next:
             self._next = beat.now + 10
             say(f"  {self._load:.3g}: {beat.now:.0f} s, {len(beat.in_flight)} requests running")
@@ -43,7 +43,7 @@ def say(text: str) -> None:
 
 
 class LevelLines:
-    """A table on stderr that grows by one row per level."""
+    """Prints a table on stderr, with one row after each level."""
 
     _FORM = "{:>12} {:>10} {:>9} {:>8} {:>9} {:>9} {:>9} {:>8}"
 
@@ -51,7 +51,7 @@ class LevelLines:
         self._unit = ""
 
     def __call__(self, level: LevelSummary) -> None:
-        """Print a level's row, below a new header if the unit of load has changed."""
+        """Print the row of a level. If the unit of load has changed, print a new header first."""
         if level.unit != self._unit:
             self._unit = level.unit
             unit = "requests/s" if level.rate is not None else "concurrent"
@@ -68,12 +68,14 @@ class LevelLines:
 
 
 def served_by(target: Target) -> str:
-    """Return the measured share of a model's replicas, such as `2 of 3 replicas`."""
+    """Return how many of a model's replicas are measured, such as `2 of 3 replicas`."""
     return f"{len(target.replicas)} of {count_of(target.replicas_of, 'replica')}"
 
 
 def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
-    """Write a result's files, and return their paths: the result, its page, its reports."""
+    """
+    Write a result's files. Return their paths: first the result, then its page, then its reports.
+    """
     file = result.write(found, folder)
     page = file.with_suffix(".html")
     write_whole(page, result_page.result_page(found))
@@ -86,7 +88,7 @@ def write_result(found: Measurement, folder: Path) -> tuple[Path, ...]:
 
 
 def print_result(found: Measurement, files: tuple[Path, ...]) -> None:
-    """Print the levels, the answer and the files' paths."""
+    """Print the levels, the answer and the paths of the files."""
     _print_levels(found)
     if found.closed is not None:
         click.echo()
@@ -145,7 +147,7 @@ def print_tuning(tuning: Tuning, model: str) -> None:
 
 def proposal_lines(tuning: Tuning, model: str) -> list[str]:
     """
-    Return the proposal of the trials as lines: settings to write, or to keep the declared ones.
+    Return lines that propose settings to write, or that propose to keep the declared settings.
     """
     best = tuning.proposal
     if best is None or best.measured is None:
@@ -163,7 +165,7 @@ def proposal_lines(tuning: Tuning, model: str) -> list[str]:
 
 
 def closed_answer(of: Searched) -> str:
-    """Return the closed loop's answer in one sentence."""
+    """Return one sentence with the result of the closed loop."""
     best = of.best
     if of.found.kept is None or best is None:
         return f"closed loop: {of.found.why}"
@@ -176,7 +178,7 @@ def closed_answer(of: Searched) -> str:
 
 
 def answer(found: Measurement) -> str:
-    """Return the answer in one sentence."""
+    """Return one sentence with the result of the measurement."""
     unit = "requests/s" if found.loop == "open" else "concurrent requests"
     what = f"{found.model}, {found.target} ({found.served_by})"
     if found.found.kept is None:

@@ -1,6 +1,6 @@
-"""One run of `gpufleet measure`: choose the target, load it, and return the measurement.
+"""Run `gpufleet measure` once: choose the target, put load on it, and return the measurement.
 
-Border: it queries nodes over SSH, and starts load clients here or on a node.
+Border: the module queries nodes over SSH, and starts load clients on this machine or on a node.
 """
 
 from __future__ import annotations
@@ -46,11 +46,15 @@ from gpufleet.sizing.architectures.description import Description
 from gpufleet.upgrade.run.connections import Nodes, open_nodes
 
 SMALLEST_VOCABULARY = 32000
-"""The assumed vocabulary for an unknown config: today's smallest (Llama 2, Mistral 7B)."""
+"""
+The number of token ids that is assumed if the model's config is unknown.
+
+It is the smallest vocabulary of today's models (Llama 2, Mistral 7B).
+"""
 
 
 class Session:
-    """The session of one measurement of an inventory's model."""
+    """Measures one model of an inventory."""
 
     def __init__(self, inventory_file: str, wanted: MeasureOptions) -> None:
         self.inventory = inventory_file
@@ -67,7 +71,7 @@ class Session:
         self._opened.__exit__(*about)
 
     def measure(self) -> Measurement:
-        """Measure the target's capacity. Raises `FleetError` with all mistakes."""
+        """Measure how much load the target can serve. Raises `FleetError` with all mistakes."""
         wanted = self.wanted
         self._check_place()
         trace = read_trace(Path(wanted.trace)) if wanted.trace else None
@@ -142,14 +146,19 @@ class Session:
         )
 
     def _try(self, runs: LevelRuns) -> float:
-        """Return the seconds of the largest request; refuse a search that can find no load."""
+        """
+        Return how many seconds the largest request takes. Raise `FleetError` if a search cannot
+        succeed.
+        """
         seconds = runs.try_largest()
         if self.wanted.searches:
             runs.check_alone()
         return seconds
 
     def _check_place(self) -> None:
-        """Raise `FleetError` for an unknown node in `--from`, before any node is queried."""
+        """
+        Raise `FleetError` if `--from` names an unknown node. No node is queried before this check.
+        """
         node, known = self.wanted.from_node, sorted(self.project.nodes)
         if node is not None and node not in known:
             raise FleetError(
@@ -158,7 +167,7 @@ class Session:
 
     @contextmanager
     def _clients(self, declared: TargetDeclaration) -> Iterator[ClientPlace]:
-        """Yield the place of the load clients, and end all clients afterwards."""
+        """Yield the place where load clients run. Afterwards, end all clients."""
         node = self.wanted.from_node
         if node is None:
             yield this_machine()
@@ -171,14 +180,17 @@ class Session:
                 clients.close()
 
     def look(self) -> NodeAnswers:
-        """Query the nodes' state. Raises `FleetError` while the fleet is being changed."""
+        """
+        Query the state of the nodes. Raises `FleetError` if a deploy or an upgrade changes the
+        fleet.
+        """
         found = self.fleet.ask_nodes()
         if problems := found.changes():
             raise FleetError(*problems)
         return found
 
     def _changed(self, target: Target, declared: TargetDeclaration) -> str:
-        """Return how the serving replicas changed during the run; "" without a change."""
+        """Return which serving replicas changed during the run, or "" if none did."""
         _, gateway, node = target.name.rpartition("gateway ")
         if not gateway:
             return ""
@@ -192,7 +204,10 @@ class Session:
         )
 
     def _describe(self, model: str, fleet: NodeAnswers) -> tuple[workloads.TokenRange, int | None]:
-        """Return a model's range of token ids, and its longest request; None if unknown."""
+        """
+        Return a model's range of token ids, and the length of its longest request or None if
+        unknown.
+        """
         of_model = {
             name: each
             for name, each in self.project.gpu_nodes.items()
@@ -208,10 +223,10 @@ class Session:
 
     def _admit(self, first: Look, contract: Contract) -> int | None:
         """
-        Return the limit of requests in flight; None without a limit.
+        Return the maximum number of requests in flight, or None if there is none.
 
-        Raises `FleetError` if users' requests run, unless the client is a guest, and for unknown
-        loads.
+        Raises `FleetError` if a load is unknown. Without --guest, also raises `FleetError` if
+        requests of users are running.
         """
         loads = first.loads
         if self.wanted.guest is not None:

@@ -87,7 +87,9 @@ class MeasureOptions:
 
     @property
     def searches(self) -> bool:
-        """Return whether the run searches the highest load, not one level."""
+        """
+        Return whether the run searches for the highest load. Otherwise it measures given levels.
+        """
         return self.rate is None and self.concurrency is None and self.trace is None
 
     def work(self, kind: ModelKind) -> Work:
@@ -137,7 +139,9 @@ class MeasureOptions:
 
 def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
     """
-    Return a workload of a trace's largest request, for the first request and the client's limit.
+    Return a workload whose requests are all as large as the largest request of a trace.
+
+    It is used for the first request, and to measure the limit of the client.
     """
     if kind != "generate":
         raise FleetError(
@@ -154,7 +158,7 @@ def trace_work(name: str, trace: Trace, kind: ModelKind) -> workloads.Workload:
 
 
 def work_json(work: Work, seed: int, trace: str | None) -> dict[str, Any]:
-    """Return a workload's description for results, without the contents of prompts and traces."""
+    """Return the description of a workload for results. It has no contents of prompts or traces."""
     if trace:
         return {"trace": Path(trace).name, "seed": seed}
     if isinstance(work, WrittenPrompts):

@@ -1,4 +1,4 @@
-"""`gpufleet lock INVENTORY --models`: write the Hub's hashes of models' files."""
+"""`gpufleet lock INVENTORY --models`: write the hashes of models' files that the Hub reports."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ if TYPE_CHECKING:
     from gpufleet.inventory.loader import Fleet
 
 CHANGED = 1
-"""Exit status of `--dry` if the file would change."""
+"""The exit status of `--dry` if the command would change a file."""
 
 
 def lock_models(inventory_file: str, *, dry: bool) -> int:
     """
     Write the model locks that the settings name, and return the exit status.
 
-    A revision that is already locked is not requested again and keeps its hashes.
+    If a revision is already locked, its hashes do not change, and the Hub is not queried for it.
     """
     from gpufleet.artifacts import model_lock
     from gpufleet.inventory.loader import read
@@ -55,7 +55,9 @@ def lock_models(inventory_file: str, *, dry: bool) -> int:
 
 def _models(fleet: Fleet) -> Iterator[tuple[Path, Model]]:
     """
-    Yield each model with its lock file. The Hub is the original, even if a mirror is configured.
+    Yield each model with the path of its lock file.
+
+    The hashes come from the address in the settings (by default the Hub) and not from a mirror.
     """
     from gpufleet.bundle.models import Model
     from gpufleet.settings.node_settings import NodeSettings

@@ -173,7 +173,9 @@ def list_silences(inventory_file: str, *, as_json: bool) -> None:
 
 
 def _declared(fleet: Fleet) -> Monitoring:
-    """Return the inventory's monitoring settings; if they differ, the first node's."""
+    """
+    Return the inventory's monitoring settings. If nodes have different ones, use the first node's.
+    """
     from gpufleet.settings.monitoring_settings import Monitoring
 
     found = {name: m for name, node in fleet.nodes.items() if (m := node.settings.monitoring)}
@@ -191,7 +193,7 @@ def _declared(fleet: Fleet) -> Monitoring:
 def _running(
     fleet: Fleet, inventory_file: str
 ) -> tuple[tuple[Server, ...], frozenset[str], tuple[MeasuredReplica, ...]]:
-    """Return the running servers, the silent nodes, and the measured replicas."""
+    """Return the running servers, the nodes that did not answer, and the measured replicas."""
     from gpufleet.fleet import fleet_plan
     from gpufleet.fleet.live import probe
     from gpufleet.fleet.measured_rates import rates_for_rules
@@ -213,7 +215,7 @@ def _running(
 
 
 def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
-    """Return the contents of the target files in a directory."""
+    """Return the contents of the files with scrape targets that are already in a directory."""
     found = {}
     for path in directory.glob("targets/*.json"):
         try:
@@ -224,7 +226,7 @@ def _before(directory: Path) -> dict[str, list[dict[str, Any]]]:
 
 
 def _read(inventory_file: str, nodes: Iterable[str]) -> Fleet:
-    """Return the inventory. Raises `FleetError` for unknown nodes."""
+    """Return the inventory. Raises `FleetError` for nodes that it does not have."""
     use_gevent()  # before pyinfra is imported
     from gpufleet.formatting import suggestion
     from gpufleet.inventory.loader import read
@@ -244,9 +246,9 @@ def _asked(
     close: Mapping[str, Iterable[str]] | None = None,
 ) -> dict[str, tuple[Silence, ...]]:
     """
-    Open and end silences on every Alertmanager of the inventory, and return their silences.
+    Create and end silences on every Alertmanager of the inventory. Return all silences by node.
 
-    Raises `FleetError` if there is no Alertmanager, and for each failed one.
+    Raises `FleetError` if there is no Alertmanager, and with a problem for each one that failed.
     """
     from gpufleet.fleet.live import connect
     from gpufleet.monitoring import silences

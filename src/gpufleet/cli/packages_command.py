@@ -1,6 +1,6 @@
 """`gpufleet packages ...`: lock nodes' packages, and look up their vulnerabilities.
 
-Thin: runs uv, or queries an advisory source, and writes or prints the result.
+Thin: runs uv, or queries a source of advisories, and writes or prints the result.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from gpufleet.paths import write_whole
 from gpufleet.sanitize import printable
 
 CHANGED = FOUND = 1
-"""Exit status of `lock --dry` if a file would change, and of `audit` if advisories are found."""
+"""The exit status of `lock --dry` if a file would change, and of `audit` if it finds advisories."""
 
 
 @click.group()

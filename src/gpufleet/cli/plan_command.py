@@ -127,7 +127,9 @@ def plan(
 def _measured(
     inventory: str, found: Assessment, declared: Mapping[str, NodeVars]
 ) -> tuple[ModelRate, ...]:
-    """Return the measured rates of the plan's replicas; print a note for each damaged file."""
+    """
+    Return the measured rates of planned replicas. Print a note for each result that is damaged.
+    """
     from gpufleet.fleet.measured_rates import plan_rates, stored_results
 
     there = stored_results(inventory)
@@ -149,7 +151,7 @@ def _nodes(
     vars_file: str | None,
     hardware: tuple[str, ...],
 ) -> tuple[Mapping[str, Answer], Mapping[str, NodeVars]]:
-    """Return each node's probe and declaration, selected by the command's options."""
+    """Return each node's probe and declaration. The options decide where they come from."""
     if vars_file:
         files = (*nodes, *targets)
         if hardware or not files:
@@ -162,7 +164,7 @@ def _nodes(
 
 
 def plan_table(plan: FleetPlan, nodes: Mapping[str, Node]) -> Table:
-    """Return one row for each stage of a block of equal nodes: its nodes, GPUs and ports."""
+    """Return a table of the plan. Nodes with the same stages share one row for each stage."""
     from gpufleet.planning.gpu_totals import equal_nodes, gpus_text
 
     table = new_table("nodes", "model", "replicas", "GPUs", "NVLink island", "TP", "port")
@@ -189,7 +191,7 @@ def _island(stage: Stage, node: Node) -> str:
 
 
 def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Table:
-    """Return one line for each set flag of each model, with its source."""
+    """Return one line for each flag of each model, with the source that has set the flag."""
     table = new_table("model", "flag", "value", "set by", "because", whole={"flag"})
     for (model, _), flags in layers.items():
         for each in flags:
@@ -200,7 +202,7 @@ def layers_table(layers: Mapping[tuple[str, str], Iterable[LayeredFlag]]) -> Tab
 
 
 def changes_table(changes: Iterable[Change]) -> Table:
-    """Return one line per replica: a deploy's action on it."""
+    """Return one line per replica, with what a deploy would do with the replica."""
     from gpufleet.planning.explanation import Action
 
     table = new_table("replica", "", "runs now", "should run", "why")

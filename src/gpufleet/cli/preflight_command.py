@@ -1,4 +1,4 @@
-"""`gpufleet preflight`: show the conditions for letting users in, each with its proof."""
+"""`gpufleet preflight`: show whether each condition for letting users in is met, with proof."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ class RefusedWork:
 def run_bounded(
     seconds: float, what: str, work: Callable[[], T]
 ) -> T | UnfinishedWork | RefusedWork:
-    """Run `work` with a limit in seconds; return its result, or why it is missing."""
+    """Run `work` with a time limit in seconds. Return its result, or why there is no result."""
     try:
         with gevent.Timeout(seconds):
             return work()
@@ -74,9 +74,10 @@ def ask_gateways(
     nodes: Mapping[str, NodeVars], ca_file: str | None, key: str | None
 ) -> tuple[dict[str, GatewayAnswer], dict[str, GatewayAnswer] | None]:
     """
-    Return the gateways' answers without a key, and with the key; None if no key is given.
+    Return the gateways' answers to requests without a key, and to requests with the key.
 
-    Gateways are queried in parallel, in at most three times `GATEWAY_SECONDS`.
+    The second result is None if no key is given. Gateways are queried in parallel. All queries
+    together take at most three times `GATEWAY_SECONDS`.
     """
     jobs = {
         (name, given): gevent.spawn(ask_gateway, *each, given)
@@ -95,7 +96,7 @@ def ask_gateways(
 def _gateways(
     nodes: Mapping[str, NodeVars], ca_file: str | None
 ) -> Iterator[tuple[str, tuple[str, int, ssl.SSLContext | None]]]:
-    """Yield each gateway's node with its host, port and certificate authorities."""
+    """Yield each node with a gateway, with the gateway's host, port and trusted certificates."""
     for name, each in nodes.items():
         gateway = each.settings.gateway
         if gateway is None:
@@ -116,7 +117,7 @@ def _gateways(
 def ask_gateway(
     host: str, port: int, context: ssl.SSLContext | None, key: str | None
 ) -> GatewayAnswer:
-    """Query a gateway's models, with a client's key or without one."""
+    """Query the list of models of a gateway, with a client's key or without a key."""
     connection = (
         HTTPSConnection(host, port, timeout=GATEWAY_SECONDS, context=context)
         if context
@@ -146,7 +147,8 @@ def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
     """
     Return the state of a folder in git, without changing it.
 
-    `secrets` are paths of files that must not be committed.
+    `secrets` are paths of secret files. The result has those that are committed although they must
+    not be.
     """
 
     def git(*words: str) -> str:
@@ -191,7 +193,7 @@ def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
 
 
 def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> Iterator[str]:
-    """Yield the files that git stores unfiltered; a filter may encrypt the others."""
+    """Yield the files that are in git without a filter. A filter may encrypt a file."""
     root = folder.resolve()
     inside = sorted(
         {str(path.relative_to(root)) for each in files
@@ -205,7 +207,9 @@ def _committed(git: Callable[..., str], folder: Path, files: Iterable[str]) -> I
 
 
 def secret_files(fleet: Fleet) -> tuple[str, ...]:
-    """Return the files in the settings that hold one secret each, without environment files."""
+    """
+    Return the files in the settings that contain a single secret. Environment files are left out.
+    """
     return tuple(
         sorted(
             {
@@ -219,7 +223,7 @@ def secret_files(fleet: Fleet) -> tuple[str, ...]:
 
 
 def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
-    """Yield readable files with their text."""
+    """Yield each file that can be read, with its text."""
     for file in files:
         try:
             yield file, Path(file).read_text(encoding="utf-8")
@@ -234,10 +238,10 @@ def read_questions(
     ca_file: str | None,
 ) -> LookQuestions:
     """
-    Return the questions to each node, with the locks and authorities in the settings.
+    Return the questions to each node, from the model locks and the certificates in the settings.
 
-    `homes` are pairs of a model and a node, and `answers` are the probes. Unreadable files are left
-    out; the line on settings names them.
+    `homes` are pairs of a model and a node, and `answers` are the probes. Files that cannot be read
+    are left out, because the line about settings reports them.
     """
     settings = {name: each.settings for name, each in fleet.gpu_nodes.items()}
     locks: dict[str, Models] = {}

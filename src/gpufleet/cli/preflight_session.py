@@ -1,7 +1,7 @@
-"""One run of `gpufleet preflight`: query nodes and gateways, and turn the answers into lines.
+"""Run `gpufleet preflight` once: query nodes and gateways, and turn the answers into lines.
 
-Border: it queries nodes over SSH and gateways over HTTP, and reads git and the project's files.
-Every wait has a deadline, so a round of questions ends in time whatever a node does.
+Border: the module queries nodes over SSH and gateways over HTTP, and reads git and the project's
+files. Every wait has a deadline, so a round of questions ends in time even if a node hangs.
 """
 
 from __future__ import annotations
@@ -64,16 +64,18 @@ from gpufleet.upgrade.run.node_answers import NodeLook
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 WHOLE_SECONDS = 55.0
-"""Time limit in seconds for all rounds together, so that a run takes less than a minute."""
+"""Time limit in seconds for all rounds together. With it, a run takes less than a minute."""
 PROBE_SECONDS, LOOK_SECONDS, LOAD_SECONDS = 20.0, 20.0, 10.0
-"""Time limits in seconds for each round of questions."""
+"""Time limits in seconds for the rounds of questions."""
 PLAN_SECONDS = 8.0
-"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
+"""Time limit in seconds for the plan. It may query the Hub about models that no node has."""
 
 
 SILENT = "the node did not answer: see the line of the node in node-checks"
 """
-The answer of a silent node in other checks, so that a check lists all silent nodes in one line.
+The text that other checks show for a node that did not answer.
+
+It is the same for all such nodes, so that a check lists all of them in one line.
 """
 
 
@@ -85,11 +87,11 @@ class PreflightOptions:
     ca_file: str | None = None
     test_alert: bool = False
     interactive: bool = False
-    """Whether the operator can be asked if a test alert has arrived."""
+    """Whether the command can ask the operator if the test alert has arrived."""
 
 
 class Session:
-    """One observation of a fleet."""
+    """One run of preflight checks on a fleet."""
 
     def __init__(self, inventory_file: str, wanted: PreflightOptions) -> None:
         self.inventory, self.wanted = inventory_file, wanted
@@ -139,13 +141,15 @@ class Session:
         return Preflight(self.inventory, self.now, version("gpufleet"), order_lines(lines))
 
     def _left(self, most: float) -> float:
-        """Return a round's deadline in seconds: `most`, or the rest of the total."""
+        """
+        Return the deadline of a round in seconds: `most`, or less if less time is left in total.
+        """
         return max(1.0, min(most, self._end - time.monotonic()))
 
     # -- asking
 
     def _probe(self, nodes: Nodes) -> None:
-        """Probe the GPU nodes, and connect to the other nodes meanwhile."""
+        """Probe the GPU nodes. At the same time, connect to the other nodes."""
         probes = observe.survey_questions(self.fleet, PROBE_SECONDS)
         hello = NodeQuestion(
             payload.program("converge/read_files", paths=[], most=0), PROBE_SECONDS, "it"
@@ -189,7 +193,9 @@ class Session:
 
     def _look_around(self, nodes: Nodes) -> dict[str, Answer]:
         """
-        Query all nodes that answered, in one round, and return the answers of `serving/status`.
+        Query all nodes that answered before, in one round.
+
+        Returns the answers of `serving/status`.
         """
         asked: dict[tuple[str, str], NodeQuestion] = {}
         status = payload.program("serving/status", completion=False)
@@ -321,11 +327,13 @@ class Session:
         )
 
     def _short_answers(self) -> dict[str, Answer]:
-        """Return the probes; a silent node has the sentence `SILENT`."""
+        """Return the probes. For a node that did not answer, the probe is the sentence `SILENT`."""
         return {n: SILENT if isinstance(each, str) else each for n, each in self.answers.items()}
 
     def _all_answers(self) -> dict[str, Answer]:
-        """Return the probes, and the sentences of silent nodes without GPUs."""
+        """
+        Return the probes. Nodes without GPUs that did not answer are included, with the reason.
+        """
         return {**self.answers, **self.silent}
 
     def _node_lines(self, receipts: Mapping[str, Receipt | str]) -> Iterator[Line]:

@@ -1,4 +1,4 @@
-"""`gpufleet presets`: show a preset's values and reasons."""
+"""`gpufleet presets`: show the values of a preset, and the reason for each value."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def reach_table(found: ReachabilityResult) -> RenderableType:
 
 
 def _way(way: Route | None, itself: bool) -> Text:
-    """Format the measured path from one node to another."""
+    """Return the text for the measured path from one node to another, with a colour."""
     from rich.text import Text
 
     if itself:

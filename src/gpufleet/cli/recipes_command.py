@@ -94,7 +94,7 @@ def recipes_table(found: Iterable[Recipe]) -> Table:
 
 
 def _variant(recipe: Recipe, model: str, precision: str | None) -> Variant:
-    """Return the variant of that name and, if given, of that precision."""
+    """Return the recipe's variant of a model. If a precision is given, the variant must have it."""
     named = [one for one in recipe.variants if one.model.lower() == model.lower()]
     named = named or [*recipe.variants]
     if precision is None:
@@ -161,7 +161,9 @@ def _print(
 
 
 def _remarks(recipe: Recipe, variant: Variant, release: str, gpu: str | None) -> Iterable[str]:
-    """Yield the parts of a recipe that settings cannot express."""
+    """
+    Yield remarks on parts of a recipe that settings cannot express, and on its other variants.
+    """
     if recipe.extra:
         yield (
             f"to decide: the recipe needs the packages of vLLM's extra `{recipe.extra}`: "

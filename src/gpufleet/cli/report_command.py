@@ -21,7 +21,9 @@ if TYPE_CHECKING:
     AnyForm = TypeVar("AnyForm", bound=Form)
 
 MOST_BYTES = 64 << 20
-"""The largest document or manifest in bytes; one of 14 nodes has some hundred kilobytes."""
+"""
+The maximum size in bytes of a document or manifest. Those of 14 nodes have some hundred kilobytes.
+"""
 _FILE = click.Path(dir_okay=False, path_type=Path)
 
 

@@ -1,7 +1,7 @@
 """Read everything that `gpufleet report INVENTORY` shows, as one document.
 
-Border: it queries nodes over SSH, and reads git and the project's files. If a part cannot be read,
-the document states why, and the rest is still read.
+Border: the module queries nodes over SSH, and reads git and the project's files. If a part cannot
+be read, the document states why, and all other parts are still read.
 """
 
 from __future__ import annotations
@@ -60,19 +60,20 @@ from gpufleet.upgrade.run.connections import open_nodes
 from gpufleet.upgrade.run.node_questions import NodeQuestion
 
 PLAN_SECONDS = 8.0
-"""Time limit in seconds for the plan, which may query the Hub about models missing on all nodes."""
+"""Time limit in seconds for the plan. It may query the Hub about models that no node has."""
 DRIFT_SECONDS = 300.0
-"""Time limit in seconds for the comparison with deploys, as in `gpufleet drift`."""
+"""Time limit in seconds for the comparison of nodes with deploys, as in `gpufleet drift`."""
 MOST_SECRET_BYTES = 1 << 16
-"""The maximum size of a secret's file in bytes."""
+"""The maximum size in bytes of a file with a secret. Larger files are not read."""
 
 
 def read_fleet(inventory_file: str, seconds: float, *, deploys: bool) -> Document:
     """
-    Return the document of a fleet; with `deploys`, also the changes that deploys would make.
+    Return the document of a fleet.
 
-    `seconds` is the deadline of each round of questions. A silent node is queried once. Raises
-    `FleetError` for an inventory with mistakes.
+    With `deploys`, it includes the changes that deploys would make. `seconds` is the deadline of
+    each round of questions. A node that does not answer is not queried again. Raises `FleetError`
+    for an inventory with mistakes.
     """
     return _Reading(inventory_file, look(inventory_file, seconds), seconds).document(
         deploys=deploys
@@ -154,7 +155,9 @@ class _Reading:
                 yield Node(name=name, groups=each.groups, gpu_node=False, silent=silent)
 
     def _certificates(self) -> tuple[dict[str, Answer], tuple[Certificate, ...]]:
-        """Query the nodes' TLS servers; return the nodes' answers and the certificates."""
+        """
+        Query servers that use TLS from the nodes. Return the nodes' answers, and the certificates.
+        """
         files = look_questions.authority_files(self.fleet.nodes, None)
         servers = look_questions.tls_servers(self.fleet.nodes, None, dict(read_texts(files)))
         looks: dict[str, Answer] = {
@@ -200,7 +203,10 @@ class _Reading:
         return Plan(refused=found.problems) if isinstance(found, RefusedWork) else found
 
     def _rates(self, plan: Assessment | Plan) -> tuple[ModelRate, ...]:
-        """Return the measured rates of planned replicas; without a plan, of running replicas."""
+        """
+        Return the measured rates of planned replicas. If there is no plan, use the running
+        replicas.
+        """
         there = measured_rates.stored_results(self.inventory)
         self.unknown += there.problems
         if isinstance(plan, Assessment):
@@ -261,10 +267,7 @@ class _Reading:
         )
 
     def _locks(self) -> tuple[dict[tuple[str, str], str], dict[str, Models]]:
-        """
-        Return the declared release by node and engine, and the model locks by their path in the
-        settings.
-        """
+        """Return the declared releases by (node, engine), and the model locks by path."""
         releases: dict[tuple[str, str], str] = {}
         locks: dict[str, Models] = {}
         for name, here in self.settings.items():
@@ -303,9 +306,7 @@ class _Reading:
                 self.unknown.append(f"{shown}: cannot be read: {file_fault(error)}")
 
     def _secrets(self) -> set[str]:
-        """
-        Return the secrets in the files that the settings name, and in the settings themselves.
-        """
+        """Return all secrets in the settings, and in the secret files that the settings name."""
         found: set[str] = set()
         for name, each in self.fleet.nodes.items():
             plain: dict[str, Any] = each.settings.model_dump(mode="json", exclude_unset=True)
@@ -319,7 +320,11 @@ class _Reading:
 
 
 def _shown(path: Path, root: Path) -> str:
-    """Return a file's path, relative to the project or to gpufleet if it is in one of them."""
+    """
+    Return the path to show for a file.
+
+    If the file is in the project or in gpufleet's own folder, the path is relative to that folder.
+    """
     if path.is_relative_to(root):
         return str(path.relative_to(root))
     if path.is_relative_to(PROJECT):

@@ -1,6 +1,6 @@
-"""Query the fleet that a command sends requests to: its nodes, target and load.
+"""Query the fleet to which a command sends requests: its nodes, target and load.
 
-Border: it queries nodes over SSH.
+Border: the module queries nodes over SSH.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from gpufleet.upgrade.run.traffic import Frontends
 
 @dataclass(frozen=True)
 class NodeAnswers:
-    """The nodes' answers, and the declaration with the running replicas."""
+    """The answers of the nodes, and the declaration, which includes the running replicas."""
 
     declared: TargetDeclaration
     nodes: Mapping[str, Node]
@@ -36,7 +36,7 @@ class NodeAnswers:
     looks: Mapping[str, NodeLook]
 
     def changes(self) -> tuple[str, ...]:
-        """Return the running upgrades and deploys, as sentences."""
+        """Return a sentence for each upgrade or deploy that is running now."""
         deploys = {name: each.deploy for name, each in self.looks.items() if each.deploy}
         return (*lock_problems(self.documents, None), *deploy_problems(deploys))
 
@@ -76,7 +76,7 @@ class ServedFleet:
         Return the target of a model's requests, and remarks for the operator.
 
         The target is a gateway, unless a replica is named or there is no gateway. `place` is the
-        node that sends the requests, by default this machine.
+        node that sends the requests (None: this machine).
         """
         if replica is not None or (gateway is None and not declared.gateways):
             return load_target.replica_target(model, replica, declared, place), ()
@@ -90,7 +90,7 @@ class ServedFleet:
         return target, (*rotation.lines(), *rotation.remarks, *affinity)
 
     def rotation(self, model: str, gateway: str, declared: TargetDeclaration) -> Rotation:
-        """Query a gateway for the replicas of a model that receive requests."""
+        """Query a gateway for the replicas of a model to which it sends requests."""
         state = Frontends(self.nodes, self.project).state(gateway)
         if not state.runs:
             raise FleetError(
@@ -102,9 +102,10 @@ class ServedFleet:
         self, target: Target, found: NodeAnswers, *, drained: str | None = None
     ) -> list[guest.ServerLoad | str]:
         """
-        Return the current load of a target's replicas.
+        Return the current load of the replicas of a target.
 
-        A drained replica's load is unknown, except for `drained`, which a load test uses alone.
+        The load of a drained replica is unknown. The exception is `drained`, a replica that only
+        the load test uses.
         """
         return self.look(target, found, drained=drained)[0]
 
@@ -117,10 +118,12 @@ class ServedFleet:
         families: Sequence[str] = (),
     ) -> tuple[list[guest.ServerLoad | str], dict[str, str]]:
         """
-        Return the current load of a target's replicas, and their servers' pages of /metrics.
+        Return the current load of a target's replicas, and the texts of their servers' pages
+        /metrics.
 
-        Pages are keyed by `NODE:PORT`. A server without a page makes its replica's load unknown.
-        `families` are the beginnings of lines to read in addition to the load's lines.
+        The keys of the pages are `NODE:PORT`. If a server has no page, the load of its replica is
+        unknown. Of each page, the lines for the load are read, and lines that begin with one of
+        `families`.
         """
         running = [each for each in found.declared.running if each.id in target.replicas]
         looks = {name: observe.without_drain(each, drained) for name, each in found.looks.items()}
@@ -162,7 +165,7 @@ class ServedFleet:
 
 
 def declared_fleet(project: Fleet) -> TargetDeclaration:
-    """Return an inventory's declaration without running replicas, before any node is queried."""
+    """Return the declaration of an inventory, without running replicas. No node is queried."""
     return TargetDeclaration(
         {name: each.address for name, each in project.nodes.items()},
         {name: each.settings for name, each in project.gpu_nodes.items()},

@@ -1,6 +1,6 @@
 """`gpufleet size MODEL ...`: estimate a model's GPU memory. Contacts no node.
 
-Thin: reads files, calls the library, prints. The options have vLLM's names.
+Thin: reads files, calls the library, prints. The options have the names of vLLM's flags.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ if TYPE_CHECKING:
 GIB = 1 << 30
 
 _MOST = 10**15
-"""The maximum of tokens or bytes: a thousand times the memory of a large node."""
+"""The maximum number of tokens or bytes: a thousand times the memory of a large node."""
 
 
 class _Number(click.ParamType[int]):
     """
-    A number in the syntax of vLLM's flags: 32768, 32k (1000s) or 32K (1024s).
+    A number in the syntax of vLLM's flags: 32768, 32k (units of 1000) or 32K (units of 1024).
 
     With `auto`, the words `auto` and -1 are also accepted.
     """
@@ -284,7 +284,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 
 
 def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a remark if cards with different memory share the given name."""
+    """Yield a remark if similar names are those of GPUs with different memory."""
     from gpufleet.catalog.gpu_models import namesakes
 
     if given["gpu"] and not given["gpu_memory_gib"] and (others := namesakes(given["gpu"])):
@@ -295,7 +295,9 @@ def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _require_one_gpu(given: Mapping[str, Any]) -> None:
-    """Raise `FleetError` for a share above the maximum, and for options that exclude a share."""
+    """
+    Raise `FleetError` for a share above the maximum, and for options that do not work with a share.
+    """
     from gpufleet.settings.serving_settings import MOST_OF_A_GPU
 
     parallel = ("tensor", "pipeline", "data", "decode_context")
@@ -318,7 +320,7 @@ def _require_one_gpu(given: Mapping[str, Any]) -> None:
 
 
 def _with_share(options: Options, share: float) -> Options:
-    """Return the options of a process with a share of its GPU."""
+    """Return the options of a server that gets this share of its GPU."""
     from gpufleet.planning.gpu_shares import utilization
 
     told = utilization(
@@ -328,7 +330,7 @@ def _with_share(options: Options, share: float) -> Options:
 
 
 def _least_share(description: Description, options: Options) -> str:
-    """Return a sentence with the smallest share that fits, in hundredths."""
+    """Return a sentence with the smallest share with which the model fits, in hundredths."""
     from gpufleet.planning.gpu_shares import larger_shares
     from gpufleet.sizing import fit
 
@@ -341,7 +343,11 @@ def _least_share(description: Description, options: Options) -> str:
 def _divisions(
     origin: str, description: Description, options: Options, gpus: int, *, as_json: bool
 ) -> int:
-    """Print a row for each division of a number of GPUs; return 1 if none of them fits, else 0."""
+    """
+    Print a row for each way to divide the model over the GPUs.
+
+    Returns 0 if the model fits in at least one of these ways, otherwise 1.
+    """
     from gpufleet.console import add_row, display, new_table
     from gpufleet.sanitize import printable
     from gpufleet.sizing.divisions import divisions
@@ -394,7 +400,7 @@ def _list_gpus() -> None:
 
 def version(text: str) -> tuple[int, ...]:
     """
-    Return a release as numbers, without a build's suffix.
+    Return a release as numbers, without the suffix of a build.
 
     >>> version("v0.19.0+cu129")
     (0, 19, 0)
@@ -473,7 +479,7 @@ def _options(given: dict[str, Any]) -> Options:
 
 
 def _redundant_experts(given: Mapping[str, Any]) -> int | None:
-    """Return the number of redundant experts for load balancing; None without balancing."""
+    """Return the number of redundant experts for load balancing, or None if balancing is off."""
     copies = (given["eplb_config"] or {}).get("num_redundant_experts")
     if not given["enable_eplb"]:
         return None
@@ -528,7 +534,7 @@ def _print(
 
 
 def _rows(options: Options, found: Sizing) -> Iterator[tuple[str, str, str]]:
-    """Yield the table's rows: quantity, number and remark."""
+    """Yield the rows of the table, as (quantity, number, remark)."""
     on_gpu = options.device == "cuda" and options.kv_cache_memory_bytes is None
     if on_gpu:
         share = found.gpu_memory_utilization

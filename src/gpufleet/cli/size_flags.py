@@ -31,12 +31,12 @@ _NOT_OF_VLLM = frozenset(
     }
 )
 _NEWER_NAMES = {"--runner": "--task", "--convert": "--task"}
-"""The older flag of some releases, by option of `size`."""
+"""The flag's name in older releases, by option of `size`."""
 
 
 def judge_flags(given: Mapping[str, Any], release: str) -> tuple[str, ...]:
     """
-    Return a sentence for each given option without effect.
+    Return a sentence for each given option that the estimate ignores.
 
     Raises `FleetError` if the release refuses an option for every model.
     """
@@ -82,7 +82,7 @@ def _sentence(problem: Problem, release: str) -> str:
 
 def _option_words(flag: str, negations: Sequence[str], value: Any) -> list[str]:
     """
-    Return command line arguments equivalent to an option's value.
+    Return the command line arguments that set an option to a value.
 
     >>> _option_words("--enforce-eager", (), True), _option_words("--hf-overrides", (), {"a": 1})
     (['--enforce-eager'], ['--hf-overrides', '{"a": 1}'])

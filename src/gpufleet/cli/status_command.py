@@ -101,7 +101,7 @@ def status(
 
 
 def status_table(found: FleetStatus, now: float) -> RenderableType:
-    """Return one line per rank, then the problems, then the number of serving replicas."""
+    """Return one line per rank, then the problems, then how many replicas serve."""
     from rich.console import Group
     from rich.text import Text
 
@@ -152,7 +152,7 @@ def _health(health: Health, *, drained: bool) -> Text:
 
 
 def _marks(found: FleetStatus, now: float) -> Iterator[str]:
-    """Yield the nodes and replicas out of service, and the unfinished upgrades."""
+    """Yield a line for each node or replica out of service, and for each unfinished upgrade."""
     for node, mark in found.out.cordoned:
         yield f"{node} cordoned {_ago(now - mark.since)} ago by {mark}"
     for replica, node, mark in found.out.drained:
@@ -178,13 +178,13 @@ def _incarnations(found: FleetStatus, now: float) -> Iterator[str]:
 
 
 def _shared_gpus(found: FleetStatus) -> Iterator[str]:
-    """Yield the GPUs that several replicas share."""
+    """Yield a line for each GPU that several replicas share."""
     for (node, gpu), names in found.shared_gpus().items():
         yield f"{node} GPU {gpu}: shared by {join_names(names)}"
 
 
 def _adapters(found: FleetStatus) -> Iterator[str]:
-    """Yield the adapters that each model's replicas load."""
+    """Yield a line with the adapters that the replicas of a model load."""
     for names, replicas in found.adapters().items():
         if names:
             yield f"{join_names(replicas)}: adapter{'s' * (len(names) > 1)} {join_names(names)}"
@@ -201,7 +201,7 @@ def _amiss(found: FleetStatus) -> Iterator[str]:
 
 
 def _ago(seconds: float) -> str:
-    """Return a duration in seconds as text in its two largest units: `3 d 4 h`."""
+    """Return a duration in seconds as text, with its two largest units: `3 d 4 h`."""
     left = max(0, int(seconds))
     parts: list[str] = []
     for name, size in (("d", 86400), ("h", 3600), ("min", 60), ("s", 1)):

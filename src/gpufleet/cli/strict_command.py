@@ -1,4 +1,4 @@
-"""The base class of commands whose options take a value. It imports no slow modules."""
+"""The base class of commands that refuse repeated options. The module imports no slow modules."""
 
 from __future__ import annotations
 
@@ -9,11 +9,15 @@ import click
 
 class StrictCommand(click.Command):
     """
-    A command that refuses repeated values of an option, where click would use the last silently.
+    A command that refuses an option that is repeated, although it has only one value.
+
+    Without this class, click would use the last value and print nothing.
     """
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Refuse a repeated option that takes one value."""
+        """
+        Raise a `UsageError` if an option with one value is repeated. Then parse the arguments.
+        """
         if not ctx.resilient_parsing:
             _, _, order = self.make_parser(ctx).parse_args(list(args))
             for param, times in Counter(order).items():

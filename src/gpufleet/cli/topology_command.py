@@ -1,7 +1,7 @@
 """`gpufleet topology`: show how a node's GPUs are linked, from a node, a probe or a matrix.
 
-A file's kind is recognised by its content, so it may have any name; only an inventory's name ends
-in `.py`.
+The kind of a file is recognised by its content, so a file may have any name. Only the name of an
+inventory must end in `.py`.
 """
 
 from __future__ import annotations
@@ -88,9 +88,9 @@ def look(source: str, node: str | None) -> Interconnect:
     """
     Return the links between the GPUs of one node of `source`.
 
-    `node` selects the node if `source` has several; for a pasted matrix it is the displayed name.
-    Raises `FleetError` if `source` is neither an inventory, a probe nor a matrix. For an inventory,
-    gevent's patches must be in place, as for `fleet.live.probe`.
+    If `source` has several nodes, `node` selects one. For a matrix, `node` is the name to show.
+    Raises `FleetError` if `source` is neither an inventory, a probe nor a matrix. If it is an
+    inventory, gevent must already have patched sockets, as for `fleet.live.probe`.
     """
     if live := inventory_of(source):
         file, named = live
@@ -113,7 +113,7 @@ def _live(file: str, node: str | None) -> Interconnect:
 
 
 def _answered(name: str, answer: Mapping[str, Any] | str) -> Interconnect:
-    """Return the links of a node. Raises `FleetError` if its probe is missing."""
+    """Return the links of a node from its probe. Raises `FleetError` if the probe is missing."""
     if isinstance(answer, str):
         raise FleetError(f"{name}: {answer}")
     return from_probe(name, answer)

@@ -1,6 +1,7 @@
-"""One run of `gpufleet measure --tune`: try settings on one drained replica, then restore it.
+"""Run `gpufleet measure --tune` once: try settings on one drained replica, then restore it.
 
-Border. It runs an operator's commands: drain, deploy with `--data`, measure, deploy, undrain.
+Border. The module runs the commands that an operator would run: drain, deploy with `--data`,
+measure, deploy, undrain.
 """
 
 from __future__ import annotations
@@ -24,13 +25,15 @@ from gpufleet.load_test.tuning import TENSOR, WHY, TrialRun, Tuning
 from gpufleet.upgrade.run.deploy_process import Deploy
 
 LOGS = ".gpufleet/tuning"
-"""Folder in a project for the deploys' output."""
+"""The folder in a project for the output of deploys."""
 DEPLOY_SECONDS = 900
-"""Seconds for a deploy, in addition to the time for stopping and starting the model."""
+"""
+Time limit in seconds for a deploy, in addition to the time for stopping and starting the model.
+"""
 
 
 class TuneSession:
-    """A session that tries settings on one replica."""
+    """Tries settings on one replica."""
 
     def __init__(self, session: Session, wanted: MeasureOptions) -> None:
         self.session, self.project = session, session.project
@@ -62,8 +65,8 @@ class TuneSession:
         """
         Raise `FleetError` for a node that cannot be used for trials.
 
-        Excluded are nodes with a cordon, nodes with another model's last replica, and nodes whose
-        replica does not run as declared.
+        These are nodes with a cordon, nodes with the last replica of a different model, and nodes
+        whose replica does not run as declared.
         """
         problems = []
         drain, looks = self.drains.find(self.node)
@@ -88,7 +91,7 @@ class TuneSession:
             raise FleetError(*problems)
 
     def _values(self) -> dict[str, tuple[int, ...]]:
-        """Return the values to try by setting, without values that the planner refuses."""
+        """Return the values to try, by setting. Values that the planner refuses are left out."""
         # After a killed run the unit may still have a tried value.
         arguments = [f"--{name} {value}" for name, value in self.served.flags.items()]
         values = self.typed or tuning.usual_values(
@@ -108,7 +111,7 @@ class TuneSession:
         return found
 
     def tune(self) -> Tuning:
-        """Try all values. Afterwards, the replica runs as declared and receives requests."""
+        """Try all values. Afterwards, the replica runs as declared and receives requests again."""
         planned = self.tuning.planned
         say(
             f"{self.replica} on {self.node}: {count_of(len(planned), 'measurement')}, with "

@@ -76,7 +76,7 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 
 
 def _versions(command: Command) -> Command:
-    """Add an option for each engine, by its name."""
+    """Add an option for the version of each engine, such as `--vllm`."""
     for name in reversed(engine_flags.NAMES):
         title = engine_flags.of(name).title
         command = click.option(
@@ -226,7 +226,7 @@ def rollback(
 
 
 class _UpgradeCommand:
-    """One upgrade or rollback command on one fleet."""
+    """One run of `gpufleet upgrade` or `gpufleet rollback` on a fleet."""
 
     def __init__(
         self,
@@ -242,7 +242,7 @@ class _UpgradeCommand:
         self.keys: InterruptKeys | None = None
 
     def show_plan(self) -> int:
-        """Show the waves, without a lock or a journal."""
+        """Show the waves, without locking nodes or writing a journal."""
         from gpufleet.upgrade.run import upgrade_plan
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -296,7 +296,9 @@ class _UpgradeCommand:
             return self._execute(nodes, found)
 
     def _restore_declaration(self, journal: Journal, versions: Mapping[EngineName, str]) -> None:
-        """Finish a change of versions that was interrupted before or while it wrote its lines."""
+        """
+        Write the declared versions again, if the upgrade was interrupted before its first wave.
+        """
         from gpufleet.inventory.loader import read
         from gpufleet.upgrade.plan import declare_version
 
@@ -429,7 +431,7 @@ class _UpgradeCommand:
         display(plan_table.waves(plan))
 
     def _print_report(self, journal: Journal) -> None:
-        """Print the report, and the next command."""
+        """Print the report. If the upgrade is not over, print how to resume it."""
         from gpufleet.upgrade.report.report import report
 
         found = report(journal.entries)
@@ -446,9 +448,9 @@ class _UpgradeCommand:
 
     def _put_back_declaration(self, of: str) -> None:
         """
-        Print the declaration of the restored release.
+        Print the lines that declare the restored release.
 
-        If the upgrade had written the lines, offer to restore them.
+        If the upgrade had changed these lines, offer to write them to the files.
         """
         from gpufleet.upgrade.plan import declare_version
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
@@ -476,7 +478,10 @@ class _UpgradeCommand:
     # -- journals
 
     def _earlier_journals(self) -> list[Sequence[Any]]:
-        """Return the entries of earlier journals, without unreadable ones."""
+        """
+        Return the entries of earlier journals. Journals that cannot be read are left out, with a
+        note.
+        """
         from gpufleet.upgrade.run import upgrade_journal
 
         found: list[Sequence[Any]] = []
@@ -488,7 +493,9 @@ class _UpgradeCommand:
         return found
 
     def _find_unfinished(self) -> Path | None:
-        """Return the newest journal of an unfinished or stuck upgrade of this inventory."""
+        """
+        Return this inventory's newest journal of an upgrade that is unfinished or stuck, or None.
+        """
         from gpufleet.upgrade.run import upgrade_journal, upgrade_state
 
         mine = Path(self.wanted.inventory).resolve()
@@ -519,7 +526,9 @@ class _UpgradeCommand:
         )
 
     def _why_nothing_to_resume(self) -> list[str]:
-        """Return sentences on the locks that nodes report, if no journal can be resumed."""
+        """
+        Return sentences that explain why no upgrade can be resumed, from the locks on the nodes.
+        """
         from gpufleet.upgrade.run import observe
         from gpufleet.upgrade.run.connections import open_nodes
 
@@ -537,7 +546,7 @@ class _UpgradeCommand:
 
 
 def _print_how_to_resume(journal: Journal) -> None:
-    """Print the unfinished groups, and how to resume."""
+    """Print which groups are unfinished, and how to resume the upgrade."""
     state = journal.state
     if state.is_over:
         return
@@ -633,7 +642,7 @@ def _build_request(  # noqa: PLR0917  # each is an option of both commands
 
 
 def _with_versions(wanted: UpgradeRequest, versions: Mapping[EngineName, str]) -> UpgradeRequest:
-    """Return the request with these versions declared, and the edits that declare them."""
+    """Return the request after these versions are declared, and the edits that declare them."""
     from gpufleet.upgrade.plan import declare_version
 
     given = (wanted.declared, versions, wanted.limit)
@@ -653,7 +662,7 @@ def _policy(declared: Fleet, names: Collection[str]) -> Upgrade:
 
 
 def _limited_nodes(declared: Fleet, limit: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the nodes in --limit, named directly or by group."""
+    """Return the nodes that --limit names, either directly or by their group."""
     groups = declared.groups.members
     found = {n for each in limit for n in groups.get(each, (each,))}
     return tuple(n for n in declared.nodes if n in found)
