@@ -1,5 +1,6 @@
 """Convert command lines, containers and lists of models to settings.
 
-`detect` recognises a text's kind, its reader returns the servers in it (`server`), and `convert`
-turns them into settings for a release. The importer runs none of these commands.
+`detect` recognises the kind of a text and calls the reader for this kind. The reader returns the
+servers in the text, as defined in `server`. `convert` turns these servers into settings for a
+release. The importer runs none of the commands that it reads.
 """

@@ -1,9 +1,9 @@
 """Convert Ansible inventories, YAML and INI, to an inventory file.  Pure.
 
-Contract: the importer reads hosts, groups and their nesting, and a host's address, port, user and
-key file, with Ansible's precedence. Other variables are shown only by name, because values may be
-passwords. Group variables are copied to each host, because an inventory file has only host
-variables.
+Contract: the importer reads hosts, groups, the nesting of groups, and each host's address, port,
+user and key file. The order of precedence is Ansible's. Other variables are shown only by name,
+because their values may be passwords. Variables of groups are copied to each host, because an
+inventory file has only variables of hosts.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _SECTION = re.compile(r"\[([^\]:\s]+)(?::(hosts|children|vars))?\]")
 _UNITS = {"Unit", "Service", "Install", "Container", "Timer", "Socket"}
 _RANGE = re.compile(r"\[(\w{1,9}):(\w{1,9})(?::(\d{1,9}))?\]")
 _MOST_HOSTS = 10_000
-"""Maximum hosts of all ranges together; no real inventory has more."""
+"""The maximum number of hosts after all ranges are expanded. No real inventory has more."""
 _MOST_RANGES = 8  # of one host
 _MOST_GROUPS = 1_000
 _YES = {"true", "yes", "1", "on"}
@@ -43,7 +43,7 @@ _YES = {"true", "yes", "1", "on"}
 
 @dataclass
 class _Group:
-    """A group, with its hosts and their variables, its children, and its variables."""
+    """A group: its hosts with their variables, its child groups, and its own variables."""
 
     hosts: dict[str, dict[str, Any]] = field(default_factory=dict)
     children: dict[str, None] = field(default_factory=dict)
@@ -97,7 +97,9 @@ def _range(match: re.Match[str]) -> Iterator[str]:
 
 
 def is_inventory(document: Mapping[str, Any]) -> bool:
-    """Return whether every value of a mapping is a group with only `hosts`, `children`, `vars`."""
+    """
+    Return whether all values are groups, which have only the keys `hosts`, `children` and `vars`.
+    """
     groups = [mapping(each) for each in document.values() if each is not None]
     parts = {"hosts", "children", "vars"}
     return bool(groups) and all(each and {*each} <= parts for each in groups)
@@ -125,7 +127,9 @@ def _yaml_group(found: _Inventory, name: str, said: Mapping[str, Any]) -> None:
 
 
 def is_ini(text: str) -> bool:
-    """Return whether a text has sections of groups, and no sections of a unit file."""
+    """
+    Return whether a text has sections that can be groups, and no sections of a systemd unit file.
+    """
     sections = [
         match[1] for line in text.splitlines() if (match := _SECTION.fullmatch(line.strip()))
     ]
@@ -133,7 +137,7 @@ def is_ini(text: str) -> bool:
 
 
 def read_ini(text: str) -> Source:
-    """Return the inventory of an INI file. Raises `FleetError` with the invalid lines."""
+    """Return the inventory of an INI file. Raises `FleetError` with all invalid lines."""
     found = _Inventory()
     problems: list[str] = []
     name, kind = _UNGROUPED, "hosts"
@@ -180,7 +184,7 @@ def _ini_line(found: _Inventory, name: str, kind: str, words: list[str]) -> None
 
 def read_hosts(text: str) -> tuple[Any, ...]:
     """
-    Return the hosts of a YAML or INI inventory: names, or (name, connection variables).
+    Return the hosts of a YAML or INI inventory, each as a name or (name, connection variables).
 
     Raises `FleetError` for any other text.
     """
@@ -236,7 +240,9 @@ def _source(found: _Inventory) -> Source:
 
 
 def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:
-    """Return a host's entry for an inventory file: its name, or name and connection variables."""
+    """
+    Return the entry of a host in an inventory file: its name, or (name, connection variables).
+    """
     kept: dict[str, Any] = {}
     for key, value in said.items():
         taken = _variable(key, value)
@@ -248,7 +254,7 @@ def _reached(host: str, said: Mapping[str, Any], notes: dict[str, Note]) -> Any:
 
 
 def _variable(key: str, value: Any) -> Any:
-    """Return the value of a variable that inventory files support, or None."""
+    """Return the value of a variable, or None if inventory files do not support it."""
     text = scalar_text(value)
     setting = _RENAMED.get(key)
     if setting is None or "{{" in text or not text:
@@ -286,7 +292,9 @@ def _dropped(key: str) -> Note:
 def inventory_text(
     about: str, groups: Mapping[str, Iterable[Any]], children: Mapping[str, Iterable[str]]
 ) -> str:
-    """Return an inventory file; `groups` has names, or pairs of a name and its variables."""
+    """
+    Return the text of an inventory file. The hosts in `groups` are names or (name, variables).
+    """
     lines = [
         f'"""{about}"""',
         "",
@@ -309,7 +317,7 @@ def inventory_text(
 
 def _literal(value: Any) -> str:
     """
-    Return a value as a Python literal, with double quotes if that needs no escapes.
+    Return a value as a Python literal. Texts have double quotes, unless these would need escapes.
 
     >>> _literal(("gpu-01", {"ssh_port": 22}))
     '("gpu-01", {"ssh_port": 22})'

@@ -7,7 +7,7 @@ import shlex
 from collections.abc import Mapping, Sequence
 
 SET = "\0array"
-"""First word of a line for an assignment, before the name, `+` or `=`, and the words."""
+"""The first word of a line that sets an array. The name, `+` or `=`, and the words follow."""
 
 _ASSIGNED = re.compile(
     r"""(?P<before>^|[;&|{]|\b(?:then|do|else)\b)[ \t]*"""
@@ -41,7 +41,7 @@ def one_line_each(text: str) -> str:
 
 def fill_in(words: Sequence[str], arrays: Mapping[str, Sequence[str]]) -> list[str]:
     """
-    Return the words of a command, with the arrays in it replaced by their words.
+    Return the words of a command, after arrays in it are replaced by their words.
 
     >>> fill_in(["vllm", "${A[@]}", "${B[@]}"], {"A": ["serve", "m"]})
     ['vllm', 'serve', 'm', '${B[@]}']

@@ -1,6 +1,7 @@
 """
-Parse untrusted YAML; raise an error with a message for mistakes and for too many aliases or levels.
-Pure.
+Parse YAML that is not trusted. Pure.
+
+If a text has mistakes, too many aliases or too many levels, an error with a message is raised.
 """
 
 from __future__ import annotations
@@ -13,19 +14,22 @@ import yaml
 from gpufleet.errors import FleetError, yaml_fault
 
 _MOST_VALUES = 100_000
-"""Maximum values of a YAML text after its aliases are expanded."""
+"""The maximum number of values in a YAML text after its aliases are expanded."""
 
 
 class NoYamlError(Exception):
-    """The text is not YAML; the message has the mistake and line number, not the line itself."""
+    """
+    Raised for a text that is not YAML. The message has the mistake and line number, but not the
+    line.
+    """
 
 
 def load_documents(text: str) -> tuple[Any, ...]:
     """
-    Return the values of a YAML text's documents, without the empty ones.
+    Return the values of all documents in a YAML text, except empty documents.
 
-    Raises `NoYamlError` for a text that is not YAML, and `FleetError` for too deep nesting or too
-    large alias expansion.
+    Raises `NoYamlError` if the text is not YAML. Raises `FleetError` if values are nested too
+    deeply, or if aliases expand to too many values.
     """
     try:
         loader = yaml.SafeLoader(text)
@@ -57,7 +61,10 @@ def load_documents(text: str) -> tuple[Any, ...]:
 
 
 def _size(node: yaml.Node, known: dict[int, int]) -> int:
-    """Return a YAML node's number of values with expanded aliases, visiting each node once."""
+    """
+    Return the number of values in a YAML node after aliases are expanded. Each node is visited
+    once.
+    """
     if id(node) not in known:
         known[id(node)] = _MOST_VALUES + 1  # a value that contains itself has no finite size
         below = [] if isinstance(node, yaml.ScalarNode) else node.value
@@ -67,7 +74,9 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
 
 
 def _where(error: yaml.YAMLError | ValueError) -> str:
-    """Return the mistake and its line number, without the line, which may contain a key."""
+    """
+    Return the mistake and its line number. The line itself is left out, because it may have a key.
+    """
     if isinstance(error, yaml.MarkedYAMLError) and error.problem_mark:
         return f"line {error.problem_mark.line + 1}: {yaml_fault(error)}"
     if isinstance(error, yaml.YAMLError):

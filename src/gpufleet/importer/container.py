@@ -1,7 +1,7 @@
 """Read vLLM containers from `docker run` and docker-compose files.  Pure.
 
-Contract: only the server's options are converted. All other options of the container, including
-unknown ones, are reported with the reason for dropping them.
+Contract: only the options that concern the server are converted. All other options of the
+container, also unknown ones, are reported with the reason for dropping them.
 """
 
 from __future__ import annotations
@@ -17,7 +17,9 @@ from gpufleet.importer.server import Launch, Note
 from gpufleet.versions import RELEASE
 
 Inside: TypeAlias = Callable[[str], Launch | None]
-"""A function that finds the server in the script of `sh -c`; None: the script starts none."""
+"""
+A function that returns the server in the script of `sh -c`, or None if the script starts none.
+"""
 
 _IMAGE = re.compile(rf"vllm[^:@]*(?::v?({RELEASE.pattern}))?(?:@.*)?$")
 _ENTRIES = (
@@ -49,7 +51,9 @@ WHY = {
     "env-file": "the file was not read: write its variables under `environment`",
 }
 """
-Reasons for dropping a container's options; other options are dropped because no container is used.
+The reasons for dropping options of a container, by option.
+
+Options that are not listed are dropped because servers do not run in containers.
 """
 
 
@@ -63,11 +67,11 @@ _COMPOSE = {
     "shm_size": "shm-size",
     "ulimits": "ulimit",
 }
-"""Compose's keys, with the equivalent options of `docker run`."""
+"""The option of `docker run` that corresponds to a key of compose, by key."""
 
 
 def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
-    """Return the server from the arguments of `docker run`."""
+    """Return the server that `docker run` starts with these arguments."""
     run = _Run()
     at = 0
     while at < len(words):
@@ -92,7 +96,7 @@ def from_run(words: Sequence[str], name: str, inside: Inside) -> Launch:
 def from_compose(
     services: Mapping[str, Any], inside: Inside
 ) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
-    """Return the servers of a compose file's `services`, and notes about the others."""
+    """Return the servers in a compose file's `services`, and notes about all other services."""
     found, notes = [], []
     for name, service in services.items():
         if not isinstance(service, Mapping) or not _is_vllm(service):
@@ -121,7 +125,7 @@ def starts_server(said: Iterable[Any]) -> bool:
 
 @dataclass
 class _Run:
-    """A container's settings while its options are read."""
+    """The settings of a container that have been read so far."""
 
     environment: dict[str, str] = field(default_factory=dict)
     mounts: list[tuple[str, str]] = field(default_factory=list)
@@ -231,7 +235,7 @@ def as_server(
     image: str, words: Sequence[str], environment: Mapping[str, str], port: int | None
 ) -> Launch:
     """
-    Return the server of a container's command, without a name.
+    Return the server that a container's command starts. The server has no name yet.
 
     `port` is the port that the container publishes, or None.
     """
@@ -247,7 +251,10 @@ def as_server(
 
 
 def without_entry(words: Sequence[str]) -> list[str]:
-    """Return a container's command without its program, for example `/opt/bin/vllm serve`."""
+    """
+    Return a container's command without the program at its beginning, such as `/opt/bin/vllm
+    serve`.
+    """
     named = [words[0].rpartition("/")[2], *words[1:]] if words else []
     for entry in _ENTRIES:
         if tuple(named[: len(entry)]) == entry:
@@ -267,7 +274,7 @@ def release_of(image: str) -> str | None:
 
 
 def image_note(image: str) -> Note:
-    """Return the note on an image."""
+    """Return the note that reports that an image is dropped."""
     version = release_of(image)
     today = f": the image has vLLM {version}" if version else ""
     return Note(f"image {image} is dropped, because `version` in settings sets the release{today}")
@@ -280,7 +287,7 @@ def _words(value: Any) -> list[str]:
 
 
 def _ends(value: Any, near: str) -> Iterator[str]:
-    """Yield `near:target` for each entry of a list of volumes or ports, in any notation."""
+    """Yield each entry of a list of volumes or ports as text, for example `near:target`."""
     for one in value if isinstance(value, list) else ():
         if isinstance(one, Mapping):
             yield f"{one.get(near, '')}:{one.get('target', '')}"

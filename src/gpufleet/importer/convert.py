@@ -1,8 +1,8 @@
 """Convert servers that are started by hand or by other tools to settings.  Pure.
 
-Contract: the result is valid for `settings/node_settings.py`, except for marked decisions that are
-left to the operator. Every argument and variable is either in the settings or in a note with the
-reason. No key or token is in either.
+Contract: the result is valid for `settings/node_settings.py`, except where a note leaves a decision
+to the operator. Every argument and variable is either in the settings or in a note with the reason.
+Neither settings nor notes contain keys or tokens.
 """
 
 from __future__ import annotations
@@ -52,14 +52,14 @@ _TASKS = {
 
 @dataclass(frozen=True)
 class Imported:
-    """Settings for group_vars, with notes on dropped and renamed parts."""
+    """Settings for group_vars, with notes on the parts that were dropped or renamed."""
 
     settings: Mapping[str, Any]
     notes: tuple[Note, ...]
 
     @property
     def decided(self) -> bool:
-        """Return whether no decision is left to the operator."""
+        """Return whether the notes leave no decision to the operator."""
         return not any(note.decide for note in self.notes)
 
 
@@ -67,10 +67,10 @@ def convert(
     launches: Iterable[Launch], schema: Schema, names: Sequence[ProxyName] = ()
 ) -> Imported:
     """
-    Return the settings of servers, and notes in their order.
+    Return the settings for servers, and notes in the order of the servers.
 
-    `schema` has the release of vLLM; of SGLang, it is the newest known one. `names` has LiteLLM's
-    names that belong to none of the servers.
+    `schema` is that of the vLLM release. For SGLang, the newest known release is used. `names` are
+    LiteLLM's names that belong to none of the servers.
     """
     serving: dict[str, dict[str, Any]] = {}
     notes: list[Note] = []
@@ -122,7 +122,7 @@ def convert(
 
 
 def _key(name: str, taken: Iterable[str]) -> str:
-    """Return a valid, unused name for `serving`."""
+    """Return a key for `serving` that is valid and not used yet."""
     base = re.sub(r"[^a-z0-9.-]+", "-", name.rpartition("/")[2].lower()).strip("-.")
     base = base[:_NAME_LENGTH].strip("-.") or "model"
     key, count = base, 1
@@ -199,7 +199,9 @@ def _server(launch: Launch, rules: FlagRules, found: Findings) -> None:
 
 
 def _unset(launch: Launch, rules: FlagRules, found: Findings, line: Placed) -> None:
-    """Set what the engine does without a flag, where gpufleet's default is another."""
+    """
+    Set the values that the engine uses without a flag, if they differ from gpufleet's defaults.
+    """
     given = parse(rules.schema, line.words).by_name.keys() | ({"--port"} if launch.port else set())
     for flag, (name, value) in rules.unset.items():
         if flag not in given and name not in found.served:
@@ -210,7 +212,7 @@ def _unset(launch: Launch, rules: FlagRules, found: Findings, line: Placed) -> N
 
 
 def _kind(found: Findings, words: Sequence[str]) -> None:
-    """Set `kind` if the command line determines it; otherwise the model's files do."""
+    """Set `kind` if the command line determines it. Otherwise gpufleet uses the model's files."""
     task = ""
     for word, after in pairwise((*words, "")):
         name, equals, value = word.partition("=")
@@ -232,7 +234,9 @@ def _kind(found: Findings, words: Sequence[str]) -> None:
 
 def _adapters(found: Findings) -> None:
     """
-    Move `lora-modules` to `adapters` if all can be converted and no other flag loads adapters.
+    Replace the flag `lora-modules` by `adapters`.
+
+    This is done only if all adapters can be converted and no other flag loads adapters.
     """
     modules = found.flags.get("lora-modules")
     if not isinstance(modules, list) or "default-mm-loras" in found.flags:
@@ -270,7 +274,9 @@ def _adapters(found: Findings) -> None:
 
 
 def _module(word: Any) -> tuple[str, str]:
-    """Return the name and path in a word of `--lora-modules`, or empty texts if it has more."""
+    """
+    Return the name and path in a word of `--lora-modules`. If the word has more, both are empty.
+    """
     if isinstance(word, str) and word.startswith("{"):
         word = json.loads(word)
     if isinstance(word, Mapping):
@@ -282,7 +288,7 @@ def _module(word: Any) -> tuple[str, str]:
 
 
 def _left_behind(launch: Launch, rules: FlagRules, found: Findings) -> None:
-    """Note the words on separate lines after the server's command."""
+    """Add a note about words on separate lines after the end of the server's command."""
     left = without_secrets(placed(launch.left_behind), rules, found)
     if left.words:
         found.say(
@@ -297,7 +303,10 @@ def _left_behind(launch: Launch, rules: FlagRules, found: Findings) -> None:
 def _on_the_node(
     model: str | None, line: Placed, launch: Launch, found: Findings
 ) -> tuple[str | None, Placed]:
-    """Return the model and the arguments, with the node's paths in place of a container's."""
+    """
+    Return the model and the arguments, after paths in a container are replaced by paths on the
+    node.
+    """
     used: set[str] = set()
 
     def outside(text: str) -> str:

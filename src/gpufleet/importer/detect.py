@@ -29,7 +29,7 @@ _HOW = (
     "place of vLLM"
 )
 _LONGEST = 1 << 18
-"""Maximum characters of a text; a file for hundreds of servers has fewer."""
+"""The maximum number of characters in a text. A file for hundreds of servers has fewer."""
 _STARTS = re.compile(r"vllm[\s./:]")
 _SHOWN = 200  # characters of a text's keys
 _YAML = (".yml", ".yaml")
@@ -39,8 +39,8 @@ def read(text: str, file: str, name: str) -> Source:
     """
     Read the servers in a text.
 
-    `file` is for messages, `name` is the name of a server without one. Raises `FleetError` if
-    nothing can be imported.
+    `file` is the file's name in messages. `name` is for a server that has no name in the text.
+    Raises `FleetError` if nothing can be imported.
     """
     if len(text) > _LONGEST:
         raise FleetError(
@@ -58,7 +58,7 @@ def read(text: str, file: str, name: str) -> Source:
 
 
 def _read(text: str, file: str, name: str) -> Source:
-    """Read the servers in a text, by its kind."""
+    """Read the servers in a text, with the reader for the text's kind."""
     is_yaml = file.endswith(_YAML)
     try:
         documents = load_documents(text)
@@ -96,7 +96,7 @@ _Documents: TypeAlias = Sequence[Mapping[str, Any]]
 def _kinds(
     name: str,
 ) -> Iterator[tuple[Callable[[_Documents], bool], Callable[[_Documents], Source]]]:
-    """Yield the kinds of YAML, each with functions to recognise and to read it."""
+    """Yield (function that recognises a kind of YAML, function that reads it) for each kind."""
     yield (
         lambda found: isinstance(found[0].get("services"), Mapping),
         lambda found: _compose(found[0]),
@@ -146,7 +146,10 @@ def _short(text: str) -> str:
 
 
 def _expanded(value: Any) -> Any:
-    """Return compose's values with expanded defaults of variables; `$$` is a dollar sign."""
+    """
+    Return values of compose after variables are replaced by their defaults. `$$` becomes a dollar
+    sign.
+    """
     if isinstance(value, str):
         return shell.expand(value.replace("$$", "\0"), {}).replace("\0", "$")
     if isinstance(value, Mapping):
@@ -155,7 +158,7 @@ def _expanded(value: Any) -> Any:
 
 
 def _named(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-    """Return the servers, with numbers added to equal names."""
+    """Return the servers. If several servers have the same name, numbers are added to it."""
     found: list[Launch] = []
     taken: dict[str, int] = {}
     for launch in launches:

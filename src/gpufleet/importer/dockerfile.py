@@ -1,7 +1,7 @@
 """Convert a Dockerfile whose image serves with vLLM to shell lines.  Pure.
 
-Contract: the last stage's ENTRYPOINT and CMD are read, in either form, with its ENV before them.
-The image vllm/vllm-openai has `vllm serve` as its entrypoint.
+Contract: the ENTRYPOINT and CMD of the last stage are read, in both of Docker's forms. The stage's
+ENV comes before them. The image vllm/vllm-openai has the entrypoint `vllm serve`.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ _SERVES = ("vllm/vllm-openai", "vllm-openai:")
 
 
 def is_dockerfile(text: str) -> bool:
-    """Return whether the first instruction is FROM, or an ARG before a FROM."""
+    """Return whether the first instruction is FROM, or ARG with FROM after it."""
     first = next(_instructions(text), ("", ""))
     return first[0] == "FROM" or (
         first[0] == "ARG" and re.search(r"(?mi)^FROM\s", text) is not None
@@ -63,7 +63,7 @@ def _command(rest: str) -> str:
 
 
 def _assignments(rest: str) -> str:
-    """Return `A=b C=d` for the assignments of ENV, which may also be written `A b`."""
+    """Return the assignments of ENV as `A=b C=d`. In a Dockerfile, `A b` is also possible."""
     if "=" in rest.split(maxsplit=1)[0]:
         return rest
     name, _, value = rest.partition(" ")

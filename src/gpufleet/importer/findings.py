@@ -14,7 +14,7 @@ from gpufleet.settings.engine_flags import EngineName
 from gpufleet.settings.open_secrets import suggested_file
 
 UNSET = re.compile(r"\$\{?[A-Za-z_0-9@*#(]|`")
-"""A reference to a variable that the text does not set."""
+"""A reference to a variable that the imported text does not set."""
 
 _FILES = {"api_key_file": "secrets/{section}-api-key", "hf_token_file": "secrets/hf-token"}
 _TO_A_FILE = "write the value to a file that git does not track"
@@ -46,9 +46,9 @@ _ORDER = (
 @dataclass
 class Findings:
     """
-    The findings of one server, whose name in `serving` is `key`.
+    What was found about one server. The server's name in `serving` is `key`.
 
-    `section` has the settings that all servers share: the name of an engine.
+    `section` is the engine whose section has the settings that all servers share.
     """
 
     key: str
@@ -56,22 +56,27 @@ class Findings:
     served: dict[str, Any] = field(default_factory=dict)
     flags: dict[str, Any] = field(default_factory=dict)
     shared: dict[str, Any] = field(default_factory=dict)
-    """Settings of the section, which all servers share."""
+    """Settings for the engine's section. All servers share them."""
     notes: list[tuple[int, Note]] = field(default_factory=list)
     secrets: list[str] = field(default_factory=list)
 
     def say(self, text: str, *, decide: bool = False, at: int = FIRST) -> None:
-        """Add a note about the word at a position of the command line."""
+        """
+        Add a note. `at` is the position in the command line of the word that the note is about.
+        """
         self.notes.append((at, Note(text, decide=decide)))
 
     def hide(self, value: str) -> None:
-        """Hide a secret in all notes."""
+        """Make sure that no note shows a secret."""
         if not UNSET.match(value):  # else it is a variable's name
             self.secrets.append(value)
 
     def drop_secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:
         """
-        Drop a secret; `setting` is the section's setting for its file, or why it has none, or None.
+        Drop a secret, and add a note about it.
+
+        `setting` is the setting for the secret's file. If there is no such setting, it is a
+        sentence with the reason, or None.
         """
         self.hide(value)
         if setting is None:
@@ -95,7 +100,7 @@ class Findings:
         )
 
     def drop_secret_variable(self, name: str, value: str) -> None:
-        """Drop a secret variable; `environment_files` names a file for it."""
+        """Drop a secret variable, and set a file for its value in `environment_files`."""
         self.hide(value)
         file = suggested_file(name, self.key)
         self.served.setdefault("environment_files", {})[name] = file
@@ -106,11 +111,15 @@ class Findings:
         )
 
     def ordered(self) -> dict[str, Any]:
-        """Return the server's entry of `serving` with its keys in reading order."""
+        """
+        Return the server's entry of `serving`. Its keys are in the order in which people read them.
+        """
         return {name: self.served[name] for name in _ORDER if name in self.served}
 
     def sentences(self) -> Iterator[Note]:
-        """Yield the notes in the order of the line, each once, without secrets."""
+        """
+        Yield the notes in the order of the command line. Each note appears once and has no secrets.
+        """
         seen = set()
         for _, note in sorted(self.notes, key=lambda one: one[0]):
             text = redact.hide_secrets(" ".join(note.text.split()), self.secrets)

@@ -1,7 +1,7 @@
-"""What becomes of each engine's flags: settings, words about them, or `flags`.  Pure.
+"""Define whether a flag of an engine becomes a setting, a note, or a flag in `flags`.  Pure.
 
-Contract: every flag that `settings/engine_flags.py` refuses for an engine is in its `renamed`,
-`dropped`, `unsupported` or `secrets`, so that no imported entry has it.
+Contract: every flag that `settings/engine_flags.py` refuses for an engine is in the `renamed`,
+`dropped`, `unsupported` or `secrets` of the engine's rules. So no imported entry has such a flag.
 """
 
 from __future__ import annotations
@@ -24,15 +24,16 @@ class FlagRules:
     Attributes:
         engine: the engine's name in settings.
         schema: the flags of the release.
-        check: the check of a command line.
+        check: the function that checks a command line.
         model: the options that name the model.
-        unset: settings, other than gpufleet's defaults, of a line without a flag: by the flag.
-        renamed: the setting for a flag.
-        dropped: the reason for dropping a flag.
-        unsupported: the reason for dropping a flag that changes what is served: unless it has its
-            default, the operator has to decide.
-        secrets: flags with secret values, and the setting for the secret's file or, if there is
-            none, why it is dropped.
+        unset: for a flag, the setting to write if the command line does not have the flag, because
+            the engine's default is not gpufleet's.
+        renamed: for a flag, the setting that replaces it.
+        dropped: for a flag, the reason for dropping it.
+        unsupported: for a flag that changes what is served, the reason for dropping it. If its
+            value is not the default, the operator has to decide.
+        secrets: for a flag with a secret value, the setting for the secret's file. If there is no
+            such setting, it is the reason for dropping the flag.
     """
 
     engine: EngineName
@@ -60,7 +61,7 @@ _PLAIN = "endpoints use plain HTTP: for TLS, put a gateway or a load balancer in
 
 
 def vllm_rules(schema: Schema) -> FlagRules:
-    """Return the rules for vLLM of the release of `schema`."""
+    """Return the rules for vLLM, in the release that `schema` describes."""
     return FlagRules(
         engine="vllm",
         schema=schema,
@@ -132,7 +133,7 @@ _LORA = (
 
 
 def sglang_rules() -> FlagRules:
-    """Return the rules for SGLang's newest known release."""
+    """Return the rules for SGLang, in the newest release that gpufleet knows."""
     from gpufleet.engines.sglang import sglang_check, sglang_schemas  # slow to load
 
     schema = sglang_schemas.load(sglang_check.newest())

@@ -1,7 +1,7 @@
-"""Convert a command line's flags to settings, or to notes on impossible conversions. Pure.
+"""Convert a command line's flags to settings, or to notes if no conversion is possible. Pure.
 
-Contract: the complete line is judged as vLLM would get it. Flags with their own setting, and flags
-that the plan decides, are removed afterwards.
+Contract: the complete command line is checked as the engine would receive it. Afterwards, flags
+that have their own setting and flags that the plan decides are removed.
 """
 
 from __future__ import annotations
@@ -26,11 +26,12 @@ _ROUNDS = 60  # limit of rewriting rounds; each removes one problem
 
 
 class FlagSettings:
-    """The flags of one server; the findings have the outcome of each."""
+    """Converts the flags of one server. The results are in the findings."""
 
     def __init__(self, rules: FlagRules, found: Findings, published: int | None) -> None:
         """
-        Set the rules, the findings, and the port that the server's container publishes, if any.
+        Set the rules, the findings, and the port that the server's container publishes (None: no
+        port).
         """
         self._rules = rules
         self._schema = rules.schema
@@ -56,7 +57,7 @@ class FlagSettings:
         return parse(self._schema, line.words)
 
     def _accepted(self, line: Placed) -> Placed:
-        """Return the line in the release's form, and note the changes."""
+        """Return the command line as the release accepts it, and add notes about the changes."""
         for _ in range(_ROUNDS):
             problems = self._rules.check(self._schema, line.words)
             refused = [one for one in problems if one.refuses and one.at and 0 not in one.at]
@@ -134,7 +135,7 @@ class FlagSettings:
     # -- settings of their own ---------------------------------------------------------------------
 
     def _renamed(self, given: GivenFlag, at: int) -> bool:
-        """Convert a flag that has its own setting; return False if it stays a flag."""
+        """Convert a flag that has its own setting. Return False if it remains a flag."""
         name = self._rules.renamed[given.flag.name]
         if name == "model":
             return True  # it is taken by `split_model`
@@ -246,7 +247,9 @@ def _balancing(flag: str, *, on: bool) -> str | None:
 
 
 def split_model(line: Placed, rules: FlagRules) -> tuple[str | None, Placed]:
-    """Return the model, which is the first argument or an option's, and the other arguments."""
+    """
+    Return the model and the other arguments. The model is the first argument or an option's value.
+    """
     words = line.words
     for at, word in enumerate(words):
         name, equals, value = word.partition("=")
@@ -261,7 +264,7 @@ def split_model(line: Placed, rules: FlagRules) -> tuple[str | None, Placed]:
 
 
 def quantization_of(words: Sequence[str], schema: Schema) -> str | None:
-    """Return the value of `--quantization`, or None if not given."""
+    """Return the value of `--quantization`, or None if the option is not given."""
     given = parse(schema, (_MODEL, *words)).last("--quantization")
     return given.values[-1] if given is not None and given.values else None
 

@@ -1,7 +1,8 @@
 """Read Kubernetes workloads with a vLLM container from manifests.  Pure.
 
-Contract: a container's command, arguments, variables and replicas are converted. A Secret is named
-but never copied, neither as a document nor as the value of a variable.
+Contract: a container's command, arguments, variables and replicas are converted. Notes contain the
+names of Secrets. The content of a Secret is never copied, neither from its own document nor from a
+variable.
 """
 
 from __future__ import annotations
@@ -41,7 +42,7 @@ _WHY = {
 
 
 def is_kubernetes(documents: Sequence[Mapping[str, Any]]) -> bool:
-    """Return whether every document is an object of Kubernetes."""
+    """Return whether every document describes a Kubernetes object."""
     return all("kind" in each and "apiVersion" in each for each in documents)
 
 
@@ -124,15 +125,20 @@ class _Container:
 
     said: Mapping[str, Any]
     paths: Mapping[str, str]
-    """Paths on the node by the volume's name, or "" for other kinds of volumes."""
+    """
+    The path on the node for each volume, by the volume's name. "": the volume is not such a path.
+    """
     environment: dict[str, str] = field(default_factory=dict)
     secrets: set[str] = field(default_factory=set)
     notes: list[Note] = field(default_factory=list)
     expansion: shell.Expansion = field(default_factory=shell.Expansion)
-    """Limit for the expansion of `$(NAME)`."""
+    """Limits the size of texts after `$(NAME)` is replaced."""
 
     def launch(self, name: str, replicas: int | None, notes: Sequence[Note]) -> Launch:
-        """Return the server; `notes` has notes about its pod."""
+        """
+        Return the server. `notes` are notes about the container's pod, which are added to the
+        server's.
+        """
         for each in map(mapping, items(self.said.get("env"))):
             self._variable(scalar_text(each.get("name")), each)
         for each in map(mapping, items(self.said.get("envFrom"))):
@@ -203,7 +209,9 @@ class _Container:
             )
 
     def _expanded(self, text: str) -> str:
-        """Return a text with known variables `$(NAME)` expanded; `$$` is a dollar sign."""
+        """
+        Return a text after known variables `$(NAME)` are replaced. `$$` becomes a dollar sign.
+        """
 
         def value(match: re.Match[str]) -> str:
             if match[1] is None:

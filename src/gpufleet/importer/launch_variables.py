@@ -1,5 +1,7 @@
 """
-Convert a server's variables to settings or flags, or to notes on impossible conversions. Pure.
+Convert a server's environment variables to settings or flags. Pure.
+
+If a variable cannot be converted, a note gives the reason.
 """
 
 from __future__ import annotations
@@ -65,9 +67,9 @@ def take_variables(
     secrets: Set[str] = frozenset(),
 ) -> tuple[dict[str, str], tuple[str, ...]]:
     """
-    Return the variables to keep, and the flags that replace others.
+    Return the variables to keep, and the flags that replace other variables.
 
-    `secrets` has the names of variables whose values are stored elsewhere.
+    `secrets` has the names of variables whose values are secrets that are not in the text.
     """
     kept = _kept(variables, rules, found, secrets)
     if rules.engine != "vllm":  # the variables of its releases are not known
@@ -98,7 +100,7 @@ def take_variables(
 def _kept(
     variables: Mapping[str, str], rules: FlagRules, found: Findings, secrets: Set[str]
 ) -> dict[str, str]:
-    """Return the variables without secrets, and without those that gpufleet sets."""
+    """Return the variables that are neither secrets nor set by gpufleet."""
     kept: dict[str, str] = {}
     for name, value in variables.items():
         if rules.engine != "vllm" and name.startswith("VLLM_"):

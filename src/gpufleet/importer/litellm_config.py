@@ -1,7 +1,7 @@
 """Convert LiteLLM's `config.yaml` to `litellm` in group_vars.  Pure.
 
-Contract: the entries of `model_list` for servers that speak vLLM's protocol become names; other
-parts are reported by key, without values.
+Contract: if an entry of `model_list` is for a server that speaks vLLM's protocol, it becomes a name
+in `litellm`. Notes report all other parts by their keys, without values.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _WHY = {
 
 
 def read_litellm(document: Mapping[str, Any]) -> Source:
-    """Return the names of a configuration, and notes about its other content."""
+    """Return the names in a LiteLLM configuration, and notes about its other parts."""
     notes: list[Note] = []
     names: list[ProxyName] = []
     for at, each in enumerate(items(document.get("model_list"))):

@@ -1,8 +1,9 @@
 """Read a list of models, each with a command, variables and LiteLLM's parameters.  Pure.
 
-Contract: `models` is a list of mappings or a mapping by name. Each needs `command` (text or words,
-with or without `vllm serve`) or `model`; `args` (text, words or a mapping of flags) are added to
-it, `env` are its variables. `litellm` has the proxy's names and parameters for it.
+Contract: `models` is a list of mappings, or a mapping from names to such mappings. Each mapping
+needs `command` (text or words, with or without `vllm serve`) or `model`. `args` (text, words or a
+mapping of flags) are added to the command. `env` has the server's variables. `litellm` has
+LiteLLM's names and parameters for the server.
 """
 
 from __future__ import annotations
@@ -31,9 +32,9 @@ _KNOWN = {*_NAMES, *_ENVIRONMENT, *_COMMAND, *_ARGUMENTS, *_LITELLM, "model", "p
 
 def launches(models: Any, shared: Any) -> tuple[tuple[Launch, ...], tuple[Note, ...]]:
     """
-    Return the servers of `models`; `shared` has variables of all servers, or is None.
+    Return the servers of `models`. `shared` are variables for all servers, or None.
 
-    Raises `FleetError` naming every model that cannot be read.
+    Raises `FleetError` with every model that cannot be read.
     """
     problems: list[str] = []
     found: list[Launch] = []
@@ -116,7 +117,9 @@ def _launch(
 
 
 def _names_a_model(argv: Sequence[str]) -> bool:
-    """Return whether arguments contain the model, first or behind an option."""
+    """
+    Return whether arguments contain the model: as the first argument or as the value of an option.
+    """
     flagged = any(word.partition("=")[0] in _MODEL for word in argv)
     return flagged or (bool(argv) and not argv[0].startswith("-"))
 
@@ -125,8 +128,8 @@ def _text(said: Any) -> str:
     """
     Return a command as text in shell syntax.
 
-    A list contains words, which keep their spaces, or lines like `--port 8001`. A mapping has
-    flags.
+    If the command is a list, its items are either words, which may contain spaces, or lines such as
+    `--port 8001`. If the command is a mapping, its items are flags with their values.
 
     >>> _text(["--a", "x y"]), _text(["vllm serve m", "--a b"])
     ("--a 'x y'", 'vllm serve m --a b')
@@ -144,7 +147,7 @@ def _text(said: Any) -> str:
 
 
 def _litellm(said: Any) -> tuple[tuple[ProxyName, ...], tuple[Note, ...]]:
-    """Return LiteLLM's names for a server, and notes about its other keys."""
+    """Return the names that LiteLLM has for a server, and notes about all other keys."""
     names: list[ProxyName] = []
     notes: list[Note] = []
     for each in said if isinstance(said, list) else [said]:

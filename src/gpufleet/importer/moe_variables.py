@@ -1,8 +1,9 @@
-"""Convert FlashInfer's variables for mixture-of-experts models, which `--moe-backend` has replaced.
-Pure.
+"""Convert FlashInfer's variables for mixture-of-experts models to the flag `--moe-backend`. Pure.
 
-Contract: a variable becomes the flag only if it had an effect. The flag applies to every model, and
-a backend that cannot run a model's experts stops its start.
+In new releases of vLLM, this flag replaces the variables.
+
+Contract: a variable is converted only if it had an effect. Unlike the variables, the flag applies
+to every model, and a backend that cannot run a model's experts prevents the server from starting.
 """
 
 from __future__ import annotations
@@ -27,7 +28,9 @@ _HAVE_NO_FP8 = frozenset(
 
 @dataclass(frozen=True, slots=True)
 class MoeChoice:
-    """The result for one variable: arguments to add, the reason, and whether to `decide`."""
+    """
+    The result for one variable: arguments to add, the reason, and whether the operator must decide.
+    """
 
     arguments: tuple[str, ...]
     why: str
@@ -36,10 +39,10 @@ class MoeChoice:
 
 def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None) -> MoeChoice:
     """
-    Return the result for one of `MOE_VARIABLES`.
+    Return the result for one of the variables in `MOE_VARIABLES`.
 
-    `variables` has all variables of the server. `quantization` is from its command line, or None if
-    the checkpoint decides.
+    `variables` are all variables of the server. `quantization` is the value in its command line. If
+    it is None, the model's files decide.
     """
     if name == _KERNELS:
         if _is_on(variables, _FP8) or _is_on(variables, _FP16):
@@ -71,7 +74,7 @@ def moe_choice(name: str, variables: Mapping[str, str], quantization: str | None
 
 
 def _acts(name: str, quantization: str | None) -> bool | None:
-    """Return whether the variable has an effect, or None if unknown."""
+    """Return whether the variable has an effect on the model, or None if this is unknown."""
     if quantization is None:
         return None
     if name == _FP16:

@@ -14,15 +14,19 @@ _LOOPBACK = {"localhost", "127.0.0.1", "::1"}
 
 
 class Topology:
-    """The nodes of one replica, by its flags before the plan's own flags are removed."""
+    """
+    Finds out from the flags of a replica whether the replica runs on several nodes.
+
+    It reads the flags before those that the plan sets are removed.
+    """
 
     def __init__(self, line: CommandLine, schema: Schema) -> None:
-        """Store the command line in its original form."""
+        """Store the original command line."""
         self._line = line
         self._schema = schema
 
     def tell(self, found: Findings) -> None:
-        """Propose `span_nodes` if the command line spans nodes."""
+        """Set `span_nodes` if the command line runs a replica on several nodes, and add a note."""
         if by := self._spans():
             found.served["span_nodes"] = True
             found.say(
@@ -47,7 +51,7 @@ class Topology:
             )
 
     def _spans(self) -> str | None:
-        """Return the flag that shows a replica over several nodes, or None."""
+        """Return the flag that proves that the replica runs on several nodes, or None."""
         if self._number("--nnodes", 1) > 1:
             return self._written("--nnodes")
         if by := self._further():
@@ -61,7 +65,7 @@ class Topology:
         return None
 
     def _further(self) -> str | None:
-        """Return the flag that makes this node a further node of the replica, or None."""
+        """Return the flag that proves that this is not the replica's first node, or None."""
         if self._value("--headless"):
             return self._written("--headless")
         for name in ("--node-rank", "--data-parallel-start-rank"):

@@ -1,9 +1,11 @@
 """Convert command lines of SGLang, TensorRT-LLM and TGI to arguments of `vllm serve`.  Pure.
 
-gpufleet runs SGLang itself: `as_launch` leaves its lines as they are, and `on_vllm` converts them.
+gpufleet can run SGLang itself, so `as_launch` does not convert command lines of SGLang. `on_vllm`
+converts them.
 
-Contract: each option becomes vLLM's option with the same meaning, or a note with the reason
-(data/engines.yml). A note shows values only of known options, and never a possible key.
+Contract: each option becomes the option of vLLM with the same meaning, or a note with the reason
+(data/engines.yml). A note shows the values of known options only, and never a value that may be a
+key.
 """
 
 from __future__ import annotations
@@ -23,40 +25,40 @@ from gpufleet.importer.server import Launch, Note
 
 _DATA = Path(__file__).with_name("data") / "engines.yml"
 VLLM_PORT = 8000
-"""vLLM's default port."""
+"""The default port of vLLM."""
 _PLAIN = re.compile(r"[\w./:,+%-]{1,80}")
-"""Pattern of values that a note may show."""
+"""Matches values that a note may show."""
 _NUMBER = re.compile(r"-\d+(\.\d+)?")
 _SWITCH = re.compile(
     r"--(enable|disable|trust|skip|no)-|--(log-requests|is-embedding|json-output)$"
 )
-"""Pattern of options without a value."""
+"""Matches options that have no value."""
 
 
 @dataclass(frozen=True)
 class Engine:
-    """An engine with supported command lines; the fields are from data/engines.yml."""
+    """An engine whose command lines can be converted. The values come from data/engines.yml."""
 
     name: str
     port: int
     starts: re.Pattern[str]
-    """Pattern of the commands and images that start the engine."""
+    """Matches the commands and images that start the engine."""
     variables: tuple[str, ...]
     by_variables: bool
     renamed: Mapping[str, str]
-    """vLLM's option for each of the engine's options, including equal names."""
+    """vLLM's option for each option of the engine. Options with the same name are included."""
     computed: Mapping[str, str]
     dropped: Mapping[str, tuple[str, bool]]
-    """Reason for dropping each option, and whether the operator has to decide."""
+    """For each dropped option, the reason, and whether the operator has to decide."""
 
     def has_option(self, option: str) -> bool:
-        """Return whether the engine is known to have an option."""
+        """Return whether gpufleet knows that the engine has this option."""
         return option in self.renamed or option in self.computed or option in self.dropped
 
 
 @cache
 def engines() -> Mapping[str, Engine]:
-    """Return the engines by key: sglang, tensorrt-llm, tgi."""
+    """Return the engines by their keys: sglang, tensorrt-llm, tgi."""
     return {key: _engine(said) for key, said in yaml.safe_load(_DATA.read_text()).items()}
 
 
@@ -84,7 +86,7 @@ def started_engine(text: str) -> Engine | None:
 
 
 def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:
-    """Return the indices of another engine's command and its arguments, and the engine."""
+    """Return the indices of the engine's command and of its arguments, and the engine; or None."""
     for at, word in enumerate(words):
         command = word.rpartition("/")[2]
         following = words[at + 1] if at + 1 < len(words) else ""
@@ -108,9 +110,10 @@ def as_launch(
     published: bool = False,
 ) -> Launch:
     """
-    Return the server of another engine's arguments: SGLang's as it is, others as vLLM's.
+    Return the server that an engine other than vLLM starts with these arguments.
 
-    `published` means that a container publishes the port for clients.
+    Arguments of SGLang are unchanged. Those of other engines are converted to vLLM's. `published`
+    means that a container publishes the port for clients.
     """
     if engine is engines()["sglang"]:
         return Launch(name, tuple(words), environment, engine="sglang")
@@ -119,7 +122,7 @@ def as_launch(
 
 
 def on_vllm(launch: Launch) -> Launch:
-    """Return a server for vLLM that serves what a server of SGLang serves."""
+    """Return the server that serves the same model with vLLM as a server of SGLang does now."""
     if launch.engine != "sglang":
         return launch
     argv, kept, notes = as_vllm(
@@ -134,7 +137,7 @@ def as_vllm(
     engine: Engine, words: Sequence[str], environment: Mapping[str, str], *, published: bool = False
 ) -> tuple[tuple[str, ...], dict[str, str], tuple[Note, ...]]:
     """
-    Return vLLM's arguments and variables for those of another engine, and notes about them.
+    Convert the arguments and variables of an engine to those of vLLM. Return them with notes.
 
     `published` means that a container publishes the port for clients.
     """
@@ -167,7 +170,7 @@ def as_vllm(
 
 
 def _options(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str]]:
-    """Return a line's options with their values in order, and words that belong to no option."""
+    """Return the options with their values in order, and the words that belong to no option."""
     found: dict[str, tuple[str, ...]] = {}
     stray: list[str] = []
     option = ""
@@ -187,7 +190,7 @@ def _options(words: Sequence[str]) -> tuple[dict[str, tuple[str, ...]], list[str
 
 @dataclass(frozen=True)
 class Given:
-    """One option of a line with its values; `line` has all options by name."""
+    """One option of a command line with its values. `line` has all options of the line by name."""
 
     option: str
     values: tuple[str, ...]
@@ -199,14 +202,18 @@ class Given:
         return " ".join(self.values)
 
     def number(self, *names: str, otherwise: int | None = None) -> int | None:
-        """Return the value of the first given option of these, if it is a number."""
+        """
+        Return the value of the first of these options that is given, or None if it is not a number.
+
+        If none of the options is given, return `otherwise`.
+        """
         for name in names:
             if (values := self.line.get(name)) is not None:
                 return int(values[0]) if len(values) == 1 and values[0].isdigit() else None
         return otherwise
 
     def dropped(self, why: str, *, decide: bool = False) -> Note:
-        """Return the note that reports a dropped option."""
+        """Return the note that reports that the option is dropped."""
         shown = all(_PLAIN.fullmatch(each) and not redact.is_secret(each) for each in self.values)
         hidden = redact.is_secret_name(self.option.lstrip("-"))
         text = f"{self.option} {self.text}".rstrip() if shown and not hidden else self.option
@@ -255,7 +262,7 @@ _TOOL_PARSERS = {
     "qwen25": "hermes",
     "qwen3": "hermes",
 }
-"""vLLM's names for parsers that differ by more than a dash."""
+"""vLLM's names of tool parsers, if they differ from SGLang's in more than dashes."""
 _REASONING_PARSERS = {
     "deepseek-r1": "deepseek_r1",
     "deepseek-v3": "deepseek_v3",
@@ -272,7 +279,10 @@ _REASONING_PARSERS = {
 
 
 def _tensor_parallel(given: Given) -> _Words:
-    """Yield vLLM's tensor-parallel size; SGLang's counts the GPUs of all attention groups."""
+    """
+    Yield vLLM's tensor-parallel size. SGLang's size counts the GPUs of all attention groups
+    together.
+    """
     size = given.number(given.option)
     names = _DP if "--enable-dp-attention" in given.line else _ATTENTION_DP
     groups = given.number(*names, otherwise=1)
@@ -310,7 +320,7 @@ def _experts(given: Given) -> _Words:
 
 
 def _context(given: Given) -> _Words:
-    """Yield the context length; SGLang writes 64Ki for vLLM's 64K."""
+    """Yield the maximum context. SGLang writes 64Ki for the number that vLLM writes as 64K."""
     yield from ("--max-model-len", given.text.removesuffix("i"))
 
 
@@ -379,7 +389,10 @@ def _quantize(given: Given) -> _Words:
 
 
 def _speculation(given: Given) -> _Words:
-    """Yield vLLM's settings of a draft, with as many tokens as SGLang makes steps."""
+    """
+    Yield vLLM's settings for speculative decoding. SGLang's steps become the number of draft
+    tokens.
+    """
     tokens = given.number("--speculative-num-steps")
     draft = next((given.line[name] for name in _DRAFT if given.line.get(name)), ())
     method = _METHODS.get(given.text.upper())
@@ -421,7 +434,7 @@ def _listed_adapters(given: Given) -> _Words:
 
 
 def _module(text: str) -> str:
-    """Return an adapter in vLLM's form, `name=path`."""
+    """Return an adapter in the form that vLLM requires, `name=path`."""
     if text.startswith("{"):
         try:
             said = json.loads(text)
@@ -475,4 +488,4 @@ _COMPUTED: Mapping[str, Callable[[Given], _Words]] = {
     "tensor_parallel": _tensor_parallel,
     "tool_parser": _tool_parser,
 }
-"""Conversion functions by their names in data/engines.yml."""
+"""The functions that convert options, by their names in data/engines.yml."""

@@ -1,4 +1,6 @@
-"""Keep words of a command line with their positions, so that notes follow its order. Leaf."""
+"""Store the words of a command line with their positions, so that notes can be sorted by them.
+Leaf.
+"""
 
 from __future__ import annotations
 
@@ -6,12 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 FIRST, LAST = -1, 1 << 30
-"""Positions of notes before and after the line's own."""
+"""The positions of notes that come before or after all notes about words."""
 
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """Arguments of `vllm serve`, each with its position in the original line."""
+    """Arguments of a command line, each with its position in the original line."""
 
     words: tuple[str, ...]
     places: tuple[int, ...]
@@ -23,7 +25,7 @@ class Placed:
         return Placed(tuple(self.words[at] for at in kept), tuple(self.places[at] for at in kept))
 
     def replaced(self, gone: Iterable[int], new: Sequence[str]) -> Placed:
-        """Return the line with `new` replacing the words at these indices."""
+        """Return the line after `new` has replaced the words at these indices."""
         gone = set(gone)
         start = min(gone)
         before = self.without(range(start, len(self.words)))
@@ -35,10 +37,10 @@ class Placed:
         )
 
     def place(self, indices: Iterable[int]) -> int:
-        """Return the position of the first of these words."""
+        """Return the first of the original positions of the words at these indices."""
         return min((self.places[at] for at in indices), default=LAST)
 
 
 def placed(words: Sequence[str]) -> Placed:
-    """Return a line with its original positions."""
+    """Return the words of an original line with their positions."""
     return Placed(tuple(words), tuple(range(len(words))))

@@ -1,9 +1,9 @@
 """Read Helm values of vLLM's production-stack.  Pure.
 
 Contract: each entry of `servingEngineSpec.modelSpec` becomes the command line that the chart
-generates (helm/templates/deployment-vllm-multi.yaml of the chart, read at commit 010004e). The
-chart's router, caches and storage have no counterpart and are named by their keys. Tokens are never
-copied.
+generates for it. The rules are those of helm/templates/deployment-vllm-multi.yaml at commit
+010004e. The chart's router, caches and storage cannot be converted, and notes contain their keys.
+Tokens are never copied.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _NONE = "gpufleet has no setting for it"
 
 
 def read_stack(document: Mapping[str, Any]) -> Source:
-    """Return the servers of a chart's values, and notes about the other values."""
+    """Return the servers in a chart's values, and notes about all other values."""
     engine = mapping(document.get("servingEngineSpec"))
     api_key = engine.get("vllmApiKey")
     launches: list[Launch] = []

@@ -1,7 +1,8 @@
 """Convert LiteLLM's names and parameters to `litellm` in group_vars.  Pure.
 
-Contract: a LiteLLM deployment of a server becomes a name with entries, parameters and fallbacks, or
-a sentence with its key. Values without a setting are never shown, because they may be keys.
+Contract: LiteLLM's deployment of a server becomes a name with entries, parameters and fallbacks. A
+part that cannot be converted becomes a note with the part's key. A value that has no setting is
+never shown, because it may be a key.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from gpufleet.importer.server import Note, ProxyName
 from gpufleet.settings.litellm_settings import Parameters
 
 PREFIXES = ("hosted_vllm/", "openai/", "vllm/", "text-completion-openai/")
-"""LiteLLM's protocol prefixes of a model's name."""
+"""The prefixes of model names with which LiteLLM chooses a protocol."""
 
 _PUBLIC = re.compile(r"[\w.:/-]+")
 _WHY = {
@@ -38,7 +39,7 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
     """
     Return the name of one deployment in `model_list`, and notes about its other keys.
 
-    Its parameters may be in `litellm_params` or beside the name.
+    The parameters may be in `litellm_params`, or in the same mapping as the name.
     """
     inner = said.get("litellm_params")
     params = inner if isinstance(inner, Mapping) else {}
@@ -78,7 +79,7 @@ def read_deployment(said: Mapping[str, Any]) -> tuple[ProxyName, tuple[Note, ...
 
 def without_prefix(model: str) -> str:
     """
-    Return the model name in LiteLLM's requests to a server.
+    Return the model's name without LiteLLM's prefix, as LiteLLM sends it to a server.
 
     >>> without_prefix("hosted_vllm/org/name")
     'org/name'
@@ -90,10 +91,10 @@ def proxy_settings(
     asked: Iterable[tuple[ProxyName, str | None]], served: Mapping[str, str]
 ) -> tuple[dict[str, Any], list[Note]]:
     """
-    Return the names for `litellm` in group_vars, and notes.
+    Return the settings for `litellm` in group_vars, and notes.
 
-    `asked` has names with their entry of `serving`, or None if unknown. `served` has the served
-    names of entries.
+    `asked` has names, each with its entry of `serving`, or None if the entry is unknown. `served`
+    maps entries to the names under which their servers serve the model.
     """
     groups: dict[str, list[tuple[ProxyName, str | None]]] = {}
     notes: list[Note] = []
@@ -136,7 +137,7 @@ def _name(
     models: dict[str, Any],
     aliases: dict[str, str],
 ) -> Iterable[Note]:
-    """Add one name to `models` or `aliases`, and yield notes about it."""
+    """Add one name to `models` or to `aliases`, and yield notes about the name."""
     entries = tuple(dict.fromkeys(entry for _, entry in members if entry is not None))
     asked = (served[entry] if entry else one.asks for one, entry in members)
     behind = tuple(dict.fromkeys(each for each in asked if each is not None))

@@ -1,7 +1,8 @@
 """Join the lines of a shell script or unit file like a shell. Pure.
 
-Contract: continued and quoted lines become one; comments and here-documents are removed. A broken
-continued line is read as intended, with a note.
+Contract: lines that a backslash or an open quote continues become one line. Comments and
+here-documents are removed. If a continued line is broken by a mistake, it is read as the author
+meant it, with a note.
 """
 
 from __future__ import annotations
@@ -23,9 +24,9 @@ _QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(
 
 def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
     """
-    Yield the lines of a script, and notes about each.
+    Yield each line of a script with notes about it.
 
-    Raises `FleetError` for an unclosed quote and for a command that is too long.
+    Raises `FleetError` if a quote is not closed or a command is too long.
     """
     pending, quote, began = "", "", 1
     ended: dict[str, int] = {}
@@ -69,7 +70,7 @@ def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
 
 
 def _bare(line: str) -> tuple[str, bool]:
-    """Return a line without its comment, and whether that broke its continuation."""
+    """Return a line without its comment, and whether the comment breaks the line's continuation."""
     broken = _BROKEN.search(line)
     if broken and not open_quote(line[: broken.start()]):
         return line[: broken.start() + 1], True
@@ -88,7 +89,7 @@ def _notes(ended: Mapping[str, int]) -> tuple[Note, ...]:
 
 
 def _plain(line: str) -> str:
-    """Return a unit file's line in shell syntax, or any other line unchanged."""
+    """Return a line of a unit file in shell syntax. Any other line is returned unchanged."""
     match = _UNIT.fullmatch(line)
     if match is None:
         return line
@@ -112,9 +113,10 @@ def _without_comment(line: str) -> str:
 
 def open_quote(text: str, quote: str = "") -> str:
     """
-    Return the open quote at the end of a text, or ""; `quote` is the open quote before it.
+    Return the quote that is open at the end of a text, or "".
 
-    A final backslash also counts as open, because the next character is escaped.
+    `quote` is the quote that is open before the text. A backslash at the end also counts as open,
+    because it escapes the next character.
 
     >>> open_quote("a 'b"), open_quote("c' d", "'"), open_quote('"')
     ("'", '', '"')

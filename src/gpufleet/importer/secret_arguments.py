@@ -1,4 +1,6 @@
-"""Remove keys and tokens from a command line, by their names and forms.  Pure."""
+"""Remove keys and tokens from a command line. They are found by the names of flags and by their
+form. Pure.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from gpufleet.importer.placed import Placed
 
 
 def without_secrets(line: Placed, rules: FlagRules, found: Findings) -> Placed:
-    """Return a line without its secrets, and note each one without its value."""
+    """Return a command line without secrets. Add a note about each secret, without its value."""
     gone: set[int] = set()
     at = 0
     while at < len(line.words):
@@ -24,7 +26,10 @@ def without_secrets(line: Placed, rules: FlagRules, found: Findings) -> Placed:
 
 
 def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[int]:
-    """Return the indices of the words of a secret that begins at an index, or an empty set."""
+    """
+    Return the indices of all words of the secret that begins at this index. No secret: an empty
+    set.
+    """
     word = line.words[at]
     name, equals, value = word.partition("=") if word[:1] == "-" else (word, "", "")
     plain = name.lower().replace("_", "-")
@@ -52,7 +57,10 @@ def _secret_at(line: Placed, at: int, rules: FlagRules, found: Findings) -> set[
 
 
 def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
-    """Return the indices of a flag's values; an unknown flag takes all following words."""
+    """
+    Return the indices of a flag's values. If the flag is unknown, all following words are its
+    values.
+    """
     most = 1 if flag is not None and flag.nargs is None else len(line.words)
     found = []
     for each in range(at + 1, len(line.words))[:most]:
@@ -63,7 +71,7 @@ def _values_behind(line: Placed, at: int, flag: Flag | None) -> tuple[int, ...]:
 
 
 def _hides(flag: str, schema: Schema) -> bool:
-    """Return whether the name of an unknown or dotted flag suggests a secret."""
+    """Return whether a flag is unknown or has a dot in its name, and its name suggests a secret."""
     known = flag in schema.by_option or flag.partition(".")[0] in schema.by_option
     if flag.startswith("--no-") or not flag.startswith("--"):
         return False
@@ -71,7 +79,7 @@ def _hides(flag: str, schema: Schema) -> bool:
 
 
 def read_json(text: str) -> Any:
-    """Return a text's JSON value, or None for other texts."""
+    """Return the value of a text that is JSON, or None for any other text."""
     if not text.lstrip().startswith(("{", "[")):
         return None
     try:

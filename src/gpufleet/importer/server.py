@@ -1,4 +1,4 @@
-"""Define a server as it is started now, and the notes about it. Leaf."""
+"""Define a server as it is started now, and notes about it. Leaf."""
 
 from __future__ import annotations
 
@@ -12,9 +12,10 @@ from gpufleet.settings.engine_flags import EngineName
 @dataclass(frozen=True)
 class Note:
     """
-    One sentence about a dropped, renamed or kept part.
+    One sentence about a part that was dropped, renamed or kept.
 
-    `where` is the server's name, or "" for the file. `decide` means that the operator must decide.
+    `where` is the server's name, or "" if the note is about the whole file. `decide` means that the
+    operator has to decide.
     """
 
     text: str
@@ -28,10 +29,10 @@ class Note:
 @dataclass(frozen=True)
 class ProxyName:
     """
-    One of LiteLLM's names for clients.
+    One of the names that LiteLLM offers to clients.
 
-    `name` is None if it is the server's own. `asks` is LiteLLM's name for the model at the server,
-    or None if not given. `parameters` has defaults for requests.
+    `name` is None if it is equal to the server's own name. `asks` is the name of the model in
+    LiteLLM's requests to the server, or None if unknown. `parameters` are defaults for requests.
     """
 
     name: str | None = None
@@ -43,11 +44,12 @@ class ProxyName:
 @dataclass(frozen=True)
 class Launch:
     """
-    One server of an engine, started in any way.
+    One server of an engine, however it is started.
 
-    `argv` has the original arguments of `vllm serve` or `sglang serve`. `mounts` has a container's
-    paths (inside, on the node). `version` is the release that it runs now, if stated. `left_behind`
-    has words after the command that a shell does not pass to the engine.
+    `argv` has the original arguments of `vllm serve` or `sglang serve`. `mounts` has paths of a
+    container, as (path in the container, path on the node). `version` is the release that the
+    server runs now, if the text has it. `left_behind` has words after the command that a shell
+    would not pass to the engine.
     """
 
     name: str
@@ -61,17 +63,17 @@ class Launch:
     replicas: int | None = None
     left_behind: tuple[str, ...] = ()
     secret_variables: frozenset[str] = frozenset()
-    """Names in `environment` whose values are secrets that are stored elsewhere."""
+    """Names of variables in `environment` whose values are secrets that are not in the text."""
     engine: EngineName = "vllm"
 
 
 @dataclass(frozen=True)
 class Source:
     """
-    Content of a text: servers, LiteLLM names without one, and notes on the whole text.
+    What a text contains: servers, LiteLLM's names for other servers, and notes on the whole text.
 
-    `inventory` is the text of an inventory file, or "" without hosts. `hosts` has its hosts in the
-    form of an inventory file: a name, or (name, its variables).
+    `inventory` is the text of an inventory file, or "" if the text has no hosts. `hosts` are the
+    entries of this file: a name, or (name, variables).
     """
 
     launches: tuple[Launch, ...] = ()

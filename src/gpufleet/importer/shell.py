@@ -1,8 +1,9 @@
 """Find the lines of a shell script that start a server, without running the script.  Pure.
 
 Contract: words, quotes, continued lines, comments, here-documents and the script's variables are
-read like in a shell. A unit file's `ExecStart=` and `Environment=` count as such lines. Values that
-are known only at run time (`$(...)`, external variables) are not guessed and stay unchanged.
+read as a shell reads them. `ExecStart=` and `Environment=` of a unit file are read like lines of a
+script. Values that are known only when the script runs (`$(...)`, variables from outside the
+script) are not guessed and stay unchanged.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from gpufleet.importer.server import Launch, Note
 _ASSIGNMENT = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)=(.*)", re.DOTALL)
 _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|([A-Za-z_]\w*))")
 _OWN = "\0"
-"""Prefix of a shell operator, because a quoted word may look like one."""
+"""The prefix of a shell operator. It is needed because a quoted word may look like an operator."""
 _ENDS = {_OWN + end for end in ("|", "||", "&&", ";", ";;", "&", "|&", "(", ")")}
 # What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
 _OPERATOR = re.compile(
@@ -32,7 +33,7 @@ _OPERATOR = re.compile(
     re.DOTALL,
 )
 _HELD = "\x1f"
-"""Replaces a blank inside a shell expansion, which is one word."""
+"""Replaces a blank in a shell expansion, so that the expansion stays one word."""
 _REDIRECTION = re.compile(rf"{_OWN}\d*[<>&|-]+(.*)", re.DOTALL)
 _OLD_ENTRY = re.compile(r"vllm\.entrypoints\.(?:openai\.api_server|api_server|cli\.main)$")
 _PYTHON = re.compile(r"(?:.*/)?python[\d.]*")
@@ -48,14 +49,16 @@ _MOST_EXPANDED = 1 << 22  # limit of characters of all expanded variables of a s
 @dataclass
 class Expansion:
     """
-    Limit of the expansion of a source's variables; four nested ones can fill a machine's memory.
+    Limits how much text the variables of a source expand to.
+
+    Without a limit, four variables that contain each other many times can fill a machine's memory.
     """
 
     characters: int = 0
 
     def add(self, text: str) -> str:
         """
-        Return a variable's value. Raises `FleetError` if all expansions together are too long.
+        Return the value of a variable. Raises `FleetError` if all values together are too long.
         """
         self.characters += len(text)
         if self.characters > _MOST_EXPANDED:
@@ -68,7 +71,7 @@ class Expansion:
 
 @dataclass
 class _Script:
-    """Variables and options set by the lines read so far."""
+    """The variables and arrays that the lines of a script have set so far."""
 
     variables: dict[str, str] = field(default_factory=dict)
     exported: dict[str, str] = field(default_factory=dict)
@@ -76,7 +79,7 @@ class _Script:
     expanded: Expansion = field(default_factory=Expansion)
 
     def expand(self, text: str) -> str:
-        """Return a text with known variables expanded."""
+        """Return a text after known variables are replaced by their values."""
         return expand(text, self.variables, self.expanded.add)
 
 
@@ -84,7 +87,8 @@ def launches(text: str, name: str) -> tuple[Launch, ...]:
     """
     Return the servers that a script starts, in order.
 
-    `name` is the name for a server without its own. Raises `FleetError` for unclosed quotes.
+    `name` is for a server that has no name in the script. Raises `FleetError` if a quote is not
+    closed.
     """
     return _launches(text, name, _Script())
 
@@ -104,9 +108,10 @@ def expand(
     text: str, variables: Mapping[str, str], add: Callable[[str], str] = lambda value: value
 ) -> str:
     """
-    Return a text with known variables expanded; other variables stay unchanged.
+    Return a text after known variables are replaced. Other variables stay unchanged.
 
-    `add` is called with each variable's value, and may raise `FleetError` if there are too many.
+    `add` is called with the value of each variable. It may raise `FleetError` if the values are too
+    long.
 
     >>> expand("$A/${B:-c}/$D", {"A": "a"})
     'a/c/$D'
@@ -125,7 +130,7 @@ def expand(
 
 
 def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
-    """Yield the words of each simple command, and notes about its lines."""
+    """Yield the words of each simple command, with notes about its lines."""
     for line, notes in read_lines(text):
         words: list[str] = []
         for word in _words(line):
@@ -138,12 +143,12 @@ def _commands(text: str) -> Iterator[tuple[list[str], tuple[Note, ...]]]:
 
 
 def _words(line: str) -> list[str]:
-    """Return the words of a line; a computed expression is one word, whatever it contains."""
+    """Return the words of a line. An expression that the shell computes is always one word."""
     return [word.replace(_HELD, " ") for word in shlex.split(_space_out(line))]
 
 
 def _space_out(line: str) -> str:
-    """Return a line with its operators as separate words, prefixed with `_OWN`."""
+    """Return a line in which each operator is a separate word with the prefix `_OWN`."""
 
     def spaced(match: re.Match[str]) -> str:
         if match["end"]:
@@ -160,7 +165,7 @@ def _space_out(line: str) -> str:
 
 
 def _command(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
-    """Return the servers that a command starts, or update the script's variables."""
+    """Return the servers that a command starts. If it sets variables, store them in `script`."""
     if words[:1] == [bash_arrays.SET]:
         _set_array(words, script)
         return ()
@@ -207,10 +212,11 @@ _KEYWORDS = {"!", "(", "{", "do", "elif", "else", "if", "then", "time", "until",
 
 
 def _front(words: Sequence[str]) -> Iterator[Note]:
-    """Yield remarks on the words before a server's command: `sudo -u vllm`, `nohup`.
+    """
+    Yield notes about words before a server's command, such as `sudo -u vllm` or `nohup`.
 
-    Programs and options are shown, but not values, because `srun --export=HF_TOKEN=...` has a
-    secret.
+    The notes show programs and options. They do not show values, because a value may be a secret,
+    as in `srun --export=HF_TOKEN=...`.
     """
     own = [word for word in words if not _ASSIGNMENT.fullmatch(word)]
     if "do" in own:
@@ -232,7 +238,11 @@ def _front(words: Sequence[str]) -> Iterator[Note]:
 
 
 def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, ...]:
-    """Return the servers of a command line within a command: `bash -c "..."`, `ssh node "..."`."""
+    """
+    Return the servers that a command inside another command starts.
+
+    Examples of such commands are `bash -c "..."` and `ssh node "..."`.
+    """
     program = words[0].rpartition("/")[2]
     remote = program in {"ssh", "tmux", "screen", "su"}
     for at, word in enumerate(words):
@@ -251,7 +261,7 @@ def _within(words: Sequence[str], script: _Script, name: str) -> tuple[Launch, .
 
 
 def first_launch(text: str) -> Launch | None:
-    """Return the first server of a command line that a container's shell gets."""
+    """Return the first server that a command line for a container's shell starts, or None."""
     return next(iter(launches(text, "")), None)
 
 
@@ -259,7 +269,7 @@ _SETTING = {"export", "declare", "typeset", "local", "readonly"}
 
 
 def _set(words: Sequence[str], script: _Script) -> None:
-    """Set the script's variables like `export` and similar builtins."""
+    """Set variables of the script, as the words of `export` or a similar builtin do."""
     for word in words[1:]:
         name = word.partition("=")[0]
         if match := _ASSIGNMENT.fullmatch(word):
@@ -269,7 +279,7 @@ def _set(words: Sequence[str], script: _Script) -> None:
 
 
 def _set_array(words: Sequence[str], script: _Script) -> None:
-    """Set an array, or add to it, from a line of `bash_arrays`."""
+    """Set an array or add words to it. The words are a line that `bash_arrays` has written."""
     _, name, how, *given = words
     before = script.arrays.get(name, []) if how == "+" else []
     filled = [script.expand(word) for word in bash_arrays.fill_in(given, script.arrays)]
@@ -278,7 +288,7 @@ def _set_array(words: Sequence[str], script: _Script) -> None:
 
 
 def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str], list[str]]:
-    """Return the variables in front of a command, and the command."""
+    """Return the variables that are set in front of a command, and the command itself."""
     found: dict[str, str] = {}
     rest = list(words)
     while rest and (match := _ASSIGNMENT.fullmatch(rest[0])):
@@ -288,7 +298,11 @@ def _assignments(words: Sequence[str], script: _Script) -> tuple[dict[str, str],
 
 
 def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[Note]]:
-    """Return the passed words, the word for the script's arguments, and notes about the others."""
+    """
+    Return the words that the server gets, the word for the script's own arguments, and notes.
+
+    The second result is for example `$@`, or "". The notes are about dropped words.
+    """
     found: list[str] = []
     notes: list[Note] = []
     passed = ""
@@ -321,7 +335,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
 
 
 def _start(words: Sequence[str]) -> tuple[int, int] | None:
-    """Return the indices of a server's command and of its arguments, or None."""
+    """Return the index of a server's command and the index of its first argument, or None."""
     for at, word in enumerate(words):
         command = word.rpartition("/")[2]
         following = words[at + 1] if at + 1 < len(words) else ""

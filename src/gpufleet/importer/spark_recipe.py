@@ -1,8 +1,9 @@
 """Read sparkrun's recipes of vLLM servers. Pure.
 
-Contract: a recipe's `command` is read with `{key}` replaced by `defaults`, as sparkrun renders it.
-Without a command, each key of `defaults` is the option of that name, with a note (RECIPES.md of
-spark-arena/sparkrun, read at commit 1034742). Other runtimes are refused by name.
+Contract: each `{key}` in a recipe's `command` is replaced by its value in `defaults`, as sparkrun
+does. If a recipe has no command, each key of `defaults` becomes the option with the same name, with
+a note. The rules are those of RECIPES.md of spark-arena/sparkrun at commit 1034742. A recipe for an
+engine other than vLLM is refused, and the message has the name of its runtime.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _WHY = {
 
 
 def is_recipe(document: Mapping[str, Any]) -> bool:
-    """Return whether a mapping is a recipe, by a model and keys that only recipes have."""
+    """Return whether a mapping has a model, and keys that only recipes have."""
     return (
         "model" in document
         and ("defaults" in document or "command" in document)
@@ -49,7 +50,9 @@ def is_recipe(document: Mapping[str, Any]) -> bool:
 
 
 def read_recipe(document: Mapping[str, Any], name: str) -> Source:
-    """Return the server of a recipe. Raises `FleetError` for a recipe of another runtime."""
+    """
+    Return the server of a recipe. Raises `FleetError` if the recipe is for a different runtime.
+    """
     runtime = scalar_text(document.get("runtime"))
     if runtime not in _RUNTIMES:
         raise FleetError(f"is a recipe for the runtime {runtime}, which is not vLLM")
@@ -118,7 +121,9 @@ def _options(defaults: Mapping[str, Any], notes: list[Note]) -> Iterator[str]:
 
 
 def _rendered(command: str, defaults: Mapping[str, Any]) -> str:
-    """Return a command with the values of its placeholders; unknown placeholders stay."""
+    """
+    Return a command after known placeholders are replaced. Unknown placeholders stay unchanged.
+    """
 
     def value(match: re.Match[str]) -> str:
         if match[1] not in defaults:

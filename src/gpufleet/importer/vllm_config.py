@@ -1,10 +1,17 @@
 """Read the YAML file of vLLM's `--config`.  Pure.
 
-Contract: the file is read as vLLM 0.32 does (`utils/argparse_utils.py`, `load_config_file`): keys
-are long options without their dashes, true is the bare option, false is `--no-KEY` where the
-release has that and nothing otherwise, a list is one word after another, a mapping is JSON, and any
-other value is its text in Python. `model` is the model. 0.9.2 reads less: false is ignored, and a
-list or a mapping is one word, its text in Python.
+Contract: the file is read as vLLM 0.32 reads it (`utils/argparse_utils.py`, `load_config_file`).
+`model` is the model. Any other key is a long option without its dashes. Its value decides what the
+option becomes:
+
+* true: the option without a value.
+* false: `--no-KEY` if the release has this option, otherwise nothing.
+* a list: the option with one word after another.
+* a mapping: the option with JSON.
+* any other value: the option with the value's text in Python.
+
+vLLM 0.9.2 ignores false. For a list or a mapping, it passes one word, which is the value's text in
+Python.
 """
 
 from __future__ import annotations
