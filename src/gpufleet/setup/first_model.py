@@ -1,7 +1,8 @@
 """Choose the first model of a new fleet: small enough for its GPUs, pinned to a commit.
 
-Only the GPUs' memory decides here; later plans use the model's own config.
-tests/unit/setup/test_first_model.py sizes the rows and verifies their memory.
+The choice depends only on the memory of the GPUs. Later, the plan uses the model's own config.
+tests/unit/setup/test_first_model.py computes the memory that each row needs, and compares the rows
+with it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 from gpufleet.errors import FleetError
 
 CONTEXT = 8192
-"""Maximum tokens of a request for which the rows are sized."""
+"""The rows are sized for requests with at most this number of tokens."""
 HUB_SECONDS = 10
 
 _GIVEN = re.compile(r"(?P<model>/\S+|[\w.-]+/[\w.-]+)(?:@(?P<revision>[0-9a-f]{40}))?")
@@ -24,8 +25,8 @@ class FirstModel:
     """
     A model, and the commit of its files.
 
-    With `revision` None the Hub is queried. `memory_gib` is the memory of the smallest GPU that
-    holds the model.
+    If `revision` is None, the Hub is queried for the commit. `memory_gib` is the memory of the
+    smallest GPU on which the model fits.
     """
 
     model: str
@@ -34,12 +35,12 @@ class FirstModel:
 
     @property
     def name(self) -> str:
-        """Return the name for clients, which is also part of unit names."""
+        """Return the model's name for clients. It is also a part of the names of units."""
         return re.sub(r"[^a-z0-9.]+", "-", self.model.rpartition("/")[2].lower()).strip("-.")
 
     @property
     def local(self) -> bool:
-        """Return whether it is a directory on the nodes."""
+        """Return whether the model is a directory on the nodes."""
         return self.model.startswith("/")
 
 
@@ -51,9 +52,9 @@ ROWS = (
 
 def choose(memory_gib: float | None) -> FirstModel | None:
     """
-    Return the largest model that a GPU with this memory holds.
+    Return the largest model that fits on a GPU with this memory.
 
-    None: no model fits, or the memory is unknown.
+    The result is None if no model fits or if the memory is unknown.
 
     >>> choose(79.19).model
     'Qwen/Qwen3-8B'
@@ -75,7 +76,7 @@ def parse_model(text: str) -> FirstModel:
 
 
 def hub_revision(model: str, ask: Callable[[str], str | None] | None = None) -> str | None:
-    """Return a model's current commit on the Hub; None: the Hub does not report it."""
+    """Return a model's current commit on the Hub, or None if the Hub does not report a commit."""
     return (ask or _ask_hub)(model)
 
 

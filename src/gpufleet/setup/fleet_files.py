@@ -1,4 +1,4 @@
-"""Render the files of a fleet's directory, and write those that do not exist."""
+"""Create the texts of the files in a fleet's directory, and write the files that do not exist."""
 
 from __future__ import annotations
 
@@ -52,17 +52,17 @@ _CONNECTION = ("ssh_", "_")
 
 @dataclass(frozen=True)
 class FileOutcome:
-    """The result of `write_files` for a file: written (`new`), kept, or left out."""
+    """What `write_files` did with a file: it was written (`new`), kept, or left out."""
 
     path: str
     new: bool
     differs: bool = False
     left_out: bool = False
-    """Whether its group is missing in the existing inventory."""
+    """Whether the file was left out because the existing inventory does not have its group."""
 
 
 def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
-    """Return the inventory file; `user` is the `ssh_user` in group_vars."""
+    """Return the text of the inventory file. `user` is the value of `ssh_user` in group_vars."""
 
     def entry(host: Host) -> Any:
         said = host.variables | ({} if host.user == user else {"ssh_user": host.user})
@@ -80,7 +80,7 @@ def inventory_of(groups: Mapping[str, Iterable[Host]], user: str | None) -> str:
 
 
 def connection(hosts: Iterable[Host], known_hosts: str, given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the connection variables of all nodes."""
+    """Return the connection variables that all nodes share."""
     users = {host.user for host in hosts}
     found: dict[str, Any] = {}
     if len(users) == 1:
@@ -100,10 +100,10 @@ def render(
     given: Mapping[str, Any],
 ) -> dict[str, str]:
     """
-    Return the files of a fleet by their paths, without its keys.
+    Return the texts of a fleet's files, by path. Files with keys are not included.
 
-    `given` are settings that override the derived ones, key by key. A `model` without a revision is
-    written as a comment with the line to fill in.
+    `given` are settings that replace the derived settings, key by key. If `model` has no revision,
+    its entry is written as a comment, with a line in which you write the revision.
     """
     by_name = {host.name: host for host in hosts}
     kinds = found.kinds
@@ -161,11 +161,11 @@ def render(
 
 def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Iterator[FileOutcome]:
     """
-    Write the files that do not exist, and yield the outcome for each.
+    Write the files that do not exist, and yield what was done with each file.
 
-    An existing file is kept, whatever its content; variables of a group that the existing inventory
-    does not have are left out. With `api_key` a key is generated if there is none. Raises
-    `FleetError` if a file cannot be written.
+    An existing file is kept, whatever its content. The variables of a group are left out if the
+    existing inventory does not have the group. With `api_key`, a key is generated if there is none.
+    Raises `FleetError` if a file cannot be written.
     """
     groups = _groups(root / INVENTORY)
     for path, text in files.items():
@@ -182,7 +182,7 @@ def write_files(root: Path, files: Mapping[str, str], *, api_key: bool) -> Itera
 
 
 def _groups(inventory: Path) -> frozenset[str] | None:
-    """Return the names in an inventory file that may be groups; None: there is no readable file."""
+    """Return the names in an inventory file that may be groups, or None if it cannot be read."""
     try:
         text = inventory.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError):
@@ -192,7 +192,7 @@ def _groups(inventory: Path) -> frozenset[str] | None:
 
 def _group(path: str) -> str:
     """
-    Return the group that a file has variables of.
+    Return the group whose variables a file has.
 
     >>> _group("group_vars/gpu_h100x8.lock.yml")
     'gpu_h100x8'
@@ -201,7 +201,9 @@ def _group(path: str) -> str:
 
 
 def _write_key(file: Path) -> bool:
-    """Write a key that only its owner can read; return whether it was created now."""
+    """
+    Create a file with a new key that only its owner can read. Return False if the file exists.
+    """
     try:
         file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         handle = os.open(file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)

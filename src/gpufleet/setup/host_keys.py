@@ -24,8 +24,8 @@ def fetch_keys(hosts: Iterable[Host]) -> dict[str, paramiko.PKey]:
     """
     Return the key that each host presents, by the host's name.
 
-    The network may have forged the key: compare its `fingerprint`. Raises `FleetError` with every
-    host that presents no key.
+    An attacker in the network may have replaced a key, so the operator must compare its
+    `fingerprint`. Raises `FleetError` with every host that presents no key.
     """
     asked = tuple(hosts)
     with DaemonPool(_AT_ONCE) as pool:
@@ -47,9 +47,9 @@ def fingerprint(key: paramiko.PKey) -> str:
 
 def known_hosts_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
     """
-    Return the lines of a `known_hosts` file for the hosts that it contains, by host name.
+    Return the lines of a `known_hosts` file by host name, for those of the hosts that it contains.
 
-    Raises `FleetError` for a file that cannot be read.
+    Raises `FleetError` if the file cannot be read.
     """
     try:
         entries = paramiko.HostKeys(str(file))
@@ -64,12 +64,12 @@ def known_hosts_keys(file: Path, hosts: Iterable[Host]) -> dict[str, str]:
 
 
 def known_hosts_line(host: Host, key: paramiko.PKey) -> str:
-    """Return a host's line of `known_hosts`."""
+    """Return the line of `known_hosts` for a host and its key."""
     return f"{host.known_name} {key.get_name()} {key.get_base64()}\n"
 
 
 def known_hosts_text(lines: Mapping[str, str]) -> str:
-    """Return the text of `known_hosts` for all hosts."""
+    """Return the text of a `known_hosts` file with the lines of all hosts."""
     return "".join(lines.values())
 
 

@@ -1,5 +1,7 @@
-"""Parse hosts as operators write them: words, names of an ssh configuration, an Ansible inventory.
-Pure.
+"""Parse hosts as operators write them. Pure.
+
+A host is a word, a name in an ssh configuration, or an entry of an Ansible inventory. Examples of
+words:
 
 gpu-01  admin@gpu-01.example.net  root@192.0.2.11:2222  root@[2001:db8::1]:22
 """
@@ -24,16 +26,16 @@ _JUMPS = ("proxyjump", "proxycommand")
 @dataclass(frozen=True)
 class Host:
     """
-    One node and how SSH reaches it.
+    One node, and how SSH connects to it.
 
     Attributes:
         name: the node's name in the inventory.
         address: the address to connect to.
         user: the login user.
         port: the port of sshd.
-        key: the file of the private key; None: keys of the agent or of ~/.ssh.
-        configured: whether its connection is defined in ~/.ssh/config, which deploys read too.
-        jump: whether it is reached over another host, so that its key cannot be fetched.
+        key: the file of the private key. None: SSH uses the keys of the agent or of ~/.ssh.
+        configured: whether ~/.ssh/config defines its connection. Deploys read this file too.
+        jump: whether SSH connects through a different host, so that gpufleet cannot fetch the key.
     """
 
     name: str
@@ -46,7 +48,7 @@ class Host:
 
     @property
     def variables(self) -> dict[str, Any]:
-        """Return the variables beside the node's name in an inventory file."""
+        """Return the variables that are written with the node's name in an inventory file."""
         found: dict[str, Any] = {}
         if self.address != self.name and not self.configured:
             found["ssh_hostname"] = self.address
@@ -68,8 +70,9 @@ def parse_hosts(
     """
     Parse words into hosts.
 
-    `configured` has each host's settings in ~/.ssh/config, as paramiko reads them; `user` is the
-    login user if no other is named. Raises `FleetError` with every invalid word.
+    `configured` has the settings of each host in ~/.ssh/config, as paramiko reads them. `user` is
+    the login user for hosts that have no user in the word or in ~/.ssh/config. Raises `FleetError`
+    with every invalid word.
     """
     found, problems = [], []
     for word in words:
@@ -97,7 +100,7 @@ def parse_hosts(
 
 
 def hosts_of_inventory(entries: Iterable[Any], user: str) -> tuple[Host, ...]:
-    """Return the hosts of an imported inventory; an entry is a name, or a name with variables."""
+    """Return the hosts of an imported inventory. An entry is a name or (name, variables)."""
     found = []
     for entry in entries:
         name, said = (entry, {}) if isinstance(entry, str) else entry
@@ -114,7 +117,7 @@ def hosts_of_inventory(entries: Iterable[Any], user: str) -> tuple[Host, ...]:
 
 
 def words_host(word: str) -> str:
-    """Return the host in a word, for a search in ~/.ssh/config."""
+    """Return the host's name in a word. With this name, the host can be found in ~/.ssh/config."""
     match = _WORD.fullmatch(word)
     return match["host"].strip("[]") if match else word
 

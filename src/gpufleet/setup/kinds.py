@@ -1,7 +1,8 @@
 """Group nodes by their GPUs, and derive the settings of each group.  Pure.
 
-A kind is a group of the inventory: nodes with the same number of GPUs of one model. The input is
-the documents that `on_node/probe/probe.py` prints (docs/reference/probe.md).
+A kind is a set of nodes with the same number of GPUs of the same model. Each kind becomes a group
+of the inventory. The input is the documents that `on_node/probe/probe.py` prints
+(docs/reference/probe.md).
 """
 
 from __future__ import annotations
@@ -24,9 +25,9 @@ from gpufleet.settings.gpu_lock import GpuLock
 from gpufleet.versions import numbers
 
 NO_GPUS = "monitoring"
-"""The group of nodes without GPUs, which can monitor the others."""
+"""The group of nodes without GPUs. These nodes can monitor the other nodes."""
 BARE_SET = "r580-lts"
-"""The set of versions for nodes without a driver: the branch with the longest support."""
+"""The set of versions for nodes without a driver. Its driver branch has the longest support."""
 
 # The GPUs of each generation by CUDA's compute capability (NVIDIA's CUDA GPUs page).
 _CAPABILITIES: Mapping[Generation, frozenset[tuple[int, int]]] = {
@@ -44,10 +45,15 @@ class Kind:
     Nodes with the same GPUs.
 
     Attributes:
-        group: its name in the inventory. nodes: their names. gpus: the number of GPUs of each node.
-        model: of the GPUs, in words. memory_gib: memory of one GPU as CUDA reports it; for an
-        unknown GPU the least of its generation; None: unknown. drivers: the loaded versions; empty:
-        no driver is loaded. lock: suitable versions, with their origin; None: no GPUs.
+        group: the name of the group in the inventory.
+        nodes: the names of the nodes.
+        gpus: the number of GPUs in each node.
+        model: the name of the GPUs' model.
+        memory_gib: the memory of one GPU in GiB, as CUDA reports it. If the GPU is unknown, the
+            least memory of its generation. None: not known.
+        drivers: the versions of the loaded drivers. It is empty if no driver is loaded.
+        lock: the suitable versions. None: the nodes have no GPUs.
+        source: the origin of the versions in `lock`.
     """
 
     group: str
@@ -68,7 +74,7 @@ class Kind:
     @property
     def gets_driver(self) -> bool:
         """
-        Return whether `deploys/node.py` installs a driver of another branch than the loaded one.
+        Return whether `deploys/node.py` installs a driver of a branch that no node has loaded.
         """
         loaded = {_branch(each) for each in self.drivers}
         return self.lock is not None and self.lock.branch not in loaded
@@ -76,7 +82,7 @@ class Kind:
 
 @dataclass(frozen=True)
 class Findings:
-    """The nodes' kinds, NVIDIA's repository, and notes for the operator."""
+    """The kinds of nodes, the settings of NVIDIA's repository, and remarks for the operator."""
 
     kinds: tuple[Kind, ...]
     repository: Mapping[str, str]
@@ -117,7 +123,9 @@ def read_kinds(documents: Mapping[str, Mapping[str, Any]]) -> Findings:
 
 def _model(document: Mapping[str, Any], machine: Machine) -> tuple[str, int]:
     """
-    Return the model and number of a node's GPUs; without a driver, their generation and number.
+    Return the model and the number of a node's GPUs.
+
+    Without a driver, the GPUs' generation replaces the model.
     """
     named = [gpu.name for gpu in node_from_probe("", document).gpus] if _driver(document) else []
     if named:
@@ -154,7 +162,7 @@ def _kind(
 
 
 def _driver(document: Mapping[str, Any]) -> str | None:
-    """Return the version of the loaded driver; None: no driver is loaded."""
+    """Return the version of the loaded driver, or None if no driver is loaded."""
     found = value_or(document["driver"]["module"])
     return found if isinstance(found, str) and found[:1].isdigit() else None
 
@@ -164,7 +172,7 @@ def _branch(driver: str) -> str:
 
 
 def _memory(model: str, machine: Machine) -> float | None:
-    """Return a lower bound of a GPU's memory in GiB."""
+    """Return the least memory in GiB that a GPU of this model has, or None if unknown."""
     if card := next((each for each in gpu_models.cards() if each.name == model), None):
         return card.memory_gib
     capabilities = [_CAPABILITIES.get(each, frozenset()) for each in machine.generations]
@@ -181,9 +189,11 @@ def _lock(
     drivers: tuple[str, ...], documents: Mapping[str, Mapping[str, Any]]
 ) -> tuple[GpuLock, str, Mapping[str, str]]:
     """
-    Return the versions for nodes: the set of the loaded driver's branch, with that driver.
+    Return the versions for nodes, their origin, and the reasons for them.
 
-    Without a driver, or with drivers of several branches or an unknown one, it is `BARE_SET`.
+    They are the set of versions for the loaded driver's branch, with the loaded driver. If no
+    driver is loaded, or if the drivers have several branches or an unknown branch, the set is
+    `BARE_SET`.
     """
     sets = {each.lock.branch: each for each in release_sets().values()}
     suiting = {_branch(each): sets.get(_branch(each)) for each in drivers}
@@ -202,7 +212,9 @@ def _lock(
 
 
 def _repository(system: System) -> dict[str, str]:
-    """Return `cuda.repository` for a system, without its key's hash if that is unknown."""
+    """
+    Return the settings `cuda.repository` for a system. The hash of the key is left out if unknown.
+    """
     found = vendor_repository(system)
     written = {"url": f"{VENDOR}/{repository_path(system)}"}
     if found.keyring_sha256:
@@ -228,7 +240,7 @@ def _remarks(kinds: tuple[Kind, ...]) -> Iterator[str]:
 
 def old_pythons(documents: Mapping[str, Mapping[str, Any]], release: str) -> str | None:
     """
-    Return a sentence on nodes with a Python older than the shipped lock's; None: there are none.
+    Return a sentence about nodes whose Python is too old for the lock that gpufleet ships, or None.
     """
     python = PROGRAMS["vllm"].python
     oldest = tuple(map(int, python.split(".")))
