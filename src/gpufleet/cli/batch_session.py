@@ -305,10 +305,7 @@ class GuestLook:
 
     @property
     def _drained(self) -> str | None:
-        """
-        Return the named replica, because it may be drained. While the fleet is changed, return
-        None.
-        """
+        """Return the named replica, which may be drained, or None while the fleet is changed."""
         return None if self.answers.changes() else self._wanted.replica
 
     def _target(self) -> tuple[Target, tuple[str, ...]]:

@@ -88,7 +88,7 @@ class MeasureOptions:
     @property
     def searches(self) -> bool:
         """
-        Return whether the run searches for the highest load. Otherwise it measures given levels.
+        Return whether the run searches for the highest load. Otherwise the options define the load.
         """
         return self.rate is None and self.concurrency is None and self.trace is None
 

@@ -284,7 +284,7 @@ def size(model: str | None, *, as_json: bool, **given: Any) -> int:
 
 
 def _other_cards(given: Mapping[str, Any]) -> Iterator[str]:
-    """Yield a remark if similar names are those of GPUs with different memory."""
+    """Yield a remark if the given name may also mean GPUs with a different memory size."""
     from gpufleet.catalog.gpu_models import namesakes
 
     if given["gpu"] and not given["gpu_memory_gib"] and (others := namesakes(given["gpu"])):

@@ -297,7 +297,7 @@ class _UpgradeCommand:
 
     def _restore_declaration(self, journal: Journal, versions: Mapping[EngineName, str]) -> None:
         """
-        Write the declared versions again, if the upgrade was interrupted before its first wave.
+        Finish the declaration of versions, if the upgrade was interrupted before its first wave.
         """
         from gpufleet.inventory.loader import read
         from gpufleet.upgrade.plan import declare_version
