@@ -9,8 +9,8 @@ from pydantic import Field, model_validator
 
 from gpufleet.settings.base import KeyPath, Setting, Sha256, pattern_rule
 
-# Clients send it; HAProxy's maps and `--lora-modules NAME=PATH` contain it. It has no `/`, so that
-# it never looks like a path.
+# Clients send this name. HAProxy's maps and `--lora-modules NAME=PATH` contain it. A name has no
+# `/`, so that it never looks like a path.
 AdapterName = Annotated[
     str,
     pattern_rule(
@@ -29,7 +29,7 @@ class Adapter(Setting):
     source: Annotated[
         str,
         pattern_rule(
-            # Without `=` and `,`: `--lora-modules NAME=PATH`.
+            # `=` and `,` are not allowed, because of `--lora-modules NAME=PATH`.
             r"(/[A-Za-z0-9_+@.-]+)+|[A-Za-z0-9][A-Za-z0-9_.-]*/[A-Za-z0-9][A-Za-z0-9_.-]*",
             "a Hugging Face id, for example org/sql-lora, or the absolute path of a "
             "directory on the node, for example /srv/adapters/sql; the path may contain "

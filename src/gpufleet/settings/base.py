@@ -86,7 +86,7 @@ Seconds = Annotated[
         "a number of seconds, for example 600, or a time with units, for example 10m or 1h30m",
     ),
 ]
-# k and K are vLLM's own (human_readable_int in vllm/engine/arg_utils.py).
+# k and K have the same meaning in vLLM (human_readable_int in vllm/engine/arg_utils.py).
 Tokens = Annotated[
     int,
     _in_units(

@@ -85,7 +85,8 @@ _NOT_READY = (
 )
 _HEALTH = "`/health` would answer 200 without testing the engine"
 
-# SGLang 0.5.23 (srt/environ.py), without their prefix. It reads most of them with SGL_ too.
+# Variables of SGLang 0.5.23 (srt/environ.py), without the prefix SGLANG_. SGLang also reads most of
+# them with the prefix SGL_.
 _SGLANG_VARIABLES = {
     "BLOCK_NONZERO_RANK_CHILDREN": "the ranks on other nodes would exit as soon as they are ready",
     "DIAG_BYPASS_HEALTH_GENERATE": _HEALTH,
@@ -96,8 +97,8 @@ _SGLANG_VARIABLES = {
     "RUST_SERVER": _NO_KEY,
 }
 
-# `refused` has flags that would make a secret world-readable on the node, that move the endpoint
-# to where gpufleet does not find it, or that break starts and stops.
+# `refused` has flags that let all users of the node read a secret, that move the endpoint to a
+# place where gpufleet does not find it, or that break starts and stops.
 _ENGINES: dict[EngineName, EngineFlags] = {
     "vllm": EngineFlags(
         title="vLLM",
@@ -130,7 +131,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "ssl-keyfile": _PLAIN_HTTP,
             "uds": "endpoints are TCP ports",
         },
-        refused_variables={},  # those of settings/server_routes.py have conditions
+        refused_variables={},  # settings/server_routes.py refuses some under conditions
         accepted={},
         files=FileFlags(
             read=frozenset(
@@ -167,8 +168,8 @@ _ENGINES: dict[EngineName, EngineFlags] = {
                     "tool-parser-plugin",
                 }
             ),
-            # entrypoints/chat_utils.py: text with these characters is the template itself;
-            # config/model.py, config/speculative.py.
+            # From entrypoints/chat_utils.py (text with these characters is the template itself),
+            # config/model.py and config/speculative.py.
             not_paths={
                 "chat-template": r"(?s).*[{}\n].*",
                 "generation-config": "auto|vllm",
@@ -176,8 +177,8 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             },
         ),
     ),
-    # SGLang 0.5.23; options with several names: the first is in use, the others are spellings of
-    # it (engines/sglang/data).
+    # SGLang 0.5.23. If an option has several names, the first name is in use, and the others are
+    # spellings of it (engines/sglang/data).
     "sglang": EngineFlags(
         title="SGLang",
         command="sglang serve",
@@ -226,7 +227,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
             "ssl-keyfile": _PLAIN_HTTP,
             "ssl-keyfile-password": _PLAIN_HTTP,
             "ssl-ca-certs": _PLAIN_HTTP,
-            # http_server.py of 0.5.23: the check of both keys needs a single one.
+            # http_server.py of 0.5.23 checks keys only with a single tokenizer worker.
             "tokenizer-worker-num": "with several workers, a server does not check the API key",
             "use-ray": "gpufleet starts the ranks itself",
         },
@@ -290,7 +291,7 @@ _ENGINES: dict[EngineName, EngineFlags] = {
                 }
             ),
             of_the_server=frozenset({"chat-template", "completion-template"}),
-            # Its own templates have names, such as llama-2 (managers/template_manager.py).
+            # SGLang's own templates have names, such as llama-2 (managers/template_manager.py).
             not_paths={"chat-template": r"[\w-]+", "completion-template": r"[\w-]+"},
         ),
         opens_ports=True,

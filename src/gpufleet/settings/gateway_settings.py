@@ -25,7 +25,7 @@ from gpufleet.settings.base import (
     pattern_rule,
 )
 
-# It becomes a word of HAProxy's configuration and the label of a metric.
+# The name becomes a word in HAProxy's configuration and a label of metrics.
 ClientName = Annotated[
     str,
     pattern_rule(

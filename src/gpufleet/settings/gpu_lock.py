@@ -15,11 +15,11 @@ from pydantic import Field, model_validator
 from gpufleet.catalog.driver_branches import OPEN_ONLY_SINCE, branch, cuda_major, flavours
 from gpufleet.settings.base import KeyPath, PythonVersion, Setting, pattern_rule
 
-# An upstream version of NVIDIA's driver, or the branch that is its first number.
+# A version of NVIDIA's driver without a package's suffix, or its branch, which is the first number.
 DRIVER = r"\d{3}(\.\d+(\.\d+)?)?"
 
 
-# A package's version: as deb-control(5) has it, or rpm's VERSION-RELEASE.
+# The version of a package, as in deb-control(5), or as VERSION-RELEASE in rpm.
 PackageVersion = Annotated[
     str,
     pattern_rule(

@@ -22,7 +22,7 @@ from pydantic import (
 from gpufleet.settings.base import PackageIndex, Port, PythonVersion, Seconds, Setting, pattern_rule
 from gpufleet.settings.gateway_settings import ClientKey, GatewayTls, access_mistakes
 
-# The name that clients request; the same characters as `served_name` of `serving`.
+# The name that clients request. It has the same characters as `served_name` in `serving`.
 PublicName = Annotated[
     str, pattern_rule(r"[\w.:/-]+", "letters, digits, `.`, `_`, `:`, `/` and `-`")
 ]
@@ -33,7 +33,8 @@ PublicName = Annotated[
 COMPROMISED = ("1.82.7", "1.82.8", "1.107.0")
 
 
-# A number in YAML; "0.2" in quotes and `true` are mistakes, which LiteLLM would report much later.
+# A number in YAML. "0.2" in quotes and `true` are refused here, because LiteLLM would report these
+# mistakes much later.
 Number = Annotated[float, Field(strict=True)]
 
 

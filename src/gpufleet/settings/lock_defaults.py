@@ -22,7 +22,7 @@ from gpufleet.settings.gpu_lock import GpuLock
 
 _CUDA = {"toolkit": "branch", "version": "version"}
 
-# (where else it is written, where the lock has it)
+# (key of the value in its section, key of the value in the lock)
 _SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
     (("cuda", "toolkit"), ("toolkit", "branch")),
     (("cuda", "version"), ("toolkit", "version")),
@@ -33,7 +33,7 @@ _SAME: tuple[tuple[KeyPath, KeyPath], ...] = (
 # The toolkit of the CUDA that vLLM's torch is built for (13.0 in vLLM 0.32 and 0.33).
 TOOLKIT = "13-0"
 
-# An interpreter's path with its version; /usr/bin/python3 and the paths of environments have none.
+# The path of an interpreter, with its version. Paths such as /usr/bin/python3 have no version.
 _PYTHON = re.compile(r"/python(3\.\d+)$")
 
 
@@ -58,7 +58,7 @@ def differences(given: Mapping[str, Any], lock: GpuLock) -> Iterator[Difference]
     """Yield contradictions between variables and their lock."""
     written = given["gpu_lock"]
     for at, locked_at in _SAME:
-        # A toolkit of profile none means no branch and no version.
+        # A toolkit with `profile: none` has neither branch nor version.
         said = locked_at[:1] if locked_at[0] == "toolkit" else locked_at
         if _has(given, at) and _has(written, said):
             locked = _value(lock.model_dump(), locked_at)

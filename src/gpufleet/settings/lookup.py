@@ -27,7 +27,7 @@ from gpufleet.settings.node_settings import NodeSettings
 
 _DATA = Path(__file__).with_name("data")
 
-# The unit by the ending of a key's last part, the longest ending first.
+# The unit of a key, by the ending of its last part. The longest ending comes first.
 _UNITS = (
     ("_seconds", "seconds"),
     ("_minutes", "minutes"),

@@ -24,7 +24,7 @@ PACKAGES = "apt"
 PROGRAMS = "programs"
 KEYS = "keys"
 HUB = "hub"
-# A file, not its folder: some servers (object stores) know no index pages.
+# This is the file and not its folder, because object stores have no index pages.
 WHEELS = "wheels/index.html"
 
 _ADDRESS = re.compile(r"(?:\w+\+)?(?:https?|ftp|ssh|s3|gs|hf)://[^\s\"'<>]+")

@@ -89,7 +89,7 @@ class Exporters(Setting):
     ] = None
 
 
-# It becomes part of a flag: --collector.NAME.
+# The name becomes a part of a flag: --collector.NAME.
 Collector = Annotated[
     str,
     pattern_rule(

@@ -27,18 +27,19 @@ from gpufleet.settings.open_secrets import open_secrets
 from gpufleet.settings.parse import SettingsError, parse_settings, with_key
 from gpufleet.settings.variables import Origin, Variables
 
-# No command may wait for ever. This is the limit of commands that have none of their own. It
-# exceeds the longest of them: installing a CUDA toolkit, some gigabytes, over a slow line.
+# The time limit of commands that have no limit of their own, so that no command waits for ever.
+# The longest command is faster: it installs a CUDA toolkit (some gigabytes) over a slow line.
 COMMAND_SECONDS = 3600
 
-# What every node has unless a variable says otherwise. "yes": pyinfra's own default accepts, and
-# remembers, the first key that is offered.
+# Variables of every node, unless it sets them. "yes" is required because pyinfra's default accepts
+# the first key that a host presents, and stores it.
 DEFAULTS: Mapping[str, Any] = {
     "ssh_strict_host_key_checking": "yes",
     "_timeout": COMMAND_SECONDS,
 }
 
-# pyinfra prints these under --debug, and variables lie in version control.
+# These are refused, because pyinfra prints them with --debug, and variables are under version
+# control.
 PASSWORDS: Mapping[str, str] = {
     "ssh_password": "use an SSH key, or the option --ssh-password-prompt",
     "ssh_key_password": "use ssh-agent",
@@ -145,7 +146,7 @@ def check(
     """
     nodes: dict[str, NodeVars] = {}
     settings: dict[str, NodeSettings] = {}  # most nodes of a group have equal variables
-    found: dict[tuple[str, int, str], list[str]] = {}  # (file, line, sentence): nodes, if no place
+    found: dict[tuple[str, int, str], list[str]] = {}  # (file, line, sentence): nodes if no line
     for name, layers in merged.items():
         for origin, sentence in _key_mistakes(name, layers):
             found.setdefault((origin.file, origin.line, sentence), [])
@@ -178,7 +179,7 @@ def check(
 def _unknown_groups(nodes: Collection[NodeVars]) -> Iterator[tuple[Origin, str]]:
     """Yield an origin and a message for each group in `prefer` that no node is in."""
     known = sorted({group for node in nodes for group in node.groups})
-    for node in nodes if known else ():  # without an inventory there are none
+    for node in nodes if known else ():  # without an inventory there are no groups
         for model, served in node.settings.serving.items():
             for number, group in enumerate(served.prefer):
                 if group not in known:
@@ -221,7 +222,7 @@ def _key_mistakes(node: str, found: Variables) -> Iterator[tuple[Origin, str]]:
     """
     for key, (value, origin) in found.items():
         if key in PASSWORDS:
-            if origin.line:  # what was typed at a prompt comes without one
+            if origin.line:  # values typed at a prompt have no line
                 yield origin, f"{key}: variables must not contain passwords: {PASSWORDS[key]}"
         elif key in NodeSettings.model_fields:
             try:

@@ -86,7 +86,7 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
     try:
         settings = NodeSettings.model_validate(given)
     except ValidationError as error:
-        # Without a valid lock, what only the lock says is missing, which is no mistake of its own.
+        # If the lock is invalid, values that only the lock has are missing. This is not reported.
         no_lock = bool(mistakes) and lock is None
         found = [
             each
@@ -94,7 +94,7 @@ def parse_written(data: Mapping[str, Any]) -> NodeSettings:
             if not (no_lock and each["type"] == "missing") and each["loc"][:2] not in shared
         ]
         mistakes += [each for each in map(describe_mistake, found) if each not in mistakes]
-    if secrets:  # what is wrong elsewhere may quote them
+    if secrets:  # messages about other mistakes may contain them
         values = [each.value for each in secrets]
         mistakes = [(at, hide_secrets(what, values)) for at, what in mistakes]
     if mistakes:

@@ -19,7 +19,7 @@ from gpufleet.settings.node_settings import NodeSettings
 from gpufleet.settings.serving_settings import Served
 
 FIRST_FREE_PORT = 1024
-# capabilities(7): below 1024 CAP_NET_BIND_SERVICE is needed. HAProxy's unit alone has it.
+# Ports below 1024 need CAP_NET_BIND_SERVICE (capabilities(7)). Only HAProxy's unit has it.
 _PORTS_WITH_RIGHTS = frozenset({"gateway.port", "gateway.metrics_port"})
 
 _HOMES = "/home/"
@@ -34,7 +34,7 @@ _HIDDEN = {
 """Directories that servers cannot see, each with the reason."""
 
 _HUB_NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
-_HUB_WORD = re.compile(r"[\w-][\w.-]*")  # gpt2: the Hub has such names, too
+_HUB_WORD = re.compile(r"[\w-][\w.-]*")  # the Hub also has such names: gpt2
 _HUB_VARIABLES = frozenset(
     {
         "HF_HUB_OFFLINE",
@@ -106,7 +106,7 @@ def flag_mistakes(
             yield flag, mistake
     if variables & _HUB_VARIABLES or "download-dir" in flags:
         return
-    # `adapters` are of the engine that has a setting for them.
+    # Only some engines support the setting `adapters`.
     listed = "adapters" not in engine_flags.of(engine).accepted
     for flag, name in sorted(_named(files, flags)):
         if flag in files.hub and _HUB_NAME.fullmatch(name):
@@ -174,7 +174,7 @@ def _too_few_at_once(here: KeyPath, served: Served) -> Iterator[tuple[KeyPath, s
     """
     flag = SLOT_FLAGS[served.engine]
     seats = served.flags.get(flag)
-    # The plan chooses several engines only for `objective: throughput`.
+    # The plan gives a replica several engines only for `objective: throughput`.
     engines = served.data_parallel or (None if served.objective == "throughput" else 1)
     if not isinstance(seats, int) or isinstance(seats, bool) or engines is None:
         return

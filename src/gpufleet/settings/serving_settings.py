@@ -71,8 +71,8 @@ transcribed speech. For each type, on_node/serving/questions.py has a request.
 """
 
 
-# It becomes part of unit names, directories and URLs. 40 leaves room for "vllm-", the replica and
-# ".service" in systemd's limit of 255, and for a metric label that people can read.
+# The name becomes a part of unit names, directories and URLs. With at most 40 characters, "vllm-",
+# the replica and ".service" fit in systemd's limit of 255, and labels of metrics stay readable.
 ModelName = Annotated[
     str,
     pattern_rule(
@@ -83,7 +83,7 @@ ModelName = Annotated[
 ]
 
 
-# It becomes part of a credential's name, and a shell exports it.
+# The name becomes a part of a credential's name, and a shell exports the variable.
 VariableName = Annotated[
     str,
     pattern_rule(
@@ -116,10 +116,10 @@ _NOT_WITH_A_SHARE = {
 }
 
 
-# The first release whose parser knows --shutdown-timeout (read in the sources of 43 releases).
+# The first release that has the flag --shutdown-timeout (found in the sources of 43 releases).
 OLDEST_VLLM = (0, 18)
-# The first of the packaged releases with `sglang serve` and all flags of
-# engines/sglang/sglang_arguments.py.
+# The first release with `sglang serve` and all flags in engines/sglang/sglang_arguments.py, of the
+# releases whose flags gpufleet ships.
 OLDEST_SGLANG = (0, 5, 5)
 
 

@@ -25,12 +25,13 @@ from gpufleet.settings.base import KeyPath
 
 _SUFFIXES = (".yml", ".yaml")
 
-# The tags of YAML whose values JSON also has; values of other standard tags (binary, set, ...)
-# would change type on the way to a node.
+# The tags of YAML whose values JSON also has. Values with other standard tags (binary, set, ...)
+# would change their type on the way to a node.
 _JSON_TAGS = frozenset(
     f"tag:yaml.org,2002:{kind}" for kind in ("null", "bool", "int", "float", "str", "seq", "map")
 )
-# `{{ name }}`, with filters, as in Ansible. Flags may contain chat templates.
+# `{{ name }}`, also with filters, as in Ansible. It is allowed in flags, which may contain chat
+# templates.
 _TEMPLATE = re.compile(r"\{\{[^{}]*\}\}")
 _NO_TEMPLATES = (
     "is a Jinja template, which Ansible would fill in, but gpufleet does not: write the "
@@ -43,7 +44,7 @@ _MERGE_TAG = "tag:yaml.org,2002:merge"
 class _Loader(yaml.SafeLoader):
     """A YAML loader without dates: `until: 2026-12-31` is text. The setting parses the date."""
 
-    yaml_implicit_resolvers = {  # PyYAML's types call it an instance's
+    yaml_implicit_resolvers = {  # PyYAML's types declare it as an attribute of instances
         first: [(tag, form) for tag, form in known if tag != "tag:yaml.org,2002:timestamp"]
         for first, known in yaml.SafeLoader.yaml_implicit_resolvers.items()
     }
@@ -94,7 +95,7 @@ def load_file(path: Path, root: Path | None = None) -> Variables:
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
-        if node is None:  # nothing but comments
+        if node is None:  # the file has only comments
             return {}
         lines: dict[KeyPath, int] = {}
         problems = list(_problems(node, shown)) or list(_walk(node, shown, (), lines, {}))
