@@ -196,7 +196,7 @@ class Session:
         limit.
         """
         limits = [MOST_AT_ONCE, self._wanted.concurrency or MOST_AT_ONCE]
-        # Half: other clients on this machine may use the same gateway.
+        # Only half, because other clients on this machine may use the same gateway.
         limits += [self._gateway.source_connections // 2] if self._gateway else []
         return min(limits)
 

@@ -105,7 +105,7 @@ def _fleet(ctx: click.Context) -> Fleet | None:
     from gpufleet.inventory.loader import read
     from gpufleet.inventory.pyinfra_command import default_inventory, is_inventory
 
-    # While an option's value is completed, click keeps words without a parameter in `ctx.args`.
+    # While click completes the value of an option, words of no parameter are in `ctx.args`.
     words = (ctx.params.get("inventory_file"), *(ctx.params.get("targets") or ()), *ctx.args)
     typed = next((word for word in words if word and is_inventory(word)), None)
     try:

@@ -33,6 +33,6 @@ def completion(ctx: click.Context, shell: str) -> None:
         raise FleetError(
             f"{shell}: click has no completion for this shell, only for {', '.join(SHELLS)}"
         )
-    # click's own function runs the shell to get its version; the shell may not be installed here.
+    # click's own function would run the shell to get its version, but it may not be installed.
     source = kind(ctx.find_root().command, {}, "gpufleet", VARIABLE)
     click.echo(source.source_template % source.source_vars(), nl=False)

@@ -47,7 +47,7 @@ def deploy(name: str | None, words: tuple[str, ...], *, show: bool) -> None:
         raise FleetError(
             f"NAME is missing: write the name of a deploy: {', '.join(deploy_names())}"
         )
-    deploy_file(name)  # a wrong name is a mistake in the first word, an inventory comes after it
+    deploy_file(name)  # report a wrong NAME before a wrong INVENTORY
     inventory = () if names_inventory(words) else (default_inventory(),)
     command = pyinfra_command(name, *inventory, *words)
     if show:

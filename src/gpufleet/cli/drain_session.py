@@ -43,7 +43,7 @@ class NodeDrains:
             raise FleetError(refused)
         by = operator_name()
         marks = self._set_marks({name: node_questions.cordon(by, why)})
-        # Marks before gateways: if this is killed in between, the marks show what was intended.
+        # First marks, then gateways: if the command is killed in between, the marks show the intent.
         marks |= self._set_marks(
             {
                 node: node_questions.drain(found.replicas_on(node), by, why)
@@ -83,7 +83,7 @@ class NodeDrains:
         }
         problems = [f"{replica} stays drained: {mark}" for replica, mark in sorted(stays.items())]
         free = sorted(set(here) - set(stays))
-        # Gateways before marks: if this is killed in between, the next undrain repeats both.
+        # First gateways, then marks: if the command is killed in between, an undrain repeats both.
         self.front.set_servers(
             "ready", [each for each in found.servers if each["replica"] in free], TELL_SECONDS
         )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from gpufleet.remote.query import Answer
     from gpufleet.settings.node_variables import NodeVars
 
-# Limit for `--record`, which writes one small file on each node; only connecting takes time.
+# Time limit of `--record`. Only connecting takes time, because it writes one small file to a node.
 RECORD_SECONDS = 30
 
 
@@ -36,7 +36,7 @@ def use_gevent() -> None:
     from gevent import monkey
 
     monkey.patch_all()
-    # gevent prints a KeyboardInterrupt that a greenlet raises, but passes SystemExit on.
+    # If a greenlet raises KeyboardInterrupt, gevent only prints it. SystemExit ends the program.
     signal.signal(signal.SIGINT, _exit_interrupted)
 
 

@@ -98,7 +98,7 @@ def import_(
     if target is None:
         click.echo(settings, nl=False)
     else:
-        _target(output, file, force=force)  # it may exist by now
+        _target(output, file, force=force)  # the file may have been created meanwhile
         write_whole(target, settings)
     everything = (*source.notes, *imported.notes)
     for note in everything:

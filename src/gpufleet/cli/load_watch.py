@@ -65,8 +65,7 @@ class LoadWatch:
             if isinstance(sample, str) or sample.finished is None:
                 continue
             if sample.finished < self._finished.get(server, 0.0):
-                # Its capacity cannot be computed from requests that were lost or that came during
-                # the start.
+                # Requests that were lost or that arrived during the start do not show the capacity.
                 self._reason = f"{server} was restarted during the measurement: measure again"
             self._finished[server] = sample.finished
 
@@ -99,7 +98,8 @@ class GuestWatch(LevelObserver):
         self._contract, self._most, self._reason = contract, most, ""
         self._looked = clock()
         self._share, self._own = share, 0
-        # Limits of the last two observations: requests in flight are known to a second or two.
+        # Limits of the last two observations, because requests in flight are known only with a
+        # delay of a second or two.
         self._allowed = (most, most)
         servers = read_servers(look(), contract)
         bounds = other_clients.shared_bounds(servers.values())
@@ -139,7 +139,7 @@ class GuestWatch(LevelObserver):
     def beat(self, beat: Beat) -> None:
         """Record which of the guest's requests are in flight now."""
         self._others.beat(beat.now, beat.in_flight)
-        # Requests above its share wait in the client.
+        # Requests above the guest's share wait in the client.
         self._own = max(self._own, min(len(beat.in_flight), self._most))
 
     def ended(self, run: LevelRun) -> None:

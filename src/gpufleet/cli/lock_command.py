@@ -83,7 +83,7 @@ def lock(
     shown = variables.shown_path(file, fleet.root)
     if problems := tuple(_refused(fleet, nodes, found, file)):
         raise FleetError(*dict.fromkeys(problems))
-    # Only values are compared: people's comments in the file stay as long as its values are right.
+    # Only values are compared, so that comments in the file stay while its values are correct.
     if _there(file, fleet.root) == found:
         click.echo(f"{shown} already has these versions", err=True)
         return 0

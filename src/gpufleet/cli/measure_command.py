@@ -215,7 +215,7 @@ def _tune(session: Session, wanted: MeasureOptions) -> int:
     return int(declared is None or declared.found.status not in _FOUND)
 
 
-# The rate is known: the highest that meets the objectives, or all of the load that was asked for.
+# Results with a known rate: the highest that meets the objectives, or the load that was given.
 _FOUND = ("found", "ceiling")
 
 

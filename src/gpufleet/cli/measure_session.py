@@ -92,7 +92,7 @@ class Session:
         ids, context = self._describe(model, fleet)
         if context:
             (trace or work).check_context(context)
-        # A guest stays away from what a person has drained.
+        # A guest does not send requests to a replica that a person has drained.
         drained = wanted.replica if wanted.guest is None else None
 
         def look() -> Look:

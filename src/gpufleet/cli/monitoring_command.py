@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from gpufleet.serving.servers import Server
     from gpufleet.settings.monitoring_settings import Monitoring
 
-# A request of 10 s for each silence, and the connection.
+# Time for a request of 10 s for each silence, and for the connection.
 SECONDS = 60
 
 

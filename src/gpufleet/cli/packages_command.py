@@ -109,7 +109,7 @@ def lock(
         click.echo(text, nl=False)
         click.echo(f"would be written to {path}, and its SBOM to {beside}", err=True)
         return CHANGED
-    # The lock last: every lock that exists then has its SBOM.
+    # The lock is written last, so that every lock that exists has an SBOM.
     write_whole(beside, sbom)
     write_whole(path, text)
     wheels = sum(len(each.wheels) for each in found)

@@ -108,7 +108,7 @@ def _gateways(
             file = ca_file or file_of_node(gateway.tls.certificate_file, name)
             context = ssl.create_default_context()
             context.verify_flags = ssl.VerifyFlags(int(context.verify_flags) | PARTIAL_CHAIN)
-            # If the file cannot be read, the line about settings says why.
+            # If the file cannot be read, the line about settings has the reason.
             with contextlib.suppress(OSError):
                 context.load_verify_locations(file)
         yield name, (host, gateway.port, context)
@@ -159,7 +159,7 @@ def git_state(folder: Path, secrets: Iterable[str] = ()) -> GitState:
             text=True,
             timeout=GIT_SECONDS,
         )
-        return run.stdout.rstrip()  # the first column of a status may be blank
+        return run.stdout.rstrip()  # not strip(): the first column of a status may be blank
 
     try:
         git("rev-parse", "--show-toplevel")
@@ -228,7 +228,7 @@ def read_texts(files: Iterable[str]) -> Iterator[tuple[str, str]]:
         try:
             yield file, Path(file).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError):
-            continue  # the line about settings names it
+            continue  # the line about settings reports the file
 
 
 def read_questions(

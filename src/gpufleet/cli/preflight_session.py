@@ -218,7 +218,7 @@ class Session:
                 if timed := found.get(("change", name)):
                     self.changes[name] = NodeLook.read(name, timed.answer)
             except FleetError:
-                continue  # its load and marks are then unknown, and the lines report that
+                continue  # the lines then report that its load and marks are unknown
         return {
             name: found[key].answer if (key := ("status", name)) in found else SILENT
             for name in self.gpu_settings

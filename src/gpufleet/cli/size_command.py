@@ -377,7 +377,7 @@ def _divisions(
     return int(not any(each.sizing.fits for each in found))
 
 
-# Kinds that are not printed: the most common one, and an unknown one.
+# Kinds that are not printed: the most common kind, and the unknown kind.
 _COMPLETES = ("generate", None)
 _VERDICTS = {
     "certain": "does not fit",
@@ -411,7 +411,7 @@ def version(text: str) -> tuple[int, ...]:
         if not digits:
             break
         numbers.append(int(digits))
-        if digits != word:  # 0rc1: counted as its release
+        if digits != word:  # 0rc1 is counted as 0
             break
     if len(numbers) < 2:
         raise FleetError(f"--vllm {text}: is not a vLLM release, such as {default_release()}")

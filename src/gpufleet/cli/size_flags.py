@@ -62,7 +62,7 @@ def judge_flags(given: Mapping[str, Any], release: str) -> tuple[str, ...]:
             )
     found = check(known, words)
     problems = [each for each in found if each.refuses]
-    if given["gpus"]:  # what depends on the division is judged by the sizing of each
+    if given["gpus"]:  # the sizing of each division checks conflicts
         problems = [each for each in problems if each.kind is not Kind.CONFLICT]
     if problems:
         raise FleetError(*(_sentence(each, release) for each in problems))

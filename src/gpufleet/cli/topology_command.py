@@ -26,7 +26,7 @@ from gpufleet.node.smi_topology import parse
 
 STDIN = "-"
 
-# A probe of 16 GPUs has 0.3 MB, so this is a fleet of 300 nodes; more is a wrong file.
+# A probe of 16 GPUs has 0.3 MB, so this is enough for 300 nodes. A larger file is a wrong file.
 MOST_BYTES = 100_000_000
 
 _WANTED = (
@@ -148,7 +148,7 @@ def _text(source: str, where: str) -> str:
         raise FleetError(f"{where}: cannot be read: {error.strerror or error}: {_WANTED}") from None
     if len(data) > MOST_BYTES:
         raise FleetError(f"{where}: is larger than {MOST_BYTES >> 20} MiB: {_WANTED}")
-    # PowerShell's `>` writes UTF-16 with a mark.
+    # In PowerShell, `>` writes UTF-16 with a byte order mark.
     wide = data.startswith((b"\xff\xfe", b"\xfe\xff"))
     try:
         return data.decode("utf-16" if wide else "utf-8-sig")

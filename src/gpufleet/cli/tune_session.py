@@ -48,7 +48,7 @@ class TuneSession:
             model, wanted.replica, found.declared, marks
         )
         self.replica, self.node = self.running.id, self.running.node
-        # The operator and reason of its marks: an undrain lifts only a cordon with both of these.
+        # The author and reason of the marks. An undrain removes only a cordon with the same two.
         self.by = self.left.by if self.left else operator_name()
         self.why = self.left.why if self.left else f"{WHY}: settings are tried on {self.replica}"
         session.wanted = replace(wanted, model=model, replica=self.replica)
@@ -92,7 +92,7 @@ class TuneSession:
 
     def _values(self) -> dict[str, tuple[int, ...]]:
         """Return the values to try, by setting. Values that the planner refuses are left out."""
-        # After a killed run the unit may still have a tried value.
+        # If an earlier run was killed, the unit may still have a value that was tried.
         arguments = [f"--{name} {value}" for name, value in self.served.flags.items()]
         values = self.typed or tuning.usual_values(
             arguments if self.left else self.running.arguments,
@@ -142,7 +142,7 @@ class TuneSession:
         seconds = self.served.start_seconds + self.served.drain_seconds + DEPLOY_SECONDS
         deploy = Deploy(self.session.inventory, self.project.root / LOGS)
         data = tuning.deploy_data(self.running.model, settings)
-        # A replica of another tensor parallel size is not placed on a cordoned node.
+        # A replica with a different tensor parallel size cannot be placed on a cordoned node.
         self._divided = self._divided or TENSOR in settings
         if self._divided:
             self.drains.uncordon(self.node)

@@ -286,7 +286,7 @@ class _UpgradeCommand:
                 )
             self.wanted = replace(self.wanted, of=state.of, limit=state.limit)
             said = found.entries[0].said
-            # Releases up to 0.2 wrote the version of vLLM alone.
+            # Journals of releases up to 0.2 have only the version of vLLM.
             if said.get("versions") or said.get("version"):
                 versions = said.get("versions") or {engine_flags.DEFAULT: said["version"]}
                 self._restore_declaration(found, versions)
@@ -383,7 +383,7 @@ class _UpgradeCommand:
             click.echo(str(error), err=True)
             return 1
         except LostError as error:
-            # The journal has what is known; nothing is concluded from a lost connection.
+            # The journal has everything that is known. A lost connection proves nothing.
             if journal.state.wave:
                 journal.append("paused", why=error.problems)
             for problem in error.problems:
