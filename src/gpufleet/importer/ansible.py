@@ -36,7 +36,7 @@ _UNITS = {"Unit", "Service", "Install", "Container", "Timer", "Socket"}
 _RANGE = re.compile(r"\[(\w{1,9}):(\w{1,9})(?::(\d{1,9}))?\]")
 _MOST_HOSTS = 10_000
 """The maximum number of hosts after all ranges are expanded. No real inventory has more."""
-_MOST_RANGES = 8  # of one host
+_MOST_RANGES = 8  # in the pattern of one host
 _MOST_GROUPS = 1_000
 _YES = {"true", "yes", "1", "on"}
 

@@ -33,7 +33,7 @@ def load_documents(text: str) -> tuple[Any, ...]:
     """
     try:
         loader = yaml.SafeLoader(text)
-    except yaml.YAMLError as error:  # a character that YAML does not take
+    except yaml.YAMLError as error:  # a character that YAML does not allow
         raise NoYamlError(_where(error)) from None
     found = []
     known: dict[int, int] = {}

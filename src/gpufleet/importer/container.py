@@ -183,7 +183,7 @@ class _Run:
         name, equals, value = pair.partition("=")
         if equals:
             self.environment[name] = value
-        else:  # passed on from the caller's environment
+        else:  # the value is that of the caller's environment
             self.environment[name] = f"${name}"
 
     def _mount(self, option: str, text: str) -> None:
@@ -244,7 +244,7 @@ def as_server(
         _, behind, engine = found
         words = words[behind:]
     elif own == [*words] and "vllm" not in image and (named := started_engine(image)):
-        engine = named  # the image starts vLLM: the command has only its options
+        engine = named  # the image starts the engine, so the command has only options
     else:
         return Launch("", tuple(own), environment)
     return as_launch(engine, "", words, environment, published=port is not None)

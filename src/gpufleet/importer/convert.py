@@ -39,7 +39,7 @@ from gpufleet.settings.server_sandbox import FIRST_FREE_PORT, flag_mistakes
 _MODEL = re.compile(r"/\S+|[\w.-]+/[\w.-]+")
 _SERVED = re.compile(r"[\w.:/-]+")
 _NAME_LENGTH = 40  # settings.ModelName
-# Kinds by the `--task` of older releases.
+# The `kind` for each value of `--task`, a flag of older releases.
 _TASKS = {
     "classify": "classify",
     "embed": "embed",
@@ -81,7 +81,7 @@ def convert(
         engine: vllm_rules(schema) if engine == "vllm" else sglang_rules()
         for engine in {launch.engine for launch in launches}
     }
-    # Another engine's section takes these settings from `vllm`.
+    # If there is also a section `vllm`, the section of another engine takes these settings from it.
     section: EngineName = "sglang" if {*rules} == {"sglang"} else "vllm"
     for launch in launches:
         found = Findings(_key(launch.name, serving), section)
@@ -365,7 +365,7 @@ def _model(found: Findings, model: str | None, written: str | None) -> None:
         )
     name = served.get("served_name", written)
     if name is None:
-        return  # the line has a variable that only its shell knows: its reader has noted that
+        return  # a note already reports that only the shell knows the name's variable
     if name == found.key:
         served.pop("served_name", None)
     elif _SERVED.fullmatch(str(name)):

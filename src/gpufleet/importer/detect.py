@@ -31,7 +31,7 @@ _HOW = (
 _LONGEST = 1 << 18
 """The maximum number of characters in a text. A file for hundreds of servers has fewer."""
 _STARTS = re.compile(r"vllm[\s./:]")
-_SHOWN = 200  # characters of a text's keys
+_SHOWN = 200  # characters of a text's keys in a message
 _YAML = (".yml", ".yaml")
 
 

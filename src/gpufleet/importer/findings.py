@@ -67,8 +67,8 @@ class Findings:
         self.notes.append((at, Note(text, decide=decide)))
 
     def hide(self, value: str) -> None:
-        """Make sure that no note shows a secret."""
-        if not UNSET.match(value):  # else it is a variable's name
+        """Hide a secret in all notes."""
+        if not UNSET.match(value):  # otherwise the value is the name of a variable
             self.secrets.append(value)
 
     def drop_secret(self, what: str, value: str, setting: str | None, at: int = FIRST) -> None:

@@ -22,7 +22,7 @@ from gpufleet.importer.placed import Placed
 FIRST_PORT = 8000
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MODEL = "MODEL"
-_ROUNDS = 60  # limit of rewriting rounds; each removes one problem
+_ROUNDS = 60  # maximum number of rounds; each round removes one problem
 
 
 class FlagSettings:
@@ -107,7 +107,7 @@ class FlagSettings:
             at = line.place(given.at)
             if name in self._rules.renamed and self._renamed(given, at):
                 continue
-            if name in self._rules.secrets:  # what another flag was rewritten to
+            if name in self._rules.secrets:  # a different flag was rewritten to this flag
                 for text in given.values:
                     self._found.drop_secret(f"`{name}`", text, self._rules.secrets[name], at)
                 continue
@@ -138,7 +138,7 @@ class FlagSettings:
         """Convert a flag that has its own setting. Return False if it remains a flag."""
         name = self._rules.renamed[given.flag.name]
         if name == "model":
-            return True  # it is taken by `split_model`
+            return True  # `split_model` has read it
         value, faults = values.read(self._schema, given)
         written = f"{given.option} {' '.join(given.values)}".rstrip()
         if any(map(UNSET.search, given.values)):

@@ -77,7 +77,7 @@ def _servers(document: Mapping[str, Any], name: str) -> Iterator[Launch]:
     spec = mapping(document.get("spec"))
     template = spec.get("template")
     group = mapping(spec.get("leaderWorkerTemplate"))
-    if group:  # its leader starts the server, its workers join it
+    if group:  # the leader starts the server, and the workers join it
         template = group.get("leaderTemplate") or group.get("workerTemplate")
     pod = mapping(mapping(template).get("spec")) or spec
     replicas = spec.get("replicas")

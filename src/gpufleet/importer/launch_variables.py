@@ -72,7 +72,7 @@ def take_variables(
     `secrets` has the names of variables whose values are secrets that are not in the text.
     """
     kept = _kept(variables, rules, found, secrets)
-    if rules.engine != "vllm":  # the variables of its releases are not known
+    if rules.engine != "vllm":  # gpufleet does not know the variables of its releases
         return kept, ()
     added: list[str] = []
     given = dict(kept)

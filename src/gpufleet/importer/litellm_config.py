@@ -14,7 +14,7 @@ from gpufleet.importer.bounded_yaml import items, mapping
 from gpufleet.importer.proxy_names import read_deployment
 from gpufleet.importer.server import Note, ProxyName, Source
 
-# LiteLLM's prefixes for vLLM servers; `openai/` means one if it has an address.
+# LiteLLM's prefixes for vLLM servers. `openai/` means such a server if there is an address.
 _VLLM = ("hosted_vllm/", "vllm/")
 _OPENAI = ("openai/", "text-completion-openai/")
 _READ = {"fallbacks", "model_group_alias"}

@@ -75,10 +75,10 @@ def _launch(
     try:
         text = "" if said is None else _text(said)
         more = _text(_first(model, _ARGUMENTS) or "")
-        if started_engine(text):  # its arguments are another engine's, too
+        if started_engine(text):  # `args` are then also arguments of this engine
             text, more = f"{text} {more}", ""
         started = shell.launches(text, name)
-        argv = list(started[0].argv) if started else shlex.split(text)  # or the arguments alone
+        argv = list(started[0].argv) if started else shlex.split(text)  # or it has only arguments
         argv += shlex.split(more)
     except ValueError:
         problems.append(f"{where}: a closing quote is missing, or the last character is \\")

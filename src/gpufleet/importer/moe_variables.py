@@ -15,8 +15,8 @@ _FP8, _FP16 = "VLLM_USE_FLASHINFER_MOE_FP8", "VLLM_USE_FLASHINFER_MOE_FP16"
 _KERNELS = "VLLM_FLASHINFER_MOE_BACKEND"
 MOE_VARIABLES = frozenset({_FP8, _FP16, _KERNELS})
 
-# Values of `--quantization`, by fused_moe/oracle/fp8.py and unquantized.py of vLLM 0.23, the last
-# release that reads the variables. What is in neither has experts of one kind or another.
+# Values of `--quantization`, from fused_moe/oracle/fp8.py and unquantized.py of vLLM 0.23, the last
+# release that reads the variables. With a value in neither set, the kind of experts is unknown.
 _HAVE_FP8 = frozenset({"fp8", "modelopt"})
 _HAVE_NO_FP8 = frozenset(
     {

@@ -397,7 +397,7 @@ def _speculation(given: Given) -> _Words:
     draft = next((given.line[name] for name in _DRAFT if given.line.get(name)), ())
     method = _METHODS.get(given.text.upper())
     if method == "eagle" and not draft:
-        method = "mtp"  # the model's own layers draft
+        method = "mtp"  # the model's own layers draft the tokens
     if tokens is None or (method is None and not draft):
         yield given.dropped("set `flags.speculative-config`", decide=True)
         return

@@ -16,7 +16,7 @@ from gpufleet.importer.bounded_yaml import items, mapping, scalar_text
 from gpufleet.importer.container import image_note, release_of
 from gpufleet.importer.server import Launch, Note, Source
 
-# Keys of `vllmConfig`, with the option that the chart writes.
+# Keys of `vllmConfig`, each with the option that the chart writes for it.
 _OPTIONS = {
     "maxModelLen": "--max-model-len",
     "dtype": "--dtype",
@@ -125,7 +125,7 @@ def _argv(spec: Mapping[str, Any], config: Mapping[str, Any]) -> Iterator[str]:
     if "enableChunkedPrefill" in config:
         on = config["enableChunkedPrefill"]
         yield "--enable-chunked-prefill" if on else "--no-enable-chunked-prefill"
-    if config:  # the chart writes one of the two, also where nothing is said
+    if config:  # the chart writes one of the two, even if the key is missing
         on = config.get("enablePrefixCaching")
         yield "--enable-prefix-caching" if on else "--no-enable-prefix-caching"
     for key, option in _OPTIONS.items():

@@ -15,9 +15,9 @@ from gpufleet.importer.server import Note
 
 _HERE = re.compile(r"<<-?\s*(['\"]?)(\w+)\1")
 _UNIT = re.compile(r"\s*(ExecStart|Environment)=[-@:+!]*(.*)", re.DOTALL)
-# A backslash that was to continue the line, with blanks or a comment behind it.
+# A backslash that should continue the line, but has blanks or a comment after it.
 _BROKEN = re.compile(r"(?<=\s)\\[ \t]+(?:#.*)?$")
-_LONGEST = 1 << 16  # characters of one command; longer is a quote that was never closed
+_LONGEST = 1 << 16  # characters of one command; a longer one has a quote that is never closed
 _QUOTED = {"": re.compile(r"""[\\'"]"""), "'": re.compile("'"), '"': re.compile(r'[\\"]')}
 """Special characters within each kind of quotes: the end, and a backslash with its character."""
 
@@ -53,11 +53,11 @@ def read_lines(text: str) -> Iterator[tuple[str, tuple[Note, ...]]]:
             quote = open_quote("\n", quote)
         elif not continued:
             if document := _HERE.search(pending):
-                any(line.strip() == document[2] for _, line in lines)  # passes over it
+                any(line.strip() == document[2] for _, line in lines)  # skips it
             yield pending, _notes(ended)
             pending, ended = "", {}
     if quote:
-        raise FleetError(  # by its line's number: what follows it may have a key in it
+        raise FleetError(  # only the line's number, because the text may contain a key
             f"the quote that is opened in line {began} is never closed: close it"
         )
     if len(pending) > _LONGEST:

@@ -24,7 +24,7 @@ _VARIABLE = re.compile(r"\$(?:\{([A-Za-z_][A-Za-z0-9_]*)(?:(:?[-=])([^}]*))?\}|(
 _OWN = "\0"
 """The prefix of a shell operator. It is needed because a quoted word may look like an operator."""
 _ENDS = {_OWN + end for end in ("|", "||", "&&", ";", ";;", "&", "|&", "(", ")")}
-# What is quoted, computed or an array stays whole; `2>&1` and `&>log` are no ends of a command.
+# Quoted texts, computed texts and arrays are not split. `2>&1` and `&>log` do not end a command.
 _OPERATOR = re.compile(
     r"""\\.|'[^']*'|"(?:\\.|[^"\\])*"|[$=]\((?:[^()]|\([^()]*\))*\)|`[^`]*`"""
     r"""|<\((?:[^()]|\([^()]*\))*\)"""
@@ -324,7 +324,7 @@ def _read(words: Sequence[str], script: _Script) -> tuple[list[str], str, list[N
             continue
         whole = _VARIABLE.fullmatch(word)
         text = script.expand(word)
-        # An unquoted variable may stand for several words; a model's name never has any space.
+        # An unquoted variable may contain several words. A model's name never contains a space.
         if whole and text != word and not text:
             continue
         if whole and text != word and " " in text and not text.lstrip().startswith(("{", "[")):

@@ -30,8 +30,8 @@ _RENAMED = {
 _KEYS = {"model", "model_revision", "runtime", "container", "defaults", "env", "command", "name"}
 _HINTS = {"runtime", "recipe_version", "container", "min_nodes", "cluster_only", "solo_only"}
 _PLACEHOLDER = re.compile(r"\{([A-Za-z_]\w*)\}")
-_ROUNDS = 8  # of values that name others
-_MOST = 1 << 16  # characters of a command
+_ROUNDS = 8  # of replacements, because values may contain placeholders
+_MOST = 1 << 16  # maximum number of characters in a command
 _WHY = {
     "metadata": "it does not describe the server",
     "benchmark": "it does not describe the server",

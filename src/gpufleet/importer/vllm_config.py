@@ -37,7 +37,7 @@ def read_config(document: Mapping[str, Any], name: str, schema: Schema) -> Sourc
     for key, value in document.items():
         option = _option(key)
         if value is False:
-            # As it is written: vLLM looks for it before it makes dashes of underscores.
+            # The key is not changed, because vLLM looks it up before it replaces `_` by `-`.
             if f"--no-{key}" in schema.by_option:
                 argv.append(f"--no-{key}")
             else:
