@@ -14,8 +14,8 @@ from gpufleet.errors import FleetError
 from gpufleet.remote.daemon_pool import DaemonPool
 from gpufleet.setup.hosts import Host
 
-# Seconds for an answer: a host answers in a round trip or two, but sshd may look up the caller's
-# name.
+# Time limit in seconds for an answer. A host needs one or two round trips, but its sshd may first
+# look up the name of the caller.
 SECONDS = 10
 _AT_ONCE = 32
 

@@ -16,7 +16,7 @@ from typing import Any
 from gpufleet.errors import FleetError
 
 SSH_PORT = 22
-# A user, a host or an IPv6 address in brackets, a port.
+# An optional user, a host or an IPv6 address in brackets, and an optional port.
 _WORD = re.compile(
     r"(?:(?P<user>[^@\s]+)@)?(?P<host>\[[0-9A-Fa-f:.%]+\]|[^@:\s\[\]]+)(?::(?P<port>\d{1,5}))?"
 )

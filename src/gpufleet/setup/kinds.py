@@ -29,7 +29,7 @@ NO_GPUS = "monitoring"
 BARE_SET = "r580-lts"
 """The set of versions for nodes without a driver. Its driver branch has the longest support."""
 
-# The GPUs of each generation by CUDA's compute capability (NVIDIA's CUDA GPUs page).
+# The compute capabilities of each generation of GPUs (from NVIDIA's page on CUDA GPUs).
 _CAPABILITIES: Mapping[Generation, frozenset[tuple[int, int]]] = {
     "turing": frozenset({(7, 5)}),
     "ampere": frozenset({(8, 0), (8, 6)}),
@@ -131,7 +131,7 @@ def _model(document: Mapping[str, Any], machine: Machine) -> tuple[str, int]:
     if named:
         cards = [gpu_models.product_card(name) for name in named]
         names = [card.name if card else name for card, name in zip(cards, named, strict=True)]
-        # A GPU that does not answer is still on the bus.
+        # A GPU that does not answer is still listed on the PCI bus.
         return (names[0] if len(set(names)) == 1 else "mixed"), max(len(named), len(machine.gpus))
     if not machine.gpus:
         return "", 0
