@@ -225,7 +225,9 @@ def _answered(node: NodeManifest | None) -> str:
 
 def _flat(node: NodeManifest | None) -> dict[str, str]:
     """
-    Return {name of a fact: value} for a node. For a node that did not answer, return only this.
+    Return {name of a fact: value} for a node.
+
+    If the node did not answer, the result has only this fact.
     """
     if node is None:
         return {"node": "silent"}

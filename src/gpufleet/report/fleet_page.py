@@ -35,7 +35,7 @@ _UNKNOWN = '<strong class="UNKNOWN">UNKNOWN</strong>'
 
 @dataclass(frozen=True)
 class Cell:
-    """A cell of a table: its text, and if it is a status, the status' class."""
+    """A cell of a table: its text, and the class of the status if the cell is a status."""
 
     text: str
     kind: str = ""

@@ -151,7 +151,8 @@ def capacities(
     """
     Yield the capacity of replicas.
 
-    If it was not measured, it is estimated from the memory. If this is not possible, it is unknown.
+    The measured capacity is used if there is one. Otherwise it is estimated from the memory, or
+    unknown if no estimate is possible.
     """
     measured = list(rates)
     told: set[str] = set()

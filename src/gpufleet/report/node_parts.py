@@ -30,10 +30,10 @@ def gpu_node(
     releases: Collection[str] = (),
 ) -> Node:
     """
-    Return the part for a node with GPUs. `answer` is its probe, or a sentence why there is none.
+    Return the part for a node with GPUs.
 
-    `found` has the findings of all checks in the fleet. `releases` are the ids of the declared
-    releases.
+    `answer` is the node's probe, or a sentence why there is no probe. `found` has the findings of
+    all checks in the fleet. `releases` are the ids of the declared releases.
     """
     plain = Node(name=name, groups=declared.groups)
     if isinstance(answer, str):
