@@ -30,7 +30,11 @@ URLS = {
     "/classify": "/classify",
     "/pooling": "/pooling",
 }
-"""The allowed values of a line's `url`, with vLLM's equivalent routes, below /v1 where possible."""
+"""
+The values that a line's `url` may have, each with the route to which the line is sent.
+
+Several values may mean the same route of vLLM. In this case, the route below /v1 is used.
+"""
 _NOT_WHOLE = {"stream": "a stream", "background": "an answer that is fetched later"}
 _KEYS = frozenset({"custom_id", "method", "url", "body"})
 _NAMED = 20

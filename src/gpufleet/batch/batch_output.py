@@ -91,7 +91,7 @@ class BatchOutput:
         self._count(document)
 
     def sync(self, call: Callable[[Callable[[int], None], int], Any] | None = None) -> None:
-        """Write all answers to disk. `call` is a function that runs the blocking function."""
+        """Write all answers to disk. If `call` is given, it runs the blocking function."""
         if not self._unsynced:
             return
         self._unsynced = False
