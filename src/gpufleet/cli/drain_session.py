@@ -43,7 +43,7 @@ class NodeDrains:
             raise FleetError(refused)
         by = operator_name()
         marks = self._set_marks({name: node_questions.cordon(by, why)})
-        # First marks, then gateways: if the command is killed in between, the marks show the intent.
+        # First marks, then gateways: if the command is killed in between, the marks show the aim.
         marks |= self._set_marks(
             {
                 node: node_questions.drain(found.replicas_on(node), by, why)
