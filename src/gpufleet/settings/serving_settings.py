@@ -657,7 +657,10 @@ class Served(Setting):
         return self
 
     def _share_mistakes(self, names: Collection[str]) -> Iterator[str]:
-        """Yield the settings that conflict with `gpu_share`; `names` are the names in `flags`."""
+        """
+        Yield the settings that conflict with `gpu_share`. `names` are the names of flags in
+        `flags`.
+        """
         if self.gpu_share is None:
             return
         for key in ("tensor_parallel", "pipeline_parallel", "data_parallel"):

@@ -1,7 +1,7 @@
 """Read operators' variables: YAML files under `group_vars/` and `host_vars/`.
 
-Each value has an origin, so that messages can show the file and line. The module is pure, except
-that it reads the files. It does not depend on pyinfra, on settings or on the groups of a node.
+Each value has an origin, so that messages can show the file and line. Pure, except for reading the
+files. The module does not depend on pyinfra, on settings or on the groups of a node.
 
 The layout is Ansible's: each group or host has one file (`NAME.yml` or `NAME.yaml`), a directory
 `NAME/` of such files, or both. If several layers set a top-level key, the most specific layer
