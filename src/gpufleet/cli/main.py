@@ -1,9 +1,10 @@
 """The `gpufleet` command: plan, check, deploy and upgrade a fleet of vLLM servers.
 
-With `--record`, the findings are written to the nodes, for their exporters. Commands that change a
-node are named after the change (`upgrade`, `rollback`, `cordon`); all other commands only read.
-Thin: reads files, calls other packages, prints. Mistakes of the operator are printed on stderr, one
-`error:` line each, with status 2 and without a traceback. Ctrl-C gives status 130.
+With `--record`, the findings are written to the nodes, for the nodes' exporters. Commands that
+change a node are named after the change (`upgrade`, `rollback`, `cordon`). All other commands only
+read. Thin: reads files, calls other packages, prints. Each mistake of the operator is printed on
+stderr as a line that begins with `error:`, and the exit status is 2, without a traceback. After
+Ctrl-C, the exit status is 130.
 """
 
 from __future__ import annotations

@@ -129,7 +129,7 @@ class TuneSession:
     # -- what is done
 
     def drain(self) -> None:
-        """Drain the node; see `TrialActions`."""
+        """Drain the node, as `TrialActions` requires."""
         found = self.drains.drain(self.node, self.why, None, force=True)
         if not found["quiet"]:
             raise FleetError(
@@ -138,7 +138,7 @@ class TuneSession:
             )
 
     def deploy(self, settings: Mapping[str, int]) -> None:
-        """Deploy the node; see `TrialActions`."""
+        """Deploy the node with these settings, as `TrialActions` requires."""
         seconds = self.served.start_seconds + self.served.drain_seconds + DEPLOY_SECONDS
         deploy = Deploy(self.session.inventory, self.project.root / LOGS)
         data = tuning.deploy_data(self.running.model, settings)
@@ -156,14 +156,14 @@ class TuneSession:
         self._divided = TENSOR in settings
 
     def measure(self) -> tuple[Measurement, Path]:
-        """Measure the replica; see `TrialActions`."""
+        """Measure the replica, as `TrialActions` requires."""
         found = self.session.measure()
         file = write_result(found, self.folder)[0]
         say(f"written: {file}")
         return found, file
 
     def undrain(self) -> None:
-        """Undrain the node; see `TrialActions`."""
+        """Undrain the node, as `TrialActions` requires."""
         try:
             found = self.drains.undrain(self.node, force=False)
         except FleetError as error:
