@@ -86,7 +86,10 @@ def started_engine(text: str) -> Engine | None:
 
 
 def find_engine(words: Sequence[str]) -> tuple[int, int, Engine] | None:
-    """Return the indices of the engine's command and of its arguments, and the engine; or None."""
+    """
+    Return (index of the command, index of the first argument, engine), or None without such a
+    command.
+    """
     for at, word in enumerate(words):
         command = word.rpartition("/")[2]
         following = words[at + 1] if at + 1 < len(words) else ""
